@@ -1,0 +1,49 @@
+"""Running normalisation of critic targets (van Hasselt et al. 2016, arXiv 1602.07714; the form MAPPO uses)."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+DECAY = 0.99999
+VARIANCE_FLOOR = 1e-2
+
+
+@dataclass(frozen=True)
+class ValueNorm:
+    """Debiased moving mean and variance of returns; the critic predicts (return - mean) / std.
+
+    One per critic: reward and cost returns have different scales.
+    """
+
+    mean_sum: float = 0.0
+    square_sum: float = 0.0
+    weight: float = 0.0
+    """Sum of the decayed weights, which the moments are divided by."""
+
+    def updated(self, mean: float, square: float) -> "ValueNorm":
+        """With one more batch, given the mean and the mean square of its returns over all workers."""
+        return replace(
+            self,
+            mean_sum=DECAY * self.mean_sum + (1 - DECAY) * mean,
+            square_sum=DECAY * self.square_sum + (1 - DECAY) * square,
+            weight=DECAY * self.weight + (1 - DECAY),
+        )
+
+    @property
+    def mean(self) -> float:
+        return self.mean_sum / self.weight if self.weight else 0.0
+
+    @property
+    def std(self) -> float:
+        if not self.weight:
+            return 1.0
+        variance = self.square_sum / self.weight - self.mean**2
+        return float(max(variance, VARIANCE_FLOOR) ** 0.5)
+
+    def normalize(self, values: Tensor) -> Tensor:
+        """Reward units to the critic's units."""
+        return (values - self.mean) / self.std
+
+    def denormalize(self, values: Tensor) -> Tensor:
+        """The critic's units to reward units."""
+        return values * self.std + self.mean

@@ -1,0 +1,263 @@
+"""Run marl-ray's entry scripts as Ray Jobs: submit, follow the log, bring back the exit status."""
+
+import asyncio
+import os
+import secrets
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from marl_ray.config import RunConfig, config_hash, load_config
+from marl_ray.errors import MarlRayError, one_line
+
+if TYPE_CHECKING:
+    from ray.dashboard.modules.job.pydantic_models import JobDetails
+    from ray.job_submission import JobSubmissionClient
+
+CONNECT_S = 5.0
+READ_S = 30.0
+"""Deadlines of one HTTP request; Ray's client sets none."""
+LOST_S = 60.0
+"""How long a cluster may be out of reach while a job is followed."""
+STOP_S = 60.0
+"""How long a job has to end after it was asked to."""
+GRACE_S = 30
+"""How long the job's driver has between SIGTERM and SIGKILL, to write a checkpoint; Ray's own default is 3."""
+WEEK_S = 7 * 24 * 3600.0
+
+_POLL_S = 0.5
+_INTERRUPTED = 130  # what a shell reports after Ctrl-C
+
+
+def submit(
+    kind: Literal["train"],
+    config_path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    address: str,
+    submission_id: str | None = None,
+    python: str = "python",
+    timeout_s: float = WEEK_S,
+) -> int:
+    """Run `jobs/KIND.py CONFIG key=value...` on the cluster at `address` (its dashboard's URL); returns the exit status.
+
+    The config is validated here before anything is sent. A job fails once and for good, it is never retried. With a
+    `submission_id` a second call joins the job that the first one started. `python` is the interpreter's name in the
+    cluster's image, which must have marl-ray installed.
+    """
+    config = load_config(RunConfig, config_path, overrides)
+    _refuse_relative_paths(config)
+    script = Path(__file__).parents[3] / "jobs" / f"{kind}.py"
+    if not script.is_file():
+        raise MarlRayError(f"submit {kind}: {script} is missing; submit from a checkout of marl-ray")
+    client = connect(address)
+    with tempfile.TemporaryDirectory(prefix="marl-ray-job-") as folder:
+        # Only what the job reads, so that the upload stays small whatever lies around the config.
+        shutil.copytree(
+            script.parent, Path(folder, "jobs"), ignore=lambda _, names: {n for n in names if n[-3:] != ".py"}
+        )
+        shutil.copyfile(config_path, Path(folder, "config.yaml"))
+        return run_job(
+            client,
+            shlex.join([python, f"jobs/{kind}.py", "config.yaml", *overrides]),
+            folder,
+            submission_id=submission_id,
+            metadata={"kind": kind, "run": config.name, "config_hash": config_hash(config)},
+            timeout_s=timeout_s,
+        )
+
+
+def connect(address: str) -> "JobSubmissionClient":
+    """A Jobs client whose requests have deadlines. Raises MarlRayError if the cluster cannot be used."""
+    if not address.startswith(("http://", "https://")):
+        raise MarlRayError(f"--address {address!r}: expected the dashboard's URL, such as http://127.0.0.1:8265")
+    import requests
+    from ray.exceptions import AuthenticationError
+    from ray.job_submission import JobSubmissionClient
+
+    class Client(JobSubmissionClient):
+        def _do_request(self, *args: Any, **kwargs: Any) -> Any:
+            kwargs.setdefault("timeout", (CONNECT_S, READ_S))
+            return super()._do_request(*args, **kwargs)
+
+    # Ray's client attaches a token only where RAY_AUTH_MODE=token is set too.
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    # Ray's client would let these two override an explicit address.
+    hidden = {name: os.environ.pop(name, None) for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")}
+    try:
+        return Client(address, headers=headers)
+    except AuthenticationError as error:
+        if "Authentication required" in str(error):
+            raise MarlRayError(f"--address {address}: the cluster asks for a token; set RAY_AUTH_TOKEN") from error
+        raise MarlRayError(f"--address {address}: the cluster refuses the token in RAY_AUTH_TOKEN") from error
+    except (OSError, RuntimeError, ValueError, KeyError) as error:  # requests' errors are OSErrors
+        slow = isinstance(error, requests.exceptions.Timeout)
+        reason = f"no answer within {READ_S:g} s" if slow else one_line(error)
+        raise MarlRayError(f"--address {address}: no Ray dashboard answers: {reason}") from error
+    finally:
+        os.environ.update({name: value for name, value in hidden.items() if value is not None})
+
+
+def run_job(
+    client: "JobSubmissionClient",
+    entrypoint: str,
+    working_dir: str | Path,
+    *,
+    submission_id: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    timeout_s: float = WEEK_S,
+    out: TextIO | None = None,
+) -> int:
+    """Submit, copy the job's log to `out` (stdout) as it is, return the driver's exit status.
+
+    Ctrl-C stops the job, waits until it has ended, and returns 130. A job that outlives `timeout_s` is stopped too,
+    and raises MarlRayError.
+    """
+    # Chosen here and not by the server: an interrupted submission can still be stopped by its name.
+    job_id = submission_id or f"marl-ray-{secrets.token_hex(8)}"
+    follower = _Follower(client, job_id, out or sys.stdout)
+    try:
+        _submit_or_join(
+            client, entrypoint, working_dir, job_id, dict(metadata or {}), may_exist=submission_id is not None
+        )
+        info = asyncio.run(follower.follow(timeout_s))
+    except KeyboardInterrupt:
+        print(f"stopping job {job_id}", file=sys.stderr)
+        _stop(follower)
+        return _INTERRUPTED
+    if info is None:
+        _stop(follower)
+        raise MarlRayError(f"job {job_id} did not end within {timeout_s:g} s and was stopped")
+    return _exit_status(info)
+
+
+def _submit_or_join(
+    client: "JobSubmissionClient",
+    entrypoint: str,
+    working_dir: str | Path,
+    job_id: str,
+    metadata: dict[str, str],
+    may_exist: bool,
+) -> None:
+    runtime_env = {"working_dir": str(working_dir), "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(GRACE_S)}}
+    try:
+        client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env, submission_id=job_id, metadata=dict(metadata))
+        return
+    except (OSError, RuntimeError, ValueError) as error:
+        if not (may_exist and "already exists" in str(error)):
+            raise MarlRayError(f"job {job_id} was not accepted: {one_line(error)}") from error
+    info = client.get_job_info(job_id)
+    if info.entrypoint != entrypoint or any((info.metadata or {}).get(key) != value for key, value in metadata.items()):
+        raise MarlRayError(f"submission_id {job_id!r} already names a job with another command or config")
+    print(f"job {job_id} exists ({info.status.value}); following it", file=sys.stderr)
+
+
+class _Follower:
+    """Copies one job's log and waits for its end; remembers how much was copied, so that nothing comes twice."""
+
+    def __init__(self, client: "JobSubmissionClient", job_id: str, out: TextIO) -> None:
+        self.client = client
+        self.job_id = job_id
+        self._out = out
+        self._written = 0
+
+    async def follow(self, timeout_s: float) -> "JobDetails | None":
+        """The job's last state once it has ended; None if it still runs after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        answered = time.monotonic()
+        copying = asyncio.create_task(self._copy_log())
+        try:
+            while time.monotonic() < deadline:
+                try:
+                    info = await asyncio.to_thread(self.client.get_job_info, self.job_id)
+                    answered = time.monotonic()
+                except (OSError, RuntimeError, ValueError) as error:
+                    if time.monotonic() - answered > LOST_S:
+                        raise MarlRayError(
+                            f"job {self.job_id}: the cluster has not answered for {LOST_S:g} s "
+                            f"and the job may still run: {one_line(error)}"
+                        ) from error
+                else:
+                    if info.status.is_terminal():
+                        await asyncio.wait([copying], timeout=READ_S)
+                        await asyncio.to_thread(self._copy_rest)
+                        return info
+                if copying.done():  # the connection dropped
+                    copying = asyncio.create_task(self._copy_log())
+                await asyncio.wait([copying], timeout=_POLL_S)
+                if copying.done():
+                    await asyncio.sleep(_POLL_S)
+            return None
+        finally:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
+
+    async def _copy_log(self) -> None:
+        """One websocket's worth; every connection sends the log from its beginning."""
+        position = 0
+        try:
+            async for text in self.client.tail_job_logs(self.job_id):
+                self._write(text, position)
+                position += len(text)
+        except (OSError, RuntimeError):
+            return  # aiohttp's errors are either; `follow` reconnects
+
+    def _copy_rest(self) -> None:
+        try:
+            self._write(self.client.get_job_logs(self.job_id), 0)
+        except (OSError, RuntimeError, ValueError) as error:
+            print(f"job {self.job_id}: the end of its log cannot be read: {one_line(error)}", file=sys.stderr)
+
+    def _write(self, text: str, position: int) -> None:
+        fresh = text[max(0, self._written - position) :]
+        if fresh:
+            self._out.write(fresh)
+            self._out.flush()
+            self._written += len(fresh)
+
+
+def _stop(follower: _Follower) -> None:
+    """Ask until the job has ended: a job that has not started yet does not hear the first time."""
+    deadline = time.monotonic() + STOP_S
+    problem = ""
+    while time.monotonic() < deadline:
+        try:
+            follower.client.stop_job(follower.job_id)
+            if asyncio.run(follower.follow(timeout_s=5.0)) is not None:
+                return
+        except (OSError, RuntimeError, ValueError) as error:
+            if "does not exist" in str(error):
+                return  # interrupted before it was submitted
+            problem = f": {one_line(error)}"
+            time.sleep(_POLL_S)
+    raise MarlRayError(f"job {follower.job_id} did not stop within {STOP_S:g} s{problem}")
+
+
+def _exit_status(info: "JobDetails") -> int:
+    if info.status.value == "SUCCEEDED":
+        return 0
+    code = info.driver_exit_code
+    if code is None:  # it never ran, or was stopped: Ray's message is all there is to say
+        print(f"job {info.submission_id} {info.status.value}: {(info.message or '').strip()}", file=sys.stderr)
+        return 1
+    print(f"job {info.submission_id} {info.status.value}: exit status {code}", file=sys.stderr)
+    return 128 - code if code < 0 else code or 1
+
+
+def _refuse_relative_paths(config: RunConfig) -> None:
+    """A job runs in a temporary folder of its own, where relative files are missing and results are lost."""
+    paths = {"storage": config.storage, "tracking.uri": config.tracking.uri}
+    paths |= {f"team.{name}.bundle": policy.bundle for name, policy in config.team.items()}
+    for key, path in paths.items():
+        local = (path or "/").removeprefix("sqlite:///")
+        if not local.startswith(("/", "models:/")) and "://" not in local:
+            raise MarlRayError(
+                f"{key}={path!r} is relative to the job's temporary folder; give an absolute path or a URI, "
+                f"such as {key}=s3://bucket/folder"
+            )

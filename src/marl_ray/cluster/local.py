@@ -1,0 +1,233 @@
+"""A Ray of our own on this machine: loopback only, token-protected, and gone without a trace afterwards."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+
+from marl_ray.errors import MarlRayError, one_line
+
+SHUTDOWN_S = 30.0
+"""How long Ray's own shutdown may take before its processes are ended by pid."""
+EXIT_S = 10.0
+"""How long processes have to exit by themselves, and again after SIGTERM and after SIGKILL."""
+
+# Unix socket paths end at 107 bytes (103 on macOS) and Ray adds about 70 to its folder.
+_LONGEST_TEMP_ROOT = 20
+
+
+@dataclass(frozen=True)
+class LocalRay:
+    """A running local Ray; `token` is what its dashboard, Jobs and Serve APIs ask for."""
+
+    dashboard_url: str
+    """`http://127.0.0.1:PORT`; empty when started without a dashboard."""
+    address: str
+    """`127.0.0.1:PORT` for `ray.init(address=...)`."""
+    temp_dir: Path
+    token: str = field(repr=False)
+
+
+@contextmanager
+def local_ray(
+    num_cpus: float | None = None,
+    dashboard: bool = True,
+    quiet: bool = True,
+    object_store_bytes: int = 512 << 20,
+) -> Iterator[LocalRay]:
+    """Start Ray in this process; on the way out end every process, port and file it made, however the body ends.
+
+    `quiet` keeps the prints of remote workers and Ray's own information messages off the terminal; warnings and the
+    driver's own output stay. SIGTERM leaves through the same door as an exception, with exit status 143.
+    """
+    import ray
+
+    if ray.is_initialized():
+        raise MarlRayError("local_ray: Ray is already initialised in this process; leave that one first")
+    temp_dir = Path(tempfile.mkdtemp(prefix="mr-", dir=_short_temp_root()))
+    token = secrets.token_hex(32)
+    with _restored_signals(), _environment(token):
+        try:
+            context = _start(num_cpus, dashboard, quiet, object_store_bytes, temp_dir)
+            # Ray has put its own handler, which exits with status 15, over ours.
+            _exit_on_sigterm()
+            yield LocalRay(
+                dashboard_url=f"http://{context.dashboard_url}" if context.dashboard_url else "",
+                address=context.address_info["address"],
+                temp_dir=temp_dir,
+                token=token,
+            )
+        finally:
+            with _ignored_signals():
+                _stop(temp_dir)
+
+
+def _start(num_cpus: float | None, dashboard: bool, quiet: bool, object_store_bytes: int, temp_dir: Path) -> Any:
+    import ray
+    from ray._private import parameter, ray_constants
+
+    # Ray reads the environment once, when it is imported; ours must count also in a process that had imported it.
+    _reload_ray_settings()
+    # Two things that `ray.init` has no argument for. Without ENABLE_RAY_CLUSTER=False it replaces 127.0.0.1 by the
+    # host's outward address and listens on all interfaces. Without listen port 0 the node's agent takes port 52365,
+    # and in a second Ray on the same machine no job can be submitted.
+    any_agent_port = partial(parameter.RayParams, dashboard_agent_listen_port=0)
+    try:
+        with (
+            patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
+            patch.object(parameter, "RayParams", any_agent_port),
+        ):
+            return ray.init(
+                address="local",  # never join a cluster that happens to run here
+                num_cpus=num_cpus,
+                include_dashboard=dashboard,
+                dashboard_host="127.0.0.1",
+                dashboard_port=0,
+                object_store_memory=object_store_bytes,
+                log_to_driver=not quiet,
+                logging_level="WARNING" if quiet else "INFO",
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(temp_dir),
+            )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise MarlRayError(f"local_ray: Ray does not start: {one_line(error)}") from error
+
+
+def _stop(temp_dir: Path) -> None:
+    import ray
+
+    processes = _processes_of(temp_dir)
+    # `ray.shutdown` takes no deadline. It waits for its processes, so ending them ends it.
+    watchdog = threading.Timer(SHUTDOWN_S, _end, [processes])
+    watchdog.start()
+    try:
+        ray.shutdown()
+    finally:
+        watchdog.cancel()
+        _, alive = psutil.wait_procs(processes, timeout=EXIT_S)
+        _end(alive)
+        shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def _processes_of(temp_dir: Path) -> list[psutil.Process]:
+    """The processes whose command line names our temporary folder (Ray's servers), and all their descendants.
+
+    Not simply this process's children: those may be the user's.
+    """
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and any(str(temp_dir) in part for part in process.cmdline()):
+                for member in [process, *process.children(recursive=True)]:
+                    found[member.pid] = member
+        except psutil.Error:
+            continue  # it has just exited, or is somebody else's
+    return list(found.values())
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """Terminate, then kill. psutil compares start times, so a pid that was given away again is never signalled."""
+    for action in (psutil.Process.terminate, psutil.Process.kill):
+        for process in processes:
+            try:
+                action(process)
+            except psutil.Error:
+                continue
+        _, processes = psutil.wait_procs(processes, timeout=EXIT_S)
+
+
+@contextmanager
+def _environment(token: str) -> Iterator[None]:
+    """The environment Ray starts in. Ray's processes and the body see it; afterwards all is as before."""
+    changes = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,  # in the environment, so that Ray writes none to the home folder
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: bind to loopback on every system
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the coming default; silences a warning about it
+        "AUTOSCALER_METRIC_PORT": str(_free_port()),
+        "DASHBOARD_METRIC_PORT": str(_free_port()),
+        # Jobs say `python`: it has to be this one, also when the virtual environment is not activated.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    }
+    if "GLOO_SOCKET_IFNAME" not in os.environ and any(name == "lo" for _, name in socket.if_nameindex()):
+        changes["GLOO_SOCKET_IFNAME"] = "lo"  # workers talk over loopback, whatever the host's name resolves to
+    before = dict(os.environ)
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH"):
+        os.environ.pop(name, None)  # they would name another cluster
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        # Ray sets some RAY_ variables and PYTHONBREAKPOINT itself.
+        for name in {*changes, *(key for key in {**before, **os.environ} if key.startswith(("RAY_", "PYTHONBREAK")))}:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
+        _reload_ray_settings()
+
+
+def _reload_ray_settings() -> None:
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _restored_signals() -> Iterator[None]:
+    """SIGTERM raises SystemExit inside; Ray Core and Ray Train leave handlers behind, which go again at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers, and Ray sets none elsewhere either
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    _exit_on_sigterm()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _exit_on_sigterm() -> None:
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, leave)
+
+
+@contextmanager
+def _ignored_signals() -> Iterator[None]:
+    """A second Ctrl-C must not cut the clean-up short; the clean-up has its own deadlines."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    yield
+
+
+def _short_temp_root() -> str:
+    root = tempfile.gettempdir()
+    return root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

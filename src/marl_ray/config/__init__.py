@@ -1,0 +1,37 @@
+"""Typed configs. Importing this package loads pydantic and YAML only, never torch or Ray."""
+
+from marl_ray.config.experiment import ArmConfig, ExperimentConfig, GatewayConfig
+from marl_ray.config.load import config_hash, load_config, parse_config
+from marl_ray.config.run import (
+    AlgorithmConfig,
+    CheckpointConfig,
+    CostConfig,
+    EnvConfig,
+    EvaluationConfig,
+    NetworkConfig,
+    PolicyConfig,
+    ResourcesConfig,
+    RunConfig,
+    TrackingConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "AlgorithmConfig",
+    "ArmConfig",
+    "CheckpointConfig",
+    "CostConfig",
+    "EnvConfig",
+    "EvaluationConfig",
+    "ExperimentConfig",
+    "GatewayConfig",
+    "NetworkConfig",
+    "PolicyConfig",
+    "ResourcesConfig",
+    "RunConfig",
+    "TrackingConfig",
+    "TrainConfig",
+    "config_hash",
+    "load_config",
+    "parse_config",
+]

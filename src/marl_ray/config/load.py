@@ -1,0 +1,109 @@
+"""From YAML and dotted overrides to a validated config, with one-line errors."""
+
+import hashlib
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from marl_ray.config.base import Config
+from marl_ray.errors import MarlRayError, one_line
+
+C = TypeVar("C", bound=Config)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `3e-4` as text; every user means the number. Duplicate keys are refused, not overwritten."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                continue  # the base class refuses it with its line
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_FLOAT = yaml.resolver.re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
+    """Read a YAML file, apply `dotted.key=value` overrides, validate.
+
+    Raises MarlRayError naming the file and the key.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MarlRayError(f"config file {str(path)!r} cannot be read: {one_line(error)}") from error
+    return parse_config(model, _read_yaml(text, str(path)), overrides, source=str(path))
+
+
+def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), source: str = "config") -> C:
+    """Validate plain data with overrides on top; the first problem is the error's one line."""
+    if not isinstance(data, Mapping):
+        raise MarlRayError(f"{source}: expected a mapping of keys at the top, got {type(data).__name__}")
+    try:
+        merged = json.loads(json.dumps(data, default=str))
+    except (TypeError, ValueError) as error:  # a YAML alias that contains itself, a key that is no text
+        raise MarlRayError(f"{source}: not plain data: {one_line(error)}") from error
+    for override in overrides:
+        _apply(merged, override)
+    try:
+        return model.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise MarlRayError(f"{source}: {_explain(first, key)}{more}") from error
+
+
+def config_hash(config: Config) -> str:
+    """sha256 of the canonical JSON of a config: equal for equal configs, whatever file they came from."""
+    canonical = json.dumps(config.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _read_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise MarlRayError(
+            f"{source}{where}: not valid YAML: {getattr(error, 'problem', None) or one_line(error)}"
+        ) from error
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise MarlRayError(f"override {override!r}: expected dotted.key=value")
+    *parents, last = key.split(".")
+    node = data
+    for depth, part in enumerate(parents):
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise MarlRayError(
+                f"override {override!r}: {'.'.join(parents[: depth + 1])} is a value, not a group of keys"
+            )
+        node = child
+    node[last] = _read_yaml(text, f"override {override!r}")
+
+
+def _explain(error: Any, key: str) -> str:
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {key!r}"
+    if error["type"] == "missing":
+        return f"missing key {key!r}"
+    message = error["msg"].removeprefix("Value error, ")
+    shown = repr(error["input"])
+    got = "" if len(shown) > 60 or isinstance(error["input"], Mapping) else f", got {shown}"
+    return f"{key}: {message}{got}" if key else message

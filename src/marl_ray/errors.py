@@ -1,0 +1,15 @@
+"""The one error type that users see as a single line."""
+
+
+class MarlRayError(Exception):
+    """A mistake the user can fix: the message names the key, file or argument and what was expected.
+
+    The command line prints it as one line and exits with status 2; the gateway maps its own subclass to HTTP 4xx.
+    Anything else that escapes is a defect of ours and keeps its traceback.
+    """
+
+
+def one_line(error: BaseException) -> str:
+    """First line of an error's text, for messages that quote a library's error."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

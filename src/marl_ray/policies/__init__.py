@@ -1,0 +1,1 @@
+"""Policies: actor-critics, their networks and spaces, and the bundles they are served from."""

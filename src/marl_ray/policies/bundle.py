@@ -1,0 +1,269 @@
+"""Bundles: what is served. A folder with `bundle.json` and one safetensors file per policy; nothing in it is a pickle.
+
+A bundle is content-addressed: its digest is the sha256 of `bundle.json` without the digest itself, and `bundle.json`
+holds the sha256 of every weight file. Only actors are kept; critics live in checkpoints.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from marl_ray.config import NetworkConfig
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.distributions import Distribution, distribution_of
+from marl_ray.policies.networks import Network
+from marl_ray.policies.spaces import row_dtype, space_from_json, space_to_json, to_row
+
+FORMAT = 1
+MANIFEST = "bundle.json"
+
+
+class Lineage(BaseModel):
+    """Where a bundle comes from."""
+
+    model_config = ConfigDict(extra="forbid")
+    run: str
+    algorithm: dict[str, str]
+    """Policy -> algorithm."""
+    config_hash: str
+    code_version: str
+    seed: int
+    env: dict[str, Any]
+    steps: int
+    """Environment steps trained."""
+    metrics: dict[str, float]
+
+
+class PolicyManifest(BaseModel):
+    """One policy of a bundle."""
+
+    model_config = ConfigDict(extra="forbid")
+    network: NetworkConfig
+    observation_space: dict[str, Any]
+    action_space: dict[str, Any]
+    weights: str
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """`bundle.json`."""
+
+    model_config = ConfigDict(extra="forbid")
+    format: int = FORMAT
+    family: str = "actor_critic"
+    agents: dict[str, str]
+    """Agent -> policy."""
+    policies: dict[str, PolicyManifest]
+    lineage: Lineage
+    digest: str = ""
+
+    def content_digest(self) -> str:
+        """sha256 (hex) of everything but the digest."""
+        content = json.dumps(self.model_dump(mode="json", exclude={"digest"}), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class PolicyParts:
+    """What a bundle needs of a trained policy; `weights` are the actor's, by parameter name, on any device."""
+
+    network: NetworkConfig
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    weights: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ServedPolicy:
+    """One policy of a loaded bundle."""
+
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    distribution: Distribution
+    actor: Network
+
+    def act(self, observations: np.ndarray, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Actions for the environment (N, *shape) and their log-probabilities (N,).
+
+        `observations` is (N, *observation shape); `noise` (N, distribution.noise) are uniforms in [0, 1), and without them
+        the most likely action is taken.
+        """
+        flat = to_row(self.observation_space, observations).reshape(len(observations), -1)
+        outputs = self.actor.infer(torch.as_tensor(flat.astype(row_dtype(self.observation_space), copy=False)))
+        if noise is None:
+            actions = self.distribution.mode(outputs)
+        else:
+            actions = self.distribution.sample(outputs, torch.as_tensor(noise))
+        return self.distribution.to_env(actions), self.distribution.log_prob(outputs, actions).numpy()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A team read from a bundle, ready to act on CPU."""
+
+    manifest: Manifest
+    policies: dict[str, ServedPolicy]
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+    @property
+    def agents(self) -> dict[str, str]:
+        """Agent -> policy."""
+        return self.manifest.agents
+
+    def check(self, agent: str, observation: Any) -> np.ndarray:
+        """One observation from outside as an array, or MarlRayError that says what was expected of the agent."""
+        if agent not in self.agents:
+            raise MarlRayError(f"observations.{agent}: unknown agent, expected one of {', '.join(self.agents)}")
+        space = self.policies[self.agents[agent]].observation_space
+        expected = f"an array of shape {list(space.shape or ())}"
+        if isinstance(space, spaces.MultiDiscrete | spaces.Discrete | spaces.MultiBinary):
+            expected += " of integers within the space"
+        try:
+            array = np.asarray(observation)
+            if array.dtype.kind not in "iufb":
+                raise ValueError
+        except ValueError:
+            raise MarlRayError(f"observations.{agent}: expected {expected}") from None
+        if array.shape != (space.shape or ()):
+            raise MarlRayError(f"observations.{agent}: expected {expected}, got shape {list(array.shape)}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise MarlRayError(f"observations.{agent}: expected {expected}, got NaN or infinity")
+        if not isinstance(space, spaces.Box):
+            if array.dtype.kind == "f":
+                raise MarlRayError(f"observations.{agent}: expected {expected}, got fractional numbers")
+            if not space.contains(array.astype(space.dtype)) or (array != array.astype(space.dtype)).any():
+                raise MarlRayError(f"observations.{agent}: expected {expected}, got a category out of range")
+        return array
+
+    def act(
+        self, requests: Sequence[Mapping[str, np.ndarray]], noise: np.random.Generator | None = None
+    ) -> list[dict[str, tuple[np.ndarray, float]]]:
+        """Actions and log-probabilities for many requests (agent -> observation) with one forward pass per policy.
+
+        With a generator actions are sampled, without one they are the most likely.
+        """
+        answers: list[dict[str, tuple[np.ndarray, float]]] = [{} for _ in requests]
+        for name, policy in self.policies.items():
+            asked = [(i, agent) for i, request in enumerate(requests) for agent in request if self.agents[agent] == name]
+            if not asked:
+                continue
+            rows = np.stack([requests[i][agent] for i, agent in asked])
+            uniforms = noise.random((len(asked), policy.distribution.noise)) if noise is not None else None
+            actions, log_probs = policy.act(rows, uniforms)
+            for (i, agent), action, log_prob in zip(asked, actions, log_probs.tolist(), strict=True):
+                answers[i][agent] = (action, log_prob)
+        return answers
+
+
+def save_bundle(
+    folder: str | Path, agents: Mapping[str, str], policies: Mapping[str, PolicyParts], lineage: Lineage
+) -> Path:
+    """Write a bundle as `folder/DIGEST[:16]` and return that path; complete or absent, never half-written."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".bundle-") as temporary:
+        work = Path(temporary) / "bundle"
+        work.mkdir()
+        parts = {name: _write_policy(work, name, policy) for name, policy in policies.items()}
+        manifest = Manifest(agents=dict(agents), policies=parts, lineage=lineage)
+        manifest.digest = manifest.content_digest()
+        (work / MANIFEST).write_text(json.dumps(manifest.model_dump(mode="json"), indent=1), encoding="utf-8")
+        target = folder / manifest.digest[:16]
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(work, target)
+    return target
+
+
+def _write_policy(folder: Path, name: str, policy: PolicyParts) -> PolicyManifest:
+    path = folder / f"{name}.safetensors"
+    save_file({key: value.detach().cpu().contiguous() for key, value in policy.weights.items()}, path)
+    return PolicyManifest(
+        network=policy.network,
+        observation_space=space_to_json(policy.observation_space),
+        action_space=space_to_json(policy.action_space),
+        weights=path.name,
+        sha256=_sha256(path),
+    )
+
+
+def load_bundle(reference: str | Path, tracking_uri: str | None = None) -> Bundle:
+    """Read and verify a bundle from a folder or from `models:/name/version` (an MLflow registry).
+
+    Raises MarlRayError if it is missing, malformed, or if any content differs from its digest.
+    """
+    with _local_folder(str(reference), tracking_uri) as folder:
+        manifest = _read_manifest(folder)
+        return Bundle(manifest, {name: _read_policy(folder, part) for name, part in manifest.policies.items()})
+
+
+@contextmanager
+def _local_folder(reference: str, tracking_uri: str | None) -> Iterator[Path]:
+    if not reference.startswith("models:/"):
+        yield Path(reference)
+        return
+    import mlflow
+
+    with TemporaryDirectory(prefix="marl-ray-bundle-") as temporary:
+        try:
+            path = mlflow.artifacts.download_artifacts(reference, dst_path=temporary, tracking_uri=tracking_uri)
+        except Exception as error:  # MLflow raises many kinds; each means that the registry has no such version here
+            raise MarlRayError(f"bundle {reference!r} is not in the model registry: {one_line(error)}") from error
+        yield Path(path)
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise MarlRayError(f"bundle {str(folder)!r} has no readable {MANIFEST}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise MarlRayError(f"bundle {str(folder)!r}: {MANIFEST} is malformed at {key or 'top'}: {first['msg']}") from error
+    if manifest.format != FORMAT or manifest.family != "actor_critic":
+        raise MarlRayError(f"bundle {str(folder)!r}: format {manifest.format} of {manifest.family!r} is not supported")
+    if manifest.content_digest() != manifest.digest:
+        raise MarlRayError(f"bundle {str(folder)!r}: content hash of {MANIFEST} does not fit its digest")
+    return manifest
+
+
+def _read_policy(folder: Path, part: PolicyManifest) -> ServedPolicy:
+    if Path(part.weights).name != part.weights:
+        raise MarlRayError(f"bundle {str(folder)!r}: weights {part.weights!r} must be a plain file name")
+    path = folder / part.weights
+    if not path.is_file():
+        raise MarlRayError(f"bundle {str(folder)!r}: {part.weights} is missing")
+    if _sha256(path) != part.sha256:
+        raise MarlRayError(f"bundle {str(folder)!r}: content hash of {part.weights} does not fit {MANIFEST}")
+    observation_space, action_space = space_from_json(part.observation_space), space_from_json(part.action_space)
+    distribution = distribution_of(action_space)
+    actor = Network(observation_space, part.network, distribution.parameters, gain=0.01)
+    actor.load_state_dict(load_file(path))
+    return ServedPolicy(observation_space, action_space, distribution, actor.eval().requires_grad_(False))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+__all__ = ["Bundle", "Lineage", "PolicyParts", "ServedPolicy", "load_bundle", "save_bundle"]

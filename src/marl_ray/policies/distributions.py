@@ -1,0 +1,152 @@
+"""Action distributions as functions of network outputs, sampled from given uniform noise.
+
+Sampling takes its noise as an argument, so that an action depends on (seed, step, environment copy, agent) alone and not
+on which process drew it. `N` is any number of decisions.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from marl_ray.errors import MarlRayError
+
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+
+
+class Distribution(Protocol):
+    """What an action space asks of the network and how its outputs become actions."""
+
+    parameters: int
+    """Network outputs per decision."""
+    noise: int
+    """Uniform numbers per decision."""
+    shape: tuple[int, ...]
+    """Shape of one action."""
+    dtype: torch.dtype
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """Actions (N, *shape) from outputs (N, parameters) and uniforms in [0, 1) (N, noise)."""
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """Most likely actions (N, *shape)."""
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Log-probability (density for continuous actions) of actions, (N,)."""
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Entropy in nats, (N,)."""
+
+    def to_env(self, actions: Tensor) -> np.ndarray:
+        """Actions as the environment's space takes them, (N, *shape)."""
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """One categorical per entry; `shape` is () for `Discrete` and (K,) for `MultiDiscrete`."""
+
+    sizes: tuple[int, ...]
+    shape: tuple[int, ...]
+    start: int = 0
+    dtype = torch.int64
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def noise(self) -> int:
+        return len(self.sizes)
+
+    def _log_probs(self, outputs: Tensor) -> list[Tensor]:
+        return [part.log_softmax(-1) for part in outputs.split(self.sizes, -1)]
+
+    def _shaped(self, columns: list[Tensor]) -> Tensor:
+        return torch.stack(columns, -1) if self.shape else columns[0]
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        columns = []
+        for k, log_p in enumerate(self._log_probs(outputs)):
+            # Inverse distribution function; the last edge is left out so that rounding cannot pass the last category.
+            edges = log_p.exp().cumsum(-1)[..., :-1]
+            columns.append((noise[..., k : k + 1].to(edges.dtype) >= edges).sum(-1))
+        return self._shaped(columns)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        return self._shaped([log_p.argmax(-1) for log_p in self._log_probs(outputs)])
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        columns = actions.unbind(-1) if self.shape else [actions]
+        terms = [
+            log_p.gather(-1, column.unsqueeze(-1)).squeeze(-1)
+            for log_p, column in zip(self._log_probs(outputs), columns, strict=True)
+        ]
+        return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0]
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        terms = [-(log_p.exp() * log_p).sum(-1) for log_p in self._log_probs(outputs)]
+        return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0]
+
+    def to_env(self, actions: Tensor) -> np.ndarray:
+        return actions.cpu().numpy() + self.start
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Independent normals; outputs are the means, then the log standard deviations, clamped to [-5, 2].
+
+    Actions are scored as drawn and clipped to the box only on their way to the environment.
+    """
+
+    shape: tuple[int, ...]
+    low: np.ndarray
+    high: np.ndarray
+    dtype = torch.float32
+
+    @property
+    def noise(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def parameters(self) -> int:
+        return 2 * self.noise
+
+    def _mean_and_log_std(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = outputs.float().chunk(2, -1)
+        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = self._mean_and_log_std(outputs)
+        normal = torch.special.ndtri(noise.double().clamp(1e-12, 1 - 1e-12)).to(mean.dtype)
+        return (mean + log_std.exp() * normal).reshape(-1, *self.shape)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        return self._mean_and_log_std(outputs)[0].reshape(-1, *self.shape)
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        mean, log_std = self._mean_and_log_std(outputs)
+        z = (actions.reshape(mean.shape) - mean) / log_std.exp()
+        return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        _, log_std = self._mean_and_log_std(outputs)
+        return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def to_env(self, actions: Tensor) -> np.ndarray:
+        return np.clip(actions.cpu().numpy(), self.low, self.high)
+
+
+def distribution_of(space: spaces.Space[Any]) -> Distribution:
+    """Distribution of an action space; raises MarlRayError if there is none."""
+    match space:
+        case spaces.Discrete():
+            return Categorical((int(space.n),), (), int(space.start))
+        case spaces.MultiDiscrete() if space.nvec.ndim == 1:
+            return Categorical(tuple(int(n) for n in space.nvec), space.shape)
+        case spaces.Box() if np.issubdtype(space.dtype, np.floating):
+            return Gaussian(space.shape, space.low, space.high)
+    raise MarlRayError(f"action space {space} is not supported: expected Discrete, MultiDiscrete or a float Box")

@@ -1,0 +1,91 @@
+"""Spaces of observations and actions: their plain-data form, and flat rows of numbers."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_ray.errors import MarlRayError
+
+CATEGORICAL = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Plain data of a supported space; `space_from_json` is its inverse. Raises MarlRayError on other spaces."""
+    match space:
+        case spaces.Discrete():
+            return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+        case spaces.MultiDiscrete() if space.nvec.ndim == 1:
+            return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "dtype": str(space.dtype)}
+        case spaces.MultiBinary() if isinstance(space.n, (int, np.integer)):
+            return {"type": "MultiBinary", "n": int(space.n)}
+        case spaces.Box():
+            low, high = (_constant_or_list(bound) for bound in (space.low, space.high))
+            return {"type": "Box", "low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
+    raise MarlRayError(f"space {space} is not supported: expected Box, Discrete, MultiDiscrete or MultiBinary")
+
+
+def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
+    """The space that `space_to_json` described."""
+    match data["type"]:
+        case "Discrete":
+            return spaces.Discrete(data["n"], start=data["start"])
+        case "MultiDiscrete":
+            return spaces.MultiDiscrete(data["nvec"], dtype=np.dtype(data["dtype"]).type)
+        case "MultiBinary":
+            return spaces.MultiBinary(data["n"])
+        case "Box":
+            shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+            low, high = (np.broadcast_to(np.asarray(data[key], dtype=dtype), shape) for key in ("low", "high"))
+            return spaces.Box(low, high, shape, dtype.type)
+    raise MarlRayError(f"space type {data['type']!r} is unknown")
+
+
+def _constant_or_list(bound: np.ndarray) -> Any:
+    # JSON has no infinity; Python's reader and writer both use the token `Infinity`, and only they read this file.
+    return bound.flat[0].item() if bound.size and np.all(bound == bound.flat[0]) else bound.tolist()
+
+
+def row_size(space: spaces.Space[Any]) -> int:
+    """Length of an observation's flat row."""
+    return math.prod(space.shape or ()) if not isinstance(space, spaces.Discrete) else 1
+
+
+def row_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
+    """Number type of an observation's flat row: small integers for categories and pixels, else float32."""
+    if isinstance(space, CATEGORICAL):
+        return np.dtype(np.int8 if max(cardinalities(space)) <= 127 else np.int32)
+    if isinstance(space, spaces.Box):
+        return np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
+    raise MarlRayError(f"observation space {space} is not supported: expected Box, Discrete, MultiDiscrete, MultiBinary")
+
+
+def cardinalities(space: spaces.Space[Any]) -> list[int]:
+    """Number of categories of every entry of a categorical space's row."""
+    match space:
+        case spaces.Discrete():
+            return [int(space.n)]
+        case spaces.MultiDiscrete():
+            return [int(n) for n in space.nvec.reshape(-1)]
+        case spaces.MultiBinary():
+            return [2] * row_size(space)
+    raise MarlRayError(f"space {space} is not categorical")
+
+
+def to_row(space: spaces.Space[Any], observation: Any) -> np.ndarray:
+    """Flat row of one observation (or of a batch with one leading dimension); categories count from zero."""
+    row = np.asarray(observation)
+    return row - int(space.start) if isinstance(space, spaces.Discrete) and space.start else row
+
+
+def joint_space(parts: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
+    """Space of several agents' rows laid side by side, the input of a central critic.
+
+    Categorical if all parts are; otherwise an unbounded float Box.
+    """
+    if all(isinstance(part, CATEGORICAL) for part in parts):
+        nvec = [n for part in parts for n in cardinalities(part)]
+        return spaces.MultiDiscrete(nvec, dtype=np.result_type(*(row_dtype(part) for part in parts)).type)
+    return spaces.Box(-np.inf, np.inf, (sum(row_size(part) for part in parts),), np.float32)

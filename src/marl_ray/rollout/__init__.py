@@ -1,0 +1,1 @@
+"""Rollout: environments x policies -> Trajectories."""

@@ -1,0 +1,1 @@
+"""Training: the learner, checkpoints, the worker's loop, and the driver that runs it on Ray Train."""

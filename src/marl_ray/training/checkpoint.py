@@ -1,0 +1,56 @@
+"""Checkpoints: everything needed to continue a run bit for bit, on any number of workers.
+
+A checkpoint is a folder that all workers write into: sharded weights and optimisers by `torch.distributed.checkpoint`,
+`state.json` (rank 0: progress, value normalisers, recent episodes, best score, MLflow run id), and `envs-RANK.json` (the
+running episodes of each worker's environment copies). Random numbers need no state: they are functions of the seed and of
+the position.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from marl_ray.training.collectives import world
+from marl_ray.training.learner import Learner
+
+WEIGHTS = "weights"
+
+
+def save(folder: Path, learners: dict[str, Learner], state: dict[str, Any], envs: dict[str, Any]) -> None:
+    """Write this worker's part of a checkpoint into `folder`; every worker takes part, with the same `state`."""
+    rank, _ = world()
+    folder.mkdir(parents=True, exist_ok=True)
+    dcp.save(_sharded(learners), storage_writer=dcp.FileSystemWriter(folder / WEIGHTS))
+    (folder / f"envs-{rank}.json").write_text(json.dumps(envs))
+    if rank == 0:
+        whole = state | {"learners": {name: learner.state() for name, learner in learners.items()}}
+        (folder / "state.json").write_text(json.dumps(whole))
+
+
+def load(folder: Path, learners: dict[str, Learner]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Restore the learners from `folder`; returns the run's state and the environment copies of all workers."""
+    sharded = _sharded(learners)
+    dcp.load(sharded, storage_reader=dcp.FileSystemReader(folder / WEIGHTS))
+    for name, learner in learners.items():
+        part = sharded[name]
+        set_state_dict(
+            learner.model, learner.optimizer, model_state_dict=part["model"], optim_state_dict=part["optimizer"]
+        )
+    state = json.loads((folder / "state.json").read_text())
+    for name, learner in learners.items():
+        learner.load_state(state["learners"][name])
+    envs: dict[str, Any] = {}
+    for path in folder.glob("envs-*.json"):
+        envs |= json.loads(path.read_text())
+    return state, envs
+
+
+def _sharded(learners: dict[str, Learner]) -> dict[str, Any]:
+    whole = {}
+    for name, learner in learners.items():
+        model, optimizer = get_state_dict(learner.model, learner.optimizer)
+        whole[name] = {"model": model, "optimizer": optimizer}
+    return whole

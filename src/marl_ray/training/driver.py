@@ -1,0 +1,272 @@
+"""The driver of a training run: checks it, runs the loop on Ray Train, tracks it, registers the best bundle.
+
+`ray.train.torch.prepare_model` is not used: it wraps FSDP1 and refuses CPUs. The learner calls FSDP2 itself.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from marl_ray.config import RunConfig, config_hash
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.training.curves import plot_returns
+from marl_ray.training.progress import Progress
+from marl_ray.training.tracking import Tracker, default_uri
+
+QUEUE_GET_S = 1.0
+DRAIN_S = 30.0
+"""How long the driver waits, after the workers have ended, for the last metrics to be logged."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run."""
+
+    name: str
+    model: str
+    """`models:/name/version` of the best bundle."""
+    bundle: str
+    """Folder or URI of the best bundle under the run's storage."""
+    curve: Path | None
+    """Learning curve, where the storage is local."""
+    tracking_uri: str
+    run_id: str
+    best_return: float
+    metrics: dict[str, float]
+    """Of the last iteration."""
+
+
+def check_run(config: RunConfig) -> None:
+    """Everything that can be known before a cluster is used; raises MarlRayError.
+
+    Builds the environment once (which also compiles what it compiles, cached for the workers) and the models.
+    """
+    from marl_ray.envs import make_env, warm_up
+    from marl_ray.training.team import build_models
+
+    _filesystem(config)
+    if config.tracking.uri is None:
+        default_uri(config.storage)
+    warm_up(config.env)
+    env = make_env(config.env)
+    try:
+        build_models(config, env)
+    finally:
+        env.close()
+
+
+def train(config: RunConfig) -> Outcome:
+    """Run to the end on the Ray that this process is connected to. Raises MarlRayError with the cause of a failure."""
+    import ray
+    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
+    from ray.train import RunConfig as RayRunConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.util.queue import Queue
+
+    use_gpu = _check_capacity(config)
+    filesystem, folder = _filesystem(config)
+    record = _claim(config, filesystem, folder)
+    tracker = Tracker(config, record.get("mlflow_run_id"))
+    _write_json(filesystem, f"{folder}/run.json", record | {"mlflow_run_id": tracker.run_id})
+    queue = Queue(actor_options={"num_cpus": 0})
+    trainer = TorchTrainer(
+        worker,
+        train_loop_config={"config": config.model_dump(mode="json"), "queue": queue, "run_id": tracker.run_id},
+        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=config.resources.workers,
+            use_gpu=use_gpu,
+            resources_per_worker={"CPU": config.resources.cpus_per_worker} | ({"GPU": 1} if use_gpu else {}),
+        ),
+        run_config=RayRunConfig(
+            name=config.name,
+            storage_path=_storage(config),
+            failure_config=FailureConfig(max_failures=config.resources.max_failures),
+            checkpoint_config=CheckpointConfig(
+                num_to_keep=config.checkpoint.keep, checkpoint_score_attribute="score", checkpoint_score_order="max"
+            ),
+        ),
+    )
+    status = "FAILED"
+    try:
+        with _sink(config, queue, tracker):
+            result = trainer.fit()
+        outcome = _finish(config, tracker, result, filesystem, folder)
+        status = "FINISHED"
+        return outcome
+    except ray.train.TrainingFailedError as error:
+        raise MarlRayError(f"run {config.name!r} failed: {_cause(error)}") from error
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        queue.shutdown(force=True)
+        tracker.end(status)
+
+
+def worker(payload: dict[str, Any]) -> dict[str, float]:
+    """What Ray Train starts in every worker process."""
+    import ray.train
+    import ray.train.torch
+
+    from marl_ray.training.loop import run_worker
+
+    def report(folder: Path, metrics: dict[str, float]) -> None:
+        ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+    latest = ray.train.get_checkpoint()
+    with latest.as_directory() if latest else contextlib.nullcontext() as resume_from:
+        return run_worker(
+            RunConfig.model_validate(payload["config"]),
+            ray.train.torch.get_device(),
+            Path(resume_from) if resume_from else None,
+            emit=payload["queue"].put,
+            report=report,
+            run_id=payload["run_id"],
+        )
+
+
+def _check_capacity(config: RunConfig) -> bool:
+    """Whether to use GPUs; raises MarlRayError if the cluster can never hold the workers, however it scales."""
+    import ray
+    from ray._private.state import state
+
+    scaled = state.get_max_resources_from_cluster_config() or {}
+    most = {key: max(ray.cluster_resources().get(key, 0), scaled.get(key, 0)) for key in ("CPU", "GPU")}
+    need = config.resources
+    use_gpu = need.device == "cuda" or (need.device == "auto" and most["GPU"] >= need.workers)
+    cpus = need.workers * need.cpus_per_worker
+    if cpus > most["CPU"]:
+        raise MarlRayError(
+            f"resources.workers={need.workers} with cpus_per_worker={need.cpus_per_worker:g} needs {cpus:g} CPUs, "
+            f"but this cluster can never have more than {most['CPU']:g}"
+        )
+    if use_gpu and need.workers > most["GPU"]:
+        raise MarlRayError(
+            f"resources.workers={need.workers} on cuda needs {need.workers} GPUs, "
+            f"but this cluster can never have more than {most['GPU']:g}"
+        )
+    return use_gpu
+
+
+def _storage(config: RunConfig) -> str:
+    return config.storage if "://" in config.storage else str(Path(config.storage).resolve())
+
+
+def _filesystem(config: RunConfig) -> tuple[fs.FileSystem, str]:
+    """File system and path of the run's folder, made and proved writable; raises MarlRayError."""
+    try:
+        filesystem, root = fs.FileSystem.from_uri(_storage(config))
+        folder = f"{root.rstrip('/')}/{config.name}"
+        filesystem.create_dir(folder)
+        probe = f"{folder}/.write-test-{os.getpid()}"
+        _write_json(filesystem, probe, {})
+        filesystem.delete_file(probe)
+    except (OSError, ValueError) as error:
+        raise MarlRayError(f"storage: {config.storage!r} cannot be written: {one_line(error)}") from error
+    return filesystem, folder
+
+
+def _write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
+    with filesystem.open_output_stream(path) as stream:
+        stream.write(json.dumps(data, indent=1).encode())
+
+
+def _claim(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> dict[str, Any]:
+    """The run's record in its folder: what it was begun with. Raises MarlRayError if it is another run's.
+
+    Ray Train continues whatever lies under the name, so a name that is used again by accident must be caught here.
+    """
+    free = {"train": {"total_steps"}, "resources": True, "checkpoint": True, "tracking": True}
+    identity = config.model_dump(mode="json", exclude=free)
+    path = f"{folder}/run.json"
+    if filesystem.get_file_info(path).type == fs.FileType.NotFound:
+        return {"identity": identity, "config": config.model_dump(mode="json"), "config_hash": config_hash(config)}
+    with filesystem.open_input_stream(path) as stream:
+        record: dict[str, Any] = json.loads(stream.read())
+    if record["identity"] != identity:
+        differing = sorted(key for key in identity if identity[key] != record["identity"].get(key))
+        raise MarlRayError(
+            f"name: run {config.name!r} exists under {config.storage!r} with another {', '.join(differing)}; "
+            "choose another name, or the same config to resume it"
+        )
+    return record
+
+
+@contextlib.contextmanager
+def _sink(config: RunConfig, queue: Any, tracker: Tracker) -> Iterator[None]:
+    """Logs and shows the metrics that arrive in the queue while the body runs."""
+    from ray.exceptions import RayError
+    from ray.util.queue import Empty
+
+    done = threading.Event()
+
+    def drain() -> None:
+        with Progress(config) as progress:
+            while True:
+                try:
+                    rows = [queue.get(timeout=QUEUE_GET_S)]
+                    rows += queue.get_nowait_batch(queue.qsize())
+                except Empty:
+                    if done.is_set():
+                        return
+                    continue
+                except RayError:
+                    return  # the cluster is going down; the body's error says why
+                tracker.log(rows)
+                progress.show(rows[-1])
+
+    thread = threading.Thread(target=drain, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(DRAIN_S)
+
+
+def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> Outcome:
+    """Register the best bundle, draw the curve."""
+    from marl_ray.policies.bundle import load_bundle
+    from marl_ray.training.loop import BUNDLE
+
+    kept = sorted(result.best_checkpoints, key=lambda pair: pair[1]["score"], reverse=True)
+    paths = (f"{checkpoint.path}/{BUNDLE}" for checkpoint, _ in kept)
+    best = next(path for path in paths if filesystem.get_file_info(path).type == fs.FileType.Directory)
+    with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
+        local = Path(temporary) / BUNDLE
+        fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
+        model = tracker.register(local, load_bundle(local).digest)
+        curve = plot_returns({config.name: tracker.history("return")}, Path(temporary) / "return.png", config.env.id)
+        tracker.artifact(curve)
+        with curve.open("rb") as source, filesystem.open_output_stream(f"{folder}/return.png") as target:
+            target.write(source.read())
+    is_local = "://" not in config.storage
+    return Outcome(
+        name=config.name,
+        model=model,
+        bundle=best,
+        curve=Path(folder) / "return.png" if is_local else None,
+        tracking_uri=tracker.uri,
+        run_id=tracker.run_id,
+        best_return=kept[0][1]["score"],
+        metrics=result.return_value or {},
+    )
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what went wrong in a worker, not of the wrappers around it."""
+    failures = getattr(error, "worker_failures", None)
+    if failures:
+        rank, failure = next(iter(failures.items()))
+        text = str(getattr(failure, "_base_exc", failure)).strip().splitlines()
+        return f"worker {rank}: {text[-1] if text else type(failure).__name__}"
+    return one_line(error)

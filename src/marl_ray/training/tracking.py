@@ -1,0 +1,112 @@
+"""One MLflow run per training run, whatever restarts it: parameters, batched metrics, curve, registered bundle."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from marl_ray.config import RunConfig, config_hash
+from marl_ray.errors import MarlRayError, one_line
+
+BATCH = 1000
+"""Metrics per request, MLflow's limit."""
+
+
+def default_uri(storage: str) -> str:
+    """SQLite under the storage folder; a remote storage needs a tracking URI of its own.
+
+    Raises MarlRayError for remote storage.
+    """
+    if "://" in storage:
+        raise MarlRayError(f"tracking.uri: expected a tracking URI, because storage {storage!r} is not a local folder")
+    return f"sqlite:///{Path(storage).resolve() / 'mlflow.db'}"
+
+
+class Tracker:
+    """One MLflow run. All calls are explicit about the run: nothing is global to the process."""
+
+    def __init__(self, config: RunConfig, run_id: str | None = None):
+        """Open `run_id` again, or begin a run. Raises MarlRayError if the server or database does not answer."""
+        import mlflow
+
+        self.config = config
+        self.uri = config.tracking.uri or default_uri(config.storage)
+        try:
+            self.client = mlflow.MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+            self.run_id = run_id or self._begin()
+            self.client.set_terminated(self.run_id, "RUNNING")
+        except Exception as error:  # MLflow, SQLAlchemy and HTTP errors alike mean the same to the user
+            raise MarlRayError(f"tracking.uri: {self.uri!r} cannot be used: {one_line(error)}") from error
+
+    def _begin(self) -> str:
+        from mlflow.entities import Param, RunTag
+
+        name = self.config.tracking.experiment
+        found = self.client.get_experiment_by_name(name)
+        if found is None:
+            # Artifacts of a local database lie beside it; a server knows its own place.
+            local = self.uri.startswith("sqlite:///")
+            root = Path(self.uri.removeprefix("sqlite:///")).parent / "mlartifacts" if local else None
+            experiment = self.client.create_experiment(name, artifact_location=root and root.as_uri())
+        else:
+            experiment = found.experiment_id
+        run = self.client.create_run(experiment, run_name=self.config.name)
+        params = flatten(self.config.model_dump(mode="json"))
+        tags = [RunTag("config_hash", config_hash(self.config))]
+        self.client.log_batch(run.info.run_id, params=[Param(k, str(v)[:6000]) for k, v in params.items()], tags=tags)
+        return str(run.info.run_id)
+
+    def log(self, rows: Iterable[Mapping[str, float]]) -> None:
+        """Rows of metrics, each with its `steps`; values that are not finite are left out."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(key, float(value), now, int(row["steps"]))
+            for row in rows
+            for key, value in row.items()
+            if math.isfinite(value)
+        ]
+        for start in range(0, len(metrics), BATCH):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+
+    def history(self, key: str) -> list[tuple[int, float]]:
+        """(environment steps, value) of a metric, by step; of several values for one step the last counts."""
+        points = {m.step: m.value for m in self.client.get_metric_history(self.run_id, key)}
+        return sorted(points.items())
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        """Store a file, or a folder's content under `folder`, with the run."""
+        if path.is_dir():
+            self.client.log_artifacts(self.run_id, str(path), folder)
+        else:
+            self.client.log_artifact(self.run_id, str(path), folder)
+
+    def register(self, bundle: Path, digest: str) -> str:
+        """Store a bundle and make it a version in the model registry; returns `models:/name/version`.
+
+        A digest that the registry has already is not registered again.
+        """
+        name = self.config.tracking.register_as or self.config.name
+        for version in self.client.search_model_versions(f"name = '{name}'"):
+            if version.tags.get("digest") == digest:
+                return f"models:/{name}/{version.version}"
+        folder = f"bundles/{digest[:16]}"
+        self.artifact(bundle, folder)
+        if not self.client.search_registered_models(f"name = '{name}'"):
+            self.client.create_registered_model(name)
+        source = f"{self.client.get_run(self.run_id).info.artifact_uri}/{folder}"
+        version = self.client.create_model_version(name, source, self.run_id, tags={"digest": digest})
+        return f"models:/{name}/{version.version}"
+
+    def end(self, status: str) -> None:
+        """Close the run as FINISHED, FAILED or KILLED."""
+        self.client.set_terminated(self.run_id, status)
+
+
+def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys; lists stay values, empty mappings vanish."""
+    if not isinstance(data, Mapping):
+        return {prefix: data}
+    return {k: v for key, value in data.items() for k, v in flatten(value, f"{prefix}.{key}" if prefix else key).items()}

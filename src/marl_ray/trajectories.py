@@ -1,0 +1,67 @@
+"""The one data layout: B decision sequences of T steps."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """`(B, T)` tensors of one policy's experience.
+
+    For an actor-critic a sequence is one agent of one environment copy, and a step is an environment step; row
+    `copy * agents + agent` belongs to agent number `agent` (in the policy's order) of copy number `copy`. A row may hold
+    several episodes, one after another; `terminated` and `truncated` mark their last steps. For a token policy a sequence
+    is one response and a step is a token.
+    """
+
+    observations: Tensor
+    """(B, T, D) flat observation rows (`policies.spaces.to_row`)."""
+    states: Tensor | None
+    """(B / agents, T, S) joint observations for a central critic, one per environment copy; None for a local critic."""
+    actions: Tensor
+    """(B, T, *action shape)."""
+    log_probs: Tensor
+    """(B, T) log-probability of the action under the policy that took it, from the sampling pass."""
+    values: Tensor
+    """(B, T) the critic's estimate at the step, in reward units."""
+    bootstrap: Tensor
+    """(B, T) the critic's estimate after the step where the row is cut there without an end (a truncation, or the last
+    step), else 0."""
+    rewards: Tensor
+    """(B, T)."""
+    costs: Tensor
+    """(B, T) constraint costs."""
+    mask: Tensor
+    """(B, T) bool: True where this policy decided; rewards are given only there."""
+    terminated: Tensor
+    """(B, T) bool: the sequence's episode ended by its rules; nothing follows."""
+    truncated: Tensor
+    """(B, T) bool: the episode was cut (a time limit); `bootstrap` stands for what would have followed."""
+    group: Tensor
+    """(B,) int64: which sequences share a start (an environment copy; a prompt)."""
+    episode: Tensor
+    """(B,) int64: the episode the row begins in."""
+    agent: Tensor
+    """(B,) int64: index of the agent within the policy's agents."""
+    turn: Tensor
+    """(B,) int64: turn within the episode for token policies, else 0."""
+
+    def __post_init__(self) -> None:
+        batch, steps = self.log_probs.shape
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("group", "episode", "agent", "turn"):
+                expected = (batch,)
+            elif field.name == "states":
+                continue
+            else:
+                expected = (batch, steps)
+            if tuple(value.shape[: len(expected)]) != expected:
+                raise ValueError(f"trajectories.{field.name}: expected shape {expected}, got {tuple(value.shape)}")
+
+    def to(self, device: torch.device) -> "Trajectories":
+        """The same trajectories on another device."""
+        moved = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Trajectories(**{name: value if value is None else value.to(device) for name, value in moved.items()})
