@@ -44,7 +44,7 @@ def submit(
     python: str = "python",
     timeout_s: float = WEEK_S,
 ) -> int:
-    """Run `jobs/KIND.py CONFIG key=value...` on the cluster at `address` (its dashboard's URL); returns the exit status.
+    """Run `jobs/KIND.py CONFIG key=value...` on the cluster whose dashboard is `address`; returns its status.
 
     The config is validated here before anything is sent. A job fails once and for good, it is never retried. With a
     `submission_id` a second call joins the job that the first one started. `python` is the interpreter's name in the

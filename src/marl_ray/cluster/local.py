@@ -1,5 +1,6 @@
 """A Ray of our own on this machine: loopback only, token-protected, and gone without a trace afterwards."""
 
+import logging
 import os
 import secrets
 import shutil
@@ -44,7 +45,7 @@ class LocalRay:
 
 @contextmanager
 def local_ray(
-    num_cpus: float | None = None,
+    num_cpus: int | None = None,
     dashboard: bool = True,
     quiet: bool = True,
     object_store_bytes: int = 512 << 20,
@@ -76,7 +77,7 @@ def local_ray(
                 _stop(temp_dir)
 
 
-def _start(num_cpus: float | None, dashboard: bool, quiet: bool, object_store_bytes: int, temp_dir: Path) -> Any:
+def _start(num_cpus: int | None, dashboard: bool, quiet: bool, object_store_bytes: int, temp_dir: Path) -> Any:
     import ray
     from ray._private import parameter, ray_constants
 
@@ -99,9 +100,9 @@ def _start(num_cpus: float | None, dashboard: bool, quiet: bool, object_store_by
                 dashboard_port=0,
                 object_store_memory=object_store_bytes,
                 log_to_driver=not quiet,
-                logging_level="WARNING" if quiet else "INFO",
+                logging_level=logging.WARNING if quiet else logging.INFO,
                 _node_ip_address="127.0.0.1",
-                _temp_dir=str(temp_dir),
+                _temp_dir=str(temp_dir / "r"),  # Ray opens its folder to everyone; the one around it stays private
             )
     except (OSError, RuntimeError, ValueError) as error:
         raise MarlRayError(f"local_ray: Ray does not start: {one_line(error)}") from error
@@ -183,10 +184,11 @@ def _environment(token: str) -> Iterator[None]:
 
 
 def _reload_ray_settings() -> None:
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray import _raylet  # compiled, so without types
 
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet: Any = _raylet
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class AssignmentTable:
         self.propensities = {arm: weight / total for arm, weight in weights.items()}
         live = [arm for arm, weight in weights.items() if weight > 0]
         # Hash state after the prefix, so that a unit costs one copy and one update per arm.
-        self._draws = [(arm, _prefix(salt, arm), self.propensities[arm]) for arm in live]
+        self._draws = [(arm, _prefix(salt, arm), self.weights[arm]) for arm in live]
         self._outcomes = {arm: Assignment(arm, epoch, self.propensities[arm]) for arm in live}
 
     def assign(self, unit: str) -> Assignment:

@@ -11,8 +11,9 @@ averages n terms of variance s^2
 
     half-width = s / n * sqrt((n + rho) ln((n + rho) / (rho alpha^2))).
 
-`rho` says at which n the interval is tightest; it never changes validity. What is promised: outcomes of an arm are
-independent with a finite variance and the same distribution over time; n is not tiny (verdicts wait for `min_outcomes`).
+`rho` says at which n the interval is tightest; it never changes validity. What is assumed: outcomes of an arm are
+independent, with a finite variance and the same distribution over time, and n is not tiny (verdicts wait for
+`min_outcomes`).
 """
 
 import math
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 TIGHTEST_AT = 10
-"""Intervals are tuned to be tightest at this multiple of `min_outcomes`: decisions happen well after the earliest one."""
+"""Intervals are tightest at this multiple of `min_outcomes`: most decisions come well after the earliest possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def arm_interval(arm: Summary, *, alpha: float, min_outcomes: int) -> Interval:
 
 
 def fixed_interval(arm: Summary, alpha: float) -> Interval:
-    """The textbook interval, mean +- z s / sqrt(n): valid for one look at a count fixed beforehand, and for no other."""
+    """The textbook interval, mean +- z s / sqrt(n): valid for one look, at a count fixed beforehand."""
     if arm.n < 2:
         return Interval(arm.mean if arm.n else math.nan, -math.inf, math.inf)
     from statistics import NormalDist

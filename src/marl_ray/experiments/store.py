@@ -4,6 +4,7 @@ Rules that the database itself keeps, whatever processes do: a unit has one expo
 good; and one outcome at most, which a repeated post cannot change.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -96,11 +97,13 @@ class ExperimentStore:
     """All access to the database. Safe to use from several threads, processes and machines."""
 
     def __init__(self, url: str):
-        """Connect and create missing tables. Raises MarlRayError if the URL is not SQLite or PostgreSQL or is unusable."""
+        """Connect and create missing tables. MarlRayError unless the URL is of a usable SQLite or PostgreSQL."""
         try:
             parsed = sa.make_url(url)
         except SQLAlchemyError as error:
-            raise MarlRayError(f"database: expected an SQLAlchemy URL such as sqlite:///runs/experiments.db, got {url!r}") from error
+            raise MarlRayError(
+                f"database: expected an SQLAlchemy URL such as sqlite:///runs/experiments.db, got {url!r}"
+            ) from error
         kind = parsed.get_backend_name()
         shown = parsed.render_as_string(hide_password=True)
         if kind == "sqlite":
@@ -173,8 +176,8 @@ class ExperimentStore:
                 continue
             what = "another bundle" if arm in new else "no such arm"
             raise MarlRayError(
-                f"experiment {name!r}: arm {arm!r} already has sessions with bundle {before['digest'][:16]}, the config has "
-                f"{what}; set its weight to 0, or start an experiment with a new name"
+                f"experiment {name!r}: arm {arm!r} already has sessions with bundle {before['digest'][:16]}, "
+                f"the config has {what}; set its weight to 0, or start an experiment with a new name"
             )
 
     def experiment(self, name: str) -> ExperimentRecord | None:
@@ -221,41 +224,38 @@ class ExperimentStore:
         with self._transaction() as connection:
             if connection.execute(self._insert(_outcomes).values(row).on_conflict_do_nothing()).rowcount:
                 return assignment
-            known = connection.execute(sa.select(_outcomes.c.value).where(*_is(_outcomes, experiment, unit))).scalar_one()
+            stored = sa.select(_outcomes.c.value).where(*_is(_outcomes, experiment, unit))
+            known = connection.execute(stored).scalar_one()
         if known != value:
             raise OutcomeConflictError(f"value: session {unit!r} already has outcome {known!r}, got {value!r}")
         return assignment
 
     def summary(self, name: str) -> dict[str, ArmSummary]:
         """Arm -> exposures and outcomes, of the arms that have any."""
-        exposed = sa.select(_exposures.c.arm, sa.func.count().label("n")).where(_exposures.c.experiment == name)
-        joined = (
+        same_unit = sa.and_(*(_outcomes.c[key] == _exposures.c[key] for key in ("experiment", "unit")))
+        # One statement, hence one moment: two could count an outcome and not its exposure.
+        units = (
             sa.select(_exposures.c.arm, _outcomes.c.value)
-            .join(_outcomes, sa.and_(*(_outcomes.c[key] == _exposures.c[key] for key in ("experiment", "unit"))))
+            .outerjoin(_outcomes, same_unit)
             .where(_exposures.c.experiment == name)
-            .cte("joined")
+            .cte("units")
         )
-        means = sa.select(joined.c.arm, sa.func.count().label("n"), sa.func.avg(joined.c.value).label("mean"))
-        means = means.group_by(joined.c.arm)
-        centre = means.cte("centre")
+        value = units.c.value
+        counts = (sa.func.count().label("exposures"), sa.func.count(value).label("n"), sa.func.avg(value).label("mean"))
+        centre = sa.select(units.c.arm, *counts).group_by(units.c.arm).cte("centre")
         # Squares of deviations from the mean: a sum of raw squares loses all digits where the mean is large.
-        deviation = joined.c.value - centre.c.mean
-        spread = (
-            sa.select(centre.c.arm, centre.c.n, centre.c.mean, sa.func.sum(deviation * deviation).label("squares"))
-            .join(joined, joined.c.arm == centre.c.arm)
-            .group_by(centre.c.arm, centre.c.n, centre.c.mean)
-        )
+        squares = sa.func.sum((value - centre.c.mean) * (value - centre.c.mean)).label("squares")
+        keys = (centre.c.arm, centre.c.exposures, centre.c.n, centre.c.mean)
+        query = sa.select(*keys, squares).join(units, units.c.arm == centre.c.arm).group_by(*keys)
         with self._transaction() as connection:
-            counts = {row.arm: row.n for row in connection.execute(exposed.group_by(_exposures.c.arm))}
-            found = {row.arm: row for row in connection.execute(spread)}
-        none = Summary(0, float("nan"), 0.0)
-        return {
-            arm: ArmSummary(n, _summary_of(found[arm]) if arm in found else none) for arm, n in sorted(counts.items())
-        }
+            return {row.arm: _summary_of(row) for row in connection.execute(query)}
 
 
-def _summary_of(row: Any) -> Summary:
-    return Summary(row.n, float(row.mean), float(row.squares) / (row.n - 1) if row.n > 1 else 0.0)
+def _summary_of(row: Any) -> ArmSummary:
+    if not row.n:
+        return ArmSummary(row.exposures, Summary(0, math.nan, 0.0))
+    variance = float(row.squares) / (row.n - 1) if row.n > 1 else 0.0
+    return ArmSummary(row.exposures, Summary(row.n, float(row.mean), variance))
 
 
 def _select_experiment(name: str) -> Any:

@@ -1,26 +1,47 @@
 """The actor-critic policy: a decentralised actor, and a local or central critic."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from marl_ray.config import NetworkConfig
+from marl_ray.policies.distinct import distinct_rows
 from marl_ray.policies.distributions import Distribution, distribution_of
 from marl_ray.policies.networks import Network
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Inputs of one network, encoded once per batch: values (N, C) and, for one-hot codes, the columns they stand for."""
+    """Inputs of one network, encoded once per batch and reused by every epoch."""
 
     values: Tensor
+    """(U, C) what the first layer takes."""
     columns: Tensor | None
+    """(C,) for one-hot codes: which columns of the code `values` holds."""
+    index: Tensor | None
+    """(N,) which of the U evaluated rows stands for each row of the batch; None where they are the batch's rows."""
 
-    def rows(self, index: Tensor) -> "Prepared":
-        return Prepared(self.values[index], self.columns)
+    @classmethod
+    def of(cls, network: Network, rows: Tensor) -> "Prepared":
+        """Rows (N, D) of a batch."""
+        if not network.categorical:
+            return cls(*network.prepare(rows), None)
+        distinct, index = distinct_rows(rows)
+        return cls(*network.prepare(distinct), index)
+
+    def rows(self, chosen: Tensor) -> "Prepared":
+        """The part of the batch at the positions `chosen`."""
+        if self.index is None:
+            return Prepared(self.values[chosen], self.columns, None)
+        used, index = torch.unique(self.index[chosen], return_inverse=True)
+        return Prepared(self.values[used], self.columns, index)
+
+    def spread(self, outputs: Tensor) -> Tensor:
+        """Outputs (U, ...) of the evaluated rows as outputs (N, ...) of the batch's rows."""
+        return outputs if self.index is None else outputs[self.index]
 
 
 class ActorCritic(nn.Module):
@@ -46,6 +67,15 @@ class ActorCritic(nn.Module):
         critic_space = state_space if self.central and state_space is not None else observation_space
         self.critic = Network(critic_space, network, agents if self.central else 1, gain=1.0)
 
-    def forward(self, actor_inputs: Sequence[Any], critic_inputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        """Action parameters (N, P) and values (M, 1) or, from a central critic, (M, agents)."""
-        return self.actor(*actor_inputs), self.critic(*critic_inputs)
+    def forward(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Action parameters (U, P) and values (V, 1) or, from a central critic, (V, agents), of the evaluated rows.
+
+        `inputs` are the actor's values and columns, then the critic's. (Plain tensors: FSDP2 looks into them.)
+        """
+        actor_values, actor_columns, critic_values, critic_columns = inputs
+        return self.actor(actor_values, actor_columns), self.critic(critic_values, critic_columns)
+
+    def evaluate(self, actor: Prepared, critic: Prepared) -> tuple[Tensor, Tensor]:
+        """Action parameters (N, P) and values (M, 1 or agents) of whole batches, with gradients."""
+        outputs, values = self(actor.values, actor.columns, critic.values, critic.columns)
+        return actor.spread(outputs), critic.spread(values)

@@ -101,6 +101,7 @@ class Network(nn.Module):
             layers += [ACTIVATIONS[config.activation](), nn.Linear(before, after)]
         layers += [ACTIVATIONS[config.activation](), nn.Linear(widths[-1], out)]
         self.rest = nn.Sequential(*layers)
+        self.categorical = isinstance(self.first, OneHotLinear)
         self._initialise(nn.init.calculate_gain(config.activation), gain)
 
     @torch.no_grad()
@@ -123,4 +124,4 @@ class Network(nn.Module):
     def infer(self, rows: Tensor) -> Tensor:
         """Outputs (N, out) from raw rows, without gradients."""
         with torch.no_grad():
-            return self(rows if isinstance(self.first, OneHotLinear) else self.prepare(rows)[0])
+            return self(rows if self.categorical else self.prepare(rows)[0])

@@ -213,7 +213,8 @@ def _trajectories(
     at_steps = values[:split].reshape(steps + 1, copies, agents)
     terminated, truncated = torch.from_numpy(buffer.terminated), torch.from_numpy(buffer.truncated)
     bootstrap = torch.zeros(steps, copies, agents)
-    bootstrap[-1] = torch.where(terminated[-1] | truncated[-1], 0.0, at_steps[-1])
+    cut_here = torch.from_numpy(buffer.mask[-1]) & ~terminated[-1] & ~truncated[-1]
+    bootstrap[-1] = torch.where(cut_here, at_steps[-1], 0.0)
     for (t, c), after in zip(cuts, values[split:].reshape(-1, agents), strict=True):
         bootstrap[t, c] = torch.where(truncated[t, c], after, bootstrap[t, c])
 

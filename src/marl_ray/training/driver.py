@@ -21,6 +21,8 @@ from marl_ray.training.curves import plot_returns
 from marl_ray.training.progress import Progress
 from marl_ray.training.tracking import Tracker, default_uri
 
+JOB_FOLDER = "working_dir_files"
+"""Ray unpacks a job's working directory under a folder of this name, and deletes it with the job."""
 QUEUE_GET_S = 1.0
 DRAIN_S = 30.0
 """How long the driver waits, after the workers have ended, for the last metrics to be logged."""
@@ -52,6 +54,10 @@ def check_run(config: RunConfig) -> None:
     from marl_ray.envs import make_env, warm_up
     from marl_ray.training.team import build_models
 
+    if "://" not in config.storage and not Path(config.storage).is_absolute() and JOB_FOLDER in Path.cwd().parts:
+        raise MarlRayError(
+            f"storage: {config.storage!r} is relative to the job's temporary folder; give an absolute path or a URI"
+        )
     _filesystem(config)
     if config.tracking.uri is None:
         default_uri(config.storage)
@@ -75,6 +81,7 @@ def train(config: RunConfig) -> Outcome:
     filesystem, folder = _filesystem(config)
     record = _claim(config, filesystem, folder)
     tracker = Tracker(config, record.get("mlflow_run_id"))
+    tracker.reopen()
     _write_json(filesystem, f"{folder}/run.json", record | {"mlflow_run_id": tracker.run_id})
     queue = Queue(actor_options={"num_cpus": 0})
     trainer = TorchTrainer(
@@ -243,6 +250,7 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
     best = next(path for path in paths if filesystem.get_file_info(path).type == fs.FileType.Directory)
     with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
         local = Path(temporary) / BUNDLE
+        local.mkdir()
         fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
         model = tracker.register(local, load_bundle(local).digest)
         curve = plot_returns({config.name: tracker.history("return")}, Path(temporary) / "return.png", config.env.id)

@@ -47,6 +47,7 @@ class Learner:
                 {"params": list(self.model.critic.parameters()), "lr": hyper.critic_lr or hyper.lr},
             ],
             eps=hyper.adam_eps,
+            fused=True,  # a step without it spends most of its time in DTensor's dispatch of every small operation
         )
 
     def refresh_rollout_model(self) -> None:
@@ -88,12 +89,12 @@ class Learner:
 
     def _prepare(self, batch: Trajectories) -> tuple[Prepared, Prepared]:
         observations = batch.observations.flatten(0, 1)
-        actor = Prepared(*self.model.actor.prepare(observations))
+        actor = Prepared.of(self.model.actor, observations)
         if not self.model.central:
             # Both networks of a local critic read the same rows, whose encoding depends on no weights.
             return actor, actor
         assert batch.states is not None
-        return actor, Prepared(*self.model.critic.prepare(batch.states.flatten(0, 1)))
+        return actor, Prepared.of(self.model.critic, batch.states.flatten(0, 1))
 
     def _step(
         self,
@@ -108,11 +109,12 @@ class Learner:
         """One gradient step on the time indices `index`; `count` decisions over all workers. Returns sums for metrics."""
         rows, steps = batch.mask.shape
         agents = rows // len(batch.states) if batch.states is not None else 1
-        whole = len(index) == steps
-        actor_in, critic_in = inputs if whole else (self._cut(part, index, steps) for part in inputs)
-        if whole:
-            index = torch.arange(steps, device=self.device)
-        outputs, values = self.model((actor_in.values, actor_in.columns), (critic_in.values, critic_in.columns))
+        if len(index) == steps:  # the order of a sum's terms does not matter, so nothing need be moved
+            index, (actor_in, critic_in) = torch.arange(steps, device=self.device), inputs
+        else:
+            actor_in = self._cut(inputs[0], rows, index, steps)
+            critic_in = self._cut(inputs[1], rows // agents, index, steps)
+        outputs, values = self.model.evaluate(actor_in, critic_in)
         if self.model.central:  # (copies * steps, agents) to (copies * agents, steps)
             values = values.reshape(rows // agents, len(index), agents).transpose(1, 2)
         distribution = self.model.distribution
@@ -140,8 +142,8 @@ class Learner:
         own = mask.sum().float()
         return torch.cat([parts.detach(), diagnostics.detach(), norms[:1] * own, own[None]])
 
-    def _cut(self, inputs: Prepared, index: Tensor, steps: int) -> Prepared:
-        sequences = len(inputs.values) // steps
+    def _cut(self, inputs: Prepared, sequences: int, index: Tensor, steps: int) -> Prepared:
+        """The time indices `index` of (sequences * steps) rows."""
         rows = torch.arange(sequences, device=self.device)[:, None] * steps + index[None]
         return inputs.rows(rows.flatten())
 

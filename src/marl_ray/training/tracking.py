@@ -27,7 +27,7 @@ class Tracker:
     """One MLflow run. All calls are explicit about the run: nothing is global to the process."""
 
     def __init__(self, config: RunConfig, run_id: str | None = None):
-        """Open `run_id` again, or begin a run. Raises MarlRayError if the server or database does not answer."""
+        """Look at `run_id`, or begin a run. Raises MarlRayError if the server or database does not answer."""
         import mlflow
 
         self.config = config
@@ -35,7 +35,7 @@ class Tracker:
         try:
             self.client = mlflow.MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
             self.run_id = run_id or self._begin()
-            self.client.set_terminated(self.run_id, "RUNNING")
+            self.client.get_run(self.run_id)
         except Exception as error:  # MLflow, SQLAlchemy and HTTP errors alike mean the same to the user
             raise MarlRayError(f"tracking.uri: {self.uri!r} cannot be used: {one_line(error)}") from error
 
@@ -99,6 +99,10 @@ class Tracker:
         source = f"{self.client.get_run(self.run_id).info.artifact_uri}/{folder}"
         version = self.client.create_model_version(name, source, self.run_id, tags={"digest": digest})
         return f"models:/{name}/{version.version}"
+
+    def reopen(self) -> None:
+        """Mark a run that ended, or whose driver died, as running again."""
+        self.client.update_run(self.run_id, "RUNNING")
 
     def end(self, status: str) -> None:
         """Close the run as FINISHED, FAILED or KILLED."""

@@ -1,0 +1,44 @@
+# Everything happens in .venv; nothing outside this folder is touched.
+PYTHON ?= python3
+PIP_VERSION := 26.3
+BIN := .venv/bin
+# Redone only when what is to be installed has changed.
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install check test test-all demo clean
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## Python environment in .venv with everything pinned in constraints.txt
+
+# An old pip needs minutes more to resolve the same requirements, so the first step is a new pip.
+# The default torch wheel brings gigabytes of CUDA: on a CPU machine set
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "make: $(PYTHON) is older than 3.11; choose another with make PYTHON=python3.12" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet pip==$(PIP_VERSION)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+check: install  ## Lint, format, types, dependency directions
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: install  ## Unit tests, then integration, then the fast end-to-end tests
+	$(BIN)/python -m pytest tests/unit tests/integration tests/e2e -m "not slow"
+
+test-all: install  ## All tests, the slow ones too
+	$(BIN)/python -m pytest tests/unit tests/integration tests/e2e
+
+demo: install  ## Train, serve and compare two teams on this machine
+	$(BIN)/marl-ray demo
+
+clean:  ## Remove the environment and all caches; runs/ stays
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,143 @@
+"""The command line. Every command imports what it needs when it runs, so `--help` answers at once."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marl_ray.errors import MarlRayError, one_line
+
+if TYPE_CHECKING:
+    from marl_ray.config import RunConfig
+    from marl_ray.training.driver import Outcome
+
+app = typer.Typer(
+    help="Train teams of policies on Ray, measure them, serve the winners.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Inspect configs.", no_args_is_help=True)
+submit_app = typer.Typer(help="Run a command as a Ray Job on a cluster.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.add_typer(submit_app, name="submit")
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as hyper.lr=3e-4.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")]
+
+
+@app.command()
+def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Train here: on the cluster of RAY_ADDRESS, or on a Ray of its own that ends with the run."""
+    from marl_ray.config import RunConfig, load_config
+
+    run = load_config(RunConfig, config, overrides or ())
+    if dry_run:
+        _print_config(run)
+        return
+    outcome = _train_here(run)
+    print(f"{outcome.name}: best return {outcome.best_return:.3f}, {outcome.model}")
+    print(f"  bundle  {outcome.bundle}")
+    if outcome.curve:
+        print(f"  curve   {outcome.curve}")
+    print(f"  MLflow  run {outcome.run_id} in {outcome.tracking_uri}")
+
+
+@submit_app.command("train")
+def submit_train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    address: Annotated[
+        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="URL of the cluster's dashboard.")
+    ] = "http://127.0.0.1:8265",
+    submission_id: Annotated[
+        str | None, typer.Option(help="Name of the job; submitting it twice joins the first.")
+    ] = None,
+) -> None:
+    """Train as a Ray Job: submit, follow its log, exit with its status."""
+    from marl_ray.cluster.jobs import submit
+
+    raise typer.Exit(submit("train", config, overrides or (), address=address, submission_id=submission_id))
+
+
+@config_app.command("schema")
+def config_schema(
+    kind: Annotated[str, typer.Argument(help="run, or gateway.")] = "run",
+) -> None:
+    """Print the JSON schema of a config."""
+    from marl_ray.config import GatewayConfig, RunConfig
+
+    models = {"run": RunConfig, "gateway": GatewayConfig}
+    if kind not in models:
+        raise MarlRayError(f"kind {kind!r}: expected one of {', '.join(models)}")
+    print(json.dumps(models[kind].model_json_schema(), indent=2))
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Serve config file.")],
+    address: Annotated[
+        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="URL of the cluster's dashboard.")
+    ] = "http://127.0.0.1:8265",
+    timeout_s: Annotated[float, typer.Option(help="How long the deployment may take.")] = 120.0,
+) -> None:
+    """Deploy a gateway: check the Serve config strictly, deploy it, wait until it answers."""
+    from marl_ray.serving.deploy import deploy
+
+    deploy(config, address, timeout_s)
+    print("running")
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the gateway serving until Ctrl-C.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where runs, plots and databases are written.")] = Path("runs/demo"),
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes played through HTTP.")] = 400,
+) -> None:
+    """The whole product on this machine: train two teams, serve both, A/B them over HTTP."""
+    from marl_ray.demo import run_demo
+
+    run_demo(folder, episodes, keep)
+
+
+def _train_here(run: "RunConfig") -> "Outcome":
+    import ray
+
+    from marl_ray.cluster.local import local_ray
+    from marl_ray.training.driver import check_run
+    from marl_ray.training.driver import train as train_on_ray
+
+    check_run(run)
+    if "RAY_ADDRESS" not in os.environ:
+        with local_ray(dashboard=False):
+            return train_on_ray(run)
+    try:  # the address of a cluster; a Ray Job has it set
+        ray.init(log_to_driver=False, logging_level="WARNING")
+    except (OSError, RuntimeError) as error:
+        raise MarlRayError(f"RAY_ADDRESS: no cluster at {os.environ['RAY_ADDRESS']!r}: {one_line(error)}") from error
+    try:
+        return train_on_ray(run)
+    finally:
+        ray.shutdown()
+
+
+def _print_config(config: Any) -> None:
+    import yaml
+
+    print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; always raises SystemExit. A MarlRayError is one line on stderr and status 2."""
+    try:
+        app(args=list(argv) if argv is not None else None, prog_name="marl-ray")
+    except MarlRayError as error:
+        print(f"marl-ray: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,0 +1,117 @@
+"""Environments by id. Importing this loads no environment package; `make_env` loads the one it needs."""
+
+import difflib
+import importlib
+import pkgutil
+import traceback
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from marl_ray.config.run import EnvConfig
+from marl_ray.errors import MarlRayError, one_line
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+
+__all__ = ["make_env", "warm_up"]
+
+EXPECTED = "a MultiGrid id (MultiGrid-Empty-8x8-v0), an mpe2 module (mpe2.simple_spread_v3) or module:callable"
+
+
+def make_env(config: EnvConfig) -> "ParallelEnv[str, Any, Any]":
+    """The environment of a config; raises MarlRayError naming `env.id`, `env.kwargs` or `env.cost`."""
+    env_id = config.id
+    if env_id.startswith("MultiGrid-"):
+        return _build(env_id, _gridworld(config), config.kwargs)
+    if config.cost.collision or config.cost.action:
+        raise MarlRayError(f"env.cost: only MultiGrid environments have priced costs; {env_id} reports its own")
+    if env_id.startswith("mpe2."):
+        return _build(env_id, _mpe2(env_id), config.kwargs)
+    if ":" in env_id:
+        return _as_parallel(env_id, _build(env_id, _imported(env_id), config.kwargs))
+    raise MarlRayError(f"env.id: {env_id!r} is unknown; expected {EXPECTED}")
+
+
+def warm_up(config: EnvConfig) -> None:
+    """Build the environment, reset and step it once, so that what it compiles is on disk before workers need it."""
+    env = make_env(config)
+    try:
+        env.reset(seed=0)
+        for agent in env.agents:
+            env.action_space(agent).seed(0)
+        env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+    finally:
+        env.close()
+
+
+def _gridworld(config: EnvConfig) -> Callable[..., Any]:
+    from marl_ray.envs.gridworld import IDS, Gridworld
+
+    if config.id not in IDS:
+        raise MarlRayError(f"env.id: {config.id!r} is unknown{_suggest(config.id, IDS)}")
+    return lambda **kwargs: Gridworld(config.id, config.cost, **kwargs)
+
+
+def _mpe2(env_id: str) -> Callable[..., Any]:
+    import mpe2
+
+    ids = [f"mpe2.{module.name}" for module in pkgutil.iter_modules(mpe2.__path__) if "_v" in module.name]
+    if env_id not in ids:
+        raise MarlRayError(f"env.id: {env_id!r} is unknown{_suggest(env_id, ids)}")
+    make: Callable[..., Any] = importlib.import_module(env_id).parallel_env
+    return make
+
+
+def _imported(env_id: str) -> Callable[..., Any]:
+    """The callable that `module:callable` names."""
+    module_name, _, name = env_id.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises while it loads
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise MarlRayError(f"env.id: cannot import {module_name!r} of {env_id!r} ({reason})") from error
+    make = getattr(module, name, None)
+    if not callable(make):
+        found = (
+            "not callable; expected what returns an environment"
+            if hasattr(module, name)
+            else f"not in the module{_suggest(name, vars(module))}"
+        )
+        raise MarlRayError(f"env.id: {name!r} of {env_id!r} is {found}")
+    return make
+
+
+def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return make(**kwargs)
+    except (TypeError, ValueError, AssertionError, KeyError) as error:
+        # A bare `assert` has no text; its source line says more than its type.
+        reason = one_line(error) if str(error) else traceback.extract_tb(error.__traceback__)[-1].line
+        raise MarlRayError(f"env.kwargs: {env_id} rejected {kwargs} ({reason})") from error
+
+
+def _as_parallel(env_id: str, env: Any) -> Any:
+    """The environment if it is a parallel one, converted if it takes turns."""
+    from pettingzoo import AECEnv
+    from pettingzoo.utils.conversions import aec_to_parallel
+
+    if isinstance(env, AECEnv):
+        try:
+            return aec_to_parallel(env)
+        except AssertionError as error:
+            raise MarlRayError(f"env.id: {env_id} cannot be run in parallel ({one_line(error)})") from error
+    methods = ("observation_space", "action_space", "reset", "step")
+    missing = [name for name in methods if not callable(getattr(env, name, None))]
+    if not hasattr(env, "possible_agents"):
+        missing.insert(0, "possible_agents")
+    if missing:
+        kind = type(env).__name__
+        raise MarlRayError(f"env.id: {env_id} returned {kind}, not a PettingZoo environment: no {', '.join(missing)}")
+    return env
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    """'; did you mean ...' for a mistyped name, else the list of what there is if it is short enough."""
+    names = [other for other in known if not other.startswith("_")]
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; expected one of {', '.join(names[:20])}"

@@ -1,0 +1,48 @@
+"""The gateway on Ray Serve: all arms in one ingress replica, one hop behind the proxy."""
+
+from typing import Any
+
+from ray import serve
+
+from marl_ray.config import GatewayConfig, parse_config
+from marl_ray.experiments.store import ExperimentStore
+from marl_ray.serving.gateway import Gateway, load_experiments
+
+MAX_ONGOING_REQUESTS = 2_000
+"""Serve's default of 5 per replica would leave nothing to batch."""
+
+
+class GatewayReplica:
+    """One replica. Serve makes it from the config, asks it for the ASGI application, and runs that one's lifespan."""
+
+    def __init__(self, config: dict[str, Any]):
+        import torch
+
+        # Replicas are the unit of parallelism; threads of one small forward pass would only get in each other's way.
+        torch.set_num_threads(1)
+        self._gateway = Gateway(parse_config(GatewayConfig, config, source="args"))
+
+    def __serve_build_asgi_app__(self) -> Gateway:
+        return self._gateway
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application of a Serve config: `import_path: marl_ray.serving.app:build`, `args`: a `GatewayConfig`.
+
+    Config, bundles and database are checked here, so that a mistake fails the deployment once, with one line, instead
+    of every replica's start. Raises MarlRayError.
+    """
+    config = parse_config(GatewayConfig, args, source="args")
+    load_experiments(config)
+    ExperimentStore(config.database).close()
+    # Without an application, `ingress` asks the replica for one: the gateway is made where it runs, never pickled.
+    make_deployment = serve.deployment(
+        name="Gateway",
+        num_replicas=config.replicas,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": config.cpus_per_replica},
+    )
+    application: serve.Application = make_deployment(serve.ingress()(GatewayReplica)).bind(
+        config.model_dump(mode="json")
+    )
+    return application

@@ -1,0 +1,106 @@
+"""The arms of an experiment, loaded, and the batching of their forward passes."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from marl_ray.config import ExperimentConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundle import Bundle, load_bundle
+from marl_ray.policies.spaces import space_to_json
+
+Observations = Mapping[str, np.ndarray]
+"""Agent -> observation, checked by `Bundle.check`."""
+Answer = dict[str, tuple[np.ndarray, float]]
+"""Agent -> action and its log-probability."""
+
+
+def load_bundles(config: ExperimentConfig, tracking_uri: str | None = None) -> dict[str, Bundle]:
+    """The bundle of every arm. Raises MarlRayError naming the arm if one cannot be loaded or if two differ in agents,
+    observations or actions: a request is made before its arm is known, so every arm must understand it."""
+    bundles: dict[str, Bundle] = {}
+    for arm, arm_config in config.arms.items():
+        try:
+            bundles[arm] = load_bundle(arm_config.bundle, tracking_uri)
+        except MarlRayError as error:
+            raise MarlRayError(f"experiments.{config.name}.arms.{arm}: {error}") from error
+    control = next(iter(config.arms))
+    expected = _interface(bundles[control])
+    for arm, bundle in bundles.items():
+        found = _interface(bundle)
+        for agent in sorted({*expected, *found}):
+            if expected.get(agent) != found.get(agent):
+                raise MarlRayError(
+                    f"experiments.{config.name}.arms.{arm}: agent {agent!r} has other spaces than in arm {control!r}"
+                    if agent in expected and agent in found
+                    else f"experiments.{config.name}.arms.{arm}: plays agents {', '.join(found)}, "
+                    f"arm {control!r} plays {', '.join(expected)}"
+                )
+    return bundles
+
+
+def _interface(bundle: Bundle) -> dict[str, tuple[Any, Any]]:
+    parts = bundle.manifest.policies
+    return {
+        agent: (space_to_json(bundle.policies[policy].observation_space), parts[policy].action_space)
+        for agent, policy in bundle.agents.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    observations: Observations
+    greedy: bool
+    answer: "asyncio.Future[Answer]"
+
+
+class ArmBatcher:
+    """Forward passes of one arm: requests that are there at the same time share one, and none waits for company.
+
+    A batcher has one bundle, so arms cannot mix. A pass runs on the event loop: it takes a fraction of a millisecond,
+    less than a way to a thread and back, and requests that arrive meanwhile are the next batch.
+    """
+
+    def __init__(self, bundle: Bundle, max_batch: int, noise: np.random.Generator):
+        """`max_batch` limits the observations of one pass; a single request with more still goes as a whole."""
+        self.bundle = bundle
+        self._max_batch = max_batch
+        self._noise = noise
+        self._waiting: list[_Waiting] = []
+
+    async def act(self, observations: Observations, greedy: bool) -> Answer:
+        """Actions and log-probabilities for one request."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(observations, greedy, loop.create_future())
+        if not self._waiting:
+            # Runs after all callbacks that are ready now, and those are the other requests of this moment.
+            loop.call_soon(self._run)
+        self._waiting.append(waiting)
+        return await waiting.answer
+
+    def _run(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for greedy in (True, False):
+            for batch in self._cut([w for w in waiting if w.greedy is greedy and not w.answer.done()]):
+                try:
+                    answers = self.bundle.act([w.observations for w in batch], None if greedy else self._noise)
+                except Exception as error:  # each request reports it; the batcher goes on
+                    for w in batch:
+                        w.answer.set_exception(error)
+                else:
+                    for w, answer in zip(batch, answers, strict=True):
+                        w.answer.set_result(answer)
+
+    def _cut(self, waiting: list[_Waiting]) -> list[list[_Waiting]]:
+        batches: list[list[_Waiting]] = []
+        size = self._max_batch
+        for w in waiting:
+            if size + len(w.observations) > self._max_batch:
+                batches.append([])
+                size = 0
+            batches[-1].append(w)
+            size += len(w.observations)
+        return batches

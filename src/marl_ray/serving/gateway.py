@@ -1,0 +1,265 @@
+"""The gateway: an ASGI application that assigns sessions to arms, acts, and joins outcomes.
+
+Raw ASGI and orjson, because with small policies a web framework would cost more than the forward pass.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+
+from marl_ray.config import GatewayConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store import ExperimentStore, OutcomeConflictError, StoreError, UnknownUnitError
+from marl_ray.serving.arms import load_bundles
+from marl_ray.serving.exposures import ExposureLog
+from marl_ray.serving.http import (
+    JSON,
+    ClientGoneError,
+    Receive,
+    RequestError,
+    Scope,
+    Send,
+    header,
+    parse_object,
+    read_body,
+    respond,
+    route_path,
+)
+from marl_ray.serving.metrics import CONTENT_TYPE, Metrics
+from marl_ray.serving.report import describe
+from marl_ray.serving.router import LoadedExperiment, Router
+
+T = TypeVar("T")
+Handler = Callable[[Scope, Receive, str], Awaitable[bytes]]
+
+SESSION_LENGTH = 256
+LARGEST_OUTCOME = 1e100
+"""Larger numbers would overflow the database's sums of squares."""
+STORE_THREADS = 4
+OTHER_REPLICAS_S = (0.1, 0.2, 0.4)
+"""Pauses in which another replica's queued exposure has reached the store, before an outcome is refused."""
+
+_ACT_FIELDS = frozenset({"experiment", "session_id", "observations", "mode"})
+_OUTCOME_FIELDS = frozenset({"experiment", "session_id", "value"})
+_log = logging.getLogger(__name__)
+
+
+def load_experiments(config: GatewayConfig) -> list[LoadedExperiment]:
+    """All bundles of a gateway, verified. Raises MarlRayError naming the arm."""
+    return [LoadedExperiment(part, load_bundles(part, config.tracking_uri)) for part in config.experiments]
+
+
+class Gateway:
+    """The ASGI application. Everything that outlives a process is in the store."""
+
+    def __init__(self, config: GatewayConfig, seed: int | None = None):
+        """Load bundles and open the store; MarlRayError if either is impossible. `seed` makes sampling repeatable."""
+        self.config = config
+        self.metrics = Metrics()
+        loaded = load_experiments(config)
+        self._store = ExperimentStore(config.database)
+        self._log = ExposureLog(self._store)
+        noise = np.random.default_rng(seed)
+        self.routers: dict[str, Router] = {
+            part.config.name: part.open(self._store, self._log, config.max_batch, noise) for part in loaded
+        }
+        self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/v1/act": ("POST", self._act),
+            "/v1/outcomes": ("POST", self._outcome),
+            "/v1/experiments": ("GET", self._list),
+            "/health": ("GET", self._health),
+            "/metrics": ("GET", self._metrics),
+        }
+
+    def start(self) -> None:
+        """Start writing exposures; the ASGI lifespan calls it."""
+        self._log.start()
+
+    def close(self) -> None:
+        """Write what is queued and let go of the store; blocks for some seconds at most."""
+        self._log.close()
+        self._threads.shutdown(cancel_futures=True)
+        self._store.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI connection."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            raise MarlRayError(f"the gateway speaks HTTP only, got {scope['type']!r}")
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self.start()
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await asyncio.to_thread(self.close)
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = route_path(scope)
+        # Metrics are labelled by route: paths are the caller's choice and would be labels without end.
+        endpoint = path if path in self._routes else "other"
+        content_type = JSON
+        extra: tuple[tuple[bytes, bytes], ...] = ()
+        try:
+            method, handler = self._find(path)
+            if method == "GET" and path.startswith("/v1/experiments/"):
+                endpoint = "/v1/experiments/{name}"
+            if scope["method"] != method:
+                extra = ((b"allow", method.encode()),)
+                raise RequestError(405, None, f"method {scope['method']} is not allowed on {path}, expected {method}")
+            status, body = 200, await handler(scope, receive, path)
+            content_type = CONTENT_TYPE if path == "/metrics" else JSON
+        except ClientGoneError:
+            return
+        except RequestError as error:
+            status, body = error.status, error.body()
+        except StoreError as error:
+            _log.error("%s", error)
+            status, body = 503, RequestError(503, None, str(error)).body()
+        except Exception:  # a defect of ours: the log has it, the caller learns no internals
+            _log.exception("request to %s failed", endpoint)
+            status, body = 500, RequestError(500, None, "internal error").body()
+        self.metrics.requests.labels(endpoint, status).inc()
+        if status >= 400:
+            self.metrics.errors.labels(endpoint, status).inc()
+        await respond(send, status, body, content_type, extra)
+
+    def _find(self, path: str) -> tuple[str, Handler]:
+        if path in self._routes:
+            return self._routes[path]
+        if path.startswith("/v1/experiments/"):
+            return "GET", self._experiment
+        raise RequestError(404, None, f"no such path {path!r}, expected one of {', '.join(self._routes)}")
+
+    async def _act(self, scope: Scope, receive: Receive, path: str) -> bytes:
+        start = time.perf_counter()
+        data = parse_object(await read_body(scope, receive, self.config.max_body_bytes), _ACT_FIELDS)
+        router = self._router(data.get("experiment"))
+        session = _session(data.get("session_id"), scope)
+        mode = data.get("mode", "sample")
+        if mode not in ("sample", "greedy"):
+            raise RequestError(400, "mode", 'expected "sample" or "greedy"')
+        given = data.get("observations")
+        if not isinstance(given, dict) or not given:
+            raise RequestError(400, "observations", "expected an object with at least one agent's observation")
+        assignment = router.recall(session)
+        if assignment is None:
+            assignment = await self._in_thread(router.look_up, session)
+        bundle = router.arms[assignment.arm].bundle
+        try:
+            observations = {agent: bundle.check(agent, observation) for agent, observation in given.items()}
+        except MarlRayError as error:
+            field, _, message = str(error).partition(": ")
+            raise RequestError(400, field, message) from None
+        # Exposed before the pass: a session whose arm then fails has met that arm all the same.
+        first, assignment = router.expose(session, assignment)
+        arm = assignment.arm
+        if first:
+            self.metrics.exposures.labels(router.config.name, arm).inc()
+        answer = await router.arms[arm].act(observations, mode == "greedy")
+        self.metrics.acts.labels(router.config.name, arm).inc()
+        body = orjson.dumps(
+            {
+                "experiment": router.config.name,
+                "arm": arm,
+                "epoch": assignment.epoch,
+                "propensity": assignment.propensity,
+                "actions": {agent: action.tolist() for agent, (action, _) in answer.items()},
+                "log_probs": {agent: log_prob for agent, (_, log_prob) in answer.items()},
+            }
+        )
+        self.metrics.latency.observe(time.perf_counter() - start)
+        return body
+
+    async def _outcome(self, scope: Scope, receive: Receive, path: str) -> bytes:
+        data = parse_object(await read_body(scope, receive, self.config.max_body_bytes), _OUTCOME_FIELDS)
+        router = self._router(data.get("experiment"))
+        session = _session(data.get("session_id"), scope)
+        value = data.get("value")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_OUTCOME:
+            raise RequestError(400, "value", f"expected a number of size {LARGEST_OUTCOME:g} at most")
+        name = router.config.name
+        try:
+            arm = await self._record_outcome(name, session, float(value))
+        except UnknownUnitError:
+            raise RequestError(404, "session_id", f"no session {session!r} has acted in experiment {name!r}") from None
+        except OutcomeConflictError as error:
+            raise RequestError(409, "value", str(error).removeprefix("value: ")) from None
+        return orjson.dumps({"experiment": name, "arm": arm, "value": float(value)})
+
+    async def _record_outcome(self, experiment: str, session: str, value: float) -> str:
+        def record() -> str:
+            self._log.flush()  # the session's exposure may be waiting here
+            return self._store.record_outcome(experiment, session, value).arm
+
+        # ... or in another replica, which writes it within moments.
+        for pause in OTHER_REPLICAS_S if self.config.replicas > 1 else ():
+            try:
+                return await self._in_thread(record)
+            except UnknownUnitError:
+                await asyncio.sleep(pause)
+        return await self._in_thread(record)
+
+    async def _experiment(self, scope: Scope, receive: Receive, path: str) -> bytes:
+        router = self._router(path.removeprefix("/v1/experiments/"))
+
+        def report() -> bytes:
+            self._log.flush()
+            return orjson.dumps(describe(router, self._store.summary(router.config.name)))
+
+        return await self._in_thread(report)
+
+    async def _list(self, scope: Scope, receive: Receive, path: str) -> bytes:
+        rows = [
+            {"name": name, "epoch": router.table.epoch, "control": router.control, "arms": router.table.propensities}
+            for name, router in self.routers.items()
+        ]
+        return orjson.dumps({"experiments": rows})
+
+    async def _health(self, scope: Scope, receive: Receive, path: str) -> bytes:
+        return orjson.dumps({"status": "ok", "experiments": list(self.routers)})
+
+    async def _metrics(self, scope: Scope, receive: Receive, path: str) -> bytes:
+        self.metrics.dropped.set(self._log.dropped)
+        self.metrics.waiting.set(self._log.waiting)
+        return self.metrics.text()
+
+    def _router(self, name: Any) -> Router:
+        if name is None and len(self.routers) == 1:
+            return next(iter(self.routers.values()))
+        if not isinstance(name, str):
+            raise RequestError(400, "experiment", f"expected one of {', '.join(self.routers)}")
+        router = self.routers.get(name)
+        if router is None:
+            known = ", ".join(self.routers)
+            raise RequestError(404, "experiment", f"unknown experiment {name!r}, expected one of {known}")
+        return router
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+def _session(given: Any, scope: Scope) -> str:
+    """The session id, from the body or else from the header `x-session-id`."""
+    session = header(scope, b"x-session-id") if given is None else given
+    if not isinstance(session, str) or not 0 < len(session) <= SESSION_LENGTH or not session.isprintable():
+        raise RequestError(
+            400,
+            "session_id",
+            f"expected 1 to {SESSION_LENGTH} printable characters, here or in the header x-session-id",
+        )
+    return session

@@ -1,0 +1,127 @@
+"""Jobs on a real Ray."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from marl_ray.cluster import jobs
+from marl_ray.cluster.local import LocalRay
+from marl_ray.errors import MarlRayError
+
+SLEEPER = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: exit('told'))\nprint('up')\ntime.sleep(120)\n"
+
+
+def run(ray: LocalRay, folder: Path, script: str, **options) -> tuple[int, str]:
+    (folder / "main.py").write_text(script)
+    out = io.StringIO()
+    status = jobs.run_job(
+        jobs.connect(ray.dashboard_url), "python main.py", folder, out=out, **({"timeout_s": 120.0} | options)
+    )
+    return status, out.getvalue()
+
+
+def test_success_brings_the_whole_log_unwrapped(ray_cluster: LocalRay, tmp_path: Path) -> None:
+    long_line = "x" * 50_000
+    status, log = run(ray_cluster, tmp_path, f"print('first')\nprint({long_line!r})\nprint('last', end='')")
+    assert status == 0, log
+    assert f"first\n{long_line}\nlast" in log
+
+
+def test_the_driver_is_this_python_and_sees_ray(ray_cluster: LocalRay, tmp_path: Path) -> None:
+    status, log = run(ray_cluster, tmp_path, "import ray, sys\nray.init()\nprint('exe', sys.executable)")
+    assert status == 0, log
+    assert f"exe {Path(sys.executable).parent}/python" in log
+
+
+def test_failure_returns_the_drivers_status(ray_cluster: LocalRay, tmp_path: Path, capsys) -> None:
+    status, log = run(ray_cluster, tmp_path, "print('so far')\nraise SystemExit(3)")
+    assert status == 3
+    assert "so far" in log
+    assert "FAILED: exit status 3" in capsys.readouterr().err
+
+
+def test_submission_id_joins_the_same_job_and_refuses_another(ray_cluster: LocalRay, tmp_path: Path) -> None:
+    options = {"submission_id": "same-job", "metadata": {"config_hash": "a"}}
+    first = run(ray_cluster, tmp_path, "print('once')", **options)
+    assert run(ray_cluster, tmp_path, "print('once')", **options) == first
+    with pytest.raises(MarlRayError, match=r"submission_id 'same-job' already names a job"):
+        run(ray_cluster, tmp_path, "print('once')", submission_id="same-job", metadata={"config_hash": "b"})
+
+
+def test_a_dropped_log_connection_loses_and_repeats_nothing(ray_cluster: LocalRay, tmp_path: Path, monkeypatch) -> None:
+    script = "import time\nfor i in range(8):\n    print('line', i)\n    time.sleep(0.5)\n"
+    (tmp_path / "main.py").write_text(script)
+    client = jobs.connect(ray_cluster.dashboard_url)
+    whole, drops = client.tail_job_logs, iter(range(2))
+
+    async def drops_twice(job_id: str):
+        async for text in whole(job_id):
+            yield text
+            if "line" in text and next(drops, None) is not None:
+                raise RuntimeError("WebSocket connection closed unexpectedly")
+
+    monkeypatch.setattr(client, "tail_job_logs", drops_twice)
+    out = io.StringIO()
+    assert jobs.run_job(client, "python main.py", tmp_path, out=out, timeout_s=120) == 0
+    assert [line for line in out.getvalue().splitlines() if line.startswith("line")] == [f"line {i}" for i in range(8)]
+    assert next(drops, None) is None
+
+
+def test_a_job_that_outlives_its_deadline_is_stopped(ray_cluster: LocalRay, tmp_path: Path) -> None:
+    with pytest.raises(MarlRayError, match="slow-job did not end within 6 s and was stopped"):
+        run(ray_cluster, tmp_path, SLEEPER, timeout_s=6.0, submission_id="slow-job")
+    assert jobs.connect(ray_cluster.dashboard_url).get_job_status("slow-job").value == "STOPPED"
+
+
+def test_ctrl_c_stops_the_job(ray_cluster: LocalRay, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(SLEEPER)
+    code = (
+        "import sys; from marl_ray.cluster import jobs\n"
+        f"client = jobs.connect({ray_cluster.dashboard_url!r})\n"
+        f"status = jobs.run_job(client, 'python main.py', {str(tmp_path)!r}, submission_id='interrupted')\n"
+        "sys.exit(status)"
+    )
+    submitter = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert submitter.stdout is not None
+        for line in submitter.stdout:
+            if line == "up\n":
+                break
+        submitter.send_signal(signal.SIGINT)
+        log, errors = submitter.communicate(timeout=60)
+    finally:
+        submitter.kill()
+    assert submitter.returncode == 130, errors
+    assert "told" in log
+    assert jobs.connect(ray_cluster.dashboard_url).get_job_status("interrupted").value == "STOPPED"
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [(None, "asks for a token; set RAY_AUTH_TOKEN"), ("wrong", "refuses the token in RAY_AUTH_TOKEN")],
+)
+def test_tokens(ray_cluster: LocalRay, token: str | None, message: str) -> None:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    env |= {"RAY_AUTH_TOKEN": token} if token else {}
+    code = (
+        "from marl_ray.cluster import jobs\nfrom marl_ray.errors import MarlRayError\n"
+        f"try:\n    jobs.connect({ray_cluster.dashboard_url!r})\nexcept MarlRayError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == f"--address {ray_cluster.dashboard_url}: the cluster {message}", done.stderr
+
+
+def test_an_address_in_the_environment_does_not_replace_the_given_one(ray_cluster: LocalRay, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
+    started = time.monotonic()
+    assert jobs.connect(ray_cluster.dashboard_url).get_address() == ray_cluster.dashboard_url
+    assert time.monotonic() - started < 10
+    assert os.environ["RAY_ADDRESS"] == "http://127.0.0.1:1"

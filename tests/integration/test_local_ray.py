@@ -1,0 +1,139 @@
+"""A local Ray serves only this machine and its token, and leaves nothing behind, however it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from marl_ray.cluster import jobs
+from marl_ray.cluster.local import LocalRay, _processes_of, local_ray
+from marl_ray.errors import MarlRayError
+
+# Starts a Ray, says what it consists of, and then ends in the way that argv[1] names.
+CHILD = """
+import json, os, pathlib, subprocess, sys, tempfile, time
+before = {k: v for k, v in os.environ.items() if k.startswith(("RAY_", "GLOO_", "PATH"))}
+from marl_ray.cluster import jobs
+from marl_ray.cluster.local import _processes_of, local_ray
+nowhere = subprocess.DEVNULL
+stranger = subprocess.Popen(["sleep", "60"], stdout=nowhere, stderr=nowhere, start_new_session=True)
+try:
+    with local_ray(num_cpus=2) as ray, tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "main.py").write_text("print('a job ran')")
+        assert jobs.run_job(jobs.connect(ray.dashboard_url), "python main.py", folder, timeout_s=100) == 0
+        processes = [(p.pid, p.create_time()) for p in _processes_of(ray.temp_dir)]
+        facts = {"temp_dir": str(ray.temp_dir), "url": ray.dashboard_url, "processes": processes}
+        print("FACTS", json.dumps(facts), flush=True)
+        if sys.argv[1] == "raise":
+            raise KeyError("body")
+        if sys.argv[1] == "wait":
+            time.sleep(100)
+finally:
+    after = {k: v for k, v in os.environ.items() if k in before or (k.startswith("RAY_") and k != "RAY_CLIENT_MODE")}
+    assert after == before, (after, before)
+    assert stranger.poll() is None, "a process that is not Ray's was ended"
+    stranger.kill()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "number", "status"),
+    [("return", None, 0), ("raise", None, 1), ("wait", signal.SIGINT, -signal.SIGINT), ("wait", signal.SIGTERM, 143)],
+)
+def test_nothing_is_left(
+    ray_cluster: LocalRay, tmp_path: Path, ending: str, number: signal.Signals | None, status: int
+) -> None:
+    """Also two Rays at a time: the shared one keeps running beside this one, and both accept jobs."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "GLOO_"))}
+    env |= {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, ending],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    facts = {}
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith("FACTS"):
+                facts = json.loads(line.removeprefix("FACTS"))
+                break
+        if number is not None:
+            os.killpg(child.pid, number) if number == signal.SIGINT else child.send_signal(number)
+        _, errors = child.communicate(timeout=90)
+    finally:
+        child.kill()
+    assert facts and len(facts["processes"]) > 5, errors
+    assert child.returncode == status, errors
+    alive = [pid for pid, started in facts["processes"] if _is_running(pid, started)]
+    assert alive == []
+    assert not Path(facts["temp_dir"]).exists()
+    assert not (tmp_path / ".ray").exists()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(facts["url"], timeout=5)
+    assert jobs.connect(ray_cluster.dashboard_url).list_jobs() is not None
+
+
+def _is_running(pid: int, started: float) -> bool:
+    try:
+        return psutil.Process(pid).create_time() == started
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("path", ["/api/jobs/", "/api/serve/applications/", "/nodes?view=summary"])
+def test_the_dashboard_asks_for_the_token(ray_cluster: LocalRay, path: str) -> None:
+    def status(**headers: str) -> int:
+        return httpx.get(ray_cluster.dashboard_url + path, headers=headers, timeout=30).status_code
+
+    assert status() == 401
+    assert status(Authorization="Bearer wrong") == 403
+    assert status(Authorization=f"Bearer {ray_cluster.token}") == 200
+
+
+def test_only_loopback_listens(ray_cluster: LocalRay) -> None:
+    hosts = set()
+    for process in [psutil.Process(), *_processes_of(ray_cluster.temp_dir)]:
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                hosts.add(connection.laddr.ip.removeprefix("::ffff:"))
+    assert hosts == {"127.0.0.1"}
+
+
+def test_other_users_cannot_look_inside(ray_cluster: LocalRay) -> None:
+    assert ray_cluster.temp_dir.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_second_ray_in_one_process_is_refused() -> None:
+    with pytest.raises(MarlRayError, match="already initialised"), local_ray():
+        pass
+
+
+def test_workers_talk_over_loopback(ray_cluster: LocalRay) -> None:
+    """torch's gloo, in two workers of Ray Train. (The listening socket of torch's rendezvous store is on all
+    interfaces and cannot be told otherwise.)"""
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    def loop() -> None:
+        import torch
+
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+        assert total.item() == 2.0
+        open_ones = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
+        assert {c.laddr.ip.removeprefix("::ffff:") for c in open_ones} == {"127.0.0.1"}
+
+    storage = RunConfig(name="gloo", storage_path=str(ray_cluster.temp_dir / "results"))
+    assert TorchTrainer(loop, scaling_config=ScalingConfig(num_workers=2), run_config=storage).fit().error is None

@@ -1,0 +1,66 @@
+"""Small PettingZoo environments with known behaviour, reachable from configs as `toy_envs:NAME`."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+
+class Countdown(ParallelEnv):
+    """Agents see the time left and a random bit; an agent earns 1 for playing its bit.
+
+    Agent `b` (if there is one) terminates after half the episode. The episode is truncated at `length`, or terminated there
+    with `ends=True`.
+    """
+
+    metadata = {"name": "countdown", "render_modes": []}
+
+    def __init__(self, length: int = 6, agents: tuple[str, ...] = ("a", "b"), ends: bool = False, floats: bool = False):
+        self.length, self.ends, self.floats = length, ends, floats
+        self.possible_agents = list(agents)
+        self.agents: list[str] = []
+        whole = spaces.MultiDiscrete([length + 1, 2], dtype=np.int8)
+        vector = spaces.Box(0.0, float(length), (2,), np.float32)
+        self._observation_spaces = {agent: vector if floats else whole for agent in agents}
+        self._action_spaces = {agent: spaces.Discrete(2) for agent in agents}
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self._observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self._action_spaces[agent]
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        self.bits = {agent: int(self.random.integers(2)) for agent in self.possible_agents}
+        dtype = np.float32 if self.floats else np.int8
+        return {a: np.array([self.length - self.time, self.bits[a]], dtype) for a in self.agents}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None or not hasattr(self, "random"):
+            self.random = np.random.default_rng(seed)
+        self.time, self.agents = 0, list(self.possible_agents)
+        observations = self._observe()
+        return observations, {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        assert set(actions) == set(self.agents), "exactly the living agents act"
+        rewards = {agent: float(actions[agent] == self.bits[agent]) for agent in self.agents}
+        self.time += 1
+        over = self.time >= self.length
+        terminated = {a: (over and self.ends) or (a == "b" and self.time >= self.length // 2) for a in self.agents}
+        truncated = {agent: over and not self.ends for agent in self.agents}
+        observations = self._observe()
+        infos = {agent: {"cost": 0.5} for agent in self.agents}
+        self.agents = [a for a in self.agents if not terminated[a] and not truncated[a]]
+        return observations, rewards, terminated, truncated, infos
+
+
+def countdown(**kwargs: Any) -> Countdown:
+    """What a config's `env.id: toy_envs:countdown` calls."""
+    return Countdown(**kwargs)
+
+
+def not_an_environment() -> str:
+    """What a mistaken `env.id` may name."""
+    return "hello"

@@ -1,0 +1,280 @@
+"""Configs: what is read, what is refused, and in which words."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marl_ray.config import (
+    AlgorithmConfig,
+    GatewayConfig,
+    PolicyConfig,
+    RunConfig,
+    config_hash,
+    load_config,
+    parse_config,
+)
+from marl_ray.errors import MarlRayError
+
+GOOD = {"name": "run", "env": {"id": "MultiGrid-Empty-5x5-v0"}}
+
+
+def run(*overrides: str, **keys: Any) -> RunConfig:
+    return parse_config(RunConfig, GOOD | keys, overrides)
+
+
+def refusal(*overrides: str, **keys: Any) -> str:
+    with pytest.raises(MarlRayError) as error:
+        run(*overrides, **keys)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def file_refusal(path: Path, text: str) -> str:
+    path.write_text(text)
+    with pytest.raises(MarlRayError) as error:
+        load_config(RunConfig, path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# Reading
+
+
+@pytest.mark.parametrize("number", ["3e-4", "3E-4", "0.0003", "3.0e-4", ".3e-3", "+3e-4"])
+def test_numbers_read_as_numbers_in_overrides_and_files(tmp_path: Path, number: str) -> None:
+    assert run(f"hyper.lr={number}").hyper.lr == 3e-4
+    (tmp_path / "c.yaml").write_text(f"name: run\nenv: {{id: x}}\nhyper: {{lr: {number}}}\n")
+    assert load_config(RunConfig, tmp_path / "c.yaml").hyper.lr == 3e-4
+
+
+def test_overrides_reach_every_kind_of_value() -> None:
+    config = run(
+        "name=other",
+        "env.kwargs.max_steps=10",
+        "hyper.value_clip=null",
+        "hyper.lr_decay=true",
+        "team.shared.agents=['agent_*']",
+        "team.shared.network.hidden=[8, 8]",
+        "env.id=a.b:c",
+        "tracking.uri=http://host:5000/x=y",
+    )
+    assert config.name == "other"
+    assert config.env.kwargs == {"max_steps": 10}
+    assert config.env.id == "a.b:c"
+    assert config.hyper.value_clip is None
+    assert config.hyper.lr_decay is True
+    assert config.team["shared"].agents == ("agent_*",)
+    assert config.team["shared"].network.hidden == (8, 8)
+    assert config.tracking.uri == "http://host:5000/x=y"
+
+
+def test_the_last_override_wins() -> None:
+    assert run("seed=1", "seed=2", seed=3).seed == 2
+
+
+def test_configs_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        run().seed = 1  # type: ignore[misc]
+
+
+def test_policy_hyper_lies_over_the_runs() -> None:
+    config = run(hyper={"lr": 1e-3, "gamma": 0.9}, team={"a": {"hyper": {"lr": 5e-4}}})
+    assert (config.hyper_of("a").lr, config.hyper_of("a").gamma) == (5e-4, 0.9)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("hyper.lrr=1", "unknown key 'hyper.lrr'"),
+        ("nmae=x", "unknown key 'nmae'"),
+        ("team.shared.hyper.lrr=1", "lrr"),
+        ("hyper.lr=fast", "hyper.lr: "),
+        ("hyper.lr=-1", "hyper.lr: Input should be greater than 0, got -1"),
+        ("hyper.gamma=1.5", "hyper.gamma: "),
+        ("seed=-1", "seed: "),
+        ("train.env_copies=0", "train.env_copies: "),
+        ("train.env_copies=1.5", "train.env_copies: "),
+        ("algorithm=ppo9", "algorithm: "),
+        ("name=a/b", "name: "),
+        ("name=..", "name: "),
+        ("team={}", "team: "),
+        ("env=5", "env: "),
+        ("seed", "override 'seed': expected dotted.key=value"),
+        ("=1", "override '=1': expected dotted.key=value"),
+        ("seed.x.y=1", "override 'seed.x.y=1': seed is a value, not a group of keys"),
+        ("seed=[1", "override 'seed=[1'"),
+    ],
+)
+def test_a_bad_override_is_named(override: str, message: str) -> None:
+    assert message in refusal(override, seed=0)
+
+
+def test_the_number_of_further_problems_is_told() -> None:
+    assert refusal("hyper.lr=-1", "hyper.gamma=2").endswith("(and 1 more)")
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(MarlRayError, match="config: missing key 'env'"):
+        parse_config(RunConfig, {"name": "run"})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MarlRayError, match=r"none\.yaml.*No such file"):
+        load_config(RunConfig, tmp_path / "none.yaml")
+    with pytest.raises(MarlRayError, match="cannot be read"):
+        load_config(RunConfig, tmp_path)
+
+
+def test_bad_yaml_has_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    assert file_refusal(path, "name: run\nenv:\n  id: [x\nseed: 1\n").startswith(f"{path}, line 4: not valid YAML")
+    assert "line 2" in file_refusal(path, "name: run\n\tenv: x\n")
+
+
+def test_a_key_given_twice_has_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    assert file_refusal(path, "name: a\nenv: {id: x}\nname: b\n") == (
+        f"{path}, line 3: not valid YAML: key 'name' is given twice"
+    )
+    assert "key 'id' is given twice" in file_refusal(path, "name: a\nenv:\n  id: x\n  id: y\n")
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "just words\n", "5\n"])
+def test_a_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
+    assert "expected a mapping of keys at the top" in file_refusal(tmp_path / "c.yaml", text)
+
+
+@pytest.mark.parametrize(
+    "text", ["? [a, b]\n: 1\n", "1: x\nname: a\nenv: {id: x}\n", "a: &a [*a]\n", "\x00\n", "a: !!python/x y\n"]
+)
+def test_odd_yaml_is_one_line(tmp_path: Path, text: str) -> None:
+    assert str(tmp_path) in file_refusal(tmp_path / "c.yaml", text)
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_bytes(b"name: \xff\xfe")
+    with pytest.raises(MarlRayError, match="cannot be read"):
+        load_config(RunConfig, tmp_path / "c.yaml")
+
+
+def test_env_copies_divide_among_workers() -> None:
+    assert run("train.env_copies=6", "resources.workers=3").batch_steps == 6 * 64
+    assert "train.env_copies=6 must be a multiple of resources.workers=4" in refusal(
+        "train.env_copies=6", "resources.workers=4"
+    )
+
+
+def test_frozen_policies() -> None:
+    assert "team.a: frozen: true needs `bundle`" in refusal(team={"a": {"frozen": True}})
+    frozen = {"frozen": True, "bundle": "/b"}
+    assert "every policy is frozen" in refusal(team={"a": frozen, "b": frozen})
+    assert run(team={"a": frozen, "b": {}}).team["a"].frozen
+
+
+def test_minibatches_fit_the_horizon() -> None:
+    message = "minibatches=9 of policy 'a' must not exceed train.horizon=8"
+    assert message in refusal("train.horizon=8", team={"a": {"hyper": {"minibatches": 9}}})
+
+
+def test_policy_of() -> None:
+    config = run(team={"chiefs": {"agents": ["agent_0"]}, "others": {"agents": ["agent_*"]}})
+    assert config.policy_of(["agent_0", "agent_1"]) == {"agent_0": "chiefs", "agent_1": "others"}
+    with pytest.raises(ValueError, match=r"no policy plays agent 'x' \(agents: agent_0, x\)"):
+        config.policy_of(["agent_0", "x"])
+    with pytest.raises(ValueError, match=r"team\.others: plays no agent"):
+        config.policy_of(["agent_0"])
+
+
+def test_iterations_cover_all_steps() -> None:
+    config = run("train.total_steps=1001", "train.env_copies=10", "train.horizon=10")
+    assert (config.batch_steps, config.iterations) == (100, 11)
+
+
+def test_gateway() -> None:
+    arms = {"a": {"bundle": "/a"}, "b": {"bundle": "/b", "weight": 0}}
+    experiment = {"name": "e", "arms": arms}
+    assert parse_config(GatewayConfig, {"experiments": [experiment]}).experiments[0].arms["b"].weight == 0
+    bad = [
+        ([experiment, experiment], "experiments: names must differ"),
+        ([experiment | {"arms": {k: v | {"weight": 0} for k, v in arms.items()}}], "at least one weight must be above"),
+        ([experiment | {"arms": {"a": arms["a"]}}], "experiments.0.arms: "),
+        ([experiment | {"alpha": 1}], "experiments.0.alpha: "),
+        ([], "experiments: "),
+    ]
+    for experiments, message in bad:
+        with pytest.raises(MarlRayError) as error:
+            parse_config(GatewayConfig, {"experiments": experiments})
+        assert message in str(error.value)
+
+
+# Identity
+
+
+def test_the_hash_is_of_the_meaning_not_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: run\nenv: {id: x}\nhyper:\n  lr: 0.0007\n")
+    (tmp_path / "b.yaml").write_text("# a comment\nenv:\n  id: x\nname: run\n")
+    one, other = (load_config(RunConfig, tmp_path / name) for name in ("a.yaml", "b.yaml"))
+    assert config_hash(one) == config_hash(other)
+    assert config_hash(one) == config_hash(parse_config(RunConfig, one.model_dump(mode="json")))
+    assert config_hash(one) != config_hash(load_config(RunConfig, tmp_path / "a.yaml", ["seed=1"]))
+    assert len(config_hash(one)) == 64
+
+
+def test_the_hash_is_the_same_in_another_process() -> None:
+    code = (
+        "from marl_ray.config import *; print(config_hash(parse_config(RunConfig, {'name': 'r', 'env': {'id': 'x'}})))"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(seen) == 1
+
+
+# The package
+
+
+def test_importing_configs_loads_neither_torch_nor_ray() -> None:
+    code = "import sys, marl_ray.config; print(*sorted({'torch', 'ray', 'transformers', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == ""
+
+
+def test_a_run_has_fewer_than_a_hundred_keys_and_all_say_what_they_are() -> None:
+    schema = RunConfig.model_json_schema()
+    leaves: dict[str, dict[str, Any]] = {}
+
+    def walk(node: dict[str, Any], prefix: str) -> None:
+        for name, value in node["properties"].items():
+            values = value.get("additionalProperties")
+            reference = value.get("$ref") or (values.get("$ref") if isinstance(values, dict) else None)
+            if reference:
+                walk(schema["$defs"][reference.rsplit("/", 1)[1]], f"{prefix}{name}.")
+            else:
+                leaves[prefix + name] = value
+
+    walk(schema, "")
+    assert "team.agents" in leaves and "hyper.lr" in leaves  # the walk does go down
+    assert len(leaves) < 100
+    # These say what they are by their names alone.
+    plain = {"seed", "team.network.activation", "hyper.adam_eps", "hyper.entropy_coef", "tracking.experiment"}
+    plain |= {"resources.cpus_per_worker"}
+    assert {key for key, value in leaves.items() if "description" not in value} <= plain
+
+
+def test_defaults_are_valid() -> None:
+    AlgorithmConfig()
+    PolicyConfig()

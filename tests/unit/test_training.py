@@ -1,0 +1,100 @@
+"""The learner and the loop: the same update however the batch is cut up, and bit-for-bit resume. No Ray."""
+
+import json
+import multiprocessing
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from toy_runs import config, one_of_two, play, short
+
+from marl_ray.algorithms import ALGORITHMS
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    """A process group of this process alone."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def timeless(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "steps_per"))} for row in rows]
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    (path,) = (checkpoint / "bundle").glob("*.safetensors")
+    return load_file(path)
+
+
+@pytest.mark.parametrize("algorithm", ["ippo", "mappo"])
+def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm):
+    whole = play(config(f"algorithm={algorithm}"), tmp_path / "whole")
+    resumed = play(config(f"algorithm={algorithm}"), tmp_path / "again", tmp_path / "whole" / "2")
+    assert timeless(whole)[2:] == timeless(resumed)
+    states = [json.loads((tmp_path / name / "6" / "state.json").read_text()) for name in ("whole", "again")]
+    for state in states:
+        state["metrics"] = timeless([state["metrics"]])
+    assert states[0] == states[1]
+
+
+def test_two_workers_train_the_same_as_one(alone, tmp_path):
+    spawn = multiprocessing.get_context("spawn")
+    out = spawn.Queue()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = (port, str(tmp_path / "two"), list(ALGORITHMS), out)
+    processes = [spawn.Process(target=one_of_two, args=(rank, *arguments), daemon=True) for rank in range(2)]
+    for process in processes:
+        process.start()
+    double = out.get(timeout=120)
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+    for name in ALGORITHMS:
+        single = play(short(name), tmp_path / "one" / name)
+        for a, b in zip(timeless(single), timeless(double[name]), strict=True):
+            assert a == pytest.approx(b, abs=1e-5)
+        expected, got = (weights(tmp_path / workers / name / "4") for workers in ("one", "two"))
+        for key, value in expected.items():
+            torch.testing.assert_close(got[key], value, atol=1e-5, rtol=1e-4)
+
+
+def test_the_toy_is_learned(alone, tmp_path):
+    rows = play(config("train.total_steps=4096", "train.env_copies=16", "hyper.entropy_coef=0"), tmp_path)
+    # Agent a plays 6 steps and b 3: always right is 4.5 a head, a coin toss half of it.
+    assert rows[-1]["return"] > 4.0
+
+
+def test_policies_train_with_algorithms_of_their_own_and_frozen_ones_do_not_move(alone, tmp_path):
+    play(config("train.total_steps=32"), tmp_path / "first")
+    bundle = next((tmp_path / "first").glob("*/bundle"))
+    team = {
+        "mover": {"agents": ["a"], "algorithm": "ippo", "hyper": {"lr": 0.02}},
+        "rock": {"agents": ["b"], "bundle": str(bundle), "frozen": True},
+    }
+    rows = play(config(f"team={json.dumps(team)}", "train.total_steps=64"), tmp_path / "second")
+    assert "policy_loss" in rows[-1]
+    (rock,) = (tmp_path / "second").glob("2/bundle/rock.safetensors")
+    for key, value in weights(bundle.parent).items():
+        assert torch.equal(load_file(rock)[key], value)
+
+
+def test_clipping_is_by_each_networks_own_norm(alone):
+    from marl_ray.training.learner import clip_gradients
+
+    big, small = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
+    big.weight.grad, small.weight.grad = torch.full((2, 2), 10.0), torch.full((2, 2), 0.1)
+    norms = clip_gradients((big, small), 1.0)
+    assert norms.tolist() == pytest.approx([20.0, 0.2])
+    assert big.weight.grad.norm().item() == pytest.approx(1.0, rel=1e-4)
+    assert small.weight.grad.norm().item() == pytest.approx(0.2)
