@@ -42,10 +42,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "0 runners, 1 copy": ("--runners=0", "--envs=1"),
     "0 runners, 16 copies": ("--runners=0", "--envs=16"),
     "1 runner, 16 copies": ("--runners=1", "--envs=16"),
-    "2 runners, 1 copy": ("--runners=2", "--envs=1"),
     "2 runners, 16 copies": ("--runners=2", "--envs=16"),
     "2 runners, 32 copies": ("--runners=2", "--envs=32"),
-    "2 runners, 64 copies": ("--runners=2", "--envs=64"),
     "2 runners, 16 copies, 1 learner thread": ("--runners=2", "--envs=16", "--threads=1"),
     "2 runners, 16 copies, whole-batch minibatch": ("--runners=2", "--envs=16", "--whole"),
 }
@@ -310,7 +308,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=3, help="rounds in which all are measured in turn")
     parser.add_argument("--iterations", type=int, default=10, help="training iterations per measurement")
-    parser.add_argument("--search-iterations", type=int, default=6, help="the same while RLlib's setting is chosen")
+    parser.add_argument("--search-iterations", type=int, default=5, help="the same while RLlib's setting is chosen")
     parser.add_argument("--setting", choices=SETTINGS, help="RLlib's setting; default: try all, take the fastest")
     parser.add_argument("--rllib-venv", type=Path, default=ROOT / ".venv-rllib")
     options = parser.parse_args()

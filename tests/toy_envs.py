@@ -1,5 +1,6 @@
 """Small PettingZoo environments with known behaviour, reachable from configs as `toy_envs:NAME`."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ class Countdown(ParallelEnv):
         self.agents: list[str] = []
         whole = spaces.MultiDiscrete([length + 1, 2], dtype=np.int8)
         vector = spaces.Box(0.0, float(length), (2,), np.float32)
-        self._observation_spaces = {agent: vector if floats else whole for agent in agents}
+        self._observation_spaces = dict.fromkeys(agents, vector if floats else whole)
         self._action_spaces = {agent: spaces.Discrete(2) for agent in agents}
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
@@ -49,7 +50,7 @@ class Countdown(ParallelEnv):
         self.time += 1
         over = self.time >= self.length
         terminated = {a: (over and self.ends) or (a == "b" and self.time >= self.length // 2) for a in self.agents}
-        truncated = {agent: over and not self.ends for agent in self.agents}
+        truncated = dict.fromkeys(self.agents, over and not self.ends)
         observations = self._observe()
         infos = {agent: {"cost": 0.5} for agent in self.agents}
         self.agents = [a for a in self.agents if not terminated[a] and not truncated[a]]
@@ -64,3 +65,24 @@ def countdown(**kwargs: Any) -> Countdown:
 def not_an_environment() -> str:
     """What a mistaken `env.id` may name."""
     return "hello"
+
+
+class Fragile(Countdown):
+    """Kills its process in the given episode step, once: the first to do it leaves the file `marker` behind."""
+
+    def __init__(self, marker: str, at: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.marker, self.left = marker, at
+
+    def step(self, actions: dict[str, int]) -> Any:
+        self.left -= 1
+        if self.left == 0 and not os.path.exists(self.marker):
+            with open(self.marker, "w"):
+                pass
+            os._exit(1)
+        return super().step(actions)
+
+
+def fragile(**kwargs: Any) -> Fragile:
+    """What `env.id: toy_envs:fragile` calls."""
+    return Fragile(**kwargs)

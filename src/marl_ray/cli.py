@@ -1,6 +1,7 @@
 """The command line. Every command imports what it needs when it runs, so `--help` answers at once."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -72,9 +73,11 @@ def config_schema(
     kind: Annotated[str, typer.Argument(help="run, or gateway.")] = "run",
 ) -> None:
     """Print the JSON schema of a config."""
+    from pydantic import BaseModel
+
     from marl_ray.config import GatewayConfig, RunConfig
 
-    models = {"run": RunConfig, "gateway": GatewayConfig}
+    models: dict[str, type[BaseModel]] = {"run": RunConfig, "gateway": GatewayConfig}
     if kind not in models:
         raise MarlRayError(f"kind {kind!r}: expected one of {', '.join(models)}")
     print(json.dumps(models[kind].model_json_schema(), indent=2))
@@ -119,7 +122,7 @@ def _train_here(run: "RunConfig") -> "Outcome":
         with local_ray(dashboard=False):
             return train_on_ray(run)
     try:  # the address of a cluster; a Ray Job has it set
-        ray.init(log_to_driver=False, logging_level="WARNING")
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, RuntimeError) as error:
         raise MarlRayError(f"RAY_ADDRESS: no cluster at {os.environ['RAY_ADDRESS']!r}: {one_line(error)}") from error
     try:

@@ -175,6 +175,4 @@ _WORDS: dict[str, Callable[[str, str], str]] = {
 
 def _verdict(report: dict[str, Any]) -> str:
     control = report["control"]
-    return "; ".join(
-        _WORDS[arm["verdict"]](name, control) for name, arm in report["arms"].items() if "verdict" in arm
-    )
+    return "; ".join(_WORDS[arm["verdict"]](name, control) for name, arm in report["arms"].items() if "verdict" in arm)

@@ -1,6 +1,7 @@
 """The one data layout: B decision sequences of T steps."""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,16 +53,16 @@ class Trajectories:
         batch, steps = self.log_probs.shape
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("group", "episode", "agent", "turn"):
-                expected = (batch,)
-            elif field.name == "states":
+            if field.name == "states":
                 continue
-            else:
-                expected = (batch, steps)
+            expected = (batch,) if field.name in ("group", "episode", "agent", "turn") else (batch, steps)
             if tuple(value.shape[: len(expected)]) != expected:
                 raise ValueError(f"trajectories.{field.name}: expected shape {expected}, got {tuple(value.shape)}")
 
     def to(self, device: torch.device) -> "Trajectories":
         """The same trajectories on another device."""
-        moved = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Trajectories(**{name: value if value is None else value.to(device) for name, value in moved.items()})
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            moved[field.name] = None if value is None else value.to(device)
+        return Trajectories(**moved)

@@ -25,7 +25,8 @@ nowhere = subprocess.DEVNULL
 stranger = subprocess.Popen(["sleep", "60"], stdout=nowhere, stderr=nowhere, start_new_session=True)
 try:
     with local_ray(num_cpus=2) as ray, tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "main.py").write_text("print('a job ran')")
+        script = f"import ray; assert ray.init().address_info['gcs_address'] == {ray.address!r}"
+        pathlib.Path(folder, "main.py").write_text(script)
         assert jobs.run_job(jobs.connect(ray.dashboard_url), "python main.py", folder, timeout_s=100) == 0
         processes = [(p.pid, p.create_time()) for p in _processes_of(ray.temp_dir)]
         facts = {"temp_dir": str(ray.temp_dir), "url": ray.dashboard_url, "processes": processes}
@@ -49,7 +50,7 @@ finally:
 def test_nothing_is_left(
     ray_cluster: LocalRay, tmp_path: Path, ending: str, number: signal.Signals | None, status: int
 ) -> None:
-    """Also two Rays at a time: the shared one keeps running beside this one, and both accept jobs."""
+    """Also two Rays at a time: the shared one keeps running beside this one, and each runs its own jobs."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "GLOO_"))}
     env |= {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     child = subprocess.Popen(

@@ -101,7 +101,9 @@ def test_gaussian_matches_torch_and_is_clipped_for_the_environment():
     torch.testing.assert_close(distribution.log_prob(outputs, actions), normal.log_prob(actions).sum(-1))
     torch.testing.assert_close(distribution.entropy(outputs), normal.entropy().sum(-1))
     assert distribution.to_env(actions).tolist() == [[pytest.approx(0.4), 0.5]]
-    sampled = distribution.sample(outputs.expand(5000, -1), torch.from_numpy(np.random.default_rng(1).random((5000, 2))))
+    sampled = distribution.sample(
+        outputs.expand(5000, -1), torch.from_numpy(np.random.default_rng(1).random((5000, 2)))
+    )
     torch.testing.assert_close(sampled.std(0), outputs[0, 2:].exp(), rtol=0.05, atol=0)
 
 

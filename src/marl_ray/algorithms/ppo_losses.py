@@ -7,7 +7,9 @@ from marl_ray.algorithms.base import Evaluated, Losses
 from marl_ray.config import AlgorithmConfig
 
 
-def clipped_surrogate(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def clipped_surrogate(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: float
+) -> tuple[Tensor, Tensor]:
     """-min(rho A, clip(rho, 1-clip, 1+clip) A) and whether the clip removed the gradient, (N,) each.
 
     Schulman et al. 2017 (arXiv 1707.06347), eq. 7. The log ratio is clamped to +-20 so that exp cannot overflow.

@@ -1,6 +1,7 @@
 """Run marl-ray's entry scripts as Ray Jobs: submit, follow the log, bring back the exit status."""
 
 import asyncio
+import logging
 import os
 import secrets
 import shlex
@@ -79,6 +80,9 @@ def connect(address: str) -> "JobSubmissionClient":
     import requests
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
+
+    for module in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
+        logging.getLogger(module).setLevel(logging.WARNING)  # they narrate uploads and connections
 
     class Client(JobSubmissionClient):
         def _do_request(self, *args: Any, **kwargs: Any) -> Any:

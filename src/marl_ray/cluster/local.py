@@ -64,6 +64,9 @@ def local_ray(
     with _restored_signals(), _environment(token):
         try:
             context = _start(num_cpus, dashboard, quiet, object_store_bytes, temp_dir)
+            # The driver of a job asks this file for its cluster. Without it Ray takes any GCS process of the machine,
+            # so beside another Ray a job would run there.
+            Path(temp_dir, "r", "ray_current_cluster").write_text(context.address_info["address"])
             # Ray has put its own handler, which exits with status 15, over ours.
             _exit_on_sigterm()
             yield LocalRay(

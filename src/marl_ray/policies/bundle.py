@@ -143,8 +143,10 @@ class Bundle:
             raise MarlRayError(f"observations.{agent}: expected {expected}") from None
         if array.shape != (space.shape or ()):
             raise MarlRayError(f"observations.{agent}: expected {expected}, got shape {list(array.shape)}")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+        if not np.isfinite(array.astype(np.float32)).all():
             raise MarlRayError(f"observations.{agent}: expected {expected}, got NaN or infinity")
+        if space.dtype == np.uint8 and ((array < 0) | (array > 255)).any():
+            raise MarlRayError(f"observations.{agent}: expected {expected} from 0 to 255")
         if not isinstance(space, spaces.Box):
             if array.dtype.kind == "f":
                 raise MarlRayError(f"observations.{agent}: expected {expected}, got fractional numbers")
@@ -161,7 +163,9 @@ class Bundle:
         """
         answers: list[dict[str, tuple[np.ndarray, float]]] = [{} for _ in requests]
         for name, policy in self.policies.items():
-            asked = [(i, agent) for i, request in enumerate(requests) for agent in request if self.agents[agent] == name]
+            asked = [
+                (i, agent) for i, request in enumerate(requests) for agent in request if self.agents[agent] == name
+            ]
             if not asked:
                 continue
             rows = np.stack([requests[i][agent] for i, agent in asked])
@@ -221,9 +225,16 @@ def _local_folder(reference: str, tracking_uri: str | None) -> Iterator[Path]:
         return
     import mlflow
 
+    name, _, version = reference.removeprefix("models:/").rpartition("/")
+    if not name:
+        raise MarlRayError(f"bundle {reference!r}: expected models:/name/version")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     with TemporaryDirectory(prefix="marl-ray-bundle-") as temporary:
         try:
-            path = mlflow.artifacts.download_artifacts(reference, dst_path=temporary, tracking_uri=tracking_uri)
+            client = mlflow.MlflowClient(tracking_uri, registry_uri=tracking_uri)
+            # Resolved by hand: `download_artifacts` would ask the process-wide registry, not this one.
+            source = client.get_model_version_download_uri(name, version)
+            path = mlflow.artifacts.download_artifacts(source, dst_path=temporary, tracking_uri=tracking_uri)
         except Exception as error:  # MLflow raises many kinds; each means that the registry has no such version here
             raise MarlRayError(f"bundle {reference!r} is not in the model registry: {one_line(error)}") from error
         yield Path(path)
@@ -238,7 +249,9 @@ def _read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise MarlRayError(f"bundle {str(folder)!r}: {MANIFEST} is malformed at {key or 'top'}: {first['msg']}") from error
+        raise MarlRayError(
+            f"bundle {str(folder)!r}: {MANIFEST} is malformed at {key or 'top'}: {first['msg']}"
+        ) from error
     if manifest.format != FORMAT or manifest.family != "actor_critic":
         raise MarlRayError(f"bundle {str(folder)!r}: format {manifest.format} of {manifest.family!r} is not supported")
     if manifest.content_digest() != manifest.digest:

@@ -21,13 +21,21 @@ LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 class Distribution(Protocol):
     """What an action space asks of the network and how its outputs become actions."""
 
-    parameters: int
-    """Network outputs per decision."""
-    noise: int
-    """Uniform numbers per decision."""
-    shape: tuple[int, ...]
-    """Shape of one action."""
-    dtype: torch.dtype
+    @property
+    def parameters(self) -> int:
+        """Network outputs per decision."""
+
+    @property
+    def noise(self) -> int:
+        """Uniform numbers per decision."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one action."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number type of an action."""
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """Actions (N, *shape) from outputs (N, parameters) and uniforms in [0, 1) (N, noise)."""

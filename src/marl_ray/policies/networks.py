@@ -1,5 +1,6 @@
 """The networks of an actor-critic: a first layer that fits the observation space, then a small MLP."""
 
+import itertools
 import math
 from typing import Any
 
@@ -23,6 +24,8 @@ class OneHotLinear(nn.Module):
     encoded once and reused by every epoch (0.4 us forward, 0.7 us backward), because torch's embedding-bag backward takes
     20 us.
     """
+
+    offsets: Tensor
 
     def __init__(self, sizes: list[int], out: int):
         super().__init__()
@@ -68,7 +71,10 @@ class ImageLinear(nn.Module):
         height, width, channels = shape
         self.shape, self.scale = shape, scale
         self.convolutions = nn.Sequential(
-            nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()
+            nn.Conv2d(channels, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
         )
         self.linear = nn.Linear(32 * math.ceil(height / 4) * math.ceil(width / 4), out)
 
@@ -97,7 +103,7 @@ class Network(nn.Module):
         widths = config.hidden
         self.first = first_layer(space, widths[0])
         layers: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in itertools.pairwise(widths):
             layers += [ACTIVATIONS[config.activation](), nn.Linear(before, after)]
         layers += [ACTIVATIONS[config.activation](), nn.Linear(widths[-1], out)]
         self.rest = nn.Sequential(*layers)

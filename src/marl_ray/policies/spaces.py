@@ -59,7 +59,9 @@ def row_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
         return np.dtype(np.int8 if max(cardinalities(space)) <= 127 else np.int32)
     if isinstance(space, spaces.Box):
         return np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
-    raise MarlRayError(f"observation space {space} is not supported: expected Box, Discrete, MultiDiscrete, MultiBinary")
+    raise MarlRayError(
+        f"observation space {space} is not supported: expected Box, Discrete, MultiDiscrete, MultiBinary"
+    )
 
 
 def cardinalities(space: spaces.Space[Any]) -> list[int]:

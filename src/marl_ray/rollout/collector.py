@@ -203,7 +203,10 @@ def _trajectories(
     steps, copies, agents = buffer.mask.shape
     if player.model.central:
         inputs = np.concatenate([b.rows.reshape(steps + 1, copies, -1) for b in buffers.values()], -1)
-        finals = [np.concatenate([row.reshape(-1) for row in rows]) for rows in zip(*(b.final for b in buffers.values()))]
+        finals = [
+            np.concatenate([row.reshape(-1) for row in rows])
+            for rows in zip(*(b.final for b in buffers.values()), strict=True)
+        ]
     else:
         inputs, finals = buffer.rows, buffer.final
     width = inputs.shape[-1]

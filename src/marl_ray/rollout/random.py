@@ -16,7 +16,9 @@ def action_noise(seed: int, iteration: int, copies: range, steps: int, width: in
     Philox keyed by (seed, iteration, copy), so a copy draws the same numbers whichever worker holds it.
     """
     blocks = [
-        np.random.Generator(np.random.Philox(key=[seed & _MASK, (iteration << 32 | copy) & _MASK])).random((steps, width))
+        np.random.Generator(np.random.Philox(key=[seed & _MASK, (iteration << 32 | copy) & _MASK])).random(
+            (steps, width)
+        )
         for copy in copies
     ]
     return np.stack(blocks, axis=1)

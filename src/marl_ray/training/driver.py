@@ -19,7 +19,7 @@ from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.training.curves import plot_returns
 from marl_ray.training.progress import Progress
-from marl_ray.training.tracking import Tracker, default_uri
+from marl_ray.training.tracking import Tracker, tracking_uri
 
 JOB_FOLDER = "working_dir_files"
 """Ray unpacks a job's working directory under a folder of this name, and deletes it with the job."""
@@ -58,9 +58,8 @@ def check_run(config: RunConfig) -> None:
         raise MarlRayError(
             f"storage: {config.storage!r} is relative to the job's temporary folder; give an absolute path or a URI"
         )
+    tracking_uri(config)
     _filesystem(config)
-    if config.tracking.uri is None:
-        default_uri(config.storage)
     warm_up(config.env)
     env = make_env(config.env)
     try:
@@ -119,7 +118,7 @@ def train(config: RunConfig) -> Outcome:
         tracker.end(status)
 
 
-def worker(payload: dict[str, Any]) -> dict[str, float]:
+def worker(payload: dict[Any, Any]) -> Any:
     """What Ray Train starts in every worker process."""
     import ray.train
     import ray.train.torch
@@ -192,8 +191,8 @@ def _claim(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> dict[st
 
     Ray Train continues whatever lies under the name, so a name that is used again by accident must be caught here.
     """
-    free = {"train": {"total_steps"}, "resources": True, "checkpoint": True, "tracking": True}
-    identity = config.model_dump(mode="json", exclude=free)
+    identity = config.model_dump(mode="json", exclude={"resources", "checkpoint", "tracking"})
+    identity["train"].pop("total_steps")  # a finished run may be made longer
     path = f"{folder}/run.json"
     if filesystem.get_file_info(path).type == fs.FileType.NotFound:
         return {"identity": identity, "config": config.model_dump(mode="json"), "config_hash": config_hash(config)}

@@ -46,6 +46,10 @@ class Progress:
         note = f"return {row.get('return', float('nan')):.3f}  {row['steps_per_second']:,.0f} steps/s"
         self.bar.update(self.task, completed=row["steps"], note=note)
         last = row["iteration"] == self.config.iterations
-        if self.bar.disable and self.config.tracking.progress and (last or time.monotonic() - self.last_line > LINE_EVERY_S):
+        if (
+            self.bar.disable
+            and self.config.tracking.progress
+            and (last or time.monotonic() - self.last_line > LINE_EVERY_S)
+        ):
             self.last_line = time.monotonic()
             print(f"{self.config.name}: {row['steps']:,} steps  {note}", flush=True)

@@ -18,6 +18,7 @@ from marl_ray.policies.bundle import Lineage, PolicyParts, load_bundle, save_bun
 from marl_ray.policies.spaces import joint_space
 from marl_ray.rollout.collector import Player
 from marl_ray.training.learner import Learner
+from marl_ray.training.tracking import tracking_uri
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _load_weights(config: RunConfig, name: str, members: list[str], model: Actor
     reference = config.team[name].bundle
     if reference is None:
         return
-    bundle = load_bundle(reference, config.tracking.uri)
+    bundle = load_bundle(reference, tracking_uri(config))
     source = bundle.agents.get(members[0])
     if source is None:
         raise MarlRayError(f"team.{name}.bundle: {reference!r} has no policy for agent {members[0]!r}")
@@ -106,7 +107,9 @@ def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_prec
     return Team(team_agents(config, env), models, learners)
 
 
-def export_bundle(folder: Path, config: RunConfig, env: ParallelEnv, team: Team, steps: int, metrics: dict[str, float]) -> None:
+def export_bundle(
+    folder: Path, config: RunConfig, env: ParallelEnv, team: Team, steps: int, metrics: dict[str, float]
+) -> None:
     """Write the team's bundle so that `folder` itself is the bundle."""
     parts = {
         name: PolicyParts(

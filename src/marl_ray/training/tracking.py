@@ -1,5 +1,6 @@
 """One MLflow run per training run, whatever restarts it: parameters, batched metrics, curve, registered bundle."""
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -13,14 +14,18 @@ BATCH = 1000
 """Metrics per request, MLflow's limit."""
 
 
-def default_uri(storage: str) -> str:
-    """SQLite under the storage folder; a remote storage needs a tracking URI of its own.
+def tracking_uri(config: RunConfig) -> str:
+    """The run's tracking URI: as configured, or SQLite under the storage folder.
 
-    Raises MarlRayError for remote storage.
+    Raises MarlRayError for remote storage, which needs a tracking URI of its own.
     """
-    if "://" in storage:
-        raise MarlRayError(f"tracking.uri: expected a tracking URI, because storage {storage!r} is not a local folder")
-    return f"sqlite:///{Path(storage).resolve() / 'mlflow.db'}"
+    if config.tracking.uri is not None:
+        return config.tracking.uri
+    if "://" in config.storage:
+        raise MarlRayError(
+            f"tracking.uri: expected a tracking URI, because storage {config.storage!r} is not a local folder"
+        )
+    return f"sqlite:///{Path(config.storage).resolve() / 'mlflow.db'}"
 
 
 class Tracker:
@@ -30,8 +35,9 @@ class Tracker:
         """Look at `run_id`, or begin a run. Raises MarlRayError if the server or database does not answer."""
         import mlflow
 
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it announces every table
         self.config = config
-        self.uri = config.tracking.uri or default_uri(config.storage)
+        self.uri = tracking_uri(config)
         try:
             self.client = mlflow.MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
             self.run_id = run_id or self._begin()
@@ -47,8 +53,8 @@ class Tracker:
         if found is None:
             # Artifacts of a local database lie beside it; a server knows its own place.
             local = self.uri.startswith("sqlite:///")
-            root = Path(self.uri.removeprefix("sqlite:///")).parent / "mlartifacts" if local else None
-            experiment = self.client.create_experiment(name, artifact_location=root and root.as_uri())
+            root = (Path(self.uri.removeprefix("sqlite:///")).parent / "mlartifacts").as_uri() if local else None
+            experiment = self.client.create_experiment(name, artifact_location=root)
         else:
             experiment = found.experiment_id
         run = self.client.create_run(experiment, run_name=self.config.name)
@@ -113,4 +119,6 @@ def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted keys; lists stay values, empty mappings vanish."""
     if not isinstance(data, Mapping):
         return {prefix: data}
-    return {k: v for key, value in data.items() for k, v in flatten(value, f"{prefix}.{key}" if prefix else key).items()}
+    return {
+        k: v for key, value in data.items() for k, v in flatten(value, f"{prefix}.{key}" if prefix else key).items()
+    }

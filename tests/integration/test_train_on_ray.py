@@ -1,0 +1,101 @@
+"""Training runs on a real Ray: tracking, registry, resume, death of a worker, and refusals by name."""
+
+import json
+from pathlib import Path
+
+import mlflow
+import pytest
+from toy_runs import config
+
+from marl_ray.cluster.local import LocalRay
+from marl_ray.config import RunConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundle import load_bundle
+from marl_ray.training.driver import Outcome, check_run, train
+from marl_ray.training.tracking import Tracker
+
+
+def run(storage: Path, *overrides: str) -> tuple[RunConfig, Outcome]:
+    whole = config("resources.workers=2", f"storage={storage}", "tracking.progress=false", *overrides)
+    check_run(whole)
+    return whole, train(whole)
+
+
+def returns(whole: RunConfig, outcome: Outcome) -> list[tuple[int, float]]:
+    return Tracker(whole, outcome.run_id).history("return")
+
+
+def test_a_run_is_tracked_registered_and_resumed(ray_cluster: LocalRay, tmp_path: Path):
+    whole, outcome = run(tmp_path)
+    client = mlflow.MlflowClient(tracking_uri=outcome.tracking_uri)
+    record = client.get_run(outcome.run_id)
+    assert record.info.status == "FINISHED"
+    assert record.data.params["hyper.lr"] == "0.01"
+    assert {"return", "policy_loss", "entropy", "kl", "steps_per_second", "time/rollout"} <= set(record.data.metrics)
+    assert [step for step, _ in returns(whole, outcome)] == [32, 64, 96, 128, 160, 192]
+    assert outcome.model == "models:/toy/1"
+    served = load_bundle(outcome.model, outcome.tracking_uri)
+    assert served.digest == load_bundle(outcome.bundle).digest
+    assert served.manifest.lineage.run == "toy"
+    assert outcome.curve is not None
+    assert outcome.curve.read_bytes().startswith(b"\x89PNG")
+
+    # The same name goes on where it ended; another config under that name is refused before anything runs.
+    longer, second = run(tmp_path, "train.total_steps=256")
+    assert second.run_id == outcome.run_id
+    assert [step for step, _ in returns(longer, second)] == [32, 64, 96, 128, 160, 192, 224, 256]
+    with pytest.raises(MarlRayError, match=r"name: run 'toy' exists .* with another hyper"):
+        run(tmp_path, "hyper.lr=0.5")
+
+
+def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRay, tmp_path: Path):
+    marker = tmp_path / "died"
+    marker.touch()
+    env = f'env={{"id": "toy_envs:fragile", "kwargs": {{"marker": "{marker}", "at": 35}}}}'
+    calm = run(tmp_path / "calm", env)
+    marker.unlink()
+    died = run(tmp_path / "died-run", env)
+    assert marker.exists()
+    assert returns(*died) == returns(*calm)
+    assert len(mlflow.MlflowClient(tracking_uri=died[1].tracking_uri).search_runs(["1"])) == 1
+    assert load_bundle(died[1].bundle).manifest.policies == load_bundle(calm[1].bundle).manifest.policies
+
+
+def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path):
+    whole = config(
+        f"storage={tmp_path}",
+        "resources.max_failures=0",
+        "tracking.progress=false",
+        f'env={{"id": "toy_envs:fragile", "kwargs": {{"marker": "{tmp_path / "no" / "folder"}", "at": 5}}}}',
+    )
+    with pytest.raises(MarlRayError, match=r"run 'toy' failed: worker 0: .*No such file") as caught:
+        train(whole)
+    assert "\n" not in str(caught.value)
+    record = json.loads((tmp_path / "toy" / "run.json").read_text())
+    assert Tracker(whole, record["mlflow_run_id"]).client.get_run(record["mlflow_run_id"]).info.status == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["resources.workers=4", "resources.cpus_per_worker=2"],
+            "resources.workers=4 .*needs 8 CPUs, .*never have more than 4",
+        ),
+        (["resources.device=cuda"], "resources.workers=1 on cuda needs 1 GPUs"),
+        (["storage=/proc/nothing"], "storage: '/proc/nothing' cannot be written"),
+        (["storage=s3://bucket/x"], "tracking.uri: expected a tracking URI|storage: .*cannot be written"),
+        (["tracking.uri=http://127.0.0.1:9"], "tracking.uri: 'http://127.0.0.1:9' cannot be used"),
+        (['team={"x": {"agents": ["z*"]}}'], "team: no policy plays agent 'a'"),
+        (['team={"x": {"bundle": "/no/such"}}'], "bundle '/no/such' has no readable bundle.json"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(ray_cluster: LocalRay, tmp_path: Path, monkeypatch, overrides, message):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    whole = config(f"storage={tmp_path}", *overrides)
+    with pytest.raises(MarlRayError, match=message) as caught:
+        check_run(whole)
+        train(whole)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "toy" / "run.json").exists()

@@ -1,0 +1,123 @@
+"""Bundles: what is written is what is served, and nothing that was touched is."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from marl_ray.config import NetworkConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.actor_critic import ActorCritic
+from marl_ray.policies.bundle import Lineage, PolicyParts, load_bundle, save_bundle
+
+OBSERVATION = spaces.MultiDiscrete([5, 4], dtype=np.int8)
+NETWORK = NetworkConfig(hidden=(8,))
+
+
+def write(folder: Path, model: ActorCritic) -> Path:
+    lineage = Lineage(
+        run="r",
+        algorithm={"shared": "ippo"},
+        config_hash="c",
+        code_version="0",
+        seed=0,
+        env={},
+        steps=1,
+        metrics={"x": 1.0},
+    )
+    parts = PolicyParts(NETWORK, OBSERVATION, spaces.Discrete(3), model.actor.state_dict())
+    return save_bundle(folder, {"a": "shared", "b": "shared"}, {"shared": parts}, lineage)
+
+
+@pytest.fixture
+def model() -> ActorCritic:
+    torch.manual_seed(0)
+    return ActorCritic(OBSERVATION, spaces.Discrete(3), NETWORK)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: ActorCritic) -> Path:
+    return write(tmp_path, model)
+
+
+def test_a_bundle_acts_as_the_policy_did(folder, model):
+    bundle = load_bundle(folder)
+    rows = np.array([[0, 1], [4, 3], [2, 2]])
+    outputs = model.actor.infer(torch.from_numpy(rows))
+    requests = [{"a": rows[0], "b": rows[1]}, {"b": rows[2]}]
+    answers = bundle.act(requests)
+    got = [answers[0]["a"], answers[0]["b"], answers[1]["b"]]
+    assert [int(action) for action, _ in got] == outputs.argmax(-1).tolist()
+    expected = outputs.log_softmax(-1).max(-1).values.tolist()
+    assert [log_prob for _, log_prob in got] == pytest.approx(expected, rel=1e-5)
+
+
+def test_equal_content_has_an_equal_digest(folder, tmp_path, model):
+    again = write(tmp_path / "again", model)
+    assert load_bundle(folder).digest == load_bundle(again).digest
+    assert folder.name == load_bundle(folder).digest[:16]
+    assert sorted(path.name for path in folder.iterdir()) == ["bundle.json", "shared.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "again"])
+
+
+def _flip_weights(folder: Path) -> None:
+    path = folder / "shared.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+
+
+def _edit_manifest(folder: Path) -> None:
+    path = folder / "bundle.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"agents": {"c": "shared"}}))
+
+
+def _escape(folder: Path) -> None:
+    data = json.loads((folder / "bundle.json").read_text())
+    data["policies"]["shared"]["weights"] = "../x.safetensors"
+    (folder / "bundle.json").write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_flip_weights, "content hash of shared.safetensors does not fit"),
+        (_edit_manifest, "content hash of bundle.json does not fit"),
+        (_escape, "does not fit"),
+        (lambda folder: (folder / "shared.safetensors").unlink(), "shared.safetensors is missing"),
+        (lambda folder: (folder / "bundle.json").write_text("{}"), "malformed at agents"),
+        (lambda folder: (folder / "bundle.json").write_text("not json"), "malformed"),
+        (lambda folder: (folder / "bundle.json").unlink(), "no readable bundle.json"),
+    ],
+)
+def test_a_touched_bundle_is_refused_in_one_line(folder, damage, message):
+    damage(folder)
+    with pytest.raises(MarlRayError, match=message) as caught:
+        load_bundle(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_model_version_is_refused(tmp_path):
+    with pytest.raises(MarlRayError, match="'models:/none/1' is not in the model registry"):
+        load_bundle("models:/none/1", f"sqlite:///{tmp_path}/mlflow.db")
+
+
+@pytest.mark.parametrize(
+    ("agent", "observation", "message"),
+    [
+        ("z", [0, 0], "observations.z: unknown agent, expected one of a, b"),
+        ("a", [0], r"observations.a: expected an array of shape \[2\] .*got shape \[1\]"),
+        ("a", [5, 0], "observations.a: .*category out of range"),
+        ("a", [-1, 0], "observations.a: .*category out of range"),
+        ("a", [300, 0], "observations.a: .*category out of range"),
+        ("a", [0.5, 0], "observations.a: .*fractional"),
+        ("a", [float("nan"), 0], "observations.a: .*NaN"),
+        ("a", ["x", 0], r"observations.a: expected an array of shape \[2\]"),
+        ("a", [[0], [0, 1]], r"observations.a: expected an array of shape \[2\]"),
+        ("a", None, r"observations.a: expected an array of shape \[2\]"),
+    ],
+)
+def test_an_observation_from_outside_is_checked(folder, agent, observation, message):
+    with pytest.raises(MarlRayError, match=message):
+        load_bundle(folder).check(agent, observation)
