@@ -1,6 +1,8 @@
 """The one Ray that all integration and end-to-end tests share: a start costs more than most tests."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,8 @@ from marl_ray.cluster.local import LocalRay, local_ray
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[LocalRay]:
-    """A local Ray with four logical CPUs, a dashboard and token authentication."""
-    with local_ray(num_cpus=4) as ray:
-        yield ray
+    """A local Ray with four logical CPUs, a dashboard and token authentication; its workers can import the toys."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        with local_ray(num_cpus=4) as ray:
+            yield ray

@@ -139,6 +139,8 @@ def _print_config(config: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; always raises SystemExit. A MarlRayError is one line on stderr and status 2."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python` does, so that an `env.id` may name a module that lies here
     try:
         app(args=list(argv) if argv is not None else None, prog_name="marl-ray")
     except MarlRayError as error:
