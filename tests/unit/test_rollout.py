@@ -89,7 +89,7 @@ def test_a_true_end_has_no_bootstrap():
 def test_log_probs_and_values_are_the_networks_own():
     one = player("central")
     batch = collector(range(2)).collect({"shared": one}, 0)[0]["shared"]
-    outputs = one.model.actor.infer(batch.observations.flatten(0, 1))
+    outputs = one.model.distribution.normalize(one.model.actor.infer(batch.observations.flatten(0, 1)))
     expected = one.model.distribution.log_prob(outputs, batch.actions.flatten())
     own = batch.mask.flatten()
     torch.testing.assert_close(batch.log_probs.flatten()[own], expected[own])

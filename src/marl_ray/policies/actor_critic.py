@@ -68,14 +68,15 @@ class ActorCritic(nn.Module):
         self.critic = Network(critic_space, network, agents if self.central else 1, gain=1.0)
 
     def forward(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Action parameters (U, P) and values (V, 1) or, from a central critic, (V, agents), of the evaluated rows.
+        """Normalised action parameters (U, P) and values (V, 1 or agents) of the evaluated rows.
 
         `inputs` are the actor's values and columns, then the critic's. (Plain tensors: FSDP2 looks into them.)
         """
         actor_values, actor_columns, critic_values, critic_columns = inputs
-        return self.actor(actor_values, actor_columns), self.critic(critic_values, critic_columns)
+        outputs = self.distribution.normalize(self.actor(actor_values, actor_columns))
+        return outputs, self.critic(critic_values, critic_columns)
 
     def evaluate(self, actor: Prepared, critic: Prepared) -> tuple[Tensor, Tensor]:
-        """Action parameters (N, P) and values (M, 1 or agents) of whole batches, with gradients."""
+        """Normalised action parameters (N, P) and values (M, 1 or agents) of whole batches, with gradients."""
         outputs, values = self(actor.values, actor.columns, critic.values, critic.columns)
         return actor.spread(outputs), critic.spread(values)

@@ -103,7 +103,8 @@ class ServedPolicy:
         the most likely action is taken.
         """
         flat = to_row(self.observation_space, observations).reshape(len(observations), -1)
-        outputs = self.actor.infer(torch.as_tensor(flat.astype(row_dtype(self.observation_space), copy=False)))
+        rows = torch.as_tensor(flat.astype(row_dtype(self.observation_space), copy=False))
+        outputs = self.distribution.normalize(self.actor.infer(rows))
         if noise is None:
             actions = self.distribution.mode(outputs)
         else:

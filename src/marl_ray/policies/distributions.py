@@ -37,8 +37,11 @@ class Distribution(Protocol):
     def dtype(self) -> torch.dtype:
         """Number type of an action."""
 
+    def normalize(self, outputs: Tensor) -> Tensor:
+        """Raw network outputs (N, parameters) to the form that the other methods take, so that it is done once."""
+
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """Actions (N, *shape) from outputs (N, parameters) and uniforms in [0, 1) (N, noise)."""
+        """Actions (N, *shape) from normalised outputs (N, parameters) and uniforms in [0, 1) (N, noise)."""
 
     def mode(self, outputs: Tensor) -> Tensor:
         """Most likely actions (N, *shape)."""
@@ -70,8 +73,13 @@ class Categorical:
     def noise(self) -> int:
         return len(self.sizes)
 
-    def _log_probs(self, outputs: Tensor) -> list[Tensor]:
-        return [part.log_softmax(-1) for part in outputs.split(self.sizes, -1)]
+    def normalize(self, outputs: Tensor) -> Tensor:
+        if len(self.sizes) == 1:
+            return outputs.log_softmax(-1)
+        return torch.cat([part.log_softmax(-1) for part in outputs.split(self.sizes, -1)], -1)
+
+    def _log_probs(self, outputs: Tensor) -> tuple[Tensor, ...]:
+        return outputs.split(self.sizes, -1) if len(self.sizes) > 1 else (outputs,)
 
     def _shaped(self, columns: list[Tensor]) -> Tensor:
         return torch.stack(columns, -1) if self.shape else columns[0]
@@ -123,25 +131,25 @@ class Gaussian:
     def parameters(self) -> int:
         return 2 * self.noise
 
-    def _mean_and_log_std(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    def normalize(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.float().chunk(2, -1)
-        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+        return torch.cat([mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)], -1)
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        mean, log_std = self._mean_and_log_std(outputs)
+        mean, log_std = outputs.chunk(2, -1)
         normal = torch.special.ndtri(noise.double().clamp(1e-12, 1 - 1e-12)).to(mean.dtype)
         return (mean + log_std.exp() * normal).reshape(-1, *self.shape)
 
     def mode(self, outputs: Tensor) -> Tensor:
-        return self._mean_and_log_std(outputs)[0].reshape(-1, *self.shape)
+        return outputs.chunk(2, -1)[0].reshape(-1, *self.shape)
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        mean, log_std = self._mean_and_log_std(outputs)
+        mean, log_std = outputs.chunk(2, -1)
         z = (actions.reshape(mean.shape) - mean) / log_std.exp()
         return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self, outputs: Tensor) -> Tensor:
-        _, log_std = self._mean_and_log_std(outputs)
+        log_std = outputs.chunk(2, -1)[1]
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def to_env(self, actions: Tensor) -> np.ndarray:

@@ -57,6 +57,7 @@ class _Buffers:
     def __init__(self, env: ParallelEnv, player: Player, steps: int, copies: int):
         agent = player.agents[0]
         self.space = env.observation_space(agent)
+        self.plain = len(self.space.shape or ()) == 1  # an observation is its own row: most are, and this is a hot path
         shape = (steps, copies, len(player.agents))
         self.rows = np.zeros((steps + 1, *shape[1:], row_size(self.space)), row_dtype(self.space))
         self.final: list[np.ndarray] = []
@@ -71,7 +72,7 @@ class _Buffers:
         rows = self.rows[t, c]
         for k, agent in enumerate(agents):
             if agent in observations:
-                rows[k] = to_row(self.space, observations[agent]).reshape(-1)
+                rows[k] = observations[agent] if self.plain else to_row(self.space, observations[agent]).reshape(-1)
 
 
 class Collector:
@@ -120,7 +121,8 @@ class Collector:
         copy.history.append(actions)
         result = copy.env.step(actions)
         copy.ret += sum(result[1].values()) / len(copy.env.possible_agents)
-        copy.cost += sum(info.get("cost", 0.0) for info in result[4].values())
+        for info in result[4].values():
+            copy.cost += info.get("cost", 0.0)
         return result
 
     def collect(self, players: Mapping[str, Player], iteration: int) -> tuple[dict[str, Trajectories], list[Episode]]:
@@ -142,17 +144,22 @@ class Collector:
                 alive = tuple(copy.env.agents)
                 actions = {agent: choices[agent][c] for agent in alive}
                 observations, rewards, terminated, truncated, infos = self._step(copy, actions)
+                cut = False
                 for name, player in players.items():
                     buffer = buffers[name]
                     for k, agent in enumerate(player.agents):
-                        if agent in actions:
-                            buffer.mask[t, c, k] = True
+                        if agent not in actions:
+                            continue
+                        buffer.mask[t, c, k] = True
+                        if rewards[agent]:
                             buffer.rewards[t, c, k] = rewards[agent]
-                            buffer.terminated[t, c, k] = terminated[agent]
-                            buffer.truncated[t, c, k] = truncated[agent] and not terminated[agent]
-                            if "cost" in infos[agent]:
-                                buffer.costs[t, c, k] = infos[agent]["cost"]
-                if any(truncated[agent] and not terminated[agent] for agent in actions):
+                        if infos[agent]:
+                            buffer.costs[t, c, k] = infos[agent].get("cost", 0.0)
+                        if terminated[agent]:
+                            buffer.terminated[t, c, k] = True
+                        elif truncated[agent]:
+                            buffer.truncated[t, c, k] = cut = True
+                if cut:
                     cuts.append((t, c))
                     for name, player in players.items():
                         buffers[name].write(t + 1, c, player.agents, observations)
@@ -180,7 +187,8 @@ def _act(
     for (name, player), uniforms in zip(players.items(), noise, strict=True):
         buffer, distribution = buffers[name], player.model.distribution
         copies, agents = buffer.rows.shape[1:3]
-        outputs = player.model.actor.infer(torch.from_numpy(buffer.rows[t].reshape(copies * agents, -1)))
+        rows = torch.from_numpy(buffer.rows[t].reshape(copies * agents, -1))
+        outputs = distribution.normalize(player.model.actor.infer(rows))
         actions = distribution.sample(outputs, uniforms.reshape(copies * agents, -1))
         buffer.actions[t] = actions.reshape(buffer.actions.shape[1:])
         buffer.log_probs[t] = distribution.log_prob(outputs, actions).reshape(copies, agents)

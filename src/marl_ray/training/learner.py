@@ -34,6 +34,7 @@ class Learner:
         """`model` has the same weights on every worker and becomes the rollout copy (on CPU)."""
         self.rollout_model, self.hyper, self.algorithm = model, hyper, ALGORITHMS[algorithm]
         self.value_norm = ValueNorm()
+        self.mixed_precision = mixed_precision
         self.device = torch.device(mesh.device_type)
         self.model = copy.deepcopy(model).to(self.device)
         model.requires_grad_(False)
@@ -52,9 +53,12 @@ class Learner:
 
     def refresh_rollout_model(self) -> None:
         """Copy the sharded weights into the rollout copy; every worker takes part."""
+        if not self.mixed_precision:
+            self.model.unshard()  # one gather for all parameters; mixed precision would round them
         with torch.no_grad():
-            for plain, sharded in zip(self.rollout_model.parameters(), self.model.parameters(), strict=True):
-                plain.copy_(full(sharded))
+            for plain, parameter in zip(self.rollout_model.parameters(), self.model.parameters(), strict=True):
+                plain.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)
+        self.model.reshard()
 
     def set_progress(self, share: float) -> None:
         """Learning rates for a run of which `share` (0 to 1) is done."""
@@ -163,12 +167,6 @@ class Learner:
         """Continue from `state()`; the weights were loaded before."""
         self.value_norm = ValueNorm(**state["value_norm"])
         self.refresh_rollout_model()
-
-
-def full(parameter: Tensor) -> Tensor:
-    """A sharded parameter's whole value on CPU; every worker takes part."""
-    value = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-    return value.detach().cpu()
 
 
 def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:
