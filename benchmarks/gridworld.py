@@ -41,11 +41,12 @@ TARGET = 0.93
 SETTINGS: dict[str, tuple[str, ...]] = {
     "0 runners, 1 copy": ("--runners=0", "--envs=1"),
     "0 runners, 16 copies": ("--runners=0", "--envs=16"),
-    "1 runner, 16 copies": ("--runners=1", "--envs=16"),
-    "2 runners, 16 copies": ("--runners=2", "--envs=16"),
-    "2 runners, 32 copies": ("--runners=2", "--envs=32"),
-    "2 runners, 16 copies, 1 learner thread": ("--runners=2", "--envs=16", "--threads=1"),
-    "2 runners, 16 copies, whole-batch minibatch": ("--runners=2", "--envs=16", "--whole"),
+    "1 runner, 32 copies": ("--runners=1", "--envs=32"),
+    "2 runners, 16 copies each": ("--runners=2", "--envs=16"),
+    "2 runners, 32 copies each": ("--runners=2", "--envs=32"),
+    "2 runners, 64 copies each": ("--runners=2", "--envs=64"),
+    "2 runners, 32 copies each, 1 learner thread": ("--runners=2", "--envs=32", "--threads=1"),
+    "2 runners, 32 copies each, whole-batch minibatch": ("--runners=2", "--envs=32", "--whole"),
 }
 """How RLlib may be set up; the fastest is the peer."""
 
@@ -109,7 +110,9 @@ def run_peer(python: Path, *options: str) -> Any:
 def measure_rllib(python: Path, setting: str, iterations: int, *more: str) -> dict[str, Any]:
     """One short run of RLlib: steps per second by iteration."""
     load = os.getloadavg()[0]
-    result = run_peer(python, *SETTINGS[setting], f"--iterations={iterations}", *more)
+    config = run_config("ippo")
+    same = (f"--lr={config.hyper.lr}", f"--batch={config.batch_steps}", f"--iterations={iterations}")
+    result = run_peer(python, *SETTINGS[setting], *same, *more)
     rates = [i["steps"] / i["seconds"] for i in result["iterations"]]
     return {
         "steps_per_second": statistics.median(rates[WARM_UP:]),
@@ -197,8 +200,8 @@ def speed(options: argparse.Namespace) -> None:
         rounds.append(row)
         rates = {key: round(part["steps_per_second"]) for key, part in row.items() if not key.startswith("raw")}
         print(f"round {number + 1}: {rates}, raw per process {[round(x) for x in row['raw']]}", flush=True)
-    result = {"machine": machine(python), "best_setting": best, "settings": settings, "rounds": rounds}
-    store("gridworld", result, speed_table(result))
+        result = {"machine": machine(python), "best_setting": best, "settings": settings, "rounds": rounds}
+        store("gridworld", result, speed_table(result))
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:

@@ -77,6 +77,9 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
         def __init__(self) -> None:
             super().__init__()
             from marl_ray.config import EnvConfig
+
+            # marl-ray writes `MultiDiscrete[...]` in annotations, which the older gymnasium does not know.
+            gym.spaces.MultiDiscrete.__class_getitem__ = classmethod(lambda cls, item: cls)
             from marl_ray.envs import make_env
 
             self.env = make_env(EnvConfig(id=name, kwargs={"agents": agents, "joint_reward": True}))
@@ -130,7 +133,7 @@ def build(options: argparse.Namespace) -> Any:
             train_batch_size_per_learner=rows,
             minibatch_size=options.batch * options.agents if options.whole else None,
             num_epochs=4,
-            lr=1e-3,
+            lr=options.lr,
             gamma=0.99,
             lambda_=0.95,
             clip_param=0.2,
@@ -221,6 +224,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="torch threads of the learner")
     parser.add_argument("--batch", type=int, default=4096, help="environment steps per iteration")
     parser.add_argument("--whole", action="store_true", help="minibatches of batch x agents rows, not of batch rows")
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--count-gradient-steps", action="store_true")
     parser.add_argument("--raw", action="store_true", help="measure the environment alone")

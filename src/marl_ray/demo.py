@@ -35,6 +35,8 @@ def run_demo(folder: Path, episodes: int, keep: bool) -> None:
     if missing:
         raise MarlRayError(f"demo: {', '.join(missing)} is missing; run the demo from a checkout of marl-ray")
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
     folder = (folder / time.strftime("%Y%m%d-%H%M%S")).resolve()
     folder.mkdir(parents=True)
     with _step(console, "compiling the gridworld (first time only)"):
@@ -54,6 +56,8 @@ def run_demo(folder: Path, episodes: int, keep: bool) -> None:
         curve = _plot(folder)
         console.print(_table(report, played))
         console.print(f"verdict    {_verdict(report)}")
+        models = ", ".join(f"{name} is {arm['bundle']}" for name, arm in report["arms"].items())
+        console.print(f"models     {models}", soft_wrap=True)
         console.print(f"curves     {curve}", soft_wrap=True)
         console.print(f"runs       mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db", soft_wrap=True)
         console.print(f"outcomes   sqlite:///{folder}/experiments.db", soft_wrap=True)
@@ -141,14 +145,13 @@ def _plot(folder: Path) -> Path:
 
 def _table(report: dict[str, Any], played: Sequence[Any]) -> Table:
     table = Table(title=f"experiment {report['name']}, {len(played)} episodes over HTTP")
-    for column in ("arm", "model", "return (95 % CI)", "p50 ms", "p99 ms", "exposures", "vs control", "verdict"):
-        table.add_column(column, justify="left" if column in ("arm", "model", "verdict") else "right")
+    for column in ("arm", "return [95 % CI]", "p50 ms", "p99 ms", "exposures", "against control", "verdict"):
+        table.add_column(column, justify="left" if column in ("arm", "verdict") else "right", no_wrap=True)
     for name, arm in report["arms"].items():
         latencies = [ms * 1000 for episode in played if episode.arm == name for ms in episode.latencies]
         p50, p99 = np.percentile(latencies, [50, 99]) if latencies else (float("nan"), float("nan"))
         table.add_row(
             name,
-            arm["bundle"],
             _with_bounds(arm["mean"], arm["interval"]),
             f"{p50:.1f}",
             f"{p99:.1f}",

@@ -84,7 +84,8 @@ def test_categorical_sampling_follows_the_probabilities():
     torch.testing.assert_close(first.float(), torch.tensor([0.0, 1.0, -1.0]).softmax(-1), atol=0.015, rtol=0)
     log_p = distribution.log_prob(outputs[:1], torch.tensor([[1, 0]]))
     assert log_p.item() == pytest.approx(
-        (torch.tensor([0.0, 1.0, -1.0]).log_softmax(-1)[1] + torch.tensor([2.0, 0.0]).log_softmax(-1)[0]).item(), abs=1e-6
+        (torch.tensor([0.0, 1.0, -1.0]).log_softmax(-1)[1] + torch.tensor([2.0, 0.0]).log_softmax(-1)[0]).item(),
+        abs=1e-6,
     )
 
 
@@ -113,4 +114,6 @@ def test_discrete_actions_count_from_the_spaces_start():
 
 
 def test_entropy_of_the_uniform_policy():
-    assert distribution_of(spaces.Discrete(7)).entropy(torch.full((1, 7), 1 / 7).log()).item() == pytest.approx(math.log(7))
+    assert distribution_of(spaces.Discrete(7)).entropy(torch.full((1, 7), 1 / 7).log()).item() == pytest.approx(
+        math.log(7)
+    )

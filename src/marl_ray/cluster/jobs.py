@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
+from urllib.parse import urlsplit
 
 from marl_ray.config import RunConfig, config_hash, load_config
 from marl_ray.errors import MarlRayError, one_line
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ray.dashboard.modules.job.pydantic_models import JobDetails
     from ray.job_submission import JobSubmissionClient
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CONNECT_S = 5.0
 READ_S = 30.0
 """Deadlines of one HTTP request; Ray's client sets none."""
@@ -52,6 +54,14 @@ def submit(
     cluster's image, which must have marl-ray installed.
     """
     config = load_config(RunConfig, config_path, overrides)
+    if (
+        urlsplit(address).hostname in LOOPBACK
+        and not Path(config.storage).is_absolute()
+        and "://" not in config.storage
+    ):
+        # The cluster is this machine, so "here" means the same folder to both.
+        overrides = [*overrides, f"storage={Path(config.storage).resolve()}"]
+        config = load_config(RunConfig, config_path, overrides)
     _refuse_relative_paths(config)
     script = Path(__file__).parents[3] / "jobs" / f"{kind}.py"
     if not script.is_file():

@@ -35,7 +35,7 @@ async def play_episodes(
     episodes: int,
     *,
     experiment: str | None = None,
-    concurrency: int = 8,
+    concurrency: int = 4,
     seed: int = 0,
     on_episode: Callable[[PlayedEpisode], None] = lambda episode: None,
 ) -> list[PlayedEpisode]:

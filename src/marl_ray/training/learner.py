@@ -2,12 +2,12 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from marl_ray.algorithms import ALGORITHMS
@@ -53,12 +53,13 @@ class Learner:
 
     def refresh_rollout_model(self) -> None:
         """Copy the sharded weights into the rollout copy; every worker takes part."""
+        sharded = cast(FSDPModule, self.model)
         if not self.mixed_precision:
-            self.model.unshard()  # one gather for all parameters; mixed precision would round them
+            sharded.unshard()  # one gather for all parameters; mixed precision would round them
         with torch.no_grad():
             for plain, parameter in zip(self.rollout_model.parameters(), self.model.parameters(), strict=True):
                 plain.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)
-        self.model.reshard()
+        sharded.reshard()
 
     def set_progress(self, share: float) -> None:
         """Learning rates for a run of which `share` (0 to 1) is done."""

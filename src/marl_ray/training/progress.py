@@ -43,7 +43,8 @@ class Progress:
 
     def show(self, row: Mapping[str, float]) -> None:
         """One iteration's metrics."""
-        note = f"return {row.get('return', float('nan')):.3f}  {row['steps_per_second']:,.0f} steps/s"
+        mean = f"{row['return']:.3f}" if "return" in row else "-"  # until a first episode has ended
+        note = f"return {mean}  {row['steps_per_second']:,.0f} steps/s"
         self.bar.update(self.task, completed=row["steps"], note=note)
         last = row["iteration"] == self.config.iterations
         if (

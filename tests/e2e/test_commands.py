@@ -1,0 +1,119 @@
+"""The commands of the README, as a user types them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from marl_ray.cluster.local import LocalRay
+from marl_ray.policies.bundle import Manifest
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+CONFIG = "jobs/configs/multigrid_mappo.yaml"
+SHORT = ["train.total_steps=8192", "tracking.progress=false"]
+
+
+def command(*arguments: str, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the environment in the repository's root, outside of any running Ray's variables."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    program = [str(BIN / arguments[0]), *arguments[1:]]
+    return subprocess.run(program, cwd=ROOT, env=clean | env, capture_output=True, text=True, timeout=timeout)
+
+
+def trained(storage: Path, name: str = "gridworld-mappo") -> dict[str, str]:
+    """Policy -> sha256 of its weights in the one bundle of a run."""
+    (path,) = (storage / name).glob("checkpoint_*/bundle/bundle.json")
+    return {policy: part.sha256 for policy, part in Manifest.model_validate_json(path.read_bytes()).policies.items()}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["submit", "--help"], ["demo", "--help"]])
+def test_help(arguments):
+    done = command("marl-ray", *arguments)
+    assert done.returncode == 0
+    assert "Usage: marl-ray" in done.stdout
+
+
+def test_a_dry_run_prints_the_resolved_config_and_starts_nothing():
+    done = command("marl-ray", "train", CONFIG, "hyper.lr=3e-4", "--dry-run")
+    config = yaml.safe_load(done.stdout)
+    assert config["hyper"]["lr"] == 3e-4
+    assert config["hyper"]["gamma"] == 0.99
+    assert config["algorithm"] == "mappo"
+
+
+@pytest.mark.parametrize("kind", ["run", "gateway"])
+def test_the_schema_is_json_schema(kind):
+    assert json.loads(command("marl-ray", "config", "schema", kind).stdout)["type"] == "object"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([CONFIG, "hyper.learning_rate=1"], "unknown key 'hyper.learning_rate'"),
+        ([CONFIG, "algorithm=sarsa"], "algorithm: .*'ippo' or 'mappo'.*sarsa"),
+        ([CONFIG, "env.id=CartPole-v1"], "env.id: 'CartPole-v1' is unknown"),
+        ([CONFIG, "storage=/proc/runs"], "storage: '/proc/runs' cannot be written"),
+        ([CONFIG, "nonsense"], "override 'nonsense': expected dotted.key=value"),
+        (["no/such/file.yaml"], "config file 'no/such/file.yaml' cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(arguments, message):
+    done = command("marl-ray", "train", *arguments)
+    assert done.returncode == 2
+    assert re.fullmatch(f"marl-ray: .*{message}.*\n", done.stderr)
+    assert done.stdout == ""
+
+
+def test_more_workers_than_this_machine_can_hold(tmp_path):
+    done = command("marl-ray", "train", CONFIG, "resources.workers=64", "train.env_copies=64", f"storage={tmp_path}")
+    assert done.returncode == 2
+    assert "resources.workers=64" in done.stderr
+    assert "can never have more than" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_job_trains_what_the_command_trains(ray_cluster: LocalRay, tmp_path: Path):
+    here, job, submitted = (tmp_path / name for name in ("here", "job", "submitted"))
+    done = command("marl-ray", "train", CONFIG, *SHORT, f"storage={here}")
+    assert done.returncode == 0, done.stderr
+    assert "gridworld-mappo: best return" in done.stdout
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray_cluster.token}
+    submit = ["ray", "job", "submit", "--address", ray_cluster.dashboard_url, "--", "python", "jobs/train.py", CONFIG]
+    done = command(*submit, *SHORT, f"storage={job}", **token)
+    assert done.returncode == 0, done.stdout + done.stderr
+    submit = [
+        "marl-ray",
+        "submit",
+        "train",
+        CONFIG,
+        *SHORT,
+        f"storage={submitted}",
+        "--address",
+        ray_cluster.dashboard_url,
+    ]
+    done = command(*submit, **token)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert trained(here) == trained(job) == trained(submitted)
+
+
+def test_the_demo_ends_with_a_verdict_and_leaves_nothing_behind(tmp_path: Path):
+    before = {process.pid for process in psutil.process_iter()}
+    done = command("marl-ray", "demo", "--episodes", "120", "--folder", str(tmp_path), timeout=290)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"│ ippo +│ +0\.9\d\d", done.stdout), done.stdout
+    assert re.search(r"│ mappo +│ +0\.9\d\d", done.stdout), done.stdout
+    assert re.search(r"verdict +mappo is (no worse than ippo|better than ippo)", done.stdout), done.stdout
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "learning_curves.png").stat().st_size > 10_000
+    assert not [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process.pid not in before and str(tmp_path) in " ".join(process.info["cmdline"] or [])
+    ]
