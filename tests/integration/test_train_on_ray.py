@@ -98,4 +98,4 @@ def test_what_cannot_work_is_refused_by_name(ray_cluster: LocalRay, tmp_path: Pa
         check_run(whole)
         train(whole)
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "toy" / "run.json").exists()
+    assert not (tmp_path / "toy").exists()

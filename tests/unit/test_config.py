@@ -278,3 +278,17 @@ def test_a_run_has_fewer_than_a_hundred_keys_and_all_say_what_they_are() -> None
 def test_defaults_are_valid() -> None:
     AlgorithmConfig()
     PolicyConfig()
+
+
+@pytest.mark.parametrize(
+    ("hyper", "message"),
+    [
+        ({"bogus": 1}, "team.x.hyper.bogus: unknown key"),
+        ({"lr": -1}, "team.x.hyper.lr: Input should be greater than 0"),
+    ],
+)
+def test_a_policys_own_hyper_parameters_are_checked_by_name(hyper, message):
+    with pytest.raises(MarlRayError) as caught:
+        parse_config(RunConfig, {"name": "r", "env": {"id": "e"}, "team": {"x": {"hyper": hyper}}})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -3,7 +3,15 @@
 import fnmatch
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from marl_ray.config.base import Config
 
@@ -37,7 +45,7 @@ class EnvConfig(Config):
 class NetworkConfig(Config):
     """Shape of an actor-critic's networks (actor and critic have one of these each)."""
 
-    hidden: tuple[PositiveInt, ...] = (64, 64)
+    hidden: tuple[PositiveInt, ...] = Field((64, 64), min_length=1)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
 
@@ -179,7 +187,13 @@ class RunConfig(Config):
         if all(policy.frozen for policy in self.team.values()):
             raise ValueError("team: every policy is frozen, so there is nothing to train")
         for name in self.team:
-            hyper = self.hyper_of(name)
+            try:
+                hyper = self.hyper_of(name)
+            except ValidationError as error:
+                first = error.errors()[0]
+                key = ".".join(["team", name, "hyper", *map(str, first["loc"])])
+                problem = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+                raise ValueError(f"{key}: {problem}") from error
             if hyper.minibatches > train.horizon:
                 raise ValueError(
                     f"minibatches={hyper.minibatches} of policy {name!r} must not exceed train.horizon={train.horizon}"

@@ -6,6 +6,7 @@
 import contextlib
 import json
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -81,6 +82,7 @@ def train(config: RunConfig) -> Outcome:
     record = _claim(config, filesystem, folder)
     tracker = Tracker(config, record.get("mlflow_run_id"))
     tracker.reopen()
+    filesystem.create_dir(folder)
     _write_json(filesystem, f"{folder}/run.json", record | {"mlflow_run_id": tracker.run_id})
     queue = Queue(actor_options={"num_cpus": 0})
     trainer = TorchTrainer(
@@ -168,14 +170,17 @@ def _storage(config: RunConfig) -> str:
 
 
 def _filesystem(config: RunConfig) -> tuple[fs.FileSystem, str]:
-    """File system and path of the run's folder, made and proved writable; raises MarlRayError."""
+    """File system and path of the run's folder, proved writable and left as it was; raises MarlRayError."""
     try:
         filesystem, root = fs.FileSystem.from_uri(_storage(config))
         folder = f"{root.rstrip('/')}/{config.name}"
+        existed = filesystem.get_file_info(folder).type != fs.FileType.NotFound
         filesystem.create_dir(folder)
         probe = f"{folder}/.write-test-{os.getpid()}"
         _write_json(filesystem, probe, {})
         filesystem.delete_file(probe)
+        if not existed:
+            filesystem.delete_dir(folder)
     except (OSError, ValueError) as error:
         raise MarlRayError(f"storage: {config.storage!r} cannot be written: {one_line(error)}") from error
     return filesystem, folder
@@ -214,21 +219,31 @@ def _sink(config: RunConfig, queue: Any, tracker: Tracker) -> Iterator[None]:
     from ray.util.queue import Empty
 
     done = threading.Event()
+    unlogged: list[dict[str, float]] = []
+    problem = ""
+
+    def log() -> None:
+        nonlocal problem
+        try:
+            tracker.log(unlogged)
+            unlogged.clear()
+        except Exception as error:  # a tracking server that is away must not end a training run; rows wait for it
+            problem = one_line(error)
 
     def drain() -> None:
         with Progress(config) as progress:
             while True:
                 try:
-                    rows = [queue.get(timeout=QUEUE_GET_S)]
-                    rows += queue.get_nowait_batch(queue.qsize())
+                    unlogged.append(queue.get(timeout=QUEUE_GET_S))
+                    unlogged.extend(queue.get_nowait_batch(queue.qsize()))
                 except Empty:
                     if done.is_set():
                         return
                     continue
                 except RayError:
                     return  # the cluster is going down; the body's error says why
-                tracker.log(rows)
-                progress.show(rows[-1])
+                progress.show(unlogged[-1])
+                log()
 
     thread = threading.Thread(target=drain, name="metrics", daemon=True)
     thread.start()
@@ -237,6 +252,10 @@ def _sink(config: RunConfig, queue: Any, tracker: Tracker) -> Iterator[None]:
     finally:
         done.set()
         thread.join(DRAIN_S)
+        if unlogged:
+            log()
+        if unlogged:
+            print(f"{config.name}: metrics of {len(unlogged)} iterations are not in MLflow: {problem}", file=sys.stderr)
 
 
 def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> Outcome:
