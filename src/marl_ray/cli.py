@@ -94,8 +94,8 @@ def serve(
     """Deploy a gateway: check the Serve config strictly, deploy it, wait until it answers."""
     from marl_ray.serving.deploy import deploy
 
-    deploy(config, address, timeout_s)
-    print("running")
+    for name, url in deploy(config, address, timeout_s).urls.items():
+        print(f"{name} runs at {url}")
 
 
 @app.command()

@@ -88,13 +88,13 @@ def _train(config: Path, folder: Path, dashboard_url: str) -> None:
 
 
 def _deploy(folder: Path, dashboard_url: str) -> str:
+    from marl_ray.cluster.local import free_port
     from marl_ray.serving.deploy import deploy
 
     arms = {arm: {"bundle": f"models:/{load_config(RunConfig, path).name}/1"} for arm, path in ARMS.items()}
-    port = _free_port()
-    deploy(
+    deployed = deploy(
         {
-            "http_options": {"host": "127.0.0.1", "port": port},
+            "http_options": {"host": "127.0.0.1", "port": free_port()},
             "applications": [
                 {
                     "name": "gateway",
@@ -111,16 +111,7 @@ def _deploy(folder: Path, dashboard_url: str) -> str:
         dashboard_url,
         DEPLOY_S,
     )
-    return f"http://127.0.0.1:{port}"
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return deployed.urls["gateway"]
 
 
 async def _play(url: str, episodes: int) -> Sequence[Any]:

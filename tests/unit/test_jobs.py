@@ -39,7 +39,7 @@ def test_a_bad_config_is_refused_before_the_cluster_is_asked(
     config = tmp_path / "run.yaml"
     config.write_text(text)
     with pytest.raises(MarlRayError) as error:
-        jobs.submit("train", config, overrides, address="http://127.0.0.1:1")
+        jobs.submit("train", config, overrides, address="http://cluster.invalid:8265")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -163,8 +163,8 @@ def _environment(token: str) -> Iterator[None]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: bind to loopback on every system
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the coming default; silences a warning about it
-        "AUTOSCALER_METRIC_PORT": str(_free_port()),
-        "DASHBOARD_METRIC_PORT": str(_free_port()),
+        "AUTOSCALER_METRIC_PORT": str(free_port()),
+        "DASHBOARD_METRIC_PORT": str(free_port()),
         # Jobs say `python`: it has to be this one, also when the virtual environment is not activated.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }
@@ -231,7 +231,8 @@ def _short_temp_root() -> str:
     return root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of the loopback address that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,7 @@
 """Typed configs. Importing this package loads pydantic and YAML only, never torch or Ray."""
 
 from marl_ray.config.experiment import ArmConfig, ExperimentConfig, GatewayConfig
-from marl_ray.config.load import config_hash, load_config, parse_config
+from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
 from marl_ray.config.run import (
     AlgorithmConfig,
     CheckpointConfig,
@@ -34,4 +34,5 @@ __all__ = [
     "config_hash",
     "load_config",
     "parse_config",
+    "read_yaml",
 ]

@@ -40,11 +40,16 @@ def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ())
 
     Raises MarlRayError naming the file and the key.
     """
+    return parse_config(model, read_yaml(path), overrides, source=str(path))
+
+
+def read_yaml(path: str | Path) -> Any:
+    """Plain data of a YAML file; raises MarlRayError naming the file and the line."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MarlRayError(f"config file {str(path)!r} cannot be read: {one_line(error)}") from error
-    return parse_config(model, _read_yaml(text, str(path)), overrides, source=str(path))
+    return _parse_yaml(text, str(path))
 
 
 def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), source: str = "config") -> C:
@@ -72,7 +77,7 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _read_yaml(text: str, source: str) -> Any:
+def _parse_yaml(text: str, source: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -96,7 +101,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
                 f"override {override!r}: {'.'.join(parents[: depth + 1])} is a value, not a group of keys"
             )
         node = child
-    node[last] = _read_yaml(text, f"override {override!r}")
+    node[last] = _parse_yaml(text, f"override {override!r}")
 
 
 def _explain(error: Any, key: str) -> str:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from marl_ray.config import GatewayConfig, parse_config
+from marl_ray.config import GatewayConfig, parse_config, read_yaml
 from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ def read_serve_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     from ray.serve.schema import ServeDeploySchema
 
     source = "serve config" if isinstance(config, Mapping) else str(config)
-    data: Any = dict(config) if isinstance(config, Mapping) else _read_yaml(Path(config))
+    data: Any = dict(config) if isinstance(config, Mapping) else read_yaml(config)
     if not isinstance(data, dict):
         raise MarlRayError(f"{source}: expected a mapping of keys at the top, got {type(data).__name__}")
     _refuse_unknown_keys(data, source)
@@ -102,17 +100,6 @@ def undeploy(dashboard_url: str = "http://127.0.0.1:8265", timeout_s: float = 60
         if time.monotonic() > deadline:
             raise MarlRayError(f"after {timeout_s:g} s these applications still run: {', '.join(left)}")
         time.sleep(_POLL_S)
-
-
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise MarlRayError(f"config file {str(path)!r} cannot be read: {one_line(error)}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise MarlRayError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
 
 
 def _refuse_unknown_keys(data: Mapping[str, Any], source: str) -> None:
