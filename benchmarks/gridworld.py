@@ -224,17 +224,17 @@ def speed_table(result: dict[str, Any]) -> str:
         "# Gridworld: environment steps per second, learning included",
         "",
         "`MultiGrid-Empty-8x8-v0`, two agents with a shared policy and reward; 4,096 environment steps per iteration,",
-        f"four epochs. Median of the iterations after the first {WARM_UP}; over {len(rounds)} rounds,",
-        "median (least-most). A ratio is IPPO to that row in the same round.",
+        f"four epochs. Medians of the iterations after the first {WARM_UP}; of {len(rounds)} rounds the median (least-most).",
+        "A ratio is IPPO's speed over that row's in the same round.",
         "",
-        "| | steps/s | IPPO is faster by | rollout / update / other |",
+        "| | steps/s | ratio | rollout / update / other |",
         "|---|---|---|---|",
     ]
     for key, name in names.items():
         ratios = [ours / theirs for ours, theirs in zip(rates["ippo"], rates[key], strict=True)]
         shares = [row[key]["shares"] for row in rounds if "shares" in row[key]]
         parts = [f"{statistics.median(s[part] for s in shares):.0%}" for part in PHASES if shares]
-        ratio = "" if key == "ippo" else f"{spread(ratios, 1)}x"
+        ratio = "" if key == "ippo" else f"{spread(ratios, 1)}"
         lines.append(f"| {name} | {spread(rates[key])} | {ratio} | {' / '.join(parts)} |")
     share = [ours / bound for ours, bound in zip(rates["ippo"], raw, strict=True)]
     lines += [
@@ -248,11 +248,20 @@ def speed_table(result: dict[str, Any]) -> str:
         f"{statistics.median(row['rllib']['gradient_rows'] for row in rounds):,.0f} rows per iteration.",
         "",
     ]
+    lines += ["| round | " + " | ".join(names.values()) + " |", "|---" * (1 + len(names)) + "|"]
+    for number, row in enumerate(rounds, 1):
+        cells = [f"{row[key]['steps_per_second']:,.0f}" for key in names]
+        lines.append(f"| {number} | {' | '.join(cells)} |")
+    lines.append("")
     if result["settings"]:
-        lines += ["| RLlib setting (one run each) | steps/s | gradient steps x rows |", "|---|---|---|"]
+        lines += [
+            "| RLlib setting (one run each) | steps/s | fastest iteration | gradient steps x rows |",
+            "|---|---|---|---|",
+        ]
         for name, part in result["settings"].items():
+            fastest = max(part["by_iteration"][WARM_UP:])
             work = f"{part['gradient_steps']:.1f} x {part['gradient_rows']:,.0f}"
-            lines.append(f"| {name} | {part['steps_per_second']:,.0f} | {work} |")
+            lines.append(f"| {name} | {part['steps_per_second']:,.0f} | {fastest:,.0f} | {work} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -298,8 +307,8 @@ def learning_table(rows: list[dict[str, Any]]) -> str:
 
 def store(name: str, result: dict[str, Any], table: str) -> None:
     RESULTS.mkdir(exist_ok=True)
-    described = ", ".join(f"{key} {value}" for key, value in result["machine"].items() if value and key != "cpu")
-    table += f"\n{result['machine']['cpu']}; {described}. `benchmarks/gridworld.py` writes this file.\n"
+    described = ", ".join(f"{key} {value}" for key, value in result["machine"].items() if isinstance(value, str | int))
+    table += f"\nMachine: {described}. `benchmarks/gridworld.py` writes this file.\n"
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     (RESULTS / f"{name}.md").write_text(table)
     print(table)

@@ -276,8 +276,8 @@ def test_a_run_has_fewer_than_a_hundred_keys_and_all_say_what_they_are() -> None
 
 
 def test_defaults_are_valid() -> None:
-    AlgorithmConfig()
-    PolicyConfig()
+    assert AlgorithmConfig().clip == 0.2
+    assert PolicyConfig().agents == ("*",)
 
 
 @pytest.mark.parametrize(
