@@ -80,6 +80,10 @@ def measure_marl_ray(algorithm: str, iterations: int) -> dict[str, Any]:
     }
 
 
+def fastest(part: dict[str, Any]) -> float:
+    return max(part["by_iteration"][WARM_UP:])
+
+
 def rllib_python(folder: Path) -> Path:
     """The interpreter of RLlib's environment, which is made if it is not there."""
     python = folder / "bin/python"
@@ -178,12 +182,13 @@ def speed(options: argparse.Namespace) -> None:
     """Choose RLlib's best setting, then measure all in turn, several times."""
     python = rllib_python(options.rllib_venv)
     print(machine(python), flush=True)
-    settings = {}
-    for setting in SETTINGS if options.setting is None else ():
-        settings[setting] = measure_rllib(python, setting, options.search_iterations, "--count-gradient-steps")
-        print(f"RLlib, {setting}: {settings[setting]['steps_per_second']:,.0f} steps/s", flush=True)
-    # By the fastest iteration, which other users of the machine disturbed least.
-    best = options.setting or max(settings, key=lambda setting: max(settings[setting]["by_iteration"][WARM_UP:]))
+    settings: dict[str, dict[str, Any]] = {}
+    # Judged by the fastest iteration of several passes, which other users of the machine disturbed least.
+    for setting in () if options.setting else [*SETTINGS] * options.search_passes:
+        part = measure_rllib(python, setting, options.search_iterations, "--count-gradient-steps")
+        settings[setting] = max(settings.get(setting, part), part, key=fastest)
+        print(f"RLlib, {setting}: fastest iteration {fastest(part):,.0f} steps/s", flush=True)
+    best = options.setting or max(settings, key=lambda setting: fastest(settings[setting]))
     workers = run_config("ippo").resources.workers
     rounds: list[dict[str, Any]] = []
     for number in range(options.pairs):
@@ -224,8 +229,8 @@ def speed_table(result: dict[str, Any]) -> str:
         "# Gridworld: environment steps per second, learning included",
         "",
         "`MultiGrid-Empty-8x8-v0`, two agents with a shared policy and reward; 4,096 environment steps per iteration,",
-        f"four epochs. Medians of the iterations after the first {WARM_UP}; of {len(rounds)} rounds the median (least-most).",
-        "A ratio is IPPO's speed over that row's in the same round.",
+        f"four epochs. Medians of the iterations after the first {WARM_UP}; of {len(rounds)} rounds,",
+        "median (least-most). A ratio is IPPO's speed over that row's in the same round.",
         "",
         "| | steps/s | ratio | rollout / update / other |",
         "|---|---|---|---|",
@@ -255,13 +260,12 @@ def speed_table(result: dict[str, Any]) -> str:
     lines.append("")
     if result["settings"]:
         lines += [
-            "| RLlib setting (one run each) | steps/s | fastest iteration | gradient steps x rows |",
+            "| RLlib setting (the better of its short runs) | steps/s | fastest iteration | gradient steps x rows |",
             "|---|---|---|---|",
         ]
         for name, part in result["settings"].items():
-            fastest = max(part["by_iteration"][WARM_UP:])
             work = f"{part['gradient_steps']:.1f} x {part['gradient_rows']:,.0f}"
-            lines.append(f"| {name} | {part['steps_per_second']:,.0f} | {fastest:,.0f} | {work} |")
+            lines.append(f"| {name} | {part['steps_per_second']:,.0f} | {fastest(part):,.0f} | {work} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -321,6 +325,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3, help="rounds in which all are measured in turn")
     parser.add_argument("--iterations", type=int, default=10, help="training iterations per measurement")
     parser.add_argument("--search-iterations", type=int, default=5, help="the same while RLlib's setting is chosen")
+    parser.add_argument("--search-passes", type=int, default=2, help="how often each setting is tried")
     parser.add_argument("--setting", choices=SETTINGS, help="RLlib's setting; default: try all, take the fastest")
     parser.add_argument("--rllib-venv", type=Path, default=ROOT / ".venv-rllib")
     options = parser.parse_args()

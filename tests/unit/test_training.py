@@ -16,12 +16,12 @@ from marl_ray.algorithms import ALGORITHMS
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[None]:
-    """A process group of this process alone."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process group of this process alone; met through a file, because torch's TCP store would listen to the world."""
+    meeting = tmp_path_factory.mktemp("group") / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
