@@ -65,7 +65,7 @@ class ActorCritic(nn.Module):
         self.actor = Network(observation_space, network, self.distribution.parameters, gain=0.01)
         self.central = critic == "central"
         critic_space = state_space if self.central and state_space is not None else observation_space
-        self.critic = Network(critic_space, network, agents if self.central else 1, gain=1.0)
+        self.critic = Network(critic_space, network, agents if self.central else 1, gain=0.01)
 
     def forward(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         """Normalised action parameters (U, P) and values (V, 1 or agents) of the evaluated rows.

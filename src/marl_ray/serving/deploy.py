@@ -65,10 +65,7 @@ def deploy(
     data = read_serve_config(config)
     client = _connect(dashboard_url)
     _check_http_options(data, _details(client))
-    try:
-        client.deploy_applications(data)
-    except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
-        raise MarlRayError(f"{dashboard_url}: Serve refuses the config: {_reason(str(error))}") from error
+    _put(client, data, dashboard_url, deadline)
     names = [application.get("name", "default") for application in data["applications"]]
     while True:
         details = _details(client)
@@ -86,6 +83,21 @@ def deploy(
             waiting = ", ".join(f"{name!r} is {state['status']}" for name, state in states.items())
             raise MarlRayError(f"after {timeout_s:g} s not everything runs: {waiting}")
         time.sleep(_POLL_S)
+
+
+def _put(client: "ServeSubmissionClient", data: dict[str, Any], dashboard_url: str, deadline: float) -> None:
+    """Hand the config over. The first request starts Serve's controller, and on a busy machine the dashboard may give up
+    on it (5xx); the request says what shall be, not what to do, so it is repeated until the deadline."""
+    while True:
+        try:
+            client.deploy_applications(data)
+            return
+        except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
+            busy = isinstance(error, OSError) or "status code 5" in str(error)
+            if not busy or time.monotonic() > deadline:
+                reason = _reason(str(error)) or type(error).__name__
+                raise MarlRayError(f"{dashboard_url}: Serve refuses the config: {reason}") from error
+        time.sleep(1.0)
 
 
 def undeploy(dashboard_url: str = "http://127.0.0.1:8265", timeout_s: float = 60.0) -> None:
