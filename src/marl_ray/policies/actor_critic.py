@@ -65,6 +65,7 @@ class ActorCritic(nn.Module):
         self.actor = Network(observation_space, network, self.distribution.parameters, gain=0.01)
         self.central = critic == "central"
         critic_space = state_space if self.central and state_space is not None else observation_space
+        # Near zero: noise of the size of the returns would be bootstrapped into the first targets and followed.
         self.critic = Network(critic_space, network, agents if self.central else 1, gain=0.01)
 
     def forward(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
