@@ -1,15 +1,13 @@
 """Training in this process, without Ray; a module of its own so that spawned workers can import it."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.training.loop import run_worker
+from marl_ray.training.alone import train_alone
 
 
 def config(*overrides: str) -> RunConfig:
@@ -23,22 +21,11 @@ def config(*overrides: str) -> RunConfig:
     return parse_config(RunConfig, base, overrides)
 
 
-def play(run: RunConfig, keep: Path, resume: Path | None = None) -> list[dict[str, float]]:
-    """Train in this process; every checkpoint is kept as `keep/ITERATION`. Returns the rows of metrics."""
-    rows: list[dict[str, float]] = []
-
-    def report(folder: Path, metrics: dict[str, float]) -> None:
-        shutil.copytree(folder, keep / str(metrics["iteration"]), dirs_exist_ok=True)
-
-    run_worker(run, torch.device("cpu"), resume, rows.append, report)
-    return rows
-
-
 def one_of_two(rank: int, port: int, folder: str, algorithms: list[str], out: Any) -> None:
     """One of two workers that train with every algorithm; worker 0 sends the rows of metrics by algorithm."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    rows = {name: play(short(name, "resources.workers=2"), Path(folder, name)) for name in algorithms}
+    rows = {name: train_alone(short(name, "resources.workers=2"), Path(folder, name)) for name in algorithms}
     if rank == 0:
         out.put(rows)
     dist.destroy_process_group()

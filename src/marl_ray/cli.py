@@ -134,7 +134,7 @@ def _train_here(run: "RunConfig") -> "Outcome":
 def _print_config(config: Any) -> None:
     import yaml
 
-    print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
+    print(yaml.safe_dump(config.resolved(), sort_keys=False), end="")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PER_SEQUENCE = ("greedy", "group", "episode", "agent", "turn")
+
 
 @dataclass(frozen=True)
 class Trajectories:
@@ -25,23 +27,31 @@ class Trajectories:
     """(B, T, *action shape)."""
     log_probs: Tensor
     """(B, T) log-probability of the action under the policy that took it, from the sampling pass."""
+    action_masks: Tensor | None
+    """(B, T, choices) bool: what was allowed; None where the environment masks nothing."""
     values: Tensor
-    """(B, T) the critic's estimate at the step, in reward units."""
+    """(B, T) the critic's estimate at the step, in reward units; 0 without a critic."""
     bootstrap: Tensor
     """(B, T) the critic's estimate after the step where the row is cut there without an end (a truncation, or the last
     step), else 0."""
+    cost_values: Tensor
+    """(B, T, K) the cost critic's estimates, in cost units; 0 without one."""
+    cost_bootstrap: Tensor
+    """(B, T, K) likewise for the cost critic."""
     rewards: Tensor
     """(B, T)."""
     costs: Tensor
-    """(B, T) constraint costs."""
+    """(B, T, K) constraint costs of the whole team: a budget is the team's, so every member feels every cost."""
     mask: Tensor
-    """(B, T) bool: True where this policy decided; rewards are given only there."""
+    """(B, T) bool: True where this policy decided. A forced move (one action allowed) is no decision."""
     terminated: Tensor
     """(B, T) bool: the sequence's episode ended by its rules; nothing follows."""
     truncated: Tensor
     """(B, T) bool: the episode was cut (a time limit); `bootstrap` stands for what would have followed."""
+    greedy: Tensor
+    """(B,) bool: played greedily, as a baseline for its group; not trained on."""
     group: Tensor
-    """(B,) int64: which sequences share a start (an environment copy; a prompt)."""
+    """(B,) int64: which sequences share a start (the same layout; a prompt)."""
     episode: Tensor
     """(B,) int64: the episode the row begins in."""
     agent: Tensor
@@ -53,9 +63,9 @@ class Trajectories:
         batch, steps = self.log_probs.shape
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "states":
+            if field.name == "states" or value is None:
                 continue
-            expected = (batch,) if field.name in ("group", "episode", "agent", "turn") else (batch, steps)
+            expected = (batch,) if field.name in PER_SEQUENCE else (batch, steps)
             if tuple(value.shape[: len(expected)]) != expected:
                 raise ValueError(f"trajectories.{field.name}: expected shape {expected}, got {tuple(value.shape)}")
 

@@ -104,8 +104,8 @@ def test_steps_equal_the_packages(env_id: str) -> None:
                     assert ours[0][agent].tolist() == expected_row(theirs[0][i], mission)
                     assert [ours[k][agent] for k in (1, 2, 3)] == [theirs[k][i] for k in (1, 2, 3)]
                     assert (agent in env.agents) == (not theirs[2][i] and not theirs[3][i])
-                np.testing.assert_array_equal(env._env.grid.state, raw.grid.state)
-                np.testing.assert_array_equal(env._env.rows, raw.agent_states.view(np.ndarray))
+                np.testing.assert_array_equal(env.world.grid.state, raw.grid.state)
+                np.testing.assert_array_equal(env.world.rows, raw.agent_states.view(np.ndarray))
 
 
 def test_spaces_and_types() -> None:
@@ -129,7 +129,7 @@ def test_mission_is_the_real_target() -> None:
         observations, _ = env.reset(seed=seed)
         row = observations["agent_0"]
         assert row.shape == (149,) and env.observation_space("agent_0").nvec[-1] == 12
-        colour = int(env._env.obj[1])
+        colour = int(env.world.obj[1])
         assert row[-1] == colour * 2  # colours first, then (box, key)
         missions.add(int(row[-1]))
     assert len(missions) > 2
@@ -166,7 +166,7 @@ def test_lava_ends_only_the_agent_on_it() -> None:
     """No id of the package has lava, but the adapter's moves know it as the package's do."""
     env = build(EMPTY, agents=2)
     env.reset(seed=0)
-    env._env.grid.set(2, 1, Lava())
+    env.world.grid.set(2, 1, Lava())
     _, rewards, terminated, _, _ = env.step({"agent_0": FORWARD, "agent_1": DONE})
     assert terminated == {"agent_0": True, "agent_1": False} and rewards == {"agent_0": 0, "agent_1": 0}
     assert env.agents == ["agent_1"]

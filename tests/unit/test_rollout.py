@@ -7,11 +7,13 @@ from gymnasium import spaces
 from toy_envs import Countdown
 
 from marl_ray.algorithms.value_norm import ValueNorm
-from marl_ray.config import NetworkConfig
+from marl_ray.config import EnvConfig, NetworkConfig
+from marl_ray.envs.batch import make_batch
 from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.spaces import joint_space
-from marl_ray.rollout.collector import Collector, Player
-from marl_ray.rollout.random import action_noise, episode_seed, time_permutation
+from marl_ray.rollout.buffers import Player
+from marl_ray.rollout.collector import Collector, Plan
+from marl_ray.rollout.random import action_noise, episode_seed, permutation
 
 FIELDS = ("observations", "actions", "log_probs", "values", "bootstrap", "rewards", "costs", "mask", "terminated")
 
@@ -26,16 +28,24 @@ def player(critic: str = "local", agents: tuple[str, ...] = ("a", "b"), norm: Va
     return Player(model, list(agents), norm or ValueNorm())
 
 
-def collector(copies: range, steps: int = 8, state=None, **kwargs) -> Collector:
-    return Collector(lambda: Countdown(**kwargs), copies, steps, seed=3, state=state)
+AGENTS = {"shared": ["a", "b"]}
+
+
+def collector(
+    copies: range, steps: int = 8, state=None, agents=AGENTS, seed: int = 3, plan=None, **kwargs
+) -> Collector:
+    env = EnvConfig(id="toy_envs:countdown", kwargs=kwargs)
+    envs = make_batch(env, len(copies), list(agents.values()))
+    return Collector(Countdown(**kwargs), envs, agents, copies, plan or Plan(steps), seed, state=state)
 
 
 @pytest.mark.parametrize("critic", ["local", "central"])
 def test_data_does_not_depend_on_the_number_of_workers(critic):
     team = {"shared": player(critic)}
-    whole, episodes = collector(range(4)).collect(team, iteration=2)
-    first, early = collector(range(2)).collect(team, iteration=2)
-    second, late = collector(range(2, 4)).collect(team, iteration=2)
+    whole, episodes, steps = collector(range(4)).collect(team, iteration=2)
+    first, early, half = collector(range(2)).collect(team, iteration=2)
+    second, late, _ = collector(range(2, 4)).collect(team, iteration=2)
+    assert steps == 2 * half == 32
     for field in FIELDS:
         parts = torch.cat([getattr(first["shared"], field), getattr(second["shared"], field)])
         torch.testing.assert_close(getattr(whole["shared"], field), parts)
@@ -47,8 +57,8 @@ def test_a_collector_continues_bit_for_bit_from_its_state():
     original = collector(range(3), steps=5)
     original.collect(team, 0)
     resumed = collector(range(3), steps=5, state=original.state())
-    expected, episodes = original.collect(team, 1)
-    got, got_episodes = resumed.collect(team, 1)
+    expected, episodes, _ = original.collect(team, 1)
+    got, got_episodes, _ = resumed.collect(team, 1)
     for field in FIELDS:
         assert torch.equal(getattr(expected["shared"], field), getattr(got["shared"], field)), field
     assert episodes == got_episodes
@@ -63,7 +73,7 @@ def test_rows_are_copies_times_agents_and_boundaries_are_right():
     assert batch.terminated[1].nonzero().flatten().tolist() == [2]
     assert batch.truncated[0].nonzero().flatten().tolist() == [5]
     assert batch.mask[0].all()
-    assert batch.costs[1].tolist() == [0.5] * 3 + [0.0] * 3 + [0.5] * 2
+    assert batch.costs[1, :, 0].tolist() == [1.0] * 3 + [0.5] * 3 + [1.0] * 2  # the team's
     assert (batch.observations[1, 3:6] == 0).all()
     assert (batch.observations[0, :, 0] == torch.tensor([6, 5, 4, 3, 2, 1, 6, 5])).all()
 
@@ -99,18 +109,17 @@ def test_log_probs_and_values_are_the_networks_own():
 
 def test_two_policies_each_get_their_own_agent():
     team = {"first": player(agents=("a",)), "second": player("central", agents=("b",))}
-    batches, episodes = collector(range(2)).collect(team, 0)
+    batches, episodes, _ = collector(range(2), agents={"first": ["a"], "second": ["b"]}).collect(team, 0)
     assert batches["first"].mask.shape == batches["second"].mask.shape == (2, 8)
     assert batches["second"].states.shape == (2, 8, 4)
     assert all(episode.length == 6 for episode in episodes)
 
 
 def test_episode_returns_are_means_over_agents():
-    env = Countdown(length=4)
-    collected = Collector(lambda: env, range(1), 4, seed=0)
-    batches, episodes = collected.collect({"shared": player()}, 0)
+    collected = collector(range(1), steps=4, length=4, seed=0)
+    batches, episodes, _ = collected.collect({"shared": player()}, 0)
     assert episodes[0].ret == pytest.approx(batches["shared"].rewards.sum().item() / 2)
-    assert episodes[0].cost == pytest.approx(0.5 * (4 + 2))
+    assert episodes[0].costs == (pytest.approx(0.5 * (4 + 2)),)
 
 
 def test_noise_belongs_to_the_copy_and_the_iteration():
@@ -119,4 +128,4 @@ def test_noise_belongs_to_the_copy_and_the_iteration():
     assert not np.array_equal(whole, action_noise(1, 6, range(6), 4, 3))
     assert not np.array_equal(whole, action_noise(2, 5, range(6), 4, 3))
     assert len({episode_seed(0, copy, episode) for copy in range(50) for episode in range(50)}) == 2500
-    assert sorted(time_permutation(0, 0, 0, 9)) == list(range(9))
+    assert sorted(permutation(0, 0, 0, 9)) == list(range(9))

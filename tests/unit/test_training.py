@@ -8,22 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
-from toy_runs import config, one_of_two, play, short
+from toy_runs import config, one_of_two, short
 
 from marl_ray.algorithms import ALGORITHMS
+from marl_ray.training.alone import process_group, train_alone
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group of this process alone; met through a file, because torch's TCP store would listen to the world."""
-    meeting = tmp_path_factory.mktemp("group") / "store"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def alone() -> Iterator[None]:
+    """A process group of this process alone, for all tests of the module."""
+    with process_group():
+        yield
 
 
 def timeless(rows: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -37,8 +33,8 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("algorithm", ["ippo", "mappo"])
 def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm):
-    whole = play(config(f"algorithm={algorithm}"), tmp_path / "whole")
-    resumed = play(config(f"algorithm={algorithm}"), tmp_path / "again", tmp_path / "whole" / "2")
+    whole = train_alone(config(f"algorithm={algorithm}"), tmp_path / "whole")
+    resumed = train_alone(config(f"algorithm={algorithm}"), tmp_path / "again", tmp_path / "whole" / "2")
     assert timeless(whole)[2:] == timeless(resumed)
     states = [json.loads((tmp_path / name / "6" / "state.json").read_text()) for name in ("whole", "again")]
     for state in states:
@@ -61,7 +57,7 @@ def test_two_workers_train_the_same_as_one(alone, tmp_path):
         process.join(30)
         assert process.exitcode == 0
     for name in ALGORITHMS:
-        single = play(short(name), tmp_path / "one" / name)
+        single = train_alone(short(name), tmp_path / "one" / name)
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
             assert a == pytest.approx(b, abs=1e-5)
         expected, got = (weights(tmp_path / workers / name / "4") for workers in ("one", "two"))
@@ -70,19 +66,19 @@ def test_two_workers_train_the_same_as_one(alone, tmp_path):
 
 
 def test_the_toy_is_learned(alone, tmp_path):
-    rows = play(config("train.total_steps=4096", "train.env_copies=16", "hyper.entropy_coef=0"), tmp_path)
+    rows = train_alone(config("train.total_steps=4096", "train.env_copies=16", "hyper.entropy_coef=0"), tmp_path)
     # Agent a plays 6 steps and b 3: always right is 4.5 a head, a coin toss half of it.
     assert rows[-1]["return"] > 4.0
 
 
 def test_policies_train_with_algorithms_of_their_own_and_frozen_ones_do_not_move(alone, tmp_path):
-    play(config("train.total_steps=32"), tmp_path / "first")
+    train_alone(config("train.total_steps=32"), tmp_path / "first")
     bundle = next((tmp_path / "first").glob("*/bundle"))
     team = {
         "mover": {"agents": ["a"], "algorithm": "ippo", "hyper": {"lr": 0.02}},
         "rock": {"agents": ["b"], "bundle": str(bundle), "frozen": True},
     }
-    rows = play(config(f"team={json.dumps(team)}", "train.total_steps=64"), tmp_path / "second")
+    rows = train_alone(config(f"team={json.dumps(team)}", "train.total_steps=64"), tmp_path / "second")
     assert "policy_loss" in rows[-1]
     (rock,) = (tmp_path / "second").glob("2/bundle/rock.safetensors")
     for key, value in weights(bundle.parent).items():
@@ -90,7 +86,7 @@ def test_policies_train_with_algorithms_of_their_own_and_frozen_ones_do_not_move
 
 
 def test_clipping_is_by_each_networks_own_norm(alone):
-    from marl_ray.training.learner import clip_gradients
+    from marl_ray.training.gradient import clip_gradients
 
     big, small = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
     big.weight.grad, small.weight.grad = torch.full((2, 2), 10.0), torch.full((2, 2), 0.1)

@@ -1,49 +1,55 @@
-"""What an algorithm is to the learner."""
+"""What an algorithm is to the learner: two pure functions, and what its `Spec` says of the rest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from marl_ray.config import AlgorithmConfig
+from marl_ray.algorithms.multipliers import Multiplier
+from marl_ray.config import SPECS, AlgorithmConfig, AlgorithmName, Spec
 from marl_ray.trajectories import Trajectories
 
 
 class Evaluated(NamedTuple):
-    """A minibatch of N decisions, evaluated by the current weights and as it was when gathered."""
+    """Decisions of R sequences at T steps, evaluated by the current weights and as they were when gathered; (R, T) each."""
 
     log_probs: Tensor
-    """(N,) of the current policy."""
-    values: Tensor
-    """(N,) of the current critic, in units of the value normaliser."""
+    """Of the current policy, with gradients."""
     old_log_probs: Tensor
-    old_values: Tensor
-    """(N,) in units of the value normaliser."""
+    """Of the policy that the update began with."""
     advantages: Tensor
-    """(N,) normalised over the global batch."""
-    returns: Tensor
-    """(N,) targets of the critic, in units of the value normaliser."""
+    """Normalised, combined with costs, weighted; detached."""
+    mask: Tensor
+    """bool: decisions that are trained on."""
 
 
-class Losses(NamedTuple):
-    """Per decision, (N,) each; the learner averages them over the decisions of the global minibatch."""
+class PolicyLoss(NamedTuple):
+    """Per decision, (R, T) each; the learner weighs and adds them (see `aggregation`)."""
 
-    policy: Tensor
-    value: Tensor
-    kl: Tensor
-    """Estimate (k3) of the divergence from the policy that gathered the batch; a metric, not a loss."""
+    loss: Tensor
     clipped: Tensor
-    """1 where the ratio clip took the gradient away."""
+    """bool: the clip took the gradient away."""
+
+
+Estimator = Callable[[Trajectories, AlgorithmConfig], tuple[Tensor, Tensor | None]]
+"""Advantages (B, T) in reward units, not normalised over the batch, and the critic's targets (B, T) if there is one."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One named choice of advantage estimator, losses and critic."""
+    """One named algorithm."""
 
-    name: str
-    paper: str
-    critic: Literal["local", "central"]
-    advantages: Callable[[Trajectories, AlgorithmConfig], tuple[Tensor, Tensor]]
-    """Advantages and critic targets, (B, T) each, in reward units and not normalised."""
-    losses: Callable[[Evaluated, AlgorithmConfig], Losses]
+    name: AlgorithmName
+    advantages: Estimator
+    policy_loss: Callable[[Evaluated, AlgorithmConfig], PolicyLoss]
+    multiplier: Callable[[AlgorithmConfig, float], Multiplier] | None = None
+    """What a constraint with a given budget starts with, for `constraint: multiplier`."""
+    rescale: bool = True
+    """Divide the combined advantage by 1 + sum of the multipliers."""
+    every_step: bool = False
+    """Move the multipliers after every gradient step, and not once per batch."""
+
+    @property
+    def spec(self) -> Spec:
+        return SPECS[self.name]

@@ -1,7 +1,5 @@
 """Multi-agent PPO (Yu et al. 2021, arXiv 2103.01955): PPO with a critic that sees what all agents see.
 
-    L = E[ -min(rho A, clip(rho, 1-eps, 1+eps) A) ] + E[ max(h(V - R), h(clip(V) - R)) ] - c E[ H ]
-
 Actors stay decentralised; V is on the joint observation, with one output per agent, so agents may have different rewards.
 What the paper found to matter is in place: value normalisation (`value_norm.py`), the clipped Huber value loss, advantages
 normalised over the whole batch without dead agents, orthogonal weights with a small last actor layer, one large minibatch.
@@ -9,7 +7,7 @@ Unlike the paper's code the value bootstraps at a time limit.
 """
 
 from marl_ray.algorithms.base import Algorithm
-from marl_ray.algorithms.ippo import advantages
-from marl_ray.algorithms.ppo_losses import ppo_losses
+from marl_ray.algorithms.ppo import gae_advantages
+from marl_ray.algorithms.ppo_losses import ppo_loss
 
-MAPPO = Algorithm("mappo", "arXiv 2103.01955", "central", advantages, ppo_losses)
+MAPPO = Algorithm("mappo", gae_advantages, ppo_loss)

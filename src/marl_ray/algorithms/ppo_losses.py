@@ -3,26 +3,32 @@
 from torch import Tensor
 from torch.nn import functional
 
-from marl_ray.algorithms.base import Evaluated, Losses
+from marl_ray.algorithms.base import Evaluated, PolicyLoss
+from marl_ray.algorithms.ratios import token_ratio
 from marl_ray.config import AlgorithmConfig
 
 
 def clipped_surrogate(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: float
-) -> tuple[Tensor, Tensor]:
-    """-min(rho A, clip(rho, 1-clip, 1+clip) A) and whether the clip removed the gradient, (N,) each.
+    ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None
+) -> PolicyLoss:
+    """-min(rho A, clip(rho, low, high) A), and whether the clip removed the gradient.
 
-    Schulman et al. 2017 (arXiv 1707.06347), eq. 7. The log ratio is clamped to +-20 so that exp cannot overflow.
+    Schulman et al. 2017 (arXiv 1707.06347), eq. 7, with a bound of each side of its own (arXiv 2503.14476, eq. 8). The dual
+    clip (Ye et al. 2020, arXiv 1912.09729, eq. 5) bounds the loss of a bad action (A < 0) by -dual_clip A.
     """
-    ratio = (log_probs - old_log_probs).clamp(-20, 20).exp()
-    free, bounded = ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
-    return -free.minimum(bounded), bounded < free
+    free, bounded = ratio * advantages, ratio.clamp(low, high) * advantages
+    objective, clipped = free.minimum(bounded), bounded < free
+    if dual_clip is not None:
+        floor = dual_clip * advantages
+        held = (advantages < 0) & (objective < floor)
+        objective, clipped = objective.where(~held, floor), clipped | held
+    return PolicyLoss(-objective, clipped)
 
 
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None, huber_delta: float
 ) -> Tensor:
-    """max of the Huber losses of the new value and of the new value held within +-clip of the old one, (N,).
+    """max of the Huber losses of the new value and of the new value held within +-clip of the old one.
 
     Yu et al. 2021 (arXiv 2103.01955), appendix C. All inputs in units of the value normaliser.
     """
@@ -33,9 +39,7 @@ def clipped_value_loss(
     return loss.maximum(functional.huber_loss(held, returns, reduction="none", delta=huber_delta))
 
 
-def ppo_losses(batch: Evaluated, hyper: AlgorithmConfig) -> Losses:
-    """Both losses with the diagnostics that go with them."""
-    policy, clipped = clipped_surrogate(batch.log_probs, batch.old_log_probs, batch.advantages, hyper.clip)
-    value = clipped_value_loss(batch.values, batch.old_values, batch.returns, hyper.value_clip, hyper.huber_delta)
-    log_ratio = (batch.log_probs - batch.old_log_probs).detach().clamp(-20, 20)
-    return Losses(policy, value, log_ratio.exp() - 1 - log_ratio, clipped.float())
+def ppo_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+    """The clipped surrogate with a ratio per decision."""
+    ratio = token_ratio(batch.log_probs, batch.old_log_probs)
+    return clipped_surrogate(ratio, batch.advantages, *hyper.clip_range, hyper.dual_clip)

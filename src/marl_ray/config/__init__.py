@@ -1,10 +1,12 @@
 """Typed configs. Importing this package loads pydantic and YAML only, never torch or Ray."""
 
+from marl_ray.config.algorithms import COMMON_KNOBS, SPECS, AlgorithmName, Spec
 from marl_ray.config.experiment import ArmConfig, ExperimentConfig, GatewayConfig
 from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
 from marl_ray.config.run import (
     AlgorithmConfig,
     CheckpointConfig,
+    ConstraintConfig,
     CostConfig,
     EnvConfig,
     EvaluationConfig,
@@ -17,9 +19,13 @@ from marl_ray.config.run import (
 )
 
 __all__ = [
+    "COMMON_KNOBS",
+    "SPECS",
     "AlgorithmConfig",
+    "AlgorithmName",
     "ArmConfig",
     "CheckpointConfig",
+    "ConstraintConfig",
     "CostConfig",
     "EnvConfig",
     "EvaluationConfig",
@@ -29,6 +35,7 @@ __all__ = [
     "PolicyConfig",
     "ResourcesConfig",
     "RunConfig",
+    "Spec",
     "TrackingConfig",
     "TrainConfig",
     "config_hash",

@@ -1,5 +1,7 @@
 """The base model of every config: unknown keys are refused, values are immutable."""
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -7,3 +9,7 @@ class Config(BaseModel):
     """Strict, frozen model; the docstring under a field is its documentation in the JSON schema."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+    def resolved(self) -> dict[str, Any]:
+        """Plain data with every default written out."""
+        return self.model_dump(mode="json")

@@ -73,7 +73,7 @@ def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), sourc
 
 def config_hash(config: Config) -> str:
     """sha256 of the canonical JSON of a config: equal for equal configs, whatever file they came from."""
-    canonical = json.dumps(config.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps(config.resolved(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 

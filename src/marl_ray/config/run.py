@@ -13,10 +13,8 @@ from pydantic import (
     model_validator,
 )
 
+from marl_ray.config.algorithms import SPECS, AlgorithmName, Spec
 from marl_ray.config.base import Config
-
-AlgorithmName = Literal["ippo", "mappo"]
-"""Every algorithm that `algorithms.ALGORITHMS` registers; a test holds the two equal (config may not import torch)."""
 
 Name = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
 
@@ -51,34 +49,134 @@ class NetworkConfig(Config):
 
 
 class AlgorithmConfig(Config):
-    """Hyper-parameters of the policy-gradient update. Defaults are those of the MAPPO paper where it states one."""
+    """Hyper-parameters of the update. Where an algorithm differs from these defaults, `marl-ray algorithms NAME` says so."""
 
     lr: PositiveFloat = 7e-4
     """Adam learning rate of the actor."""
     critic_lr: PositiveFloat | None = None
-    """Adam learning rate of the critic; `lr` when not given."""
+    """Adam learning rate of the critics; `lr` when not given."""
     lr_decay: bool = False
-    """Decay both learning rates linearly to zero at `train.total_steps`."""
+    """Decay the learning rates linearly to zero at `train.total_steps`."""
     adam_eps: PositiveFloat = 1e-5
     epochs: PositiveInt = 4
     """Passes over each batch."""
     minibatches: PositiveInt = 1
-    """Parts a batch is cut into, by time index, so that the cut is the same for any number of workers."""
+    """Parts a batch is cut into: by time index, or by episode where batches are whole episodes."""
+    max_grad_norm: PositiveFloat = 10.0
+    """Gradient norm above which the actor's and the critics' gradients are scaled down, each by its own norm."""
+    target_kl: PositiveFloat | None = None
+    """Stop the epochs of a batch once the mean KL estimate passes this; null never stops."""
+
     gamma: float = Field(0.99, ge=0, le=1)
     """Discount."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
     """Lambda of generalised advantage estimation."""
-    clip: PositiveFloat = 0.2
-    """Half-width of the ratio clip."""
     value_clip: PositiveFloat | None = 0.2
     """Half-width of the value clip, in units of the value normaliser; null turns it off."""
     huber_delta: PositiveFloat = 10.0
     """Where the value loss turns from square to linear, in units of the value normaliser."""
+
+    clip: PositiveFloat = 0.2
+    """The ratio is held above 1 - clip."""
+    clip_high: PositiveFloat | None = None
+    """The ratio is held below 1 + clip_high; `clip` when not given."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Bound of the loss of a bad action as a multiple of its advantage; null turns it off."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    """RLOO: one ratio per decision (verl), or the whole sequence's product (TRL)."""
+    importance_cap: PositiveFloat | None = None
+    """Truncated importance sampling: bound of the weight pi_old / pi_behaviour, for experience that another engine or
+    older weights gathered; null trusts the behaviour's log-probabilities."""
+    aggregation: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length"] = (
+        "token-mean"
+    )
+    """How the losses of a batch's decisions become one number."""
+    fixed_length: PositiveInt | None = None
+    """Divisor of `fixed-length` aggregation; `train.horizon` when not given."""
+    advantage_norm: Literal["batch", "group", "none"] = "batch"
+    """What advantages are divided by: the standard deviation of the batch (centred too), of the group, or nothing."""
+    std_ddof: Literal[0, 1] = 0
+    """Degrees of freedom taken off in that standard deviation (1: Bessel)."""
+    std_eps: PositiveFloat = 1e-8
+    """Added to that standard deviation."""
+
     entropy_coef: NonNegativeFloat = 0.01
-    max_grad_norm: PositiveFloat = 10.0
-    """Gradient norm above which the actor's and the critic's gradients are scaled down, each by its own norm."""
-    target_kl: PositiveFloat | None = None
-    """Stop the epochs of a batch once the mean KL estimate passes this; null never stops."""
+    entropy_target: PositiveFloat | None = None
+    """Entropy (nats per decision) that the coefficient is steered to; null keeps it fixed."""
+    entropy_step: PositiveFloat = 1e-3
+    """How far the coefficient moves per batch towards `entropy_target`."""
+    kl_coef: NonNegativeFloat = 0.0
+    """Weight of the divergence from the reference policy (the weights the run began with); 0 has no reference."""
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
+    """Estimator of the divergence; `+` has the named value and k2's gradient."""
+    kl_place: Literal["reward", "loss"] = "loss"
+    kl_target: PositiveFloat | None = None
+    """Divergence that the coefficient is steered to; null keeps it fixed."""
+    kl_horizon: PositiveInt = 10_000
+    """Sequences after which the adaptive coefficient has followed an error once."""
+    dynamic_sampling: NonNegativeInt = 0
+    """How often groups whose members all score the same are played again from another start."""
+    overlong_filter: bool = False
+    """Leave sequences that were cut at the horizon out of the loss."""
+    overlong_buffer: NonNegativeInt = 0
+    """Last steps before the horizon in which the reward is lowered, linearly down to -`overlong_penalty`; 0 turns it off."""
+    overlong_penalty: PositiveFloat = 1.0
+
+    cost_gamma: float = Field(0.99, ge=0, le=1)
+    """Discount of costs."""
+    cost_gae_lambda: float = Field(0.95, ge=0, le=1)
+    multiplier_init: NonNegativeFloat = 0.0
+    """First value of the Lagrange multipliers."""
+    multiplier_lr: PositiveFloat = 0.05
+    """Step of a multiplier per batch, for a relative violation of one."""
+    multiplier_max: PositiveFloat = 100.0
+    pid_kp: NonNegativeFloat = 0.1
+    pid_ki: NonNegativeFloat = 0.01
+    pid_kd: NonNegativeFloat = 0.01
+    """Gains on the relative violation (cost - budget) / budget."""
+    pid_ema: float = Field(0.95, ge=0, lt=1)
+    """Smoothing of the proportional and the derivative part."""
+    pid_delay: PositiveInt = 10
+    """Batches over which the derivative is taken."""
+    penalty: PositiveFloat = 2.0
+    """P3O's factor kappa, in units of (standard deviations of reward advantage) / (of cost advantage)."""
+    trust_region: PositiveFloat = 0.01
+    """Greatest mean KL of one CPO step."""
+    cg_iterations: PositiveInt = 10
+    cg_damping: NonNegativeFloat = 0.1
+    line_search_steps: PositiveInt = 15
+    line_search_decay: float = Field(0.8, gt=0, lt=1)
+
+    beta: PositiveFloat = 0.02
+    """Direct DAPO: temperature of the squared regression of the log ratio on advantage / beta."""
+    critic_epochs: PositiveInt = 4
+    """Direct DAPO: passes that fit the critic before the actor's."""
+    return_low: float = 0.0
+    return_high: float = 1.0
+    """Direct DAPO: the returns that the critic's 0 and 1 stand for."""
+
+    @model_validator(mode="after")
+    def _right_way_round(self) -> "AlgorithmConfig":
+        if self.clip_high is not None and self.clip_high < self.clip:
+            raise ValueError(f"clip_high={self.clip_high:g} must not be below clip={self.clip:g}")
+        if self.return_low >= self.return_high:
+            raise ValueError(f"return_high={self.return_high:g} must be above return_low={self.return_low:g}")
+        return self
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Least and greatest ratio."""
+        return 1 - self.clip, 1 + (self.clip if self.clip_high is None else self.clip_high)
+
+
+class ConstraintConfig(Config):
+    """One cost signal of the environment and its budget. The k-th constraint is on the k-th number of `infos["cost"]`."""
+
+    budget: NonNegativeFloat
+    """Greatest mean cost of an episode, summed over its agents and not discounted."""
+    hard_limit: NonNegativeFloat | None = None
+    """Cost that no episode may pass: actions that would are masked, where the environment reports `next_costs`, and the
+    remaining share of the limit is added to the observations."""
 
 
 class PolicyConfig(Config):
@@ -112,6 +210,13 @@ class TrainConfig(Config):
     """Environment copies over all workers; a multiple of `resources.workers`."""
     horizon: PositiveInt = 64
     """Steps of each copy per batch; a batch is env_copies x horizon environment steps."""
+    rollout: Literal["auto", "steps", "episodes"] = "auto"
+    """`steps`: every copy plays on where the last batch ended. `episodes`: every copy plays one episode from its start, cut
+    at `horizon`. `auto`: episodes where an algorithm needs them whole."""
+    group_size: PositiveInt = 1
+    """Copies that share a start (layout, seed) and are compared by group algorithms."""
+    micro_batch: PositiveInt | None = None
+    """Environment copies per forward and backward pass of each worker; all of them when not given. Never changes results."""
 
 
 class ResourcesConfig(Config):
@@ -165,12 +270,14 @@ class RunConfig(Config):
     """Name of the run. The same name under the same storage resumes it."""
     seed: NonNegativeInt = 0
     algorithm: AlgorithmName = "mappo"
-    """Algorithm of every policy that does not name its own."""
+    """Algorithm of every policy that does not name its own; `marl-ray algorithms` lists them."""
     env: EnvConfig
     team: dict[str, PolicyConfig] = Field({"shared": PolicyConfig()}, min_length=1)
     """Policies by name and the agents they play; one policy shared by all agents when not given."""
     hyper: AlgorithmConfig = AlgorithmConfig()
-    """Hyper-parameters of the algorithm."""
+    """Hyper-parameters of the algorithm; what is not given has the algorithm's own default."""
+    constraints: tuple[ConstraintConfig, ...] = ()
+    """Budgets of the environment's cost signals."""
     train: TrainConfig = TrainConfig()
     resources: ResourcesConfig = ResourcesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -194,15 +301,58 @@ class RunConfig(Config):
                 key = ".".join(["team", name, "hyper", *map(str, first["loc"])])
                 problem = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
                 raise ValueError(f"{key}: {problem}") from error
-            if hyper.minibatches > train.horizon:
-                raise ValueError(
-                    f"minibatches={hyper.minibatches} of policy {name!r} must not exceed train.horizon={train.horizon}"
-                )
+            self._check_policy(name, hyper)
+        if train.group_size > 1 and self.env_copies_per_worker % train.group_size:
+            raise ValueError(
+                f"train.group_size={train.group_size} must divide the copies of a worker "
+                f"(train.env_copies / resources.workers = {self.env_copies_per_worker})"
+            )
         return self
+
+    def _check_policy(self, name: str, hyper: AlgorithmConfig) -> None:
+        spec, train = self.spec_of(name), self.train
+        algorithm = self.algorithm_of(name)
+        parts, of = (train.env_copies, "train.env_copies") if self.whole_episodes else (train.horizon, "train.horizon")
+        if hyper.minibatches > parts:
+            raise ValueError(f"minibatches={hyper.minibatches} of policy {name!r} must not exceed {of}={parts}")
+        if spec.groups and train.group_size < 2:
+            raise ValueError(f"train.group_size={train.group_size}: {algorithm} of policy {name!r} needs 2 or more")
+        if spec.episodes and train.rollout == "steps":
+            raise ValueError(f"train.rollout=steps: {algorithm} of policy {name!r} needs whole episodes")
+        if hyper.advantage_norm == "group" and not spec.groups:
+            raise ValueError(f"advantage_norm=group of policy {name!r}: {algorithm} has no groups")
+        if hyper.dynamic_sampling and not spec.groups:
+            raise ValueError(f"dynamic_sampling of policy {name!r}: {algorithm} has no groups")
+        if hyper.overlong_buffer >= train.horizon:
+            raise ValueError(f"overlong_buffer={hyper.overlong_buffer} must be below train.horizon={train.horizon}")
+        if spec.costs and not self.constraints:
+            raise ValueError(
+                f"constraints: {algorithm} of policy {name!r} needs a budget for each cost of the environment"
+            )
+
+    @property
+    def env_copies_per_worker(self) -> int:
+        return self.train.env_copies // self.resources.workers
+
+    @property
+    def whole_episodes(self) -> bool:
+        """Whether a batch is one episode per copy, and not a stretch of each copy's play."""
+        needed = any(self.spec_of(name).episodes for name in self.team)
+        return self.train.rollout == "episodes" or (self.train.rollout == "auto" and needed)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the first copy of every group plays greedily."""
+        return any(self.spec_of(name).greedy for name in self.team)
+
+    @property
+    def signals(self) -> int:
+        """Cost signals that are gathered; 1 without constraints."""
+        return max(1, len(self.constraints))
 
     @property
     def batch_steps(self) -> int:
-        """Environment steps of one iteration over all workers."""
+        """Environment steps of one iteration over all workers; the most of it where episodes may end early."""
         return self.train.env_copies * self.train.horizon
 
     @property
@@ -210,12 +360,28 @@ class RunConfig(Config):
         """Iterations of the whole run; the last one may pass `train.total_steps`."""
         return -(-self.train.total_steps // self.batch_steps)
 
-    def algorithm_of(self, policy: str) -> str:
+    def algorithm_of(self, policy: str) -> AlgorithmName:
         return self.team[policy].algorithm or self.algorithm
 
+    def spec_of(self, policy: str) -> Spec:
+        return SPECS[self.algorithm_of(policy)]
+
     def hyper_of(self, policy: str) -> AlgorithmConfig:
-        """The run's hyper-parameters with the policy's own on top, validated."""
-        return AlgorithmConfig.model_validate(self.hyper.model_dump() | self.team[policy].hyper)
+        """The algorithm's defaults, the run's hyper-parameters on top, the policy's own on top of those; validated."""
+        given = self.hyper.model_dump(exclude_unset=True)
+        return AlgorithmConfig.model_validate(self.spec_of(policy).defaults | given | self.team[policy].hyper)
+
+    def given(self) -> dict[str, Any]:
+        """Plain data from which an equal config is made; what was not given stays open, so that defaults still apply."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    def resolved(self) -> dict[str, Any]:
+        """Plain data with every default written out: each policy's algorithm and all its hyper-parameters."""
+        data = self.model_dump(mode="json", exclude={"hyper", "algorithm"})
+        for name, policy in data["team"].items():
+            policy["algorithm"] = self.algorithm_of(name)
+            policy["hyper"] = self.hyper_of(name).model_dump(mode="json")
+        return data
 
     def policy_of(self, agents: list[str]) -> dict[str, str]:
         """Agent -> policy for the environment's agents; the first pattern that matches wins.

@@ -4,37 +4,64 @@ import difflib
 import importlib
 import pkgutil
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from marl_ray.config.run import EnvConfig
+import numpy as np
+
+from marl_ray.config.run import ConstraintConfig, EnvConfig
 from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
 
-__all__ = ["make_env", "warm_up"]
+__all__ = ["check_costs", "make_env", "warm_up"]
 
-EXPECTED = "a MultiGrid id (MultiGrid-Empty-8x8-v0), an mpe2 module (mpe2.simple_spread_v3) or module:callable"
+EXPECTED = (
+    "a MultiGrid id (MultiGrid-Empty-8x8-v0), budget_dag, an mpe2 module (mpe2.simple_spread_v3), "
+    "a Gymnasium id (gymnasium.CartPole-v1) or module:callable"
+)
 
 
-def make_env(config: EnvConfig) -> "ParallelEnv[str, Any, Any]":
-    """The environment of a config; raises MarlRayError naming `env.id`, `env.kwargs` or `env.cost`."""
+def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> "ParallelEnv[str, Any, Any]":
+    """The environment of a config, held within the constraints' hard limits.
+
+    Raises MarlRayError naming `env.id`, `env.kwargs` or `env.cost`.
+    """
+    env = _make(config)
+    limits = [constraint.hard_limit for constraint in constraints]
+    if all(limit is None for limit in limits):
+        return env
+    from marl_ray.envs.budget import HardBudget
+
+    return HardBudget(env, limits)
+
+
+def _make(config: EnvConfig) -> "ParallelEnv[str, Any, Any]":
     env_id = config.id
     if env_id.startswith("MultiGrid-"):
         return _build(env_id, _gridworld(config), config.kwargs)
     if config.cost.collision or config.cost.action:
         raise MarlRayError(f"env.cost: only MultiGrid environments have priced costs; {env_id} reports its own")
+    if env_id == "budget_dag":
+        from marl_ray.envs.budget_dag import BudgetDag
+
+        return _build(env_id, BudgetDag, config.kwargs)
     if env_id.startswith("mpe2."):
         return _build(env_id, _mpe2(env_id), config.kwargs)
+    if env_id.startswith("gymnasium."):
+        from marl_ray.envs.single import single_agent
+
+        return _build(env_id, partial(single_agent, env_id.removeprefix("gymnasium.")), config.kwargs)
     if ":" in env_id:
         return _as_parallel(env_id, _build(env_id, _imported(env_id), config.kwargs))
     raise MarlRayError(f"env.id: {env_id!r} is unknown; expected {EXPECTED}")
 
 
-def warm_up(config: EnvConfig) -> None:
+def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> None:
     """Build the environment, reset and step it once, so that what it compiles is on disk before workers need it."""
-    env = make_env(config)
+    env = make_env(config, constraints)
     try:
         env.reset(seed=0)
         for agent in env.agents:
@@ -42,6 +69,25 @@ def warm_up(config: EnvConfig) -> None:
         env.step({agent: env.action_space(agent).sample() for agent in env.agents})
     finally:
         env.close()
+    if config.id.startswith("MultiGrid-"):
+        from marl_ray.envs.batch import make_batch
+
+        batch = make_batch(config, 1, [env.possible_agents])
+        batch.reset(0, 0)
+        batch.step([np.zeros((1, len(env.possible_agents)), np.int64)])
+
+
+def check_costs(env: "ParallelEnv[str, Any, Any]", signals: int) -> None:
+    """Raise MarlRayError unless a step of the environment reports `signals` costs."""
+    env.reset(seed=0)
+    for agent in env.agents:
+        env.action_space(agent).seed(0)
+    *_, infos = env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+    found = [np.size(info["cost"]) for info in infos.values() if "cost" in info]
+    if not found:
+        raise MarlRayError('constraints: the environment reports no infos[agent]["cost"], so no budget can be kept')
+    if set(found) != {signals}:
+        raise MarlRayError(f'constraints: {signals} given, but infos[agent]["cost"] has {max(found)} numbers')
 
 
 def _gridworld(config: EnvConfig) -> Callable[..., Any]:

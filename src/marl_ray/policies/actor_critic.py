@@ -45,10 +45,11 @@ class Prepared:
 
 
 class ActorCritic(nn.Module):
-    """Actor on an agent's own observation; critic on the same (local) or on all agents' observations (central).
+    """Actor on an agent's own observation; critics on the same (local) or on all agents' observations (central).
 
-    A central critic has one output per agent that the policy plays, so one evaluation of the joint observation serves
-    them all. One `forward` computes both, because under FSDP2 each call of the wrapped module is one gather of its weights.
+    A central critic has its outputs once per agent that the policy plays, so one evaluation of the joint observation serves
+    them all. A cost critic has one output per cost signal, in a network of its own. One `forward` computes all, because
+    under FSDP2 each call of the wrapped module is one gather of its weights.
     """
 
     def __init__(
@@ -56,28 +57,44 @@ class ActorCritic(nn.Module):
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         network: NetworkConfig,
-        critic: Literal["local", "central"] = "local",
+        critic: Literal["none", "local", "central"] = "local",
         state_space: spaces.Space[Any] | None = None,
         agents: int = 1,
+        signals: int = 0,
     ):
+        """`signals` cost signals get a critic."""
         super().__init__()
         self.distribution: Distribution = distribution_of(action_space)
         self.actor = Network(observation_space, network, self.distribution.parameters, gain=0.01)
         self.central = critic == "central"
         critic_space = state_space if self.central and state_space is not None else observation_space
+        heads = agents if self.central else 1
+
         # Near zero: noise of the size of the returns would be bootstrapped into the first targets and followed.
-        self.critic = Network(critic_space, network, agents if self.central else 1, gain=0.01)
+        self.critic = Network(critic_space, network, heads, gain=0.01) if critic != "none" else None
+        self.cost_critic = Network(critic_space, network, heads * signals, gain=0.01) if signals else None
 
-    def forward(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Normalised action parameters (U, P) and values (V, 1 or agents) of the evaluated rows.
+    @property
+    def critics(self) -> list[Network]:
+        """The networks besides the actor."""
+        return [network for network in (self.critic, self.cost_critic) if network is not None]
 
-        `inputs` are the actor's values and columns, then the critic's. (Plain tensors: FSDP2 looks into them.)
+    def forward(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """Raw action parameters (U, P), then of each critic the values (V, heads) or (V, heads * signals).
+
+        `inputs` are the actor's values and columns, then the critics'. (Plain tensors: FSDP2 looks into them.)
         """
         actor_values, actor_columns, critic_values, critic_columns = inputs
-        outputs = self.distribution.normalize(self.actor(actor_values, actor_columns))
-        return outputs, self.critic(critic_values, critic_columns)
+        return (
+            self.actor(actor_values, actor_columns),
+            *(critic(critic_values, critic_columns) for critic in self.critics),
+        )
 
-    def evaluate(self, actor: Prepared, critic: Prepared) -> tuple[Tensor, Tensor]:
-        """Normalised action parameters (N, P) and values (M, 1 or agents) of whole batches, with gradients."""
-        outputs, values = self(actor.values, actor.columns, critic.values, critic.columns)
-        return actor.spread(outputs), critic.spread(values)
+    def evaluate(self, actor: Prepared, critic: Prepared, allowed: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Normalised action parameters (N, P) and values of whole batches, with gradients; `allowed` (N, choices)."""
+        outputs, *values = self(actor.values, actor.columns, critic.values, critic.columns)
+        if allowed is None:  # normalised once per distinct row
+            outputs = actor.spread(self.distribution.normalize(outputs))
+        else:
+            outputs = self.distribution.normalize(actor.spread(outputs), allowed)
+        return (outputs, *(critic.spread(value) for value in values))

@@ -16,6 +16,8 @@ from torch import Tensor
 from marl_ray.errors import MarlRayError
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+FORBIDDEN = -1e9
+"""Raw output of a forbidden choice: finite, so that entropies and gradients have no NaN; its probability is exactly 0."""
 
 
 class Distribution(Protocol):
@@ -37,8 +39,11 @@ class Distribution(Protocol):
     def dtype(self) -> torch.dtype:
         """Number type of an action."""
 
-    def normalize(self, outputs: Tensor) -> Tensor:
-        """Raw network outputs (N, parameters) to the form that the other methods take, so that it is done once."""
+    def normalize(self, outputs: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Raw network outputs (N, parameters) to the form that the other methods take, so that it is done once.
+
+        `allowed` (N, parameters) bool marks the choices that the environment permits; others get probability zero.
+        """
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """Actions (N, *shape) from normalised outputs (N, parameters) and uniforms in [0, 1) (N, noise)."""
@@ -73,7 +78,9 @@ class Categorical:
     def noise(self) -> int:
         return len(self.sizes)
 
-    def normalize(self, outputs: Tensor) -> Tensor:
+    def normalize(self, outputs: Tensor, allowed: Tensor | None = None) -> Tensor:
+        if allowed is not None:
+            outputs = outputs.masked_fill(~allowed, FORBIDDEN)
         if len(self.sizes) == 1:
             return outputs.log_softmax(-1)
         return torch.cat([part.log_softmax(-1) for part in outputs.split(self.sizes, -1)], -1)
@@ -87,9 +94,10 @@ class Categorical:
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         columns = []
         for k, log_p in enumerate(self._log_probs(outputs)):
-            # Inverse distribution function; the last edge is left out so that rounding cannot pass the last category.
-            edges = log_p.exp().cumsum(-1)[..., :-1]
-            columns.append((noise[..., k : k + 1].to(edges.dtype) >= edges).sum(-1))
+            # Inverse distribution function. In float64, and with the sum as it was rounded in place of 1, a uniform below 1
+            # stays below the sum, so that a choice of probability zero is never drawn, the last ones included.
+            edges = log_p.exp().cumsum(-1).double()
+            columns.append((noise[..., k : k + 1].double() * edges[..., -1:] >= edges[..., :-1]).sum(-1))
         return self._shaped(columns)
 
     def mode(self, outputs: Tensor) -> Tensor:
@@ -131,7 +139,7 @@ class Gaussian:
     def parameters(self) -> int:
         return 2 * self.noise
 
-    def normalize(self, outputs: Tensor) -> Tensor:
+    def normalize(self, outputs: Tensor, allowed: Tensor | None = None) -> Tensor:
         mean, log_std = outputs.float().chunk(2, -1)
         return torch.cat([mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)], -1)
 

@@ -1,6 +1,6 @@
 """Many environment copies played in step by one batch of actions per policy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from pettingzoo import ParallelEnv
 
-from marl_ray.algorithms.value_norm import ValueNorm
-from marl_ray.policies.actor_critic import ActorCritic
-from marl_ray.policies.spaces import row_dtype, row_size, to_row
-from marl_ray.rollout.random import action_noise, episode_seed
+from marl_ray.envs.batch import EnvBatch
+from marl_ray.rollout.buffers import Buffer, Played, Player
+from marl_ray.rollout.random import ATTEMPT_BITS, action_noise, episode_seed
 from marl_ray.trajectories import Trajectories
 
 
@@ -23,231 +22,270 @@ class Episode(NamedTuple):
     copy: int
     ret: float
     """Return: sum of rewards, averaged over the agents."""
-    cost: float
-    """Sum of costs over steps and agents."""
+    costs: tuple[float, ...]
+    """Of each cost signal the sum over steps and agents."""
     length: int
     """Environment steps."""
 
 
-@dataclass
-class _Copy:
-    """One environment copy and its running episode."""
-
-    env: ParallelEnv
-    number: int
-    episode: int
-    history: list[dict[str, Any]]
-    """Actions since the episode began: replayed on resume, so no environment is ever pickled."""
-    ret: float = 0.0
-    cost: float = 0.0
-
-
 @dataclass(frozen=True)
-class Player:
-    """One policy as the collector needs it: weights for inference, the agents it plays, its value normaliser."""
+class Plan:
+    """What a batch is."""
 
-    model: ActorCritic
-    agents: list[str]
-    value_norm: ValueNorm
+    steps: int
+    """Of every copy; the most of it where `episodes`."""
+    episodes: bool = False
+    """One episode per copy from its start, instead of a stretch of its play."""
+    group_size: int = 1
+    """Copies with the same start, where `episodes`."""
+    greedy: bool = False
+    """The first copy of every group takes the most likely actions."""
+    refills: int = 0
+    """How often groups whose members all score the same for every policy of `judges` are played again."""
+    judges: tuple[str, ...] = ()
 
 
-class _Buffers:
-    """Arrays of one policy for one batch: time first, then copy, then agent of the policy."""
+class Batch(NamedTuple):
+    """What was gathered."""
 
-    def __init__(self, env: ParallelEnv, player: Player, steps: int, copies: int):
-        agent = player.agents[0]
-        self.space = env.observation_space(agent)
-        self.plain = len(self.space.shape or ()) == 1  # an observation is its own row: most are, and this is a hot path
-        shape = (steps, copies, len(player.agents))
-        self.rows = np.zeros((steps + 1, *shape[1:], row_size(self.space)), row_dtype(self.space))
-        self.final: list[np.ndarray] = []
-        distribution = player.model.distribution
-        self.actions = torch.zeros((*shape, *distribution.shape), dtype=distribution.dtype)
-        self.log_probs = torch.zeros(shape)
-        self.rewards, self.costs = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        self.mask, self.terminated, self.truncated = (np.zeros(shape, bool) for _ in range(3))
-
-    def write(self, t: int, c: int, agents: list[str], observations: Mapping[str, Any]) -> None:
-        """Rows of the observations before step t; agents that are gone read as zeros (rows start as zeros)."""
-        rows = self.rows[t, c]
-        for k, agent in enumerate(agents):
-            if agent in observations:
-                rows[k] = observations[agent] if self.plain else to_row(self.space, observations[agent]).reshape(-1)
+    trajectories: dict[str, Trajectories]
+    """By policy."""
+    episodes: list[Episode]
+    steps: int
+    """Environment steps that were played for it."""
 
 
 class Collector:
-    """Plays `copies` of an environment for `steps` steps per batch; episodes go on from batch to batch."""
+    """Plays this worker's copies of an environment, batch by batch."""
 
     def __init__(
         self,
-        make_env: Callable[[], ParallelEnv],
+        env: ParallelEnv,
+        envs: EnvBatch,
+        agents: Mapping[str, Sequence[str]],
         copies: range,
-        steps: int,
+        plan: Plan,
         seed: int,
+        signals: int = 1,
         state: Mapping[str, Any] | None = None,
     ):
-        """`copies` are the numbers of this worker's copies among all; `state` continues where `state()` was taken."""
-        self.steps, self.seed, self.numbers = steps, seed, copies
-        self.copies = [_Copy(make_env(), number, 0, []) for number in copies]
-        self.observations: list[dict[str, Any]] = []
-        for copy in self.copies:
-            saved = (state or {}).get(str(copy.number), {"episode": 0, "actions": []})
-            copy.episode = saved["episode"]
-            observations = self._reset(copy)
-            for actions in saved["actions"]:
-                observations = self._step(copy, actions)[0]
-            self.observations.append(observations)
+        """`env` tells spaces; `envs` are the copies, grouped by the policies of `agents` (policy -> its agents).
+
+        `copies` are the numbers of this worker's copies among all; `state` continues where `state()` was taken.
+        """
+        self.env, self.envs, self.plan, self.seed, self.numbers, self.signals = env, envs, plan, seed, copies, signals
+        order = list(env.possible_agents)
+        self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}
+        spaces = [env.action_space(members[0]) for members in agents.values()]
+        self.dtypes = [space.dtype for space in spaces]
+        count = len(copies)
+        self.episode = np.zeros(count, np.int64)
+        self.returns, self.costs, self.lengths = np.zeros(count), np.zeros((count, signals)), np.zeros(count, np.int64)
+        self.history: list[list[np.ndarray]] = []
+        """Actions by step and policy since the oldest running episode began: replayed on resume, so that no environment is
+        ever pickled."""
+        self.began = np.zeros(count, np.int64)
+        """Where in `history` each copy's episode began."""
+        if not plan.episodes:
+            for c, number in enumerate(copies):
+                self._continue(c, (state or {}).get(str(number)))
 
     def state(self) -> dict[str, Any]:
-        """Plain data from which another collector, with any number of workers, continues bit for bit."""
+        """Plain data from which other collectors, on any number of workers, continue bit for bit.
+
+        Whole episodes leave nothing to continue.
+        """
+        if self.plan.episodes:
+            return {}
         return {
-            str(copy.number): {
-                "episode": copy.episode,
-                "actions": [{a: np.asarray(x).tolist() for a, x in actions.items()} for actions in copy.history],
+            str(number): {
+                "episode": int(self.episode[c]),
+                "actions": [[part[c].tolist() for part in step] for step in self.history[self.began[c] :]],
+                "return": float(self.returns[c]),
+                "costs": self.costs[c].tolist(),
             }
-            for copy in self.copies
+            for c, number in enumerate(self.numbers)
         }
 
     def close(self) -> None:
-        for copy in self.copies:
-            copy.env.close()
+        self.envs.close()
 
-    def _reset(self, copy: _Copy) -> dict[str, Any]:
-        copy.history, copy.ret, copy.cost = [], 0.0, 0.0
-        observations, _ = copy.env.reset(seed=episode_seed(self.seed, copy.number, copy.episode))
-        return observations
+    def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
+        """One batch of every policy."""
+        buffers = {
+            name: Buffer(self.env, player, self.columns[name], self.plan.steps, len(self.numbers), self.signals)
+            for name, player in players.items()
+        }
+        copies, group_size = np.array(self.numbers), self.plan.group_size if self.plan.episodes else 1
+        greedy = (copies % group_size == 0) & self.plan.greedy
+        played = Played(buffers, 0, {}, copies // group_size, self.episode.copy(), greedy)
+        if self.plan.episodes:
+            episodes, steps = self._whole_episodes(players, played, iteration)
+        else:
+            episodes, steps = self._play(players, played, iteration, restart=True)
+            self._forget()
+        return Batch({name: played.trajectories(name, players) for name in players}, episodes, steps)
 
-    def _step(self, copy: _Copy, actions: dict[str, Any]) -> tuple[Any, ...]:
-        copy.history.append(actions)
-        result = copy.env.step(actions)
-        copy.ret += sum(result[1].values()) / len(copy.env.possible_agents)
-        for info in result[4].values():
-            copy.cost += info.get("cost", 0.0)
-        return result
-
-    def collect(self, players: Mapping[str, Player], iteration: int) -> tuple[dict[str, Trajectories], list[Episode]]:
-        """One batch: Trajectories per policy and the episodes that ended in it."""
-        env = self.copies[0].env
-        buffers = {name: _Buffers(env, player, self.steps, len(self.copies)) for name, player in players.items()}
-        first_episode = [copy.episode for copy in self.copies]
-        widths = [player.model.distribution.noise * len(player.agents) for player in players.values()]
-        noise = torch.from_numpy(action_noise(self.seed, iteration, self.numbers, self.steps, sum(widths)))
-        cuts: list[tuple[int, int]] = []
+    def _whole_episodes(
+        self, players: Mapping[str, Player], played: Played, iteration: int
+    ) -> tuple[list[Episode], int]:
+        """One episode per copy; groups that teach nothing are played again from other starts, `refills` times."""
         episodes: list[Episode] = []
-        for c, observations in enumerate(self.observations):
-            for name, player in players.items():
-                buffers[name].write(0, c, player.agents, observations)
+        steps, pending = 0, np.ones(len(self.numbers), bool)
+        for attempt in range(self.plan.refills + 1):
+            for c in np.flatnonzero(pending):
+                start = episode_seed(self.seed, int(played.groups[c]), iteration << ATTEMPT_BITS | attempt)
+                self._reset(int(c), start)
+            for buffer in played.buffers.values():
+                buffer.clear(pending)
+            played.cuts = {key: rows for key, rows in played.cuts.items() if not pending[key[1]]}
+            again, more = self._play(players, played, iteration, restart=False, attempt=attempt)
+            kept = [e for e in episodes if not pending[e.copy - self.numbers[0]]]
+            episodes, steps = [*kept, *again], steps + more
+            pending = self._uninformative(played)
+            if not pending.any():
+                break
+        for name in self.plan.judges:  # what still teaches nothing does not count in the means
+            played.buffers[name].mask[:, pending] = False
+        return episodes, steps
 
-        for t in range(self.steps):
-            choices = _act(players, buffers, t, noise[t].split(widths, -1))
-            for c, copy in enumerate(self.copies):
-                alive = tuple(copy.env.agents)
-                actions = {agent: choices[agent][c] for agent in alive}
-                observations, rewards, terminated, truncated, infos = self._step(copy, actions)
-                cut = False
-                for name, player in players.items():
-                    buffer = buffers[name]
-                    for k, agent in enumerate(player.agents):
-                        if agent not in actions:
-                            continue
-                        buffer.mask[t, c, k] = True
-                        if rewards[agent]:
-                            buffer.rewards[t, c, k] = rewards[agent]
-                        if infos[agent]:
-                            buffer.costs[t, c, k] = infos[agent].get("cost", 0.0)
-                        if terminated[agent]:
-                            buffer.terminated[t, c, k] = True
-                        elif truncated[agent]:
-                            buffer.truncated[t, c, k] = cut = True
-                if cut:
-                    cuts.append((t, c))
-                    for name, player in players.items():
-                        buffers[name].write(t + 1, c, player.agents, observations)
-                        buffers[name].final.append(buffers[name].rows[t + 1, c].copy())
-                        buffers[name].rows[t + 1, c] = 0
-                if not copy.env.agents:
-                    episodes.append(Episode(t, copy.number, copy.ret, copy.cost, len(copy.history)))
-                    copy.episode += 1
-                    observations = self._reset(copy)
-                elif len(copy.env.agents) < len(alive):  # an agent's last observation is not a decision's
-                    observations = {agent: observations[agent] for agent in copy.env.agents}
-                for name, player in players.items():
-                    buffers[name].write(t + 1, c, player.agents, observations)
-                self.observations[c] = observations
-        return {
-            name: _trajectories(name, players, buffers, cuts, self.numbers, first_episode) for name in players
-        }, episodes
+    def _uninformative(self, played: Played) -> np.ndarray:
+        """(copies,) bool: members of groups in which every agent of every judging policy scores the same."""
+        informative = np.full(len(self.numbers), not self.plan.judges)
+        for name in self.plan.judges:
+            scores = played.buffers[name].rewards[: played.steps].sum(0, dtype=np.float64)
+            for group in np.unique(played.groups):
+                members = (played.groups == group) & ~played.greedy
+                informative[played.groups == group] |= bool((np.ptp(scores[members], axis=0) > 0).any())
+        return ~informative
+
+    def _play(
+        self, players: Mapping[str, Player], played: Played, iteration: int, restart: bool, attempt: int = 0
+    ) -> tuple[list[Episode], int]:
+        """Play the copies that are not over; with `restart` ended ones begin their next episode."""
+        buffers, envs = played.buffers, self.envs
+        widths = [player.model.distribution.noise * len(player.agents) for player in players.values()]
+        noise = torch.from_numpy(
+            action_noise(self.seed, iteration, self.numbers, self.plan.steps, sum(widths), attempt)
+        )
+        episodes: list[Episode] = []
+        count = 0
+        envs.observe([buffer.rows[0] for buffer in buffers.values()], np.flatnonzero(envs.alive.any(1)).tolist())
+        for t in range(self.plan.steps):
+            alive = envs.alive.copy()
+            playing = alive.any(1)
+            if not playing.any():
+                break
+            parts = zip(players.values(), buffers.values(), envs.action_masks, noise[t].split(widths, -1), strict=True)
+            for _, buffer, allowed, _ in (whole := list(parts)):
+                buffer.permit(t, alive[:, buffer.columns], allowed)
+            actions = [_act(*part, t, played.greedy) for part in whole]
+            step = envs.step(actions)
+            if restart:
+                self.history.append(actions)
+            team_costs = step.costs.sum(1)
+            self.returns += step.rewards.mean(1)
+            self.costs += team_costs
+            self.lengths += playing
+            count += int(playing.sum())
+            for buffer in buffers.values():
+                own = buffer.columns
+                buffer.record(t, step.rewards[:, own], team_costs, step.terminated[:, own], step.truncated[:, own])
+            over = playing & ~envs.alive.any(1)
+            last = t + 1 == self.plan.steps and not restart
+            rows = [buffer.rows[t + 1] for buffer in buffers.values()]
+            envs.observe(rows, np.flatnonzero(playing).tolist())
+            for c in np.flatnonzero(step.truncated.any(1)):
+                played.cuts[t, int(c)] = {name: buffer.rows[t + 1, c].copy() for name, buffer in buffers.items()}
+            if last and envs.alive.any():  # an episode that is too long is cut, and valued by what would have followed
+                for c in np.flatnonzero(envs.alive.any(1)):
+                    played.cuts[t, int(c)] = {name: buffer.rows[t + 1, c].copy() for name, buffer in buffers.items()}
+                for buffer in buffers.values():
+                    buffer.truncated[t] |= envs.alive[:, buffer.columns]
+                over = over | envs.alive.any(1)
+            for c in np.flatnonzero(over):
+                episodes.append(self._finished(t, int(c)))
+                if restart:
+                    self._begin(int(c))
+            if restart and over.any():
+                envs.observe(rows, np.flatnonzero(over).tolist())
+            for buffer, row in zip(buffers.values(), rows, strict=True):
+                # An agent's last observation is not a decision's: those that are gone read as zeros.
+                gone = ~envs.alive[:, buffer.columns]
+                if gone.any():
+                    row[gone] = 0
+            played.steps = max(played.steps, t + 1)
+        return episodes, count
+
+    def _finished(self, t: int, c: int) -> Episode:
+        costs = tuple(self.costs[c].tolist())
+        return Episode(t, self.numbers[c], float(self.returns[c]), costs, int(self.lengths[c]))
+
+    def _reset(self, c: int, seed: int) -> None:
+        self.returns[c], self.costs[c], self.lengths[c] = 0.0, 0.0, 0
+        self.envs.reset(c, seed)
+
+    def _begin(self, c: int) -> None:
+        """Begin copy c's next episode."""
+        self.episode[c] += 1
+        self.began[c] = len(self.history)
+        self._reset(c, episode_seed(self.seed, self.numbers[c], int(self.episode[c])))
+
+    def _continue(self, c: int, saved: Mapping[str, Any] | None) -> None:
+        """Begin copy c's first episode, or play a saved one as far as it had come."""
+        if saved is None:
+            self.began[c] = len(self.history)
+            self._reset(c, episode_seed(self.seed, self.numbers[c], 0))
+            return
+        steps = [
+            [np.asarray(part, dtype) for part, dtype in zip(step, self.dtypes, strict=True)]
+            for step in saved["actions"]
+        ]
+        self.episode[c] = saved["episode"]
+        self.envs.replay(c, episode_seed(self.seed, self.numbers[c], saved["episode"]), steps)
+        self.returns[c], self.costs[c], self.lengths[c] = saved["return"], saved["costs"], len(steps)
+        # Histories of different lengths end together: the oldest episode's first step is step 0.
+        missing = len(steps) - len(self.history)
+        if missing > 0:
+            empty = [np.zeros((len(self.numbers), *part.shape), part.dtype) for part in steps[0]]
+            self.history = [[part.copy() for part in empty] for _ in range(missing)] + self.history
+            self.began[:c] += missing
+        self.began[c] = len(self.history) - len(steps)
+        for kept, step in zip(self.history[self.began[c] :], steps, strict=True):
+            for array, part in zip(kept, step, strict=True):
+                array[c] = part
+
+    def _forget(self) -> None:
+        """Drop the history that no running episode needs."""
+        oldest = int(self.began.min())
+        self.history = self.history[oldest:]
+        self.began -= oldest
 
 
 def _act(
-    players: Mapping[str, Player], buffers: Mapping[str, _Buffers], t: int, noise: tuple[torch.Tensor, ...]
-) -> dict[str, list[Any]]:
-    """One forward pass per policy; agent -> its action in every copy, as the environment takes it."""
-    choices: dict[str, list[Any]] = {}
-    for (name, player), uniforms in zip(players.items(), noise, strict=True):
-        buffer, distribution = buffers[name], player.model.distribution
-        copies, agents = buffer.rows.shape[1:3]
-        rows = torch.from_numpy(buffer.rows[t].reshape(copies * agents, -1))
-        outputs = distribution.normalize(player.model.actor.infer(rows))
-        actions = distribution.sample(outputs, uniforms.reshape(copies * agents, -1))
-        buffer.actions[t] = actions.reshape(buffer.actions.shape[1:])
-        buffer.log_probs[t] = distribution.log_prob(outputs, actions).reshape(copies, agents)
-        taken = distribution.to_env(actions).reshape(copies, agents, *distribution.shape)
-        for k, agent in enumerate(player.agents):
-            # Environments compare discrete actions with Python integers much faster than with NumPy scalars.
-            choices[agent] = taken[:, k].tolist() if not distribution.shape else list(taken[:, k])
-    return choices
-
-
-def _trajectories(
-    name: str,
-    players: Mapping[str, Player],
-    buffers: Mapping[str, _Buffers],
-    cuts: list[tuple[int, int]],
-    numbers: range,
-    first_episode: list[int],
-) -> Trajectories:
-    player, buffer = players[name], buffers[name]
-    steps, copies, agents = buffer.mask.shape
-    if player.model.central:
-        inputs = np.concatenate([b.rows.reshape(steps + 1, copies, -1) for b in buffers.values()], -1)
-        finals = [
-            np.concatenate([row.reshape(-1) for row in rows])
-            for rows in zip(*(b.final for b in buffers.values()), strict=True)
-        ]
+    player: Player,
+    buffer: Buffer,
+    allowed: np.ndarray | None,
+    uniforms: torch.Tensor,
+    t: int,
+    greedy: np.ndarray,
+) -> np.ndarray:
+    """One forward pass of one policy; its actions (copies, agents, *shape) as the environment takes them."""
+    distribution = player.model.distribution
+    copies, agents = buffer.rows.shape[1:3]
+    rows = torch.from_numpy(buffer.rows[t].reshape(copies * agents, -1))
+    permitted = None if allowed is None else torch.from_numpy(allowed.reshape(copies * agents, -1))
+    outputs = distribution.normalize(player.model.actor.infer(rows), permitted)
+    actions = distribution.sample(outputs, uniforms.reshape(copies * agents, -1))
+    if greedy.any():
+        chosen = torch.from_numpy(greedy).repeat_interleave(agents)
+        actions[chosen] = distribution.mode(outputs[chosen])
+    acted = torch.from_numpy(buffer.acted[t])
+    taken = actions.reshape(buffer.actions.shape[1:])
+    log_probs = distribution.log_prob(outputs, actions).reshape(copies, agents)
+    if greedy.any() or not acted.all():  # copies that are over keep what they played
+        buffer.actions[t][acted] = taken[acted]
+        buffer.log_probs[t][acted] = log_probs[acted]
     else:
-        inputs, finals = buffer.rows, buffer.final
-    width = inputs.shape[-1]
-    flat = np.concatenate([inputs.reshape(-1, width), *(np.reshape(row, (-1, width)) for row in finals)])
-    values = player.value_norm.denormalize(player.model.critic.infer(torch.from_numpy(flat)))
-    split = inputs.size // width
-    at_steps = values[:split].reshape(steps + 1, copies, agents)
-    terminated, truncated = torch.from_numpy(buffer.terminated), torch.from_numpy(buffer.truncated)
-    bootstrap = torch.zeros(steps, copies, agents)
-    cut_here = torch.from_numpy(buffer.mask[-1]) & ~terminated[-1] & ~truncated[-1]
-    bootstrap[-1] = torch.where(cut_here, at_steps[-1], 0.0)
-    for (t, c), after in zip(cuts, values[split:].reshape(-1, agents), strict=True):
-        bootstrap[t, c] = torch.where(truncated[t, c], after, bootstrap[t, c])
-
-    def rows(tensor: torch.Tensor) -> torch.Tensor:
-        """(T, copies, agents, ...) to (copies * agents, T, ...)."""
-        return tensor.movedim(0, 2).reshape(copies * agents, steps, *tensor.shape[3:])
-
-    copy_numbers = torch.as_tensor(list(numbers))
-    return Trajectories(
-        observations=rows(torch.from_numpy(buffer.rows[:-1])),
-        states=torch.from_numpy(inputs[:-1]).movedim(0, 1) if player.model.central else None,
-        actions=rows(buffer.actions),
-        log_probs=rows(buffer.log_probs),
-        values=rows(at_steps[:-1]),
-        bootstrap=rows(bootstrap),
-        rewards=rows(torch.from_numpy(buffer.rewards)),
-        costs=rows(torch.from_numpy(buffer.costs)),
-        mask=rows(torch.from_numpy(buffer.mask)),
-        terminated=rows(terminated),
-        truncated=rows(truncated),
-        group=copy_numbers.repeat_interleave(agents),
-        episode=torch.as_tensor(first_episode).repeat_interleave(agents),
-        agent=torch.arange(agents).repeat(copies),
-        turn=torch.zeros(copies * agents, dtype=torch.int64),
-    )
+        buffer.actions[t], buffer.log_probs[t] = taken, log_probs
+    return distribution.to_env(actions).reshape(copies, agents, *distribution.shape)

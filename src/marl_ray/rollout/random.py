@@ -3,29 +3,36 @@
 import numpy as np
 
 _MASK = (1 << 64) - 1
+COPIES_BITS, ATTEMPT_BITS = 20, 7
+"""A stream's number is iteration | kind (1 bit) | attempt | copy; other kinds are minibatch orders."""
 
 
 def episode_seed(seed: int, copy: int, episode: int) -> int:
-    """Seed in [0, 2^31) of one episode of one environment copy."""
+    """Seed in [0, 2^31) of one episode of one environment copy (or of one group of copies)."""
     return int(np.random.SeedSequence([seed, copy, episode]).generate_state(1)[0] >> 1)
 
 
-def action_noise(seed: int, iteration: int, copies: range, steps: int, width: int) -> np.ndarray:
+def action_noise(seed: int, iteration: int, copies: range, steps: int, width: int, attempt: int = 0) -> np.ndarray:
     """Uniforms in [0, 1) for the actions of one batch, (steps, copies, width), float64.
 
-    Philox keyed by (seed, iteration, copy), so a copy draws the same numbers whichever worker holds it.
+    Philox keyed by (seed, iteration, attempt, copy), so a copy draws the same numbers whichever worker holds it.
     """
-    blocks = [
-        np.random.Generator(np.random.Philox(key=[seed & _MASK, (iteration << 32 | copy) & _MASK])).random(
-            (steps, width)
-        )
-        for copy in copies
-    ]
+    stream = iteration << (COPIES_BITS + ATTEMPT_BITS + 1) | attempt << COPIES_BITS
+    blocks = [_generator(seed, stream | copy).random((steps, width)) for copy in copies]
     return np.stack(blocks, axis=1)
 
 
-def time_permutation(seed: int, iteration: int, epoch: int, steps: int) -> np.ndarray:
-    """Order of the time indices of one epoch, the same on every worker; (steps,)."""
-    # Above any iteration's copies, so that minibatch order and action noise never share a key.
-    stream = (iteration << 32 | 1 << 31 | epoch) & _MASK
-    return np.random.Generator(np.random.Philox(key=[seed & _MASK, stream])).permutation(steps)
+def permutation(seed: int, iteration: int, epoch: int, size: int) -> np.ndarray:
+    """Order of the parts of a batch (time indices, or episodes) in one epoch, the same on every worker; (size,)."""
+    # The kind bit keeps minibatch order and action noise from ever sharing a key.
+    stream = (iteration << 1 | 1) << (COPIES_BITS + ATTEMPT_BITS) | epoch
+    return _generator(seed, stream).permutation(size)
+
+
+def team_order(seed: int, iteration: int, size: int) -> list[int]:
+    """Order in which a sequential algorithm updates the policies of a team."""
+    return permutation(seed, iteration, (1 << (COPIES_BITS + ATTEMPT_BITS)) - 1, size).tolist()
+
+
+def _generator(seed: int, stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[seed & _MASK, stream & _MASK]))

@@ -52,8 +52,8 @@ def check_run(config: RunConfig) -> None:
 
     Builds the environment once (which also compiles what it compiles, cached for the workers) and the models.
     """
-    from marl_ray.envs import make_env, warm_up
-    from marl_ray.training.team import build_models
+    from marl_ray.envs import check_costs, make_env, warm_up
+    from marl_ray.training.team import build_models, team_agents
 
     if "://" not in config.storage and not Path(config.storage).is_absolute() and JOB_FOLDER in Path.cwd().parts:
         raise MarlRayError(
@@ -61,10 +61,12 @@ def check_run(config: RunConfig) -> None:
         )
     tracking_uri(config)
     _filesystem(config)
-    warm_up(config.env)
-    env = make_env(config.env)
+    warm_up(config.env, config.constraints)
+    env = make_env(config.env, config.constraints)
     try:
-        build_models(config, env)
+        build_models(config, env, team_agents(config, env))
+        if any(config.spec_of(name).costs for name in config.team):
+            check_costs(env, len(config.constraints))
     finally:
         env.close()
 
@@ -87,7 +89,7 @@ def train(config: RunConfig) -> Outcome:
     queue = Queue(actor_options={"num_cpus": 0})
     trainer = TorchTrainer(
         worker,
-        train_loop_config={"config": config.model_dump(mode="json"), "queue": queue, "run_id": tracker.run_id},
+        train_loop_config={"config": config.given(), "queue": queue, "run_id": tracker.run_id},
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=config.resources.workers,
@@ -196,11 +198,14 @@ def _claim(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> dict[st
 
     Ray Train continues whatever lies under the name, so a name that is used again by accident must be caught here.
     """
-    identity = config.model_dump(mode="json", exclude={"resources", "checkpoint", "tracking"})
-    identity["train"].pop("total_steps")  # a finished run may be made longer
+    identity = {
+        key: value for key, value in config.resolved().items() if key not in ("resources", "checkpoint", "tracking")
+    }
+    # A finished run may be made longer, and how a batch is worked off changes no result.
+    identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
     path = f"{folder}/run.json"
     if filesystem.get_file_info(path).type == fs.FileType.NotFound:
-        return {"identity": identity, "config": config.model_dump(mode="json"), "config_hash": config_hash(config)}
+        return {"identity": identity, "config": config.resolved(), "config_hash": config_hash(config)}
     with filesystem.open_input_stream(path) as stream:
         record: dict[str, Any] = json.loads(stream.read())
     if record["identity"] != identity:
@@ -283,7 +288,7 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
         curve=Path(folder) / "return.png" if is_local else None,
         tracking_uri=tracker.uri,
         run_id=tracker.run_id,
-        best_return=kept[0][1]["score"],
+        best_return=kept[0][1].get("return", kept[0][1]["score"]),
         metrics=result.return_value or {},
     )
 

@@ -1,22 +1,41 @@
-"""The learner of one policy: FSDP2 weights, optimiser, value normaliser, and the update of one batch."""
+"""The learner of one policy: FSDP2 weights, optimiser, normalisers, coefficients, and the update of one batch."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from marl_ray.algorithms import ALGORITHMS
-from marl_ray.algorithms.base import Evaluated
+from marl_ray.algorithms.kl import adaptive_coefficient, kl_estimate
+from marl_ray.algorithms.multipliers import Multiplier
+from marl_ray.algorithms.penalty import constraint_violation
+from marl_ray.algorithms.ppo import cost_advantages
+from marl_ray.algorithms.ratios import truncated_importance
 from marl_ray.algorithms.value_norm import ValueNorm
-from marl_ray.config import AlgorithmConfig
-from marl_ray.policies.actor_critic import ActorCritic, Prepared
-from marl_ray.rollout.random import time_permutation
+from marl_ray.config import AlgorithmConfig, ConstraintConfig
+from marl_ray.policies.actor_critic import ActorCritic
+from marl_ray.training import gradient, trust_step
+from marl_ray.training.batches import (
+    CostStats,
+    Fixed,
+    centred_costs,
+    check_finite,
+    normalised,
+    normalised_advantages,
+    prepared_inputs,
+    shaped_rewards,
+    trained_decisions,
+    updated_norms,
+    with_values,
+)
 from marl_ray.training.collectives import total, world
+from marl_ray.training.cuts import Shape
 from marl_ray.trajectories import Trajectories
 
 
@@ -30,22 +49,41 @@ class Learner:
         hyper: AlgorithmConfig,
         mesh: DeviceMesh,
         mixed_precision: bool,
+        constraints: tuple[ConstraintConfig, ...] = (),
+        horizon: int = 1,
+        by_episode: bool = False,
+        micro_batch: int | None = None,
     ):
-        """`model` has the same weights on every worker and becomes the rollout copy (on CPU)."""
+        """`model` has the same weights on every worker and becomes the rollout copy (on CPU).
+
+        `by_episode`: rows are whole episodes, so minibatches are sets of them. `micro_batch` environment copies share a
+        forward and backward pass.
+        """
         self.rollout_model, self.hyper, self.algorithm = model, hyper, ALGORITHMS[algorithm]
+        self.budgets = tuple(constraint.budget for constraint in constraints) if self.algorithm.spec.costs else ()
+        self.horizon, self.by_episode, self.micro_batch = horizon, by_episode, micro_batch
         self.value_norm = ValueNorm()
+        self.cost_norms = tuple(ValueNorm() for _ in self.budgets)
+        start = self.algorithm.multiplier
+        self.multipliers: tuple[Multiplier, ...] = (
+            tuple(start(hyper, budget) for budget in self.budgets) if start else ()
+        )
+        self.entropy_coef, self.kl_coef = hyper.entropy_coef, hyper.kl_coef
+        self.decisions_per_episode = 1.0
         self.mixed_precision = mixed_precision
         self.device = torch.device(mesh.device_type)
         self.model = copy.deepcopy(model).to(self.device)
+        self.reference = copy.deepcopy(model.actor).to(self.device).requires_grad_(False) if hyper.kl_coef else None
         model.requires_grad_(False)
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed_precision else MixedPrecisionPolicy()
         # The whole policy is one group: one gather and one reduction per gradient step. Its networks are small, so the
         # gathered weights stay until the backward pass.
         fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        critics = [parameter for critic in self.model.critics for parameter in critic.parameters()]
         self.optimizer = torch.optim.Adam(
             [
                 {"params": list(self.model.actor.parameters()), "lr": hyper.lr},
-                {"params": list(self.model.critic.parameters()), "lr": hyper.critic_lr or hyper.lr},
+                *([{"params": critics, "lr": hyper.critic_lr or hyper.lr}] if critics else []),
             ],
             eps=hyper.adam_eps,
             fused=True,  # a step without it spends most of its time in DTensor's dispatch of every small operation
@@ -61,148 +99,204 @@ class Learner:
                 plain.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)
         sharded.reshard()
 
+    def adopt_rollout_actor(self) -> None:
+        """Copy the rollout copy's actor, equal on all workers, into the sharded weights."""
+        with torch.no_grad():
+            for plain, parameter in zip(
+                self.rollout_model.actor.parameters(), self.model.actor.parameters(), strict=True
+            ):
+                sharded = cast(DTensor, parameter)
+                moved = plain.to(self.device)
+                sharded.copy_(distribute_tensor(moved, sharded.device_mesh, sharded.placements, src_data_rank=None))
+
     def set_progress(self, share: float) -> None:
         """Learning rates for a run of which `share` (0 to 1) is done."""
         scale = max(0.0, 1.0 - share) if self.hyper.lr_decay else 1.0
         rates = (self.hyper.lr, self.hyper.critic_lr or self.hyper.lr)
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
             group["lr"] = rate * scale
 
-    def update(self, batch: Trajectories, seed: int, iteration: int) -> dict[str, float]:
-        """All epochs on one batch; every worker calls it with its own part. Metrics are means over the global batch."""
-        batch = batch.to(self.device)
-        raw, targets = self.algorithm.advantages(batch, self.hyper)
-        advantages, moments = _normalize(raw, targets, batch.mask)
-        self.value_norm = self.value_norm.updated(moments["return_mean"], moments["return_square"])
-        returns, old_values = self.value_norm.normalize(targets), self.value_norm.normalize(batch.values)
-        inputs = self._prepare(batch)
-        per_step = total(batch.mask.sum(0).float())
-        steps = batch.mask.shape[1]
-        sums = torch.zeros(7, device=self.device)
-        for epoch in range(self.hyper.epochs):
-            order = torch.from_numpy(time_permutation(seed, iteration, epoch, steps)).to(self.device)
-            epoch_kl = torch.zeros(2, device=self.device)
-            for index in order.tensor_split(self.hyper.minibatches):
-                count = per_step[index].sum().clamp(min=1)
-                part = self._step(batch, inputs, advantages, returns, old_values, index, count)
-                sums += part
-                epoch_kl += part[[3, 6]]
-            if self.hyper.target_kl is not None and _mean_kl(epoch_kl) > self.hyper.target_kl:
-                break
-        self.refresh_rollout_model()
-        return self._metrics(sums, moments)
-
-    def _prepare(self, batch: Trajectories) -> tuple[Prepared, Prepared]:
-        observations = batch.observations.flatten(0, 1)
-        actor = Prepared.of(self.model.actor, observations)
-        if not self.model.central:
-            # Both networks of a local critic read the same rows, whose encoding depends on no weights.
-            return actor, actor
-        assert batch.states is not None
-        return actor, Prepared.of(self.model.critic, batch.states.flatten(0, 1))
-
-    def _step(
+    def update(
         self,
         batch: Trajectories,
-        inputs: tuple[Prepared, Prepared],
-        advantages: Tensor,
-        returns: Tensor,
-        old_values: Tensor,
-        index: Tensor,
-        count: Tensor,
-    ) -> Tensor:
-        """One gradient step on the time indices `index`; `count` decisions over all workers. Returns sums for metrics."""
+        seed: int,
+        iteration: int,
+        costs: CostStats,
+        factor: Tensor | None = None,
+        where: str = "training",
+    ) -> dict[str, float]:
+        """All epochs on one batch; every worker calls it with its own part. Metrics are means over the global batch.
+
+        `factor` (copies, T) is how much more likely the policies updated before this one have made the joint action.
+        Raises Diverged naming `where` and the tensor if a number is not finite.
+        """
+        batch = batch.to(self.device)
+        check_finite(where, batch)
+        shape = self._shape(batch)
+        fixed, metrics = self._fix(batch, shape, seed, iteration, costs, factor)
+        violations = self._violations(costs, fixed.mask)
+        if self.algorithm.spec.constraint == "trust_region":
+            metrics |= trust_step.update(self, fixed, violations)
+            self.adopt_rollout_actor()
+        metrics |= gradient.update(self, fixed, shape, seed, iteration, violations, costs, where)
+        self.refresh_rollout_model()
+        self._adapt(metrics, fixed)
+        return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.multipliers)}
+
+    def _shape(self, batch: Trajectories) -> Shape:
         rows, steps = batch.mask.shape
-        agents = rows // len(batch.states) if batch.states is not None else 1
-        if len(index) == steps:  # the order of a sum's terms does not matter, so nothing need be moved
-            index, (actor_in, critic_in) = torch.arange(steps, device=self.device), inputs
-        else:
-            actor_in = self._cut(inputs[0], rows, index, steps)
-            critic_in = self._cut(inputs[1], rows // agents, index, steps)
-        outputs, values = self.model.evaluate(actor_in, critic_in)
-        if self.model.central:  # (copies * steps, agents) to (copies * agents, steps)
-            values = values.reshape(rows // agents, len(index), agents).transpose(1, 2)
-        distribution = self.model.distribution
-        mask = batch.mask[:, index].flatten()
-        evaluated = Evaluated(
-            log_probs=distribution.log_prob(outputs, batch.actions[:, index].flatten(0, 1)),
-            values=values.reshape(-1),
-            old_log_probs=batch.log_probs[:, index].flatten(),
-            old_values=old_values[:, index].flatten(),
-            advantages=advantages[:, index].flatten(),
-            returns=returns[:, index].flatten(),
+        agents = int(batch.agent.max()) + 1
+        copies = rows // agents
+        rank, workers = world()
+        return Shape(copies, agents, steps, rank * copies, workers * copies)
+
+    def _fix(
+        self,
+        batch: Trajectories,
+        shape: Shape,
+        seed: int,
+        iteration: int,
+        costs: CostStats,
+        factor: Tensor | None,
+    ) -> tuple[Fixed, dict[str, float]]:
+        """Everything that stays as it is for the epochs. Normalisers and multipliers move first, by this batch."""
+        hyper, spec = self.hyper, self.algorithm.spec
+        metrics: dict[str, float] = {}
+        mask = trained_decisions(batch, hyper)
+        actor, critic = prepared_inputs(self.model, batch)
+        allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
+        old = batch.log_probs
+        if hyper.importance_cap is not None:
+            old = gradient.log_probs(self.model, batch, actor, critic, allowed)
+        reference = self._reference_log_probs(batch, allowed)
+        divergence = None if reference is None else kl_estimate(old, reference, hyper.kl_estimator)
+        if reference is not None and hyper.kl_place == "reward":
+            batch = replace(
+                batch, rewards=shaped_rewards(batch, hyper, self.horizon, self.kl_coef * cast(Tensor, divergence))
+            )
+        elif hyper.overlong_buffer:
+            batch = replace(batch, rewards=shaped_rewards(batch, hyper, self.horizon, None))
+        if divergence is not None:
+            metrics["reference_kl"] = _mean(divergence, mask)
+        if spec.critic_first:
+            batch = with_values(batch, gradient.fit_critic(self, batch, critic, mask, shape, seed, iteration))
+        raw, targets = self.algorithm.advantages(batch, hyper)
+        advantages = normalised_advantages(raw, mask, hyper)
+        returns, old_values = None, batch.values
+        if targets is not None and not spec.critic_first:
+            (self.value_norm,), (described,) = updated_norms([self.value_norm], targets[..., None], mask)
+            returns, old_values = self.value_norm.normalize(targets), self.value_norm.normalize(batch.values)
+            variance = described["square"] - described["mean"] ** 2
+            residual = _mean((targets - batch.values).square(), mask)
+            metrics["explained_variance"] = 1 - residual / variance if variance > 1e-8 else 0.0
+        cost_adv, cost_returns, old_cost_values = self._fix_costs(batch, mask, costs)
+        if factor is not None:
+            per_row = factor.to(self.device).repeat_interleave(shape.agents, 0)
+            advantages, cost_adv = advantages * per_row, cost_adv * per_row[..., None]
+        fixed = Fixed(
+            batch,
+            mask,
+            actor,
+            critic,
+            advantages,
+            cost_adv,
+            returns,
+            cost_returns,
+            old_values,
+            old_cost_values,
+            old,
+            None if hyper.importance_cap is None else truncated_importance(old, batch.log_probs, hyper.importance_cap),
+            reference if hyper.kl_place == "loss" else None,
         )
-        losses = self.algorithm.losses(evaluated, self.hyper)
-        entropy = distribution.entropy(outputs)
-        parts = torch.stack([(term * mask).sum() for term in (losses.policy, losses.value, entropy)])
-        policy, value, entropy_sum = parts.unbind()
-        # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
-        loss = (policy + value - self.hyper.entropy_coef * entropy_sum) * (world()[1] / count)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norms = clip_gradients((self.model.actor, self.model.critic), self.hyper.max_grad_norm)
-        self.optimizer.step()
-        diagnostics = torch.stack([(losses.kl * mask).sum(), (losses.clipped * mask).sum()])
-        # Norms are global already: weighting them by this worker's share of decisions makes the sum over workers exact.
-        own = mask.sum().float()
-        return torch.cat([parts.detach(), diagnostics.detach(), norms[:1] * own, own[None]])
+        return fixed, metrics
 
-    def _cut(self, inputs: Prepared, sequences: int, index: Tensor, steps: int) -> Prepared:
-        """The time indices `index` of (sequences * steps) rows."""
-        rows = torch.arange(sequences, device=self.device)[:, None] * steps + index[None]
-        return inputs.rows(rows.flatten())
+    def _fix_costs(self, batch: Trajectories, mask: Tensor, costs: CostStats) -> tuple[Tensor, Tensor | None, Tensor]:
+        if not self.budgets:
+            return batch.costs.new_zeros(*mask.shape, 0), None, batch.cost_values
+        raw, targets = cost_advantages(batch, self.hyper)
+        self.cost_norms, _ = updated_norms(self.cost_norms, targets, mask)
+        if costs.means is not None and not self.algorithm.every_step:
+            pairs = zip(self.multipliers, costs.means, strict=False)
+            self.multipliers = tuple(multiplier.updated(cost) for multiplier, cost in pairs)
+        centred, self.cost_scale = centred_costs(raw, mask, scale=self.algorithm.spec.constraint == "penalty")
+        if costs.episodes:
+            self.decisions_per_episode = float(total(mask.sum().float())) / costs.episodes
+        return centred, normalised(self.cost_norms, targets), normalised(self.cost_norms, batch.cost_values)
 
-    def _metrics(self, sums: Tensor, moments: Mapping[str, float]) -> dict[str, float]:
-        sums = total(sums)
-        names = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "actor_grad_norm")
-        means = (sums[:-1] / sums[-1].clamp(min=1)).tolist()
-        variance = moments["return_square"] - moments["return_mean"] ** 2
-        explained = 1 - moments["residual_square"] / variance if variance > 1e-8 else 0.0
-        return dict(zip(names, means, strict=True)) | {"explained_variance": explained}
+    def _violations(self, costs: CostStats, mask: Tensor) -> Tensor:
+        """(K,) per decision, in the units of the cost advantages."""
+        if not self.budgets or costs.means is None:
+            return torch.zeros(len(self.budgets), device=self.device)
+        raw = [
+            constraint_violation(mean, budget, self.decisions_per_episode)
+            for mean, budget in zip(costs.means, self.budgets, strict=True)
+        ]
+        return torch.tensor(raw, device=self.device) / self.cost_scale.to(self.device)
+
+    def _reference_log_probs(self, batch: Trajectories, allowed: Tensor | None) -> Tensor | None:
+        if self.reference is None:
+            return None
+        distribution = self.model.distribution
+        outputs = distribution.normalize(self.reference.infer(batch.observations.flatten(0, 1)), allowed)
+        return distribution.log_prob(outputs, batch.actions.flatten(0, 1)).reshape(batch.mask.shape)
+
+    def _adapt(self, metrics: Mapping[str, float], fixed: Fixed) -> None:
+        """Steer the coefficients that have a target."""
+        hyper = self.hyper
+        if hyper.kl_target is not None and "reference_kl" in metrics:
+            sequences = int(total(fixed.mask.any(1).sum()))
+            self.kl_coef = adaptive_coefficient(
+                self.kl_coef, metrics["reference_kl"], hyper.kl_target, hyper.kl_horizon, sequences
+            )
+        if hyper.entropy_target is not None:
+            step = hyper.entropy_step if metrics["entropy"] < hyper.entropy_target else -hyper.entropy_step
+            self.entropy_coef = max(0.0, self.entropy_coef + step)
+
+    def log_ratio(self, batch: Trajectories) -> Tensor:
+        """(copies, T) how the update has changed the log-probability of what this policy's agents did, on CPU."""
+        distribution, agents = self.rollout_model.distribution, int(batch.agent.max()) + 1
+        allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
+        outputs = distribution.normalize(self.rollout_model.actor.infer(batch.observations.flatten(0, 1)), allowed)
+        new = distribution.log_prob(outputs, batch.actions.flatten(0, 1)).reshape(batch.mask.shape)
+        return torch.where(batch.mask, new - batch.log_probs, 0.0).unflatten(0, (-1, agents)).sum(1)
+
+    def moved_costs(self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None) -> CostStats:
+        """What an episode is expected to cost after this update, (copies, T) factors of all updates until then and before.
+
+        Sequential constrained updates share one budget: what one policy's step uses of it, the next must not use again.
+        """
+        if not self.budgets or costs.means is None:
+            return costs
+        raw, _ = cost_advantages(batch, self.hyper)
+        agents = int(batch.agent.max()) + 1
+        change = (after - (1.0 if before is None else before)).repeat_interleave(agents, 0) * batch.mask
+        sums = total(torch.cat([(change[..., None] * raw).sum((0, 1)), batch.mask.sum()[None].float()]))
+        shift = (sums[:-1] / sums[-1].clamp(min=1) * self.decisions_per_episode).tolist()
+        return replace(costs, means=tuple(mean + moved for mean, moved in zip(costs.means, shift, strict=True)))
 
     def state(self) -> dict[str, Any]:
         """Plain data beside the weights and the optimiser."""
-        return {"value_norm": vars(self.value_norm)}
+        return {
+            "value_norm": vars(self.value_norm),
+            "cost_norms": [vars(norm) for norm in self.cost_norms],
+            "multipliers": [vars(multiplier) for multiplier in self.multipliers],
+            "entropy_coef": self.entropy_coef,
+            "kl_coef": self.kl_coef,
+            "decisions_per_episode": self.decisions_per_episode,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`; the weights were loaded before."""
         self.value_norm = ValueNorm(**state["value_norm"])
+        self.cost_norms = tuple(ValueNorm(**norm) for norm in state["cost_norms"])
+        pairs = zip(self.multipliers, state["multipliers"], strict=True)
+        self.multipliers = tuple(type(multiplier)(**saved) for multiplier, saved in pairs)
+        self.entropy_coef, self.kl_coef = state["entropy_coef"], state["kl_coef"]
+        self.decisions_per_episode = state["decisions_per_episode"]
         self.refresh_rollout_model()
 
 
-def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:
-    """Scale each module's sharded gradients to at most `max_norm`, each by its own global norm; returns the norms.
-
-    One reduction for all modules, where `torch.nn.utils.clip_grad_norm_` would need one for each.
-    """
-    shards = [[_local(p.grad) for p in module.parameters() if p.grad is not None] for module in modules]
-    squares = torch.stack([torch.stack([g.float().square().sum() for g in group]).sum() for group in shards])
-    norms = total(squares).sqrt()
-    for group, norm in zip(shards, norms, strict=True):
-        torch._foreach_mul_(group, (max_norm / (norm + 1e-6)).clamp(max=1.0))
-    return norms
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
-
-
-def _normalize(advantages: Tensor, returns: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, float]]:
-    """Advantages with mean 0 and (population) standard deviation 1 over the decisions of the global batch; and the
-    batch's moments."""
-    own = [torch.where(mask, x, 0.0).double() for x in (advantages, advantages**2, returns, returns**2)]
-    sums = total(torch.stack([*(x.sum() for x in own), mask.sum().double()]))
-    mean, square, return_mean, return_square = (sums[:-1] / sums[-1].clamp(min=1)).tolist()
-    std = max(square - mean**2, 0.0) ** 0.5
-    normalized = torch.where(mask, (advantages - mean) / (std + 1e-8), 0.0)
-    # The residual of the old values against the returns is the advantage itself.
-    return normalized, {
-        "return_mean": return_mean,
-        "return_square": return_square,
-        "residual_square": square - mean**2,
-    }
-
-
-def _mean_kl(epoch_kl: Tensor) -> float:
-    kl, count = total(epoch_kl).tolist()
-    return kl / max(count, 1.0)
+def _mean(values: Tensor, mask: Tensor) -> float:
+    """Over the decisions of all workers."""
+    summed, count = total(torch.stack([torch.where(mask, values, 0.0).double().sum(), mask.sum().double()])).tolist()
+    return summed / max(count, 1.0)

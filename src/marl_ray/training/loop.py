@@ -2,21 +2,26 @@
 
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import init_device_mesh
 
 from marl_ray.config import RunConfig
 from marl_ray.envs import make_env
-from marl_ray.rollout.collector import Collector, Episode
+from marl_ray.envs.batch import make_batch
+from marl_ray.rollout.collector import Batch, Collector, Episode, Plan
+from marl_ray.rollout.random import team_order
 from marl_ray.training import checkpoint
+from marl_ray.training.batches import CostStats
 from marl_ray.training.collectives import gather, world
+from marl_ray.training.recent import Recent
 from marl_ray.training.team import Team, build_team, export_bundle
+from marl_ray.trajectories import Trajectories
 
 BUNDLE = "bundle"
 """Folder of a checkpoint that holds the bundle, where the checkpoint was the best so far."""
@@ -62,28 +67,38 @@ def run_worker(
     rank, workers = world()
     mesh = init_device_mesh(device.type, (workers,))
     mixed = config.resources.mixed_precision
-    env = make_env(config.env)
+    env = make_env(config.env, config.constraints)
     team = build_team(config, env, mesh, mixed == "bf16" or (mixed == "auto" and device.type == "cuda"))
     state, envs = _fresh_state(run_id), None
     if resume_from is not None:
         state, envs = checkpoint.load(resume_from, team.learners)
-    own = config.train.env_copies // workers
-    copies = range(rank * own, (rank + 1) * own)
-    collector = Collector(lambda: make_env(config.env), copies, config.train.horizon, config.seed, envs)
-    recent: deque[tuple[float, float, int]] = deque((tuple(e) for e in state["recent"]), config.evaluation.window)
+    collector = build_collector(config, env, team.agents, rank, workers, envs)
+    recent = Recent(config, state["recent"])
     clock, metrics = Clock(), state["metrics"]
-    for iteration in range(state["iteration"], config.iterations):
-        metrics = {"iteration": iteration + 1, "steps": (iteration + 1) * config.batch_steps}
-        metrics |= _iterate(config, team, collector, iteration, recent, clock)
+    iteration, steps, costs = state["iteration"], state["steps"], state["costs"]
+    while steps < config.train.total_steps:
+        before = steps
+        with clock.phase("rollout"):
+            batch = collector.collect(team.players(), iteration)
+        episodes, played = _together(batch)
+        steps += played
+        stats = _cost_stats(config, episodes, costs)
+        costs = stats.means
+        with clock.phase("update"):
+            losses = _update(config, team, batch.trajectories, iteration, before, stats)
+        recent.add(episodes)
+        metrics = {"iteration": iteration + 1, "steps": steps} | losses | recent.metrics() | clock.read(played)
+        iteration += 1
         if rank == 0:
             emit(metrics)
-        last = iteration + 1 == config.iterations
-        if last or (iteration + 1) % config.checkpoint.every == 0:
-            score = metrics.get("return", float("-inf"))
+        if steps >= config.train.total_steps or iteration % config.checkpoint.every == 0:
+            score = recent.score()
             best = score >= state["best_score"]
             state |= {
-                "iteration": iteration + 1,
-                "recent": list(recent),
+                "iteration": iteration,
+                "steps": steps,
+                "costs": costs,
+                "recent": recent.state(),
                 "metrics": metrics,
                 "best_score": max(score, state["best_score"]),
             }
@@ -91,41 +106,86 @@ def run_worker(
                 folder = Path(temporary)
                 checkpoint.save(folder, team.learners, state, collector.state())
                 if best and rank == 0:
-                    export_bundle(folder / BUNDLE, config, env, team, int(metrics["steps"]), metrics)
+                    export_bundle(folder / BUNDLE, config, env, team, steps, metrics)
                 report(folder, metrics | {"score": score})
     collector.close()
     env.close()
     return metrics
 
 
+def build_collector(
+    config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]], rank: int, workers: int, state: Any = None
+) -> Collector:
+    """The collector of one worker's share of the environment copies."""
+    own = config.train.env_copies // workers
+    copies = range(rank * own, (rank + 1) * own)
+    refills = {
+        name: config.hyper_of(name).dynamic_sampling for name, policy in config.team.items() if not policy.frozen
+    }
+    plan = Plan(
+        config.train.horizon,
+        config.whole_episodes,
+        config.train.group_size,
+        config.greedy,
+        max(refills.values()),
+        tuple(name for name, count in refills.items() if count),
+    )
+    envs = make_batch(config.env, own, list(agents.values()), config.signals, config.constraints)
+    return Collector(env, envs, agents, copies, plan, config.seed, config.signals, state)
+
+
 def _fresh_state(run_id: str | None) -> dict[str, Any]:
-    return {"iteration": 0, "recent": [], "best_score": float("-inf"), "metrics": {}, "mlflow_run_id": run_id}
+    return {
+        "iteration": 0,
+        "steps": 0,
+        "costs": None,
+        "recent": [],
+        "best_score": float("-inf"),
+        "metrics": {},
+        "mlflow_run_id": run_id,
+    }
 
 
-def _iterate(
+def _update(
     config: RunConfig,
     team: Team,
-    collector: Collector,
+    batches: dict[str, Trajectories],
     iteration: int,
-    recent: deque[tuple[float, float, int]],
-    clock: Clock,
+    steps: int,
+    costs: CostStats,
 ) -> Metrics:
-    with clock.phase("rollout"):
-        batches, episodes = collector.collect(team.players(), iteration)
+    """Update every policy; where an algorithm is sequential, one after another with the factor of those before."""
     metrics: Metrics = {}
-    with clock.phase("update"):
-        for name, learner in team.learners.items():
-            learner.set_progress(iteration / config.iterations)
-            losses = learner.update(batches[name], config.seed, iteration)
-            prefix = "" if len(team.learners) == 1 else f"{name}/"
-            metrics |= {prefix + key: value for key, value in losses.items()}
-    recent.extend((e.ret, e.cost, e.length) for e in _all_episodes(episodes))
-    if recent:
-        means = [sum(column) / len(recent) for column in zip(*recent, strict=True)]
-        metrics |= dict(zip(("return", "episode_cost", "episode_length"), means, strict=True))
-    return metrics | clock.read(config.batch_steps)
+    names = list(team.learners)
+    sequential = any(config.spec_of(name).order == "sequential" for name in names)
+    if sequential:
+        names = [names[i] for i in team_order(config.seed, iteration, len(names))]
+    factor: torch.Tensor | None = None
+    for name in names:
+        learner, batch = team.learners[name], batches[name]
+        learner.set_progress(steps / config.train.total_steps)
+        own = factor if config.spec_of(name).order == "sequential" else None
+        where = f"policy {name!r}, iteration {iteration + 1}, step {steps}"
+        losses = learner.update(batch, config.seed, iteration, costs, own, where)
+        prefix = "" if len(team.learners) == 1 else f"{name}/"
+        metrics |= {prefix + key: value for key, value in losses.items()}
+        if sequential:
+            change = learner.log_ratio(batch).clamp(-20, 20).exp()
+            costs = learner.moved_costs(costs, batch, change if factor is None else factor * change, factor)
+            factor = change if factor is None else factor * change
+    return metrics
 
 
-def _all_episodes(episodes: list[Episode]) -> list[Episode]:
-    """Episodes of all workers in the order of their ends, the same for any number of workers."""
-    return sorted((e for part in gather(episodes) for e in part), key=lambda e: (e.step, e.copy))
+def _cost_stats(config: RunConfig, episodes: list[Episode], before: tuple[float, ...] | None) -> CostStats:
+    """Mean costs of the episodes that ended in this batch; of the last batch that had any if none did."""
+    if not episodes:
+        return CostStats(None if before is None else tuple(before), 0)
+    columns = zip(*(episode.costs for episode in episodes), strict=True)
+    return CostStats(tuple(sum(column) / len(episodes) for column in columns), len(episodes))
+
+
+def _together(batch: Batch) -> tuple[list[Episode], int]:
+    """Episodes of all workers in the order of their ends, the same for any number of workers; and all their steps."""
+    parts = gather((batch.episodes, batch.steps))
+    episodes = sorted((e for part, _ in parts for e in part), key=lambda e: (e.step, e.copy))
+    return episodes, sum(steps for _, steps in parts)

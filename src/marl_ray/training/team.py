@@ -9,14 +9,13 @@ from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray import __version__
-from marl_ray.algorithms import ALGORITHMS
 from marl_ray.algorithms.value_norm import ValueNorm
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.bundle import Lineage, PolicyParts, load_bundle, save_bundle
 from marl_ray.policies.spaces import joint_space
-from marl_ray.rollout.collector import Player
+from marl_ray.rollout.buffers import Player
 from marl_ray.training.learner import Learner
 from marl_ray.training.tracking import tracking_uri
 
@@ -36,6 +35,7 @@ class Team:
                 model,
                 self.agents[name],
                 self.learners[name].value_norm if name in self.learners else ValueNorm(),
+                self.learners[name].cost_norms if name in self.learners else (),
             )
             for name, model in self.models.items()
         }
@@ -63,20 +63,21 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
     return agents
 
 
-def build_models(config: RunConfig, env: ParallelEnv) -> dict[str, ActorCritic]:
+def build_models(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> dict[str, ActorCritic]:
     """Freshly initialised models, equal on every worker, with the weights of `team.NAME.bundle` where given."""
-    agents = team_agents(config, env)
     state_space = joint_space([env.observation_space(agent) for members in agents.values() for agent in members])
     models = {}
     for number, (name, members) in enumerate(agents.items()):
         torch.manual_seed(config.seed * 1000 + number)
+        spec, frozen = config.spec_of(name), config.team[name].frozen
         models[name] = ActorCritic(
             env.observation_space(members[0]),
             env.action_space(members[0]),
             config.team[name].network,
-            ALGORITHMS[config.algorithm_of(name)].critic,
+            "none" if frozen else spec.critic,
             state_space,
             len(members),
+            config.signals if spec.costs and not frozen else 0,
         )
         _load_weights(config, name, members, models[name])
     return models
@@ -98,13 +99,24 @@ def _load_weights(config: RunConfig, name: str, members: list[str], model: Actor
 
 def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_precision: bool) -> Team:
     """Models and learners on this worker; every worker takes part."""
-    models = build_models(config, env)
+    agents = team_agents(config, env)
+    models = build_models(config, env, agents)
     learners = {
-        name: Learner(model, config.algorithm_of(name), config.hyper_of(name), mesh, mixed_precision)
+        name: Learner(
+            model,
+            config.algorithm_of(name),
+            config.hyper_of(name),
+            mesh,
+            mixed_precision,
+            config.constraints,
+            config.train.horizon,
+            config.whole_episodes,
+            config.train.micro_batch,
+        )
         for name, model in models.items()
         if not config.team[name].frozen
     }
-    return Team(team_agents(config, env), models, learners)
+    return Team(agents, models, learners)
 
 
 def export_bundle(

@@ -11,6 +11,7 @@ from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
 
 BATCH = 1000
+PARAM_BATCH = 100
 """Metrics per request, MLflow's limit."""
 
 
@@ -58,9 +59,10 @@ class Tracker:
         else:
             experiment = found.experiment_id
         run = self.client.create_run(experiment, run_name=self.config.name)
-        params = flatten(self.config.model_dump(mode="json"))
-        tags = [RunTag("config_hash", config_hash(self.config))]
-        self.client.log_batch(run.info.run_id, params=[Param(k, str(v)[:6000]) for k, v in params.items()], tags=tags)
+        params = [Param(key, str(value)[:6000]) for key, value in flatten(self.config.resolved()).items()]
+        self.client.log_batch(run.info.run_id, tags=[RunTag("config_hash", config_hash(self.config))])
+        for start in range(0, len(params), PARAM_BATCH):
+            self.client.log_batch(run.info.run_id, params=params[start : start + PARAM_BATCH])
         return str(run.info.run_id)
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:

@@ -1,0 +1,21 @@
+"""Clipped importance sampling policy optimisation (MiniMax-M1, arXiv 2506.13585, eqs. 4-5).
+
+    L = -sg( clip(rho, 1-eps, 1+eps') ) A log pi
+
+The clip bounds the weight of a decision and never takes its gradient away. A is GRPO's.
+"""
+
+from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
+from marl_ray.algorithms.grpo import group_advantages
+from marl_ray.algorithms.ratios import token_ratio
+from marl_ray.config import AlgorithmConfig
+
+
+def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+    """Weighted score function; `clipped` marks bounded weights."""
+    ratio = token_ratio(batch.log_probs, batch.old_log_probs).detach()
+    weight = ratio.clamp(*hyper.clip_range)
+    return PolicyLoss(-weight * batch.advantages * batch.log_probs, weight != ratio)
+
+
+CISPO = Algorithm("cispo", group_advantages, policy_loss)

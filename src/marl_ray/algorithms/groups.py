@@ -1,0 +1,125 @@
+"""Baselines from a group: sequences that share a start, an agent and a turn. No critic, no loop over groups.
+
+Every function takes `scores` (B,), `index` (B,) int64 with values below `count` (both from `group_index`) and `include`
+(B,) bool. Rows with include False (greedy rows, dropped rows) and rows whose score is NaN (no reward could be had) count
+in no statistic and get 0. A group whose scores are all equal gets exactly 0, whatever rounding does to its mean. A group
+must be whole on one worker. Statistics are float64, results have the dtype of `scores`; nothing carries a gradient.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from marl_ray.errors import MarlRayError
+
+Singleton = Literal["zero", "score"]
+"""What a group of one gets: nothing to learn from (TRL, SkyRL), or its raw score (verl's loop version)."""
+
+
+class GroupMoments(NamedTuple):
+    """Statistics of the included scores of each group, (count,) float64."""
+
+    size: Tensor
+    mean: Tensor
+    """0 for an empty group."""
+    squares: Tensor
+    """Sum of squared deviations from the mean; exactly 0 where all scores are equal."""
+
+
+def group_index(group: Tensor, agent: Tensor, turn: Tensor) -> tuple[Tensor, int]:
+    """Number the distinct (group, agent, turn) triples, (B,) int64 each: a row's number, and how many there are.
+
+    Agents and turns are kept apart because their prompts and rewards differ (Dr. MAS; AT-GRPO of PettingLLMs).
+    """
+    distinct, index = torch.unique(torch.stack((group, agent, turn), 1), dim=0, return_inverse=True)
+    return index, len(distinct)
+
+
+def group_moments(scores: Tensor, index: Tensor, count: int, include: Tensor) -> GroupMoments:
+    """Size, mean and squared deviations of every group; see the module for the arguments."""
+    include = _counted(scores, include)
+    exact = torch.where(include, scores.detach().double(), 0.0)
+    zeros = exact.new_zeros(count)
+    size = zeros.index_add(0, index, include.double())
+    mean = zeros.index_add(0, index, exact) / size.clamp(min=1)
+    low, high = (
+        zeros.scatter_reduce(0, index[include], exact[include], reduce, include_self=False)
+        for reduce in ("amin", "amax")
+    )
+    # The mean of equal numbers need not be that number: three times 0.1 is not 0.3.
+    mean = torch.where(low == high, low, mean)
+    squares = zeros.index_add(0, index, torch.where(include, exact - mean[index], 0.0) ** 2)
+    return GroupMoments(size, mean, squares)
+
+
+def centred(scores: Tensor, index: Tensor, count: int, include: Tensor, *, singleton: Singleton = "zero") -> Tensor:
+    """s - mean of the group, (B,): Dr. GRPO (arXiv 2503.20783), REINFORCE++ with a baseline."""
+    moments = group_moments(scores, index, count, include)
+    return _finish(scores.double() - moments.mean[index], scores, index, include, moments, singleton)
+
+
+def standardised(
+    scores: Tensor,
+    index: Tensor,
+    count: int,
+    include: Tensor,
+    *,
+    eps: float = 1e-6,
+    ddof: int = 1,
+    singleton: Singleton = "zero",
+) -> Tensor:
+    """(s - mean) / (std + eps) within the group, (B,): GRPO (arXiv 2402.03300, section 4.1.2).
+
+    std = sqrt(sum of squared deviations / (size - ddof)): ddof 1 as verl (eps 1e-6) and TRL (eps 1e-4), 0 for the
+    population's. verl divides the raw score of a group of one by 1 + eps; here "score" means the score itself.
+    """
+    moments = group_moments(scores, index, count, include)
+    std = (moments.squares / (moments.size - ddof).clamp(min=1)).sqrt()
+    scale = torch.where(moments.squares > 0, std + eps, 1.0)
+    result = (scores.double() - moments.mean[index]) / scale[index]
+    return _finish(result, scores, index, include, moments, singleton)
+
+
+def leave_one_out(
+    scores: Tensor, index: Tensor, count: int, include: Tensor, *, singleton: Singleton = "zero"
+) -> Tensor:
+    """s - mean of the others in the group, (B,): RLOO (arXiv 2402.14740, eq. 8), as (s - mean) n / (n - 1)."""
+    moments = group_moments(scores, index, count, include)
+    factor = moments.size / (moments.size - 1).clamp(min=1)
+    result = (scores.double() - moments.mean[index]) * factor[index]
+    return _finish(result, scores, index, include, moments, singleton)
+
+
+def greedy_baseline(scores: Tensor, index: Tensor, count: int, include: Tensor, greedy: Tensor) -> Tensor:
+    """s - score of the group's greedy row, (B,): ReMax (arXiv 2310.10505, algorithm 1); greedy rows get 0.
+
+    `greedy` (B,) bool. Several greedy rows of a group are averaged. Where the greedy row has no score (NaN) there is no
+    baseline, so the group gets 0. Raises MarlRayError if a group with included rows has no greedy row at all.
+    """
+    rows = _counted(scores, include) & ~greedy
+    present = torch.zeros(count, dtype=torch.bool, device=scores.device)
+    present[index[greedy]] = True
+    missing = rows & ~present[index]
+    if bool(missing.any()):
+        raise MarlRayError(
+            f"greedy: {len(index[missing].unique())} of {count} groups have no greedy row; expected one in every group"
+        )
+    baseline = group_moments(scores, index, count, greedy)
+    rows = rows & (baseline.size > 0)[index]
+    return torch.where(rows, scores.detach().double() - baseline.mean[index], 0.0).to(scores.dtype)
+
+
+def _counted(scores: Tensor, include: Tensor) -> Tensor:
+    return include & ~scores.isnan()
+
+
+def _finish(
+    result: Tensor, scores: Tensor, index: Tensor, include: Tensor, moments: GroupMoments, singleton: Singleton
+) -> Tensor:
+    """Put in what groups of one get, and 0 for rows that do not count."""
+    if singleton not in ("zero", "score"):
+        raise MarlRayError(f"singleton: expected 'zero' or 'score', got {singleton!r}")
+    if singleton == "score":
+        result = torch.where((moments.size == 1)[index], scores.double(), result)
+    return torch.where(_counted(scores, include), result, 0.0).detach().to(scores.dtype)

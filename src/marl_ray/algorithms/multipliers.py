@@ -1,0 +1,133 @@
+"""Lagrange multipliers that follow a measured cost, and the advantage they lead to.
+
+A multiplier sees the relative error e = (J_c - d) / d, with J_c the mean episode cost and d the budget, so that its gains
+mean the same for every budget; a budget of 0 leaves the error in units of the cost. Several constraints have one
+multiplier each. All state is in the dataclass: `Lagrange(**vars(multiplier))` continues bit for bit.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from marl_ray.errors import MarlRayError
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+def _relative(cost: float, budget: float) -> tuple[float, float]:
+    """The cost and its error (cost - budget), both in units of the budget; raises MarlRayError if not finite."""
+    if not math.isfinite(cost):
+        raise MarlRayError(f"multiplier: expected a finite mean episode cost, got {cost}")
+    unit = budget if budget > 0 else 1.0
+    return cost / unit, (cost - budget) / unit
+
+
+@dataclass(frozen=True)
+class Lagrange:
+    """Gradient ascent on lambda * e, held within [0, maximum] (Ray, Achiam and Amodei 2019, PPO-Lagrangian).
+
+    Adam moves lambda by about `lr` per update whatever the size of the error; `sgd` moves it by lr * e.
+    """
+
+    budget: float
+    """Mean cost allowed per episode."""
+    value: float = 0.001
+    lr: float = 0.035
+    maximum: float = 100.0
+    optimizer: Literal["adam", "sgd"] = "adam"
+    first_moment: float = 0.0
+    second_moment: float = 0.0
+    updates: int = 0
+
+    @property
+    def multiplier(self) -> float:
+        """Weight of the cost, >= 0."""
+        return self.value
+
+    def updated(self, cost: float) -> "Lagrange":
+        """After an iteration whose episodes cost `cost` on average; raises MarlRayError if that is not finite."""
+        gradient = -_relative(cost, self.budget)[1]
+        updates = self.updates + 1
+        if self.optimizer == "sgd":
+            return replace(self, value=self._held(self.value - self.lr * gradient), updates=updates)
+        first = BETA1 * self.first_moment + (1 - BETA1) * gradient
+        second = BETA2 * self.second_moment + (1 - BETA2) * gradient * gradient
+        direction = first / (1 - BETA1**updates) / (math.sqrt(second / (1 - BETA2**updates)) + EPSILON)
+        return replace(
+            self,
+            value=self._held(self.value - self.lr * direction),
+            first_moment=first,
+            second_moment=second,
+            updates=updates,
+        )
+
+    def _held(self, value: float) -> float:
+        return min(max(value, 0.0), self.maximum)
+
+
+@dataclass(frozen=True)
+class PID:
+    """A PID controller of the cost (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964, algorithm 2).
+
+        I = max(0, I + ki e)      P = a_p P + (1 - a_p) e      J = a_d J + (1 - a_d) J_c / d
+        D = max(0, J - J `delay` updates ago)                  lambda = max(0, kp P + I + kd D)
+
+    As in the authors' code P and J start at 0, and until there were `delay` updates D looks back to that start.
+    """
+
+    budget: float
+    """Mean cost allowed per episode."""
+    kp: float = 0.1
+    ki: float = 0.01
+    kd: float = 0.01
+    delay: int = 10
+    error_decay: float = 0.95
+    """a_p."""
+    cost_decay: float = 0.95
+    """a_d."""
+    integral: float = 0.001
+    error: float = 0.0
+    """P, smoothed."""
+    costs: list[float] = field(default_factory=lambda: [0.0])
+    """J after each of the last `delay` updates and now, oldest first."""
+
+    @property
+    def derivative(self) -> float:
+        """D: how much the smoothed cost rose, 0 where it fell."""
+        return max(0.0, self.costs[-1] - self.costs[0])
+
+    @property
+    def multiplier(self) -> float:
+        """Weight of the cost, >= 0."""
+        return max(0.0, self.kp * self.error + self.integral + self.kd * self.derivative)
+
+    def updated(self, cost: float) -> "PID":
+        """After an iteration whose episodes cost `cost` on average; raises MarlRayError if that is not finite."""
+        relative, error = _relative(cost, self.budget)
+        smoothed = self.cost_decay * self.costs[-1] + (1 - self.cost_decay) * relative
+        return replace(
+            self,
+            integral=max(0.0, self.integral + self.ki * error),
+            error=self.error_decay * self.error + (1 - self.error_decay) * error,
+            costs=[*self.costs, smoothed][-(self.delay + 1) :],
+        )
+
+
+Multiplier = Lagrange | PID
+
+
+def combine(advantages: Tensor, cost_advantages: Tensor, multipliers: Sequence[float], rescale: bool = True) -> Tensor:
+    """(A - sum_k lambda_k C_k) / (1 + sum_k lambda_k), (B, T), from A (B, T) and C (B, T, K).
+
+    The division keeps the size of the step as the multipliers grow (Stooke et al. 2020); MAPPO-Lagrangian
+    (arXiv 2110.02793) leaves it out. A and C must be on comparable scales, C centred.
+    """
+    if cost_advantages.shape != (*advantages.shape, len(multipliers)):
+        raise ValueError(f"cost_advantages: expected (B, T, {len(multipliers)}), got {tuple(cost_advantages.shape)}")
+    weights = torch.tensor(list(multipliers), dtype=cost_advantages.dtype, device=cost_advantages.device)
+    combined = advantages - (cost_advantages * weights).sum(-1)
+    return combined / (1 + sum(multipliers)) if rescale else combined

@@ -1,0 +1,46 @@
+"""Normalisation over the whole batch of all workers, by moments that may be summed."""
+
+import torch
+from torch import Tensor
+
+ROUNDING = 1e-13
+"""A variance below this share of the mean square is rounding, not spread: a relative deviation of 3e-7, about the
+resolution of float32."""
+
+
+def moments(x: Tensor, mask: Tensor) -> Tensor:
+    """Count, sum and sum of squares of `x` where `mask` (bool, same shape) is True; (3,) float64, to be summed over
+    workers."""
+    kept = x.detach()[mask].double()
+    return torch.stack((mask.sum().double(), kept.sum(), kept.square().sum()))
+
+
+def standardise(
+    x: Tensor,
+    mask: Tensor,
+    moments: Tensor,
+    ddof: int = 0,
+    eps: float = 1e-8,
+    center: bool = True,
+    scale: bool = True,
+) -> Tensor:
+    """(x - mean) / (std + eps) where `mask` is True, 0 elsewhere; shape and dtype of `x`.
+
+        mean = sum / n        std = sqrt((sum of squares - sum^2 / n) / (n - ddof))
+
+    with `moments` = (n, sum, sum of squares) of all workers. ddof 0 is the population's deviation (OpenRLHF), 1 is Bessel's
+    (verl, which divides by sqrt(var + 1e-8)). Without `center` the mean is not subtracted, without `scale` nothing is
+    divided. Where all values are equal, or there is only one, the result is 0 with `center` and `x` without it: no
+    deviation is known, so none is divided by. No gradient.
+    """
+    n, total, squares = moments.to(x.device).unbind()
+    mean = total / n.clamp(min=1)
+    variance = (squares / n.clamp(min=1) - mean**2) * n / (n - ddof).clamp(min=1)
+    spread = variance > ROUNDING * squares / n.clamp(min=1)
+    deviation = torch.where(spread, variance.clamp(min=0).sqrt() + eps, 1.0)
+    result = x.detach()
+    if center:
+        result = (result - mean) * spread
+    if scale:
+        result = result / deviation
+    return torch.where(mask, result, 0.0).to(x.dtype)

@@ -1,0 +1,22 @@
+"""PID-Lagrangian (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964): the multiplier is a controller's output.
+
+PPO-Lagrangian with lambda = max(0, kp P + I + kd D), see `multipliers.PID`. The proportional part damps the oscillation of
+the integral alone, the derivative part acts only on rising costs.
+"""
+
+from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.multipliers import PID
+from marl_ray.algorithms.ppo import gae_advantages
+from marl_ray.algorithms.ppo_losses import ppo_loss
+from marl_ray.config import AlgorithmConfig
+
+
+def multiplier(hyper: AlgorithmConfig, budget: float) -> PID:
+    return PID(
+        budget,
+        *(hyper.pid_kp, hyper.pid_ki, hyper.pid_kd, hyper.pid_delay, hyper.pid_ema, hyper.pid_ema),
+        integral=hyper.multiplier_init,
+    )
+
+
+PID_LAGRANGIAN = Algorithm("pid_lagrangian", gae_advantages, ppo_loss, multiplier)

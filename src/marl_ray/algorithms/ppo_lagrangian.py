@@ -1,0 +1,21 @@
+"""PPO-Lagrangian (Ray, Achiam and Amodei 2019, "Benchmarking Safe Exploration in Deep Reinforcement Learning").
+
+    A' = (A - sum_k lambda_k C_k) / (1 + sum_k lambda_k)       lambda_k <- clip(lambda_k + Adam step on (J_k - d_k) / d_k)
+
+PPO's loss on A', with C the cost advantages of critics of their own, centred and not divided by their spread. The
+multipliers move first, by the cost of this batch's episodes, then the policy. Adam moves a multiplier by about
+`multiplier_lr` whatever the violation; the division keeps the policy's step as they grow.
+"""
+
+from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.multipliers import Lagrange
+from marl_ray.algorithms.ppo import gae_advantages
+from marl_ray.algorithms.ppo_losses import ppo_loss
+from marl_ray.config import AlgorithmConfig
+
+
+def multiplier(hyper: AlgorithmConfig, budget: float) -> Lagrange:
+    return Lagrange(budget, hyper.multiplier_init, hyper.multiplier_lr, hyper.multiplier_max)
+
+
+PPO_LAGRANGIAN = Algorithm("ppo_lagrangian", gae_advantages, ppo_loss, multiplier)

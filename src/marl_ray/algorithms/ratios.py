@@ -1,0 +1,49 @@
+"""Importance ratios between the current policy, the one that the update started from and the one that sampled.
+
+All are of log-probabilities (B, T) in nats, with `mask` (B, T) bool for the policy's own tokens.
+"""
+
+import torch
+from torch import Tensor
+
+LOG_RATIO_LIMIT = 20.0
+"""exp cannot overflow within it, in float32 and bfloat16."""
+GSPO_LIMIT = 10.0
+
+
+def token_ratio(log_probs: Tensor, old: Tensor) -> Tensor:
+    """pi / pi_old per token, (B, T), with gradient; the log ratio is held within +-20, beyond which the gradient is 0."""
+    return (log_probs - old.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor, summed: bool = False) -> Tensor:
+    """Log ratio of whole sequences, (B,), with gradient; 0 for a fully masked sequence. Not clamped.
+
+    The mean over own tokens (GSPO, arXiv 2507.18071, eq. 7: the geometric mean of token ratios); `summed`: their sum, the
+    true ratio of sequences, as TRL's RLOO uses.
+    """
+    total = torch.where(mask, log_probs - old.detach(), 0.0).sum(1)
+    return total if summed else total / mask.sum(1).clamp(min=1)
+
+
+def gspo_token_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """log pi - sg(log pi) + sg(sequence log ratio), at most 10; (B, T), 0 where masked.
+
+    GSPO-token (arXiv 2507.18071, eq. 14): every own token has the value of its sequence and a gradient of its own.
+    """
+    sequence = sequence_log_ratio(log_probs.detach(), old, mask).unsqueeze(1)
+    through = torch.where(mask, log_probs - log_probs.detach(), 0.0)
+    return torch.where(mask, (through + sequence).clamp(max=GSPO_LIMIT), 0.0)
+
+
+def truncated_importance(old: Tensor, behaviour: Tensor, cap: float) -> Tensor:
+    """min(pi_old / pi_behaviour, cap) per token, (B, T), without gradient: weights of the loss of tokens whose sampler
+    (an inference engine, a stale copy) differs from the policy that trains (truncated importance sampling, Ionides 2008)."""
+    log_ratio = (old - behaviour).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return log_ratio.exp().clamp(max=cap)
+
+
+def truncated_sequence_importance(old: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> Tensor:
+    """The same of whole sequences, (B, 1): min(product of the own tokens' ratios, cap)."""
+    log_ratio = sequence_log_ratio(old, behaviour, mask, summed=True).detach().unsqueeze(1)
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)

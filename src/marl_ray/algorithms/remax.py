@@ -1,0 +1,31 @@
+"""ReMax (Li et al. 2023, arXiv 2310.10505, alg. 1): REINFORCE with the greedy episode's return as the baseline.
+
+    A_t = R_t - s(greedy episode of the same start),   R_t = r_t + gamma R_{t+1}       L = -A log pi
+
+One member of every group is played greedily and not trained on.
+"""
+
+from torch import Tensor
+
+from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
+from marl_ray.algorithms.groups import greedy_baseline, group_index
+from marl_ray.algorithms.returns import reward_to_go, sequence_scores
+from marl_ray.config import AlgorithmConfig
+from marl_ray.trajectories import Trajectories
+
+
+def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
+    """(B, T) rewards-to-go less the greedy member's score."""
+    index, count = group_index(batch.group, batch.agent, batch.turn)
+    scores = sequence_scores(batch.rewards)
+    baseline = scores - greedy_baseline(scores, index, count, batch.mask.any(1), batch.greedy)
+    to_go = reward_to_go(batch.rewards, batch.mask, batch.terminated | batch.truncated, hyper.gamma)
+    return (to_go - baseline[:, None]) * batch.mask, None
+
+
+def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+    """The score function's loss; nothing is clipped."""
+    return PolicyLoss(-batch.advantages * batch.log_probs, batch.mask.new_zeros(batch.mask.shape))
+
+
+REMAX = Algorithm("remax", advantages, policy_loss)

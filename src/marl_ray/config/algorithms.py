@@ -1,0 +1,189 @@
+"""What every named algorithm is, needs and defaults to. Plain data: the maths is in `marl_ray.algorithms`."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+AlgorithmName = Literal[
+    "ppo",
+    "ippo",
+    "mappo",
+    "happo",
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "remax",
+    "gspo",
+    "cispo",
+    "dapo",
+    "direct_dapo",
+    "ppo_lagrangian",
+    "pid_lagrangian",
+    "p3o",
+    "cpo",
+    "mappo_lagrangian",
+    "map3o",
+    "macpo",
+]
+"""Every algorithm, in the order of the documentation; `algorithms.ALGORITHMS` has one entry for each (a test says so)."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One named algorithm as configs see it."""
+
+    title: str
+    paper: str
+    critic: Literal["none", "local", "central"] = "none"
+    groups: bool = False
+    """Compares several episodes from one start: needs `train.group_size` of two or more."""
+    greedy: bool = False
+    """The first episode of every group is played greedily, as the others' baseline."""
+    critic_first: bool = False
+    """The critic is fitted to the batch's returns before the actor sees its advantages."""
+    constraint: Literal["none", "multiplier", "penalty", "trust_region"] = "none"
+    order: Literal["simultaneous", "sequential"] = "simultaneous"
+    """Sequential: policies are updated one after another, each given the change of those before it."""
+    token_policies: bool = True
+    """Also trains language models."""
+    knobs: tuple[str, ...] = ()
+    """Keys of `hyper` that this algorithm reads besides the common ones."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Where it differs from the defaults of `hyper`."""
+
+    @property
+    def costs(self) -> bool:
+        """Whether it needs costs and budgets."""
+        return self.constraint != "none"
+
+    @property
+    def episodes(self) -> bool:
+        """Whether it needs whole episodes: nothing stands for what a cut would have brought."""
+        return self.critic == "none" or self.critic_first
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it asks of a run, in words."""
+        wanted = {
+            f"{self.critic} critic": self.critic != "none",
+            "whole episodes": self.episodes,
+            "groups": self.groups,
+            "greedy rollout": self.greedy,
+            "costs and budgets": self.costs,
+            "a trust region": self.constraint == "trust_region",
+        }
+        return tuple(name for name, needed in wanted.items() if needed)
+
+
+COMMON_KNOBS = (
+    *("lr", "lr_decay", "adam_eps", "epochs", "minibatches", "max_grad_norm", "target_kl"),
+    *("entropy_coef", "entropy_target", "entropy_step", "aggregation", "fixed_length", "importance_cap"),
+    *("kl_coef", "kl_estimator", "kl_place", "kl_target", "kl_horizon", "advantage_norm", "std_ddof", "std_eps"),
+    *("overlong_filter", "overlong_buffer", "overlong_penalty", "dynamic_sampling"),
+)
+"""Read by every algorithm that descends a gradient."""
+
+_CLIP = ("clip", "clip_high", "dual_clip")
+_CRITIC = ("critic_lr", "gamma", "gae_lambda", "value_clip", "huber_delta")
+_COST = ("cost_gamma", "cost_gae_lambda")
+_LAGRANGE = ("multiplier_init", "multiplier_lr", "multiplier_max")
+_PID = ("multiplier_init", "multiplier_max", "pid_kp", "pid_ki", "pid_kd", "pid_ema", "pid_delay")
+_TRUST = ("trust_region", "cg_iterations", "cg_damping", "line_search_steps", "line_search_decay")
+_GROUP: dict[str, Any] = {"std_ddof": 1, "std_eps": 1e-6, "entropy_coef": 0.0}
+_CRITIC_FREE: dict[str, Any] = _GROUP | {"gamma": 1.0}
+
+
+def _groups(title: str, paper: str, aggregation: str, norm: str, *knobs: str, **defaults: Any) -> Spec:
+    """A critic-free algorithm that compares the members of a group."""
+    own = _CRITIC_FREE | {"aggregation": aggregation, "advantage_norm": norm} | defaults
+    return Spec(title, paper, groups=True, knobs=(*_CLIP, *knobs), defaults=own)
+
+
+def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *knobs: str, **defaults: Any) -> Spec:
+    """An algorithm with cost critics and budgets."""
+    return Spec(
+        title,
+        paper,
+        critic,
+        constraint=kind,
+        order=order,
+        token_policies=kind != "trust_region",
+        knobs=(*(() if kind == "trust_region" else _CLIP), *_CRITIC, *_COST, *knobs),
+        defaults=defaults,
+    )
+
+
+SPECS: dict[AlgorithmName, Spec] = {
+    "ppo": Spec("Proximal policy optimisation", "arXiv 1707.06347", "local", knobs=(*_CLIP, *_CRITIC)),
+    "ippo": Spec("Independent PPO", "arXiv 2011.09533", "local", knobs=(*_CLIP, *_CRITIC)),
+    "mappo": Spec("Multi-agent PPO", "arXiv 2103.01955", "central", knobs=(*_CLIP, *_CRITIC)),
+    "happo": Spec(
+        "Heterogeneous-agent PPO", "arXiv 2109.11251", "central", order="sequential", knobs=(*_CLIP, *_CRITIC)
+    ),
+    "grpo": _groups("Group relative policy optimisation", "arXiv 2402.03300", "seq-mean-token-mean", "group"),
+    "dr_grpo": _groups("GRPO done right", "arXiv 2503.20783", "fixed-length", "none"),
+    "rloo": _groups("REINFORCE leave-one-out", "arXiv 2402.14740", "token-mean", "none", "ratio_level"),
+    "reinforce_pp": Spec(
+        "REINFORCE++",
+        "arXiv 2501.03262",
+        knobs=(*_CLIP, "gamma"),
+        defaults=_CRITIC_FREE | {"aggregation": "token-mean", "advantage_norm": "batch", "std_eps": 1e-8},
+    ),
+    "reinforce_pp_baseline": _groups(
+        "REINFORCE++ with a group baseline", "arXiv 2501.03262", "token-mean", "batch", std_eps=1e-8
+    ),
+    "remax": Spec(
+        "ReMax",
+        "arXiv 2310.10505",
+        groups=True,
+        greedy=True,
+        knobs=("gamma",),
+        defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-sum", "advantage_norm": "none", "epochs": 1},
+    ),
+    "gspo": _groups(
+        "Group sequence policy optimisation",
+        "arXiv 2507.18071",
+        "seq-mean-token-mean",
+        "group",
+        clip=3e-4,
+        clip_high=4e-4,
+    ),
+    "cispo": _groups("Clipped importance sampling policy optimisation", "arXiv 2506.13585", "token-mean", "group"),
+    "dapo": _groups(
+        "Decoupled clip and dynamic sampling policy optimisation",
+        "arXiv 2503.14476",
+        "token-mean",
+        "group",
+        clip_high=0.28,
+        dynamic_sampling=4,  # overlong handling is off: in an environment a time limit is an ordinary end
+    ),
+    "direct_dapo": Spec(
+        "Direct advantage policy optimisation",
+        "arXiv 2412.18279",
+        "local",
+        critic_first=True,
+        knobs=("critic_lr", "beta", "critic_epochs", "return_low", "return_high"),
+        defaults={"gamma": 1.0, "advantage_norm": "none", "entropy_coef": 0.0},
+    ),
+    "ppo_lagrangian": _constrained(
+        "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", "multiplier", "local", "simultaneous", *_LAGRANGE
+    ),
+    "pid_lagrangian": _constrained("PID-Lagrangian", "arXiv 2007.03964", "multiplier", "local", "simultaneous", *_PID),
+    "p3o": _constrained("Penalised PPO", "arXiv 2205.11814", "penalty", "local", "simultaneous", "penalty"),
+    "cpo": _constrained(
+        "Constrained policy optimisation", "arXiv 1705.10528", "trust_region", "local", "simultaneous", *_TRUST
+    ),
+    "mappo_lagrangian": _constrained(
+        "MAPPO-Lagrangian", "arXiv 2110.02793", "multiplier", "central", "sequential", *_LAGRANGE
+    ),
+    "map3o": _constrained("Multi-agent P3O", "arXiv 2205.11814", "penalty", "central", "simultaneous", "penalty"),
+    "macpo": _constrained(
+        "Multi-agent constrained policy optimisation",
+        "arXiv 2110.02793",
+        "trust_region",
+        "central",
+        "sequential",
+        *_TRUST,
+    ),
+}

@@ -1,0 +1,162 @@
+"""Arrays of one policy for one batch while it is played, and the Trajectories that they become."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pettingzoo import ParallelEnv
+from torch import Tensor
+
+from marl_ray.algorithms.value_norm import ValueNorm
+from marl_ray.policies.actor_critic import ActorCritic
+from marl_ray.policies.networks import Network
+from marl_ray.policies.spaces import row_dtype, row_size
+from marl_ray.trajectories import Trajectories
+
+
+@dataclass(frozen=True)
+class Player:
+    """One policy as the collector needs it: weights for inference, the agents it plays, its value normalisers."""
+
+    model: ActorCritic
+    agents: list[str]
+    value_norm: ValueNorm
+    cost_norms: tuple[ValueNorm, ...] = ()
+
+
+class Buffer:
+    """Arrays of one policy: time first, then copy, then agent of the policy."""
+
+    def __init__(self, env: ParallelEnv, player: Player, columns: Sequence[int], steps: int, copies: int, signals: int):
+        """`columns`: the policy's agents among the environment's."""
+        self.columns = list(columns)
+        space = env.observation_space(player.agents[0])
+        shape = (steps, copies, len(player.agents))
+        self.rows = np.zeros((steps + 1, *shape[1:], row_size(space)), row_dtype(space))
+        distribution = player.model.distribution
+        self.actions = torch.zeros((*shape, *distribution.shape), dtype=distribution.dtype)
+        self.log_probs = torch.zeros(shape)
+        self.allowed: np.ndarray | None = None
+        self.rewards, self.costs = np.zeros(shape, np.float32), np.zeros((*shape, signals), np.float32)
+        self.acted, self.mask, self.terminated, self.truncated = (np.zeros(shape, bool) for _ in range(4))
+
+    def clear(self, copies: np.ndarray) -> None:
+        """Forget what these copies (bool mask or indices) played."""
+        for array in (self.rows, self.rewards, self.costs, self.acted, self.mask, self.terminated, self.truncated):
+            array[:, copies] = 0
+
+    def permit(self, t: int, alive: np.ndarray, allowed: np.ndarray | None) -> None:
+        """Who acts at step t, (copies, agents), and what is allowed, (copies, agents, choices)."""
+        self.acted[t] |= alive
+        if allowed is None:
+            self.mask[t] |= alive
+            return
+        if self.allowed is None:
+            self.allowed = np.ones((len(self.acted), *allowed.shape), bool)
+        self.allowed[t][alive] = allowed[alive]
+        self.mask[t] |= alive & (allowed.sum(-1) > 1)
+
+    def record(
+        self, t: int, rewards: np.ndarray, costs: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
+    ) -> None:
+        """What step t brought to the agents that acted; costs (copies, signals) are the team's."""
+        self.rewards[t] += rewards
+        self.costs[t] += costs[:, None]
+        self.terminated[t] |= terminated
+        self.truncated[t] |= truncated
+
+
+@dataclass
+class Played:
+    """A batch as it was played: one buffer per policy, and the observations where episodes were cut."""
+
+    buffers: dict[str, Buffer]
+    steps: int
+    """Time steps that were played (the buffers may be longer)."""
+    cuts: dict[tuple[int, int], dict[str, np.ndarray]]
+    """(step, copy) -> policy -> (agents, D) rows after the cut, which the next episode has overwritten."""
+    groups: np.ndarray
+    """(copies,) which copies share a start."""
+    episodes: np.ndarray
+    """(copies,) the episode each row begins in."""
+    greedy: np.ndarray
+    """(copies,) bool."""
+
+    def trajectories(self, name: str, players: Mapping[str, Player]) -> Trajectories:
+        """The batch of one policy, with the critics' values."""
+        player, buffer, steps = players[name], self.buffers[name], self.steps
+        copies, agents = buffer.mask.shape[1:]
+        if player.model.central:
+            inputs = np.concatenate(
+                [b.rows[: steps + 1].reshape(steps + 1, copies, -1) for b in self.buffers.values()], -1
+            )
+            finals = [np.concatenate([rows.reshape(-1) for rows in cut.values()]) for cut in self.cuts.values()]
+        else:
+            inputs, finals = buffer.rows[: steps + 1], [cut[name] for cut in self.cuts.values()]
+
+        def rows(array: np.ndarray | Tensor) -> Tensor:
+            """(T, copies, agents, ...) to (copies * agents, T, ...)."""
+            tensor = torch.as_tensor(array)[:steps]
+            return tensor.movedim(0, 2).reshape(copies * agents, steps, *tensor.shape[3:])
+
+        def spread(per_copy: np.ndarray) -> Tensor:
+            return torch.as_tensor(per_copy).repeat_interleave(agents)
+
+        # A row that is not over at its last step goes on in the next batch: it bootstraps from what comes after.
+        open_end = buffer.acted[steps - 1] & ~buffer.terminated[steps - 1] & ~buffer.truncated[steps - 1]
+        shape = (steps, copies, agents)
+        cuts = list(self.cuts)
+        after = (inputs, finals, cuts, open_end, buffer.truncated)
+        values, bootstrap = _values(player.model.critic, (player.value_norm,), (*shape, 1), *after)
+        signals = buffer.costs.shape[-1]
+        cost_values, cost_bootstrap = _values(player.model.cost_critic, player.cost_norms, (*shape, signals), *after)
+        return Trajectories(
+            observations=rows(buffer.rows[:-1]),
+            states=torch.from_numpy(inputs[:-1]).movedim(0, 1) if player.model.central else None,
+            actions=rows(buffer.actions),
+            log_probs=rows(buffer.log_probs),
+            action_masks=None if buffer.allowed is None else rows(buffer.allowed),
+            values=rows(values)[..., 0],
+            bootstrap=rows(bootstrap)[..., 0],
+            cost_values=rows(cost_values),
+            cost_bootstrap=rows(cost_bootstrap),
+            rewards=rows(buffer.rewards),
+            costs=rows(buffer.costs),
+            mask=rows(buffer.mask),
+            terminated=rows(buffer.terminated),
+            truncated=rows(buffer.truncated),
+            greedy=spread(self.greedy),
+            group=spread(self.groups),
+            episode=spread(self.episodes),
+            agent=torch.arange(agents).repeat(copies),
+            turn=torch.zeros(copies * agents, dtype=torch.int64),
+        )
+
+
+def _values(
+    critic: Network | None,
+    norms: Sequence[ValueNorm],
+    shape: tuple[int, int, int, int],
+    inputs: np.ndarray,
+    finals: list[np.ndarray],
+    cuts: list[tuple[int, int]],
+    open_end: np.ndarray,
+    truncated: np.ndarray,
+) -> tuple[Tensor, Tensor]:
+    """Values at the steps and where rows were cut, (T, copies, agents, signals) each; zeros without a critic."""
+    steps, copies, agents, signals = shape
+    bootstrap = torch.zeros(shape)
+    if critic is None:
+        return torch.zeros(shape), bootstrap
+    width = inputs.shape[-1]
+    flat = np.concatenate([inputs.reshape(-1, width), *(np.reshape(row, (-1, width)) for row in finals)])
+    values = critic.infer(torch.from_numpy(flat)).reshape(len(flat), -1, signals)
+    values = torch.stack([norm.denormalize(values[..., k]) for k, norm in enumerate(norms)], -1)
+    split = inputs.size // width
+    at_steps = values[:split].reshape(steps + 1, copies, agents, signals)
+    bootstrap[-1] = torch.where(torch.from_numpy(open_end)[..., None], at_steps[-1], 0.0)
+    for (t, c), after in zip(cuts, values[split:].reshape(-1, agents, signals), strict=True):
+        cut = torch.from_numpy(truncated[t, c])[:, None]
+        bootstrap[t, c] = torch.where(cut, after, bootstrap[t, c])
+    return at_steps[:-1], bootstrap

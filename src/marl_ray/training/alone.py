@@ -1,0 +1,55 @@
+"""Training in this process alone, without Ray: for tests, benchmarks and trials too small for workers of their own."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from marl_ray.config import RunConfig
+from marl_ray.training.loop import Metrics, run_worker
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """A group of this process alone, if there is none.
+
+    It meets through a file, because torch's TCP store listens to the world.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory(prefix="marl-ray-group-") as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+def train_alone(
+    config: RunConfig,
+    keep: Path | None = None,
+    resume: Path | None = None,
+    emit: Callable[[Metrics], None] | None = None,
+) -> list[Metrics]:
+    """Train to the end on this CPU; rows of metrics. Every checkpoint is kept as `keep/ITERATION`."""
+    rows: list[Metrics] = []
+
+    def note(metrics: Metrics) -> None:
+        rows.append(metrics)
+        if emit is not None:
+            emit(metrics)
+
+    def report(folder: Path, metrics: Metrics) -> None:
+        if keep is not None:
+            shutil.copytree(folder, keep / str(metrics["iteration"]), dirs_exist_ok=True)
+
+    with process_group():
+        run_worker(config, torch.device("cpu"), resume, note, report)
+    return rows

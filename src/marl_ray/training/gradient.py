@@ -1,0 +1,274 @@
+"""The epochs of one batch by gradient descent: the same gradients however the batch is cut into passes and workers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from marl_ray.algorithms.aggregation import counts, loss_weights
+from marl_ray.algorithms.base import Evaluated
+from marl_ray.algorithms.direct_dapo import targets as soft_targets
+from marl_ray.algorithms.direct_dapo import value_loss as soft_value_loss
+from marl_ray.algorithms.kl import kl_estimate
+from marl_ray.algorithms.multipliers import combine
+from marl_ray.algorithms.penalty import exact_penalty_weights, pessimistic_cost_surrogate
+from marl_ray.algorithms.ppo_losses import clipped_value_loss
+from marl_ray.algorithms.ratios import token_ratio
+from marl_ray.policies.actor_critic import ActorCritic, Prepared
+from marl_ray.training.batches import CostStats, Diverged, Fixed
+from marl_ray.training.collectives import total, world
+from marl_ray.training.cuts import Cut, Shape, micro_batches, minibatches
+from marl_ray.trajectories import Trajectories
+
+if TYPE_CHECKING:
+    from marl_ray.training.learner import Learner
+
+METRICS = ("policy_loss", "value_loss", "cost_value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
+
+
+def update(
+    learner: "Learner",
+    fixed: Fixed,
+    shape: Shape,
+    seed: int,
+    iteration: int,
+    violations: Tensor,
+    costs: CostStats,
+    where: str,
+) -> dict[str, float]:
+    """All epochs; metrics are means over the gradient steps. A trust region's actor is left alone, not its critics."""
+    hyper = learner.hyper
+    plan = [
+        minibatches(seed, iteration, epoch, hyper.minibatches, shape, learner.by_episode)
+        for epoch in range(hyper.epochs)
+    ]
+    # Decisions and sequences of every minibatch over all workers, in one reduction.
+    local = torch.stack([counts(cut.of(fixed.mask, shape.agents)) for epoch in plan for cut in epoch])
+    sizes = iter(total(local.float()).tolist())
+    sums, steps = torch.zeros(len(METRICS), device=learner.device), 0
+    for epoch in plan:
+        before = sums.clone()
+        for cut in epoch:
+            sums += _step(learner, fixed, shape, cut, next(sizes), violations, costs)
+            steps += 1
+        if hyper.target_kl is not None and float(total((sums - before)[4])) / len(epoch) > hyper.target_kl:
+            break
+    means = dict(zip(METRICS, (total(sums) / steps).tolist(), strict=True))
+    for name, value in means.items():
+        if value != value or value in (float("inf"), float("-inf")):
+            raise Diverged(f"{where}: {name} is not finite")
+    if not learner.model.critics:
+        means.pop("value_loss")
+    if learner.model.cost_critic is None:
+        means.pop("cost_value_loss")
+    return means
+
+
+class _Pass:
+    """One micro-batch, evaluated."""
+
+    def __init__(self, learner: "Learner", fixed: Fixed, shape: Shape, cut: Cut):
+        empty = cut.copies is not None and not len(cut.copies)
+        if empty:  # this worker has no part of the minibatch, but its part in the collectives of the pass
+            cut = replace(cut, copies=torch.zeros(1, dtype=torch.long))
+        model = learner.model
+        self.batch, self.hyper = fixed.batch, learner.hyper
+        mask = cut.of(fixed.mask, shape.agents)
+        self.mask = mask & (not empty)
+        allowed = fixed.batch.action_masks
+        rows = None if allowed is None else cut.of(allowed, shape.agents).flatten(0, 1)
+        critic = fixed.critic if fixed.critic is not None else fixed.actor
+        heads = shape.agents if model.central else 1
+        outputs, *values = model.evaluate(
+            cut.rows(fixed.actor, shape, shape.agents), cut.rows(critic, shape, shape.agents // heads), rows
+        )
+        part, size = cut.of, mask.shape
+        actions = part(fixed.batch.actions, shape.agents).flatten(0, 1)
+        self.log_probs = model.distribution.log_prob(outputs, actions).reshape(size)
+        self.entropy = model.distribution.entropy(outputs).reshape(size)
+        named = iter(values)
+        self.values = _by_row(next(named), heads, size)[..., 0] if model.critic is not None else None
+        self.cost_values = _by_row(next(named), heads, size) if model.cost_critic is not None else None
+        self.old_log_probs = part(fixed.old_log_probs, shape.agents)
+        self.cost_advantages = part(fixed.cost_advantages, shape.agents)
+        self.advantages = part(fixed.advantages, shape.agents)
+
+    @property
+    def ratio(self) -> Tensor:
+        return token_ratio(self.log_probs, self.old_log_probs)
+
+
+def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
+    """Critic outputs (copies * T, heads * K) or (rows * T, K) as (R, T', K)."""
+    rows, steps = size
+    return values.reshape(rows // heads, steps, heads, -1).transpose(1, 2).reshape(rows, steps, -1)
+
+
+def _step(
+    learner: "Learner",
+    fixed: Fixed,
+    shape: Shape,
+    cut: Cut,
+    size: Sequence[float],
+    violations: Tensor,
+    costs: CostStats,
+) -> Tensor:
+    """One gradient step on a minibatch of `size` (decisions, sequences) over all workers; this worker's part of METRICS."""
+    spec, hyper = learner.algorithm.spec, learner.hyper
+    sharded = cast(FSDPModule, learner.model)
+    parts = list(micro_batches(cut, shape, learner.micro_batch))
+    first = _Pass(learner, fixed, shape, parts[0][0]) if len(parts) == 1 else None
+    gates = torch.zeros(len(learner.budgets), device=learner.device)
+    if spec.constraint == "penalty":
+        gates = _penalty_gates(learner, fixed, shape, parts, first, size, violations)
+    learner.optimizer.zero_grad(set_to_none=True)
+    metrics = torch.zeros(len(METRICS), device=learner.device)
+    moved = torch.zeros(len(learner.budgets), device=learner.device)
+    for part, last in parts:
+        if len(parts) > 1:  # gather the weights once, reduce the gradients once
+            sharded.set_requires_gradient_sync(last)
+            sharded.set_reshard_after_backward(last)
+        one = first if first is not None else _Pass(learner, fixed, shape, part)
+        loss, described = _loss(learner, fixed, shape, part, one, size, gates)
+        # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
+        (loss * world()[1]).backward()
+        metrics += described
+        if learner.algorithm.every_step:
+            surrogate = one.ratio.detach()[..., None] * one.cost_advantages * one.mask[..., None]
+            moved += surrogate.sum((0, 1)) / max(size[0], 1)
+    trained = [learner.model.actor] if spec.constraint != "trust_region" else []
+    critics = learner.model.critics if not spec.critic_first else []
+    norms = clip_gradients([*trained, nn.ModuleList(critics)] if critics else trained, hyper.max_grad_norm)
+    learner.optimizer.step()
+    metrics[-1] = norms[0] / world()[1]  # a norm is global already
+    if learner.algorithm.every_step and costs.means is not None:
+        shift = (total(moved) * learner.decisions_per_episode).tolist()
+        triples = zip(learner.multipliers, costs.means, shift, strict=True)
+        learner.multipliers = tuple(multiplier.updated(mean + change) for multiplier, mean, change in triples)
+    return metrics
+
+
+def _penalty_gates(
+    learner: "Learner",
+    fixed: Fixed,
+    shape: Shape,
+    parts: Sequence[tuple[Cut, bool]],
+    whole: _Pass | None,
+    size: Sequence[float],
+    violations: Tensor,
+) -> Tensor:
+    """Weights of the cost surrogates, (K,): the hinge is around the mean of the whole minibatch, so it comes first."""
+    sums = torch.zeros(len(learner.budgets), device=learner.device)
+    with torch.no_grad():
+        for part, _ in parts:
+            one = whole if whole is not None else _Pass(learner, fixed, shape, part)
+            sums += _cost_surrogates(learner, one, size[0]).detach()
+    return exact_penalty_weights(total(sums), violations, learner.hyper.penalty)
+
+
+def _cost_surrogates(learner: "Learner", one: _Pass, decisions: float) -> Tensor:
+    """(K,) this pass's part of the mean pessimistic cost surrogates."""
+    terms = pessimistic_cost_surrogate(one.ratio[..., None], one.cost_advantages, learner.hyper.clip)
+    return (terms * one.mask[..., None]).sum((0, 1)) / max(decisions, 1)
+
+
+def _loss(
+    learner: "Learner", fixed: Fixed, shape: Shape, cut: Cut, one: _Pass, size: Sequence[float], gates: Tensor
+) -> tuple[Tensor, Tensor]:
+    """This pass's part of the global loss, and of METRICS."""
+    algorithm, hyper, part, agents = learner.algorithm, learner.hyper, cut.of, shape.agents
+    tokens, sequences = size
+    weights = loss_weights(one.mask, hyper.aggregation, tokens, sequences, hyper.fixed_length or learner.horizon)
+    mean = one.mask / max(size[0], 1)
+    advantages = one.advantages
+    if learner.multipliers:
+        strengths = [multiplier.multiplier for multiplier in learner.multipliers]
+        advantages = combine(advantages, one.cost_advantages, strengths, algorithm.rescale)
+    result = algorithm.policy_loss(Evaluated(one.log_probs, one.old_log_probs, advantages, one.mask), hyper)
+    terms = result.loss
+    if fixed.importance is not None:
+        terms = terms * part(fixed.importance, agents)
+    policy = (terms * weights).sum()
+    entropy = (one.entropy * weights).sum()
+    loss = policy - learner.entropy_coef * entropy
+    if fixed.reference is not None:
+        divergence = kl_estimate(one.log_probs, part(fixed.reference, agents), hyper.kl_estimator)
+        loss = loss + learner.kl_coef * (divergence * weights).sum()
+    if gates.any():
+        loss = loss + (gates * _cost_surrogates(learner, one, size[0])).sum()
+    if algorithm.spec.constraint == "trust_region":
+        loss = loss.new_zeros(())  # the actor has its step already
+    value, cost_value = loss.new_zeros(()), loss.new_zeros(())
+    if fixed.returns is not None and one.values is not None:
+        old, returns = part(fixed.old_values, agents), part(fixed.returns, agents)
+        value = (clipped_value_loss(one.values, old, returns, hyper.value_clip, hyper.huber_delta) * mean).sum()
+    if fixed.cost_returns is not None and one.cost_values is not None:
+        old, returns = part(fixed.old_cost_values, agents), part(fixed.cost_returns, agents)
+        per_signal = clipped_value_loss(one.cost_values, old, returns, hyper.value_clip, hyper.huber_delta)
+        cost_value = (per_signal * mean[..., None]).sum()
+    log_ratio = (one.log_probs - one.old_log_probs).detach().clamp(-20, 20)
+    described = [
+        *(policy, value, cost_value, (one.entropy * mean).sum()),
+        *(((log_ratio.exp() - 1 - log_ratio) * mean).sum(), (result.clipped * mean).sum()),
+        loss.new_zeros(()),
+    ]
+    return loss + value + cost_value, torch.stack(described).detach()
+
+
+def fit_critic(
+    learner: "Learner",
+    batch: Trajectories,
+    critic: Prepared | None,
+    mask: Tensor,
+    shape: Shape,
+    seed: int,
+    iteration: int,
+) -> Tensor:
+    """Fit the critic to soft targets before the actor's update; its logits (B, T) afterwards."""
+    assert critic is not None
+    model, hyper = learner.model, learner.hyper
+    wanted = soft_targets(batch, hyper)
+    count = max(float(total(mask.sum().float())), 1.0)
+
+    def logits() -> Tensor:
+        _, values = model.evaluate(critic, critic)
+        return _by_row(values, 1, mask.shape)[..., 0]
+
+    for _ in range(hyper.critic_epochs):
+        learner.optimizer.zero_grad(set_to_none=True)
+        loss = (soft_value_loss(logits(), wanted) * mask).sum() / count
+        (loss * world()[1]).backward()
+        clip_gradients(model.critics, hyper.max_grad_norm)
+        learner.optimizer.step()
+    with torch.no_grad():
+        return logits()
+
+
+def log_probs(
+    model: ActorCritic, batch: Trajectories, actor: Prepared, critic: Prepared | None, allowed: Tensor | None
+) -> Tensor:
+    """(B, T) of the trainer's weights as they are, without gradients."""
+    with torch.no_grad():
+        outputs, *_ = model.evaluate(actor, critic if critic is not None else actor, allowed)
+    return model.distribution.log_prob(outputs, batch.actions.flatten(0, 1)).reshape(batch.mask.shape)
+
+
+def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:
+    """Scale each module's sharded gradients to at most `max_norm`, each by its own global norm; returns the norms.
+
+    One reduction for all modules, where `torch.nn.utils.clip_grad_norm_` would need one for each.
+    """
+    shards = [[_local(p.grad) for p in module.parameters() if p.grad is not None] for module in modules]
+    squares = torch.stack([torch.stack([g.float().square().sum() for g in group]).sum() for group in shards])
+    norms = total(squares).sqrt()
+    for group, norm in zip(shards, norms, strict=True):
+        torch._foreach_mul_(group, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norms
+
+
+def _local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -1,0 +1,184 @@
+"""The shared maths of the algorithms once more: loops over Python floats (float64), as slow and obvious as possible."""
+
+import math
+
+import torch
+
+
+def gae(rewards, values, bootstrap, mask, terminated, truncated, gamma, lam):
+    """(B, T) inputs; advantages and returns."""
+    advantages = []
+    for r, v, boot, own, ended, cut in _rows(rewards, values, bootstrap, mask, terminated, truncated):
+        row = [0.0] * len(r)
+        for episode in _episodes([a or b for a, b in zip(ended, cut, strict=True)]):
+            steps = [t for t in episode if own[t]]
+            last = episode[-1]
+            next_value = 0.0 if ended[last] else boot[last]
+            next_advantage = 0.0
+            for k in reversed(range(len(steps))):
+                t = steps[k]
+                until = steps[k + 1] if k + 1 < len(steps) else last + 1
+                reward = sum(r[t:until])
+                row[t] = reward + gamma * next_value - v[t] + gamma * lam * next_advantage
+                next_value, next_advantage = v[t], row[t]
+        advantages.append(row)
+    advantages = _tensor(advantages).reshape(mask.shape)
+    return advantages, torch.where(mask, advantages + values, 0.0)
+
+
+def reward_to_go(rewards, mask, cut, gamma):
+    result = []
+    for r, own, ends in _rows(rewards, mask, cut):
+        row = [0.0] * len(r)
+        for episode in _episodes(ends):
+            for t in (t for t in episode if own[t]):
+                discount = 1.0
+                for later in episode:
+                    if later > t and own[later]:
+                        discount *= gamma
+                    if later >= t:
+                        row[t] += discount * r[later]
+        result.append(row)
+    return _tensor(result).reshape(mask.shape)
+
+
+def group_index(group, agent, turn):
+    keys = list(zip(group.tolist(), agent.tolist(), turn.tolist(), strict=True))
+    numbers = {key: number for number, key in enumerate(sorted(set(keys)))}
+    return torch.tensor([numbers[key] for key in keys]), len(numbers)
+
+
+def grouped(scores, index, include, formula, singleton="zero"):
+    """`formula(own score, scores of the whole group)` for every row that counts."""
+    scores, index, include = scores.tolist(), index.tolist(), include.tolist()
+    counted = [i for i in range(len(scores)) if include[i] and not math.isnan(scores[i])]
+    members = {}
+    for i in counted:
+        members.setdefault(index[i], []).append(scores[i])
+    result = [0.0] * len(scores)
+    for i in counted:
+        group = members[index[i]]
+        if len(group) == 1:
+            result[i] = scores[i] if singleton == "score" else 0.0
+        elif len(set(group)) > 1:
+            result[i] = formula(scores[i], group)
+    return _tensor(result)
+
+
+def centred(score, group):
+    return score - mean(group)
+
+
+def standardised(eps, ddof):
+    return lambda score, group: (score - mean(group)) / (deviation(group, ddof) + eps)
+
+
+def leave_one_out(score, group):
+    return score - (sum(group) - score) / (len(group) - 1)
+
+
+def greedy_baseline(scores, index, include, greedy):
+    result = []
+    for i, score in enumerate(scores.tolist()):
+        baseline = [scores[j].item() for j in range(len(scores)) if index[j] == index[i] and greedy[j]]
+        baseline = [b for b in baseline if not math.isnan(b)]
+        counts = include[i] and not greedy[i] and not math.isnan(score) and baseline
+        result.append(score - mean(baseline) if counts else 0.0)
+    return _tensor(result)
+
+
+def aggregate(losses, mask, mode, fixed_length):
+    """The loss of a whole minibatch on one worker."""
+    sequences = []
+    for row, own in _rows(losses, mask):
+        kept = [loss for loss, is_own in zip(row, own, strict=True) if is_own]
+        if kept:
+            sequences.append(kept)
+    everything = [loss for kept in sequences for loss in kept]
+    if not everything:
+        return 0.0
+    return {
+        "token-mean": lambda: mean(everything),
+        "token-sum": lambda: sum(everything),
+        "seq-mean-token-sum": lambda: mean([sum(kept) for kept in sequences]),
+        "seq-mean-token-mean": lambda: mean([mean(kept) for kept in sequences]),
+        "fixed-length": lambda: mean([sum(kept) / fixed_length for kept in sequences]),
+    }[mode]()
+
+
+def kl_estimate(log_probs, reference, kind):
+    def one(p, q):
+        d = max(-20.0, min(20.0, q - p))
+        k3 = min(math.exp(d) - d - 1, 10.0)
+        return {"k1": p - q, "abs": abs(p - q), "k2": (p - q) ** 2 / 2, "k3": k3, "k1+": p - q, "k3+": k3}[kind]
+
+    return _each(one, log_probs, reference)
+
+
+def standardise(x, mask, ddof, eps, center, scale):
+    kept = [value for row, own in _rows(x, mask) for value, is_own in zip(row, own, strict=True) if is_own]
+    flat = len(set(kept)) < 2
+    middle = mean(kept) if kept else 0.0
+    spread = 1.0 if flat else deviation(kept, ddof) + eps
+
+    def one(value, is_own):
+        if not is_own or (flat and center):
+            return 0.0
+        return (value - (middle if center else 0.0)) / (spread if scale else 1.0)
+
+    return _each(one, x, mask)
+
+
+def token_ratio(log_probs, old):
+    return _each(lambda p, q: math.exp(max(-20.0, min(20.0, p - q))), log_probs, old)
+
+
+def sequence_log_ratio(log_probs, old, mask, summed=False):
+    result = []
+    for p, q, own in _rows(log_probs, old, mask):
+        kept = [p[t] - q[t] for t in range(len(p)) if own[t]]
+        result.append(sum(kept) if summed else mean(kept) if kept else 0.0)
+    return _tensor(result)
+
+
+def gspo_token_log_ratio(log_probs, old, mask):
+    result = []
+    for level, own in zip(sequence_log_ratio(log_probs, old, mask).tolist(), mask.tolist(), strict=True):
+        result.append([min(level, 10.0) if is_own else 0.0 for is_own in own])
+    return _tensor(result).reshape(mask.shape)
+
+
+def truncated_importance(old, behaviour, cap):
+    return _each(lambda p, q: min(math.exp(max(-20.0, min(20.0, p - q))), cap), old, behaviour)
+
+
+def mean(values):
+    return math.fsum(values) / len(values)
+
+
+def deviation(values, ddof):
+    middle = mean(values)
+    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - ddof))
+
+
+def _episodes(ends):
+    """Lists of step numbers, cut after every True; what follows the last one is an episode too."""
+    episode = []
+    for t, end in enumerate(ends):
+        episode.append(t)
+        if end or t == len(ends) - 1:
+            yield episode
+            episode = []
+
+
+def _rows(*tensors):
+    return zip(*(tensor.tolist() for tensor in tensors), strict=True)
+
+
+def _each(function, *tensors):
+    rows = [[function(*values) for values in zip(*row, strict=True)] for row in _rows(*tensors)]
+    return _tensor(rows).reshape(tensors[0].shape)
+
+
+def _tensor(values):
+    return torch.tensor(values, dtype=torch.float64)

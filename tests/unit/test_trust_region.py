@@ -1,0 +1,514 @@
+"""The constrained trust-region step: Fisher products against explicit matrices, the step against brute force."""
+
+import collections
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from marl_ray.algorithms.trust_region import (
+    backtracking,
+    conjugate_gradient,
+    constrained_step,
+    fisher_product,
+    fisher_vector_product,
+    flatten,
+    head_fisher_product,
+    head_kl,
+    unflatten,
+)
+from marl_ray.config import NetworkConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.actor_critic import ActorCritic, Prepared
+from marl_ray.policies.distributions import Categorical, Gaussian
+
+BOX = np.ones(2, dtype=np.float32)
+HEADS = {
+    "categorical": (Categorical((4,), ()), (4,)),
+    "parts": (Categorical((2, 3, 2), (3,)), (2, 3, 2)),
+    "gaussian": (Gaussian((2,), -BOX, BOX), None),
+}
+
+
+def small_policy(name, masked=False, seed=0):
+    """A two-layer network in float64 that ends in the named head, its parameters, weights per decision and sizes."""
+    distribution, sizes = HEADS[name]
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    width = distribution.parameters
+    parameters = {
+        "first": torch.randn(3, 4, generator=generator, dtype=torch.float64),
+        "second": 0.5 * torch.randn(4, width, generator=generator, dtype=torch.float64),
+        "bias": 0.3 * torch.randn(width, generator=generator, dtype=torch.float64),
+    }
+    forbidden = torch.zeros(6, width, dtype=torch.bool)
+    if masked:
+        forbidden[::2, 1] = True
+
+    def function(p):
+        outputs = (rows @ p["first"]).tanh() @ p["second"] + p["bias"]
+        outputs = outputs.masked_fill(forbidden, -math.inf)
+        if sizes is None:  # Gaussian.normalize works in float32: too coarse for second differences
+            mean, log_std = outputs.chunk(2, -1)
+            return torch.cat([mean, log_std.clamp(-5, 2)], -1)
+        return distribution.normalize(outputs)
+
+    weights = torch.rand(6, generator=generator, dtype=torch.float64)
+    return distribution, function, parameters, weights / weights.sum(), sizes
+
+
+def explicit_fisher(distribution, function, parameters, weights, sizes):
+    """sum_n w_n E_a[grad log p(a) grad log p(a)'], summed over all actions, or by quadrature for a Gaussian, (D, D)."""
+    outputs = function(parameters)
+    if sizes is None:
+        nodes, masses = np.polynomial.hermite_e.hermegauss(7)
+        normal = list(zip(nodes, masses, strict=True))
+        pairs = [((x, y), p * q / (2 * math.pi)) for x, p in normal for y, q in normal]
+        mean, log_std = outputs.chunk(2, -1)
+        choices = [(mean + log_std.exp() * torch.tensor(xy, dtype=mean.dtype), mass) for xy, mass in pairs]
+    elif distribution.shape:
+        grid = torch.cartesian_prod(*(torch.arange(size) for size in sizes))
+        choices = [(row.expand(len(weights), -1), None) for row in grid]
+    else:
+        choices = [(torch.full((len(weights),), a), None) for a in range(sizes[0])]
+    size = len(flatten(parameters))
+    fisher = torch.zeros(size, size, dtype=torch.float64)
+    for actions, mass in choices:
+
+        def log_prob(flat, actions=actions):
+            return distribution.log_prob(function(unflatten(flat, parameters)), actions)
+
+        gradients = torch.autograd.functional.jacobian(log_prob, flatten(parameters))
+        probability = distribution.log_prob(outputs, actions).exp() if mass is None else mass
+        possible = torch.as_tensor(probability > 0).expand(len(weights))
+        gradients = torch.where(possible[:, None], gradients, 0.0)
+        fisher += gradients.T @ ((weights * probability)[:, None] * gradients)
+    return fisher
+
+
+CASES = [("categorical", False), ("categorical", True), ("parts", False), ("parts", True), ("gaussian", False)]
+
+
+@pytest.mark.parametrize(("name", "masked"), CASES)
+def test_fisher_product_equals_the_explicit_fisher_and_the_hessian_of_the_kl(name, masked):
+    _, function, parameters, weights, sizes = policy = small_policy(name, masked)
+    here = flatten(parameters)
+    old = function(parameters)
+
+    def divergence(flat):
+        return (weights * head_kl(old, function(unflatten(flat, parameters)), sizes)).sum()
+
+    product = fisher_product(function, parameters, weights, sizes)
+    identity = torch.eye(len(here), dtype=torch.float64)
+    ours = torch.stack([product(column) for column in identity])
+    torch.testing.assert_close(ours, explicit_fisher(*policy), atol=1e-9, rtol=1e-7)
+    if not masked:  # the second derivative of where() at -inf is not defined
+        torch.testing.assert_close(ours, torch.autograd.functional.hessian(divergence, here), atol=1e-9, rtol=1e-7)
+    assert torch.linalg.eigvalsh(ours)[0] > -1e-12
+
+
+@pytest.mark.parametrize(("name", "masked"), CASES)
+def test_half_the_quadratic_is_the_kl_of_a_small_step(name, masked):
+    _, function, parameters, weights, sizes = small_policy(name, masked)
+    vector = 1e-4 * torch.randn(len(flatten(parameters)), dtype=torch.float64, generator=torch.manual_seed(1))
+    moved = function(unflatten(flatten(parameters) + vector, parameters))
+    kl = (weights * head_kl(function(parameters), moved, sizes)).sum()
+    quadratic = 0.5 * vector.dot(fisher_vector_product(function, parameters, vector, weights, sizes))
+    assert kl.item() == pytest.approx(quadratic.item(), rel=1e-3)
+
+
+def test_head_kl_equals_torch_distributions():
+    generator = torch.Generator().manual_seed(0)
+    old, new = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)
+    normals = [torch.distributions.Normal(x[:, :2], x[:, 2:].exp()) for x in (old, new)]
+    torch.testing.assert_close(head_kl(old, new, None), torch.distributions.kl_divergence(*normals).sum(-1))
+    categorical = Categorical((1, 3), (2,))
+    old, new = categorical.normalize(old), categorical.normalize(new)
+    parts = [torch.distributions.Categorical(logits=x[:, 1:]) for x in (old, new)]
+    torch.testing.assert_close(head_kl(old, new, (1, 3)), torch.distributions.kl_divergence(*parts))
+    assert head_kl(torch.zeros(1, 1), torch.full((1, 1), -math.inf), (1,)).item() == math.inf
+
+
+def test_a_masked_action_has_no_fisher_information():
+    outputs = torch.tensor([[0.5, 0.5, 0.0]]).log()
+    product = head_fisher_product(outputs, torch.tensor([[1.0, -1.0, math.nan]]), (3,))
+    assert product.tolist() == [[0.5, -0.5, 0.0]]
+
+
+def test_products_of_parts_of_a_batch_add_up_and_repeat_exactly():
+    _, function, parameters, weights, sizes = small_policy("parts")
+    vector = torch.randn(len(flatten(parameters)), dtype=torch.float64, generator=torch.manual_seed(2))
+    product = fisher_product(function, parameters, weights, sizes)
+    whole = product(vector)
+    assert torch.equal(whole, product(vector))
+    parts = [
+        fisher_vector_product(lambda p, s=s: function(p)[s], parameters, vector, weights[s], sizes)
+        for s in (slice(0, 2), slice(2, 6))
+    ]
+    torch.testing.assert_close(parts[0] + parts[1], whole)
+    with torch.no_grad():
+        assert torch.equal(fisher_product(function, parameters, weights, sizes)(vector), whole)
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "sizes"),
+    [
+        (spaces.MultiDiscrete([3, 4]), spaces.Discrete(5), (5,)),
+        (spaces.Box(-1, 1, (4,)), spaces.MultiDiscrete([2, 3]), (2, 3)),
+        (spaces.Box(-1, 1, (4,)), spaces.Box(-1, 1, (2,)), None),
+        (spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Discrete(3), (3,)),
+    ],
+)
+def test_fisher_product_of_an_actor_critic_is_the_derivative_of_the_gradient_of_the_kl(observations, actions, sizes):
+    torch.manual_seed(0)
+    policy = ActorCritic(observations, actions, NetworkConfig(hidden=[8]))
+    observations.seed(0)
+    rows = torch.stack([torch.as_tensor(observations.sample()).reshape(-1) for _ in range(9)])
+    prepared = Prepared.of(policy.actor, rows)
+    parameters = dict(policy.actor.named_parameters())
+
+    def function(p):
+        raw = torch.func.functional_call(policy.actor, p, (prepared.values, prepared.columns))
+        return prepared.spread(policy.distribution.normalize(raw))
+
+    weights = torch.full((9,), 1 / 9)
+    vector = torch.randn(len(flatten(parameters)))
+    old = function(parameters).detach()
+    kl = (weights * head_kl(old, function(parameters), sizes)).sum()
+    gradient = torch.autograd.grad(kl, list(parameters.values()), create_graph=True)
+    inner = torch.cat([g.reshape(-1) for g in gradient]).dot(vector)
+    second = torch.autograd.grad(inner, list(parameters.values()), allow_unused=True)
+    expected = torch.cat(
+        [
+            (torch.zeros_like(p) if g is None else g).reshape(-1)
+            for p, g in zip(parameters.values(), second, strict=True)
+        ]
+    )
+    ours = fisher_vector_product(function, parameters, vector, weights, sizes)
+    assert not ours.requires_grad
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-3)
+
+
+@given(seed=st.integers(0, 10_000), size=st.integers(1, 8))
+@settings(max_examples=50)
+def test_conjugate_gradient_solves(seed, size):
+    generator = torch.Generator().manual_seed(seed)
+    factor = torch.randn(size, size, generator=generator, dtype=torch.float64)
+    matrix = factor @ factor.T + 0.1 * torch.eye(size, dtype=torch.float64)
+    target = 1e-6 * torch.randn(size, generator=generator, dtype=torch.float64)
+    solution = conjugate_gradient(lambda x: matrix @ x, target, iterations=50, tolerance=1e-20)
+    torch.testing.assert_close(matrix @ solution, target, atol=1e-14, rtol=1e-6)
+
+
+def test_conjugate_gradient_counts_its_products_and_survives_degenerate_targets():
+    calls = []
+
+    def product(x):
+        calls.append(1)
+        return torch.arange(1.0, 21.0) * x
+
+    conjugate_gradient(product, torch.ones(20), iterations=7)
+    assert len(calls) == 7
+    assert conjugate_gradient(product, torch.zeros(20)).tolist() == [0.0] * 20
+    assert conjugate_gradient(lambda x: 0 * x, torch.ones(2)).tolist() == [0.0, 0.0]
+    assert conjugate_gradient(product, torch.full((20,), math.nan)).shape == (20,)
+
+
+def random_problem(generator, constraints):
+    """H (D, D), g (D,), B (K, D), c (K,) and delta, with c on the scale of what the trust region can reach."""
+    size = int(generator.integers(2, 5))
+    factor = generator.normal(size=(size, size))
+    h = factor @ factor.T + 10 ** generator.uniform(-2, 0) * np.eye(size)
+    g, b = generator.normal(size=size), generator.normal(size=(constraints, size))
+    g, b = g * 10 ** generator.uniform(-3, 3), b * 10 ** generator.uniform(-3, 3, size=(constraints, 1))
+    delta = 10 ** generator.uniform(-4, 0)
+    reach = np.sqrt(2 * delta * np.einsum("ki,ij,kj->k", b, np.linalg.inv(h), b))
+    return h, g, b, generator.uniform(-1.6, 1.6, size=constraints) * reach, delta
+
+
+def solve(problem, **options):
+    h, g, b, c, delta = problem
+    matrix, gradient, rows, violations = (torch.as_tensor(x, dtype=torch.float64) for x in (h, g, b, c))
+    return constrained_step(gradient, rows, violations, delta, lambda x: matrix @ x, **options)
+
+
+def whitened(problem):
+    """Gradient and constraints in coordinates z where the trust region is the unit ball, constraint rows of length 1."""
+    h, g, b, c, delta = problem
+    back = math.sqrt(2 * delta) * np.linalg.inv(np.linalg.cholesky(h)).T
+    rows = b @ back
+    scale = np.linalg.norm(rows, axis=1)
+    return back, g @ back / np.linalg.norm(g @ back), rows / scale[:, None], c / scale
+
+
+def sampled_optimum(objectives, size, generator, rounds=40, samples=96):
+    """Smallest objective over the unit ball for P problems at once, by search in shrinking neighbourhoods.
+
+    `objectives` maps points (P, M, size) to (P, M), infinite where a point is not allowed; returns values (P,).
+    """
+    best = generator.normal(size=(objectives.problems, 20 * samples, size))
+    lengths = np.linalg.norm(best, axis=-1, keepdims=True)
+    half = best.shape[1] // 2
+    best[:, :half] /= lengths[:, :half]
+    best[:, half:] *= generator.uniform(size=lengths[:, half:].shape) ** (1 / size) / lengths[:, half:]
+    values = objectives.of(best)
+    chosen = values.argmin(1)
+    every = np.arange(objectives.problems)
+    point, value = best[every, chosen], values[every, chosen]
+    for round_ in range(rounds):
+        moved = point[:, None] + 0.75**round_ * generator.normal(size=(objectives.problems, samples, size))
+        moved /= np.maximum(1, np.linalg.norm(moved, axis=-1, keepdims=True))
+        values = objectives.of(moved)
+        chosen = values.argmin(1)
+        better = values[every, chosen] < value
+        point[better], value[better] = moved[every, chosen][better], values[every, chosen][better]
+    return value
+
+
+class Objective(collections.namedtuple("Objective", "g b c")):
+    """Linear objectives (P, size) under constraints (P, K, size) and (P, K); without g, the largest violation."""
+
+    @property
+    def problems(self):
+        return len(self.b)
+
+    def of(self, points):
+        violations = (np.einsum("pkd,pmd->pmk", self.b, points) + self.c[:, None]).max(-1)
+        if self.g is None:
+            return violations
+        return np.where(violations <= 0, np.einsum("pd,pmd->pm", self.g, points), np.inf)
+
+
+def grouped(constraints, count, seed):
+    """Random problems with their solutions and whitened forms, by dimension."""
+    generator = np.random.default_rng(seed)
+    groups = collections.defaultdict(list)
+    for _ in range(count):
+        problem = random_problem(generator, constraints)
+        solution = solve(problem, tolerance=1e-24)
+        groups[len(problem[1])].append((problem, solution, whitened(problem)))
+    return groups
+
+
+@pytest.mark.parametrize(("constraints", "count"), [(1, 2800), (2, 1200)])
+def test_no_random_problem_is_solved_worse_than_by_brute_force(constraints, count):
+    seen = collections.Counter()
+    for size, group in grouped(constraints, count, seed=constraints).items():
+        g, b, c = (np.stack([white[k] for *_, white in group]) for k in (1, 2, 3))
+        generator = np.random.default_rng(size)
+        least_violation = sampled_optimum(Objective(None, b, c), size, generator)
+        best = sampled_optimum(Objective(g, b, c), size, generator)
+        for n, ((h, *_, delta), solution, (back, *_)) in enumerate(group):
+            step = solution.step.numpy()
+            assert 0.5 * step @ h @ step <= delta * (1 + 1e-6)
+            z = np.linalg.solve(back, step)
+            violations = b[n] @ z + c[n]
+            seen[solution.case, bool((c[n] > 0).any())] += 1
+            if solution.case == "recovery":
+                assert least_violation[n] > -1e-6
+                worst = c[n].argmax()
+                np.testing.assert_allclose(z, -b[n, worst], atol=1e-6)
+                continue
+            assert violations.max() <= 1e-6
+            assert g[n] @ z <= best[n] + 1e-6
+            assert (solution.case == "unconstrained") == (max(solution.multipliers) == 0)
+    assert set(seen) == {("unconstrained", False), ("unconstrained", True), ("constrained", False)} | {
+        ("constrained", True),
+        ("recovery", True),
+    }
+    assert min(seen.values()) > 30
+
+
+@pytest.mark.parametrize("constraints", [1, 2, 3])
+def test_the_step_reaches_the_optimum_of_a_general_solver_and_its_conditions(constraints):
+    for group in grouped(constraints, 60, seed=10 + constraints).values():
+        for (h, g, b, c, _), solution, (back, g_white, b_white, c_white) in group:
+            if solution.case == "recovery":
+                continue
+            z = np.linalg.solve(back, solution.step.numpy())
+            reference = minimize(
+                lambda x, g=g_white: g @ x,
+                z + 0.1 * np.random.default_rng(0).normal(size=len(z)),
+                jac=lambda x, g=g_white: g,
+                method="SLSQP",
+                constraints=[
+                    {"type": "ineq", "fun": lambda x, b=b_white, c=c_white: -(b @ x + c)},
+                    {"type": "ineq", "fun": lambda x: 1 - x @ x},
+                ],
+                options={"ftol": 1e-12, "maxiter": 200},
+            )
+            if (
+                reference.success
+                and (b_white @ reference.x + c_white).max() < 1e-8
+                and reference.x @ reference.x < 1.00001
+            ):
+                assert g_white @ z == pytest.approx(reference.fun, abs=1e-4)
+            # Karush-Kuhn-Tucker: g + B'nu + lambda H x = 0, and nu only where the constraint binds.
+            stationary = g + np.array(solution.multipliers) @ b + solution.trust_multiplier * h @ solution.step.numpy()
+            assert np.abs(stationary).max() < 1e-6 * np.abs(g).max()
+            slack = b @ solution.step.numpy() + c
+            assert np.abs(np.array(solution.multipliers) * slack).max() < 1e-6 * max(1, np.abs(g).max())
+
+
+def identity(x):
+    return x
+
+
+def vector(*numbers):
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("g", "b", "c", "expected", "case"),
+    [
+        ((1, 0), [(1, 1)], [-100], (-1, 0), "unconstrained"),  # the constraint is out of reach
+        ((1, 0), [(-1, 0)], [0], (0, 0), "constrained"),  # every gain costs
+        ((1, 0), [(-1, 0)], [0.5], (0.5, 0), "constrained"),  # reward must be given up
+        ((1, 0), [(0, 1)], [0], (-1, 0), "unconstrained"),  # orthogonal
+        ((0, 0), [(0, 2)], [-1], (0, 0), "unconstrained"),  # no reward gradient, within the budget
+        ((0, 0), [(0, 2)], [1], (0, -0.5), "constrained"),  # no reward gradient, over the budget
+        ((1, 0), [(0, 2)], [4], (0, -1), "recovery"),
+        ((2, 0), [(0, 0)], [-1], (-1, 0), "unconstrained"),  # no cost gradient
+        ((2, 0), [(0, 0)], [1], (-1, 0), "unconstrained"),  # over the budget, with nothing to be done
+        ((0, 0), [(0, 0)], [1], (0, 0), "unconstrained"),
+        ((1, 0), [(-1, 0), (-1, 0)], [0.5, 0.5], (0.5, 0), "constrained"),  # twice the same constraint
+        ((1, 0), [(0, 1), (0, -1)], [0.5, -0.5], (-(0.75**0.5), -0.5), "constrained"),  # an equality
+        ((1, 0), [(0, 1), (0, -1)], [0.5, 0.7], (0, 1), "recovery"),  # contradictory: the worse first
+        ((1, 0), [(1, 0), (0, 1)], [0, 0], (-1, 0), "unconstrained"),
+        ((1, 1), [(-1, 0), (0, -1)], [0, 0.5], (0, 0.5), "constrained"),  # a corner
+    ],
+)
+def test_steps_known_by_hand(g, b, c, expected, case):
+    rows = torch.tensor(b, dtype=torch.float64)
+    solution = constrained_step(vector(*g), rows, vector(*c), 0.5, identity)
+    assert solution.case == case
+    assert solution.step.tolist() == pytest.approx(expected, abs=1e-9)
+    assert len(solution.multipliers) == len(b)
+    assert min(solution.multipliers) >= 0
+
+
+def test_without_constraints_the_step_is_that_of_trpo():
+    h = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
+    g = torch.tensor([3.0, -1.0])
+    solution = constrained_step(g, torch.zeros(0, 2), torch.zeros(0), 0.01, lambda x: h @ x)
+    natural = torch.linalg.solve(h, g)
+    torch.testing.assert_close(solution.step, -math.sqrt(0.02 / float(g @ natural)) * natural, rtol=1e-4, atol=1e-6)
+    assert solution.multipliers == ()
+
+
+def test_a_cut_short_solve_in_float32_stays_in_the_trust_region_and_within_the_budget():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        factor = torch.randn(60, 60, generator=generator) * 10 ** (-3 * torch.rand(60, 1, generator=generator))
+        h = factor @ factor.T + 0.01 * torch.eye(60)
+        g, b = torch.randn(60, generator=generator), torch.randn(2, 60, generator=generator)
+        violations = torch.tensor([-0.01, -0.02])
+        solution = constrained_step(g, b, violations, 0.01, lambda x, h=h: h @ x, iterations=5)
+        assert 0.5 * float(solution.step @ h @ solution.step) <= 0.01 * (1 + 1e-4)
+        assert bool((b @ solution.step + violations <= 1e-4).all())
+        assert float(g @ solution.step) < 0
+
+
+def test_gradients_that_are_not_finite_end_at_the_old_weights():
+    old = torch.tensor([1.0, 2.0])
+    solution = constrained_step(torch.tensor([math.nan, 1.0]), torch.ones(1, 2), torch.zeros(1), 0.1, identity)
+    found = backtracking(lambda x: (float(x.sum()), [0.0], 0.0), old, solution.step, [0.0], 0.1)
+    assert found.vector is old
+    assert found.accepted is None
+
+
+def test_too_many_constraints_are_refused():
+    with pytest.raises(MarlRayError, match="expected at most 8, got 9"):
+        constrained_step(torch.ones(2), torch.ones(9, 2), torch.ones(9), 0.1, identity)
+
+
+@given(
+    loss=st.floats(-1, 1),
+    cost=st.floats(-1, 1),
+    kl=st.floats(0, 0.1),
+    violation=st.floats(-0.5, 0.5),
+    bad=st.integers(0, 6),
+)
+def test_backtracking_takes_the_first_candidate_that_keeps_its_promises(loss, cost, kl, violation, bad):
+    """On a line where the loss is quadratic and the first `bad` candidates give NaN."""
+    lengths = [0.5**j for j in range(6)]
+
+    def at(length):
+        return 3 + loss * length + 0.3 * length**2, 5 + cost * length, kl * length**2
+
+    visited = []
+
+    def evaluate(x):
+        length = float(x[0])
+        new_loss, new_cost, divergence = at(length)
+        visited.append(length)
+        return (math.nan if 0 < len(visited) - 1 <= bad else new_loss), [new_cost], divergence
+
+    expected = None
+    for j, length in enumerate(lengths):
+        change, rise, divergence = at(length)[0] - at(0)[0], at(length)[1] - at(0)[1], at(length)[2]
+        kept = divergence <= 0.01 and rise <= max(-violation, 0) and (change <= 0 or violation > 0)
+        if j >= bad and kept:
+            expected = j
+            break
+    old = torch.zeros(1, dtype=torch.float64)
+    found = backtracking(evaluate, old, torch.ones(1, dtype=torch.float64), [violation], 0.01, 0.5, 6)
+    assert found.accepted == expected
+    if expected is None:
+        assert found.vector is old
+        assert old.tolist() == [0.0]
+        assert (found.kl, found.loss_change, found.cost_changes) == (0.0, 0.0, (0.0,))
+    else:
+        assert found.vector.tolist() == [lengths[expected]]
+        assert found.kl == at(lengths[expected])[2]
+
+
+@pytest.mark.parametrize("broken", ["loss", "cost", "kl"])
+def test_backtracking_rejects_whatever_is_not_finite(broken):
+    def evaluate(x):
+        moved = bool(x.any())
+        worst = {"loss": -math.inf, "cost": -math.inf, "kl": -math.inf}
+        values = {name: worst[name] if moved and name == broken else 0.0 for name in worst}
+        return values["loss"], [values["cost"]], values["kl"]
+
+    old = torch.zeros(3)
+    assert backtracking(evaluate, old, torch.ones(3), [0.0], 0.01).vector is old
+
+
+def test_steps_lower_a_real_cost_to_its_budget():
+    """A three-armed bandit: start over the budget, recover, then earn all the reward that the budget buys."""
+    rewards, costs, budget = vector(0.0, 0.2, 2.0), vector(0.0, 1.0, 4.0), 1.0
+    logits = {"logits": vector(0.0, 0.0, 3.0)}
+
+    def function(p):
+        return p["logits"].log_softmax(-1).unsqueeze(0)
+
+    cases = []
+    for _ in range(60):
+        flat, start = flatten(logits), function(logits)
+        p = start.exp()[0]
+        mean_cost = float(p @ costs)
+
+        def evaluate(x, start=start, like=logits):
+            new = function(unflatten(x, like))
+            kl = head_kl(start, new, (3,))
+            return float(-(new.exp() @ rewards)), [float(new.exp() @ costs)], float(kl)
+
+        fisher = fisher_product(function, logits, torch.ones(1, dtype=torch.float64), (3,))
+        gradients = [p * (x - p @ x) for x in (-rewards, costs)]
+        solution = constrained_step(
+            gradients[0], gradients[1][None], vector(mean_cost - budget), 0.02, lambda x, f=fisher: f(x) + 1e-4 * x
+        )
+        cases.append(solution.case)
+        found = backtracking(evaluate, flat, solution.step, [mean_cost - budget], 0.02)
+        logits = unflatten(found.vector, logits)
+    p = function(logits).exp()[0]
+    assert cases[0] == "recovery"
+    assert cases[-1] == "constrained"
+    assert float(p @ costs) <= budget + 1e-6
+    assert 0.49 < float(p @ rewards) <= 0.5 + 1e-6  # the third arm a quarter of the time
