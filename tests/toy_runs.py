@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from marl_ray.config import RunConfig, parse_config
+from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.training.alone import train_alone
 
 
@@ -32,5 +32,12 @@ def one_of_two(rank: int, port: int, folder: str, algorithms: list[str], out: An
 
 
 def short(algorithm: str, *overrides: str) -> RunConfig:
-    """Four iterations of the toy."""
-    return config(f"algorithm={algorithm}", "train.total_steps=128", *overrides)
+    """Four iterations of the toy, with everything that the algorithm needs."""
+    whole = ["train.group_size=2", "return_high=6"] if SPECS[algorithm].episodes else []
+    needed = [item if "." in item else f"hyper.{item}" for item in whole]
+    needed += ["constraints=[{budget: 4}]"] if SPECS[algorithm].costs else []
+    return config(f"algorithm={algorithm}", "train.total_steps=96", *needed, *overrides)
+
+
+TWO_POLICIES = "team={first: {agents: [a]}, second: {agents: [b]}}"
+"""One policy per agent of the toy."""

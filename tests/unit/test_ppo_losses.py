@@ -8,35 +8,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.algorithms import ALGORITHMS
-from marl_ray.algorithms.ppo_losses import clipped_surrogate, clipped_value_loss
+from marl_ray.algorithms.base import Evaluated
+from marl_ray.algorithms.ppo_losses import clipped_surrogate, clipped_value_loss, ppo_loss
 from marl_ray.algorithms.value_norm import ValueNorm
-from marl_ray.config.run import AlgorithmName
+from marl_ray.config import SPECS, AlgorithmConfig, AlgorithmName
 
 numbers = st.floats(-3, 3)
 
 
-@given(new=numbers, old=numbers, advantage=numbers, clip=st.floats(0.05, 0.5))
-def test_clipped_surrogate_equals_its_formula(new, old, advantage, clip):
+@given(
+    new=numbers,
+    old=numbers,
+    advantage=numbers,
+    low=st.floats(0.05, 0.5),
+    high=st.floats(0.05, 0.9),
+    dual=st.none() | st.floats(1.1, 4),
+)
+def test_clipped_surrogate_equals_its_formula(new, old, advantage, low, high, dual):
     ratio = math.exp(new - old)
-    bounded = min(max(ratio, 1 - clip), 1 + clip)
-    tensors = [torch.tensor([x], dtype=torch.float64) for x in (new, old, advantage)]
-    loss, clipped = clipped_surrogate(*tensors, clip)
-    assert loss.item() == pytest.approx(-min(ratio * advantage, bounded * advantage), abs=1e-9)
-    assert bool(clipped) == (bounded * advantage < ratio * advantage)
+    bounded = min(max(ratio, 1 - low), 1 + high)
+    expected = -min(ratio * advantage, bounded * advantage)
+    if dual is not None and advantage < 0:
+        expected = min(expected, -dual * advantage)
+    tensors = [torch.tensor([x], dtype=torch.float64) for x in (ratio, advantage)]
+    loss, clipped = clipped_surrogate(*tensors, 1 - low, 1 + high, dual)
+    assert loss.item() == pytest.approx(expected, abs=1e-9)
+    assert bool(clipped) == (-expected < ratio * advantage or -expected > ratio * advantage)
 
 
 def test_no_gradient_where_the_clip_holds():
-    new = torch.tensor([0.5, -0.5, 0.5], requires_grad=True)
-    loss, clipped = clipped_surrogate(new, torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), 0.2)
+    new = torch.tensor([0.5, -0.5, 0.5, 2.0], requires_grad=True)
+    advantages = torch.tensor([1.0, -1.0, -1.0, -1.0])
+    loss, clipped = clipped_surrogate(new.exp(), advantages, 0.8, 1.2, dual_clip=3.0)
     loss.sum().backward()
-    assert clipped.tolist() == [True, True, False]
+    assert clipped.tolist() == [True, True, False, True]
     assert new.grad is not None
-    assert [g != 0 for g in new.grad.tolist()] == [False, False, True]
+    assert [g != 0 for g in new.grad.tolist()] == [False, False, True, False]
 
 
 def test_ratio_of_distant_policies_stays_finite():
-    loss, _ = clipped_surrogate(torch.tensor([0.0]), torch.tensor([-1000.0]), torch.tensor([-1.0]), 0.2)
-    assert torch.isfinite(loss).all()
+    numbers = [torch.tensor([[x]]) for x in (0.0, -1000.0, -1.0)]
+    batch = Evaluated(*numbers, torch.ones(1, 1, dtype=torch.bool))
+    assert torch.isfinite(ppo_loss(batch, AlgorithmConfig()).loss).all()
 
 
 @given(value=numbers, old=numbers, target=numbers)
@@ -68,4 +81,4 @@ def test_value_norm_has_a_floor_for_constant_returns():
 
 
 def test_config_names_exactly_the_registered_algorithms():
-    assert set(AlgorithmName.__args__) == set(ALGORITHMS)
+    assert list(AlgorithmName.__args__) == list(ALGORITHMS) == list(SPECS)

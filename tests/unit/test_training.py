@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_runs import config, one_of_two, short
+from toy_runs import TWO_POLICIES, config, one_of_two, short
 
 from marl_ray.algorithms import ALGORITHMS
 from marl_ray.training.alone import process_group, train_alone
@@ -31,15 +31,30 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-@pytest.mark.parametrize("algorithm", ["ippo", "mappo"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm):
-    whole = train_alone(config(f"algorithm={algorithm}"), tmp_path / "whole")
-    resumed = train_alone(config(f"algorithm={algorithm}"), tmp_path / "again", tmp_path / "whole" / "2")
+    """Multipliers, controllers, normalisers, coefficients and random numbers included."""
+    more = ["hyper.kl_coef=0.1", "hyper.kl_target=0.01", "hyper.entropy_target=0.5"] if algorithm != "remax" else []
+    whole = train_alone(short(algorithm, *more), tmp_path / "whole")
+    resumed = train_alone(short(algorithm, *more), tmp_path / "again", tmp_path / "whole" / "2")
+    assert len(whole) > 2
     assert timeless(whole)[2:] == timeless(resumed)
-    states = [json.loads((tmp_path / name / "6" / "state.json").read_text()) for name in ("whole", "again")]
+    last = str(whole[-1]["iteration"])
+    states = [json.loads((tmp_path / name / last / "state.json").read_text()) for name in ("whole", "again")]
     for state in states:
         state["metrics"] = timeless([state["metrics"]])
     assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_micro_batches_change_nothing(alone, tmp_path, algorithm):
+    """Nor does a team of two policies, where policies are updated one after another."""
+    for team in ([], [TWO_POLICIES]):
+        whole = train_alone(short(algorithm, *team), tmp_path / "whole")
+        for size in (1, 3):
+            parts = train_alone(short(algorithm, *team, f"train.micro_batch={size}"), tmp_path / "parts")
+            for a, b in zip(timeless(whole), timeless(parts), strict=True):
+                assert a == pytest.approx(b, abs=1e-5)
 
 
 def test_two_workers_train_the_same_as_one(alone, tmp_path):
@@ -59,8 +74,9 @@ def test_two_workers_train_the_same_as_one(alone, tmp_path):
     for name in ALGORITHMS:
         single = train_alone(short(name), tmp_path / "one" / name)
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
-            assert a == pytest.approx(b, abs=1e-5)
-        expected, got = (weights(tmp_path / workers / name / "4") for workers in ("one", "two"))
+            assert a == pytest.approx(b, abs=1e-5), name
+        best = max(path.parent for path in (tmp_path / "one" / name).glob("*/bundle"))
+        expected, got = (weights(tmp_path / workers / name / best.name) for workers in ("one", "two"))
         for key, value in expected.items():
             torch.testing.assert_close(got[key], value, atol=1e-5, rtol=1e-4)
 

@@ -110,6 +110,7 @@ class AlgorithmConfig(Config):
     kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
     """Estimator of the divergence; `+` has the named value and k2's gradient."""
     kl_place: Literal["reward", "loss"] = "loss"
+    """Where the divergence counts: taken off the rewards before advantages, or added to the loss."""
     kl_target: PositiveFloat | None = None
     """Divergence that the coefficient is steered to; null keeps it fixed."""
     kl_horizon: PositiveInt = 10_000
@@ -121,19 +122,24 @@ class AlgorithmConfig(Config):
     overlong_buffer: NonNegativeInt = 0
     """Last steps before the horizon in which the reward is lowered, linearly down to -`overlong_penalty`; 0 turns it off."""
     overlong_penalty: PositiveFloat = 1.0
+    """What a sequence that reaches the horizon loses."""
 
     cost_gamma: float = Field(0.99, ge=0, le=1)
     """Discount of costs."""
     cost_gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Lambda of the costs' generalised advantage estimation."""
     multiplier_init: NonNegativeFloat = 0.0
     """First value of the Lagrange multipliers."""
     multiplier_lr: PositiveFloat = 0.05
     """Step of a multiplier per batch, for a relative violation of one."""
     multiplier_max: PositiveFloat = 100.0
+    """Bound of a multiplier."""
     pid_kp: NonNegativeFloat = 0.1
+    """Proportional gain on the relative violation (cost - budget) / budget."""
     pid_ki: NonNegativeFloat = 0.01
+    """Integral gain."""
     pid_kd: NonNegativeFloat = 0.01
-    """Gains on the relative violation (cost - budget) / budget."""
+    """Derivative gain."""
     pid_ema: float = Field(0.95, ge=0, lt=1)
     """Smoothing of the proportional and the derivative part."""
     pid_delay: PositiveInt = 10
@@ -143,17 +149,22 @@ class AlgorithmConfig(Config):
     trust_region: PositiveFloat = 0.01
     """Greatest mean KL of one CPO step."""
     cg_iterations: PositiveInt = 10
+    """Conjugate-gradient iterations per solve."""
     cg_damping: NonNegativeFloat = 0.1
+    """Added to the Fisher matrix's diagonal."""
     line_search_steps: PositiveInt = 15
+    """Shortenings of a step that breaks its promises, before it is given up."""
     line_search_decay: float = Field(0.8, gt=0, lt=1)
+    """Factor of each shortening."""
 
     beta: PositiveFloat = 0.02
     """Direct DAPO: temperature of the squared regression of the log ratio on advantage / beta."""
     critic_epochs: PositiveInt = 4
     """Direct DAPO: passes that fit the critic before the actor's."""
     return_low: float = 0.0
+    """Direct DAPO: the return that the critic's 0 stands for."""
     return_high: float = 1.0
-    """Direct DAPO: the returns that the critic's 0 and 1 stand for."""
+    """Direct DAPO: the return that the critic's 1 stands for."""
 
     @model_validator(mode="after")
     def _right_way_round(self) -> "AlgorithmConfig":

@@ -79,12 +79,13 @@ class Learner:
         # The whole policy is one group: one gather and one reduction per gradient step. Its networks are small, so the
         # gathered weights stay until the backward pass.
         fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        # A trust region moves the actor without an optimiser.
+        by_gradient = self.algorithm.spec.constraint != "trust_region"
+        actor = list(self.model.actor.parameters()) if by_gradient else []
         critics = [parameter for critic in self.model.critics for parameter in critic.parameters()]
+        groups = ((actor, hyper.lr), (critics, hyper.critic_lr or hyper.lr))
         self.optimizer = torch.optim.Adam(
-            [
-                {"params": list(self.model.actor.parameters()), "lr": hyper.lr},
-                *([{"params": critics, "lr": hyper.critic_lr or hyper.lr}] if critics else []),
-            ],
+            [{"params": params, "lr": rate, "initial_lr": rate} for params, rate in groups if params],
             eps=hyper.adam_eps,
             fused=True,  # a step without it spends most of its time in DTensor's dispatch of every small operation
         )
@@ -112,9 +113,8 @@ class Learner:
     def set_progress(self, share: float) -> None:
         """Learning rates for a run of which `share` (0 to 1) is done."""
         scale = max(0.0, 1.0 - share) if self.hyper.lr_decay else 1.0
-        rates = (self.hyper.lr, self.hyper.critic_lr or self.hyper.lr)
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
-            group["lr"] = rate * scale
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * scale
 
     def update(
         self,
