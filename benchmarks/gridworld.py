@@ -49,6 +49,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "2 runners, 32 copies each, whole-batch minibatch": ("--runners=2", "--envs=32", "--whole"),
 }
 """How RLlib may be set up; the fastest is the peer."""
+SIXTEEN = "0 runners, 16 copies"
+"""RLlib's plain setting, measured beside its fastest."""
 
 
 def run_config(algorithm: str, *overrides: str) -> RunConfig:
@@ -197,6 +199,7 @@ def speed(options: argparse.Namespace) -> None:
             "raw": measure_raw(workers),
             "rllib": measure_rllib(python, best, options.iterations, "--count-gradient-steps"),
             "ippo": measure_marl_ray("ippo", options.iterations),
+            "rllib_sixteen": measure_rllib(python, SIXTEEN, options.iterations, "--count-gradient-steps"),
             "rllib_fast_env": measure_rllib(
                 python, best, options.iterations, "--count-gradient-steps", "--env=marl_ray"
             ),
@@ -222,7 +225,8 @@ def speed_table(result: dict[str, Any]) -> str:
     names = {
         "ippo": "marl-ray IPPO",
         "mappo": "marl-ray MAPPO",
-        "rllib": "RLlib PPO",
+        "rllib": "RLlib PPO, its fastest setting",
+        "rllib_sixteen": "RLlib PPO, sixteen copies in one process",
         "rllib_fast_env": "RLlib PPO playing marl-ray's environment",
     }
     lines = [

@@ -12,7 +12,6 @@ from marl_ray.algorithms.value_norm import ValueNorm
 from marl_ray.config import AlgorithmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic import ActorCritic, Prepared
-from marl_ray.training.collectives import total
 from marl_ray.trajectories import Trajectories
 
 
@@ -55,12 +54,19 @@ class Fixed:
     """Log-probabilities under the reference policy."""
 
 
-def check_finite(where: str, batch: Trajectories) -> None:
-    """Raise Diverged on every worker if some worker's experience is not finite; names the tensor."""
-    tensors = {name: getattr(batch, name) for name in ("rewards", "costs", "log_probs", "values", "cost_values")}
-    bad = total(torch.stack([(~tensor.isfinite()).any().float() for tensor in tensors.values()]))
-    for name, found in zip(tensors, bad.tolist(), strict=True):
-        if found:
+CHECKED = ("rewards", "costs", "log_probs", "values", "cost_values")
+"""Tensors of a batch that must be finite."""
+
+
+def not_finite(batch: Trajectories) -> Tensor:
+    """1 for each of CHECKED that holds a NaN or an infinity, (5,)."""
+    return torch.stack([(~getattr(batch, name).isfinite()).any() for name in CHECKED]).double()
+
+
+def check_finite(where: str, found: Tensor) -> None:
+    """Raise Diverged naming the tensor if `not_finite`, summed over the workers, found one."""
+    for name, bad in zip(CHECKED, found.tolist(), strict=True):
+        if bad:
             raise Diverged(f"{where}: {name} of the batch are not finite")
 
 
@@ -85,40 +91,34 @@ def shaped_rewards(batch: Trajectories, hyper: AlgorithmConfig, horizon: int, di
     return rewards
 
 
-def normalised_advantages(raw: Tensor, mask: Tensor, hyper: AlgorithmConfig) -> Tensor:
-    """Advantages as the loss takes them: over all workers' decisions centred and scaled, or as they are."""
-    if hyper.advantage_norm != "batch":
-        return raw * mask
-    return standardise(raw, mask, total(moments(raw, mask)), hyper.std_ddof, hyper.std_eps)
+def signal_moments(values: Tensor, mask: Tensor) -> Tensor:
+    """Moments of every signal of (B, T, K) over own decisions, (K, 3)."""
+    return (
+        torch.stack([moments(column, mask) for column in values.unbind(-1)])
+        if values.shape[-1]
+        else mask.new_zeros(0, 3)
+    )
 
 
-def centred_costs(raw: Tensor, mask: Tensor, scale: bool) -> tuple[Tensor, Tensor]:
+def centred_costs(raw: Tensor, mask: Tensor, found: Tensor, scale: bool) -> tuple[Tensor, Tensor]:
     """Cost advantages (B, T, K) centred, with `scale` divided by each signal's spread; and the divisors, (K,).
 
-    Without `scale` they keep their units, as a budget has them.
+    `found` are their moments over all workers, (K, 3). Without `scale` they keep their units, as a budget has them.
     """
     columns, divisors = [], []
-    for column in raw.unbind(-1):
-        found = total(moments(column, mask))
-        n, mean = found[0].clamp(min=1), found[1] / found[0].clamp(min=1)
-        deviation = (found[2] / n - mean**2).clamp(min=0).sqrt()
+    for column, sums in zip(raw.unbind(-1), found, strict=True):
+        n, mean = sums[0].clamp(min=1), sums[1] / sums[0].clamp(min=1)
+        deviation = (sums[2] / n - mean**2).clamp(min=0).sqrt()
         divisor = deviation if scale and float(deviation) > 1e-8 else torch.ones_like(deviation)
-        columns.append(standardise(column, mask, found, center=True, scale=False) / divisor.to(column.dtype))
+        columns.append(standardise(column, mask, sums, center=True, scale=False) / divisor.to(column.dtype))
         divisors.append(divisor)
     return torch.stack(columns, -1), torch.stack(divisors).float()
 
 
-def updated_norms(
-    norms: Sequence[ValueNorm], targets: Tensor, mask: Tensor
-) -> tuple[tuple[ValueNorm, ...], list[dict[str, float]]]:
-    """Normalisers with this batch's targets (B, T, K), one each, and the targets' moments."""
-    after, described = [], []
-    for norm, column in zip(norms, targets.unbind(-1), strict=True):
-        n, summed, squares = total(moments(column, mask)).tolist()
-        mean, square = summed / max(n, 1), squares / max(n, 1)
-        after.append(norm.updated(mean, square))
-        described.append({"mean": mean, "square": square})
-    return tuple(after), described
+def updated_norms(norms: Sequence[ValueNorm], found: Tensor) -> tuple[ValueNorm, ...]:
+    """Normalisers with one more batch's targets, whose moments over all workers are `found`, (K, 3)."""
+    rows = [(total / max(n, 1), square / max(n, 1)) for n, total, square in found.tolist()]
+    return tuple(norm.updated(*row) for norm, row in zip(norms, rows, strict=True))
 
 
 def normalised(norms: Sequence[ValueNorm], values: Tensor) -> Tensor:

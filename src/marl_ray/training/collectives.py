@@ -1,9 +1,14 @@
 """Sums and gathers over the training workers."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+
+SMALL = 1 << 14
+"""Numbers up to which gathering and adding takes half the time of gloo's reduction, whose cost is its two rounds."""
 
 
 def world() -> tuple[int, int]:
@@ -12,9 +17,23 @@ def world() -> tuple[int, int]:
 
 
 def total(tensor: Tensor) -> Tensor:
-    """Sum of a tensor over all workers, in place."""
-    dist.all_reduce(tensor)
-    return tensor
+    """Sum of a tensor over all workers, bit for bit the same on each."""
+    workers = dist.get_world_size()
+    if workers == 1:
+        return tensor
+    if tensor.numel() > SMALL:
+        dist.all_reduce(tensor)
+        return tensor
+    parts = tensor.new_empty(workers * tensor.numel())
+    dist.all_gather_single(parts, tensor.reshape(-1).contiguous())
+    return parts.reshape(workers, *tensor.shape).sum(0)
+
+
+def totals(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums of several tensors in one exchange, float64."""
+    flat = total(torch.cat([part.detach().double().reshape(-1) for part in parts.values()]))
+    pieces = flat.split([part.numel() for part in parts.values()])
+    return {name: piece.reshape(part.shape) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
 
 
 def gather(value: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from marl_ray.algorithms.aggregation import counts, loss_weights
+from marl_ray.algorithms.aggregation import loss_weights
 from marl_ray.algorithms.base import Evaluated
 from marl_ray.algorithms.direct_dapo import targets as soft_targets
 from marl_ray.algorithms.direct_dapo import value_loss as soft_value_loss
@@ -21,7 +21,7 @@ from marl_ray.algorithms.ratios import token_ratio
 from marl_ray.policies.actor_critic import ActorCritic, Prepared
 from marl_ray.training.batches import CostStats, Diverged, Fixed
 from marl_ray.training.collectives import total, world
-from marl_ray.training.cuts import Cut, Shape, micro_batches, minibatches
+from marl_ray.training.cuts import Cut, Shape, micro_batches
 from marl_ray.trajectories import Trajectories
 
 if TYPE_CHECKING:
@@ -34,26 +34,23 @@ def update(
     learner: "Learner",
     fixed: Fixed,
     shape: Shape,
-    seed: int,
-    iteration: int,
+    plan: list[list[Cut]],
+    sizes: Tensor,
     violations: Tensor,
     costs: CostStats,
     where: str,
 ) -> dict[str, float]:
-    """All epochs; metrics are means over the gradient steps. A trust region's actor is left alone, not its critics."""
+    """All epochs; metrics are means over the gradient steps. A trust region's actor is left alone, not its critics.
+
+    `sizes` are the decisions and sequences of every minibatch of `plan` over all workers, (minibatches, 2).
+    """
     hyper = learner.hyper
-    plan = [
-        minibatches(seed, iteration, epoch, hyper.minibatches, shape, learner.by_episode)
-        for epoch in range(hyper.epochs)
-    ]
-    # Decisions and sequences of every minibatch over all workers, in one reduction.
-    local = torch.stack([counts(cut.of(fixed.mask, shape.agents)) for epoch in plan for cut in epoch])
-    sizes = iter(total(local.float()).tolist())
+    rows = iter(sizes.tolist())
     sums, steps = torch.zeros(len(METRICS), device=learner.device), 0
     for epoch in plan:
         before = sums.clone()
         for cut in epoch:
-            sums += _step(learner, fixed, shape, cut, next(sizes), violations, costs)
+            sums += _step(learner, fixed, shape, cut, next(rows), violations, costs)
             steps += 1
         if hyper.target_kl is not None and float(total((sums - before)[4])) / len(epoch) > hyper.target_kl:
             break
@@ -224,9 +221,6 @@ def fit_critic(
     batch: Trajectories,
     critic: Prepared | None,
     mask: Tensor,
-    shape: Shape,
-    seed: int,
-    iteration: int,
 ) -> Tensor:
     """Fit the critic to soft targets before the actor's update; its logits (B, T) afterwards."""
     assert critic is not None

@@ -12,8 +12,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from marl_ray.algorithms import ALGORITHMS
+from marl_ray.algorithms.aggregation import counts
 from marl_ray.algorithms.kl import adaptive_coefficient, kl_estimate
 from marl_ray.algorithms.multipliers import Multiplier
+from marl_ray.algorithms.normalization import moments, standardise
 from marl_ray.algorithms.penalty import constraint_violation
 from marl_ray.algorithms.ppo import cost_advantages
 from marl_ray.algorithms.ratios import truncated_importance
@@ -27,15 +29,16 @@ from marl_ray.training.batches import (
     centred_costs,
     check_finite,
     normalised,
-    normalised_advantages,
+    not_finite,
     prepared_inputs,
     shaped_rewards,
+    signal_moments,
     trained_decisions,
     updated_norms,
     with_values,
 )
-from marl_ray.training.collectives import total, world
-from marl_ray.training.cuts import Shape
+from marl_ray.training.collectives import total, totals, world
+from marl_ray.training.cuts import Cut, Shape, minibatches
 from marl_ray.trajectories import Trajectories
 
 
@@ -131,16 +134,19 @@ class Learner:
         Raises Diverged naming `where` and the tensor if a number is not finite.
         """
         batch = batch.to(self.device)
-        check_finite(where, batch)
         shape = self._shape(batch)
-        fixed, metrics = self._fix(batch, shape, seed, iteration, costs, factor)
-        violations = self._violations(costs, fixed.mask)
+        plan = [
+            minibatches(seed, iteration, epoch, self.hyper.minibatches, shape, self.by_episode)
+            for epoch in range(self.hyper.epochs)
+        ]
+        fixed, sizes, metrics = self._fix(batch, shape, plan, costs, factor, where)
+        violations = self._violations(costs)
         if self.algorithm.spec.constraint == "trust_region":
             metrics |= trust_step.update(self, fixed, violations)
             self.adopt_rollout_actor()
-        metrics |= gradient.update(self, fixed, shape, seed, iteration, violations, costs, where)
+        metrics |= gradient.update(self, fixed, shape, plan, sizes, violations, costs, where)
         self.refresh_rollout_model()
-        self._adapt(metrics, fixed)
+        self._adapt(metrics, sizes)
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.multipliers)}
 
     def _shape(self, batch: Trajectories) -> Shape:
@@ -154,14 +160,16 @@ class Learner:
         self,
         batch: Trajectories,
         shape: Shape,
-        seed: int,
-        iteration: int,
+        plan: list[list[Cut]],
         costs: CostStats,
         factor: Tensor | None,
-    ) -> tuple[Fixed, dict[str, float]]:
-        """Everything that stays as it is for the epochs. Normalisers and multipliers move first, by this batch."""
+        where: str,
+    ) -> tuple[Fixed, Tensor, dict[str, float]]:
+        """Everything that stays as it is for the epochs; decisions and sequences of every minibatch; metrics.
+
+        Normalisers and multipliers move first, by this batch. All that workers must agree on is one exchange.
+        """
         hyper, spec = self.hyper, self.algorithm.spec
-        metrics: dict[str, float] = {}
         mask = trained_decisions(batch, hyper)
         actor, critic = prepared_inputs(self.model, batch)
         allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
@@ -169,27 +177,53 @@ class Learner:
         if hyper.importance_cap is not None:
             old = gradient.log_probs(self.model, batch, actor, critic, allowed)
         reference = self._reference_log_probs(batch, allowed)
-        divergence = None if reference is None else kl_estimate(old, reference, hyper.kl_estimator)
-        if reference is not None and hyper.kl_place == "reward":
-            batch = replace(
-                batch, rewards=shaped_rewards(batch, hyper, self.horizon, self.kl_coef * cast(Tensor, divergence))
-            )
-        elif hyper.overlong_buffer:
-            batch = replace(batch, rewards=shaped_rewards(batch, hyper, self.horizon, None))
-        if divergence is not None:
-            metrics["reference_kl"] = _mean(divergence, mask)
+        divergence = torch.zeros_like(old) if reference is None else kl_estimate(old, reference, hyper.kl_estimator)
+        taxed = self.kl_coef * divergence if reference is not None and hyper.kl_place == "reward" else None
+        if taxed is not None or hyper.overlong_buffer:
+            batch = replace(batch, rewards=shaped_rewards(batch, hyper, self.horizon, taxed))
         if spec.critic_first:
-            batch = with_values(batch, gradient.fit_critic(self, batch, critic, mask, shape, seed, iteration))
+            batch = with_values(batch, gradient.fit_critic(self, batch, critic, mask))
         raw, targets = self.algorithm.advantages(batch, hyper)
-        advantages = normalised_advantages(raw, mask, hyper)
+        known = torch.zeros_like(raw) if targets is None else targets
+        no_costs = batch.costs.new_zeros(*mask.shape, 0)
+        raw_costs, cost_targets = cost_advantages(batch, hyper) if self.budgets else (no_costs, no_costs)
+        sums = totals(
+            {
+                "bad": not_finite(batch),
+                "advantages": moments(raw, mask),
+                "targets": moments(known, mask),
+                "residuals": moments(known - batch.values, mask),
+                "divergence": moments(divergence, mask),
+                "costs": signal_moments(raw_costs, mask),
+                "cost_targets": signal_moments(cost_targets, mask),
+                "sizes": torch.stack([counts(cut.of(mask, shape.agents)) for epoch in plan for cut in epoch]),
+                "whole": counts(mask),
+            }
+        )
+        check_finite(where, sums["bad"])
+        metrics: dict[str, float] = {}
+        if reference is not None:
+            metrics["reference_kl"] = _mean(sums["divergence"])
+        if hyper.advantage_norm == "batch":
+            advantages = standardise(raw, mask, sums["advantages"], hyper.std_ddof, hyper.std_eps)
+        else:
+            advantages = raw * mask
         returns, old_values = None, batch.values
         if targets is not None and not spec.critic_first:
-            (self.value_norm,), (described,) = updated_norms([self.value_norm], targets[..., None], mask)
+            (self.value_norm,) = updated_norms([self.value_norm], sums["targets"][None])
             returns, old_values = self.value_norm.normalize(targets), self.value_norm.normalize(batch.values)
-            variance = described["square"] - described["mean"] ** 2
-            residual = _mean((targets - batch.values).square(), mask)
+            n, total_return, square = sums["targets"].tolist()
+            variance = square / max(n, 1) - (total_return / max(n, 1)) ** 2
+            residual = float(sums["residuals"][2]) / max(n, 1)
             metrics["explained_variance"] = 1 - residual / variance if variance > 1e-8 else 0.0
-        cost_adv, cost_returns, old_cost_values = self._fix_costs(batch, mask, costs)
+        cost_adv, cost_returns, old_cost_values = no_costs, None, batch.cost_values
+        if self.budgets:
+            scale = spec.constraint == "penalty"
+            cost_adv, self.cost_scale = centred_costs(raw_costs, mask, sums["costs"], scale)
+            self.cost_norms = updated_norms(self.cost_norms, sums["cost_targets"])
+            cost_returns = normalised(self.cost_norms, cost_targets)
+            old_cost_values = normalised(self.cost_norms, batch.cost_values)
+            self._constrain(costs, float(sums["whole"][0]))
         if factor is not None:
             per_row = factor.to(self.device).repeat_interleave(shape.agents, 0)
             advantages, cost_adv = advantages * per_row, cost_adv * per_row[..., None]
@@ -208,22 +242,17 @@ class Learner:
             None if hyper.importance_cap is None else truncated_importance(old, batch.log_probs, hyper.importance_cap),
             reference if hyper.kl_place == "loss" else None,
         )
-        return fixed, metrics
+        return fixed, sums["sizes"], metrics
 
-    def _fix_costs(self, batch: Trajectories, mask: Tensor, costs: CostStats) -> tuple[Tensor, Tensor | None, Tensor]:
-        if not self.budgets:
-            return batch.costs.new_zeros(*mask.shape, 0), None, batch.cost_values
-        raw, targets = cost_advantages(batch, self.hyper)
-        self.cost_norms, _ = updated_norms(self.cost_norms, targets, mask)
+    def _constrain(self, costs: CostStats, decisions: float) -> None:
+        """Move the multipliers by what the episodes that ended in this batch cost."""
+        if costs.episodes:
+            self.decisions_per_episode = max(decisions, 1.0) / costs.episodes
         if costs.means is not None and not self.algorithm.every_step:
             pairs = zip(self.multipliers, costs.means, strict=False)
             self.multipliers = tuple(multiplier.updated(cost) for multiplier, cost in pairs)
-        centred, self.cost_scale = centred_costs(raw, mask, scale=self.algorithm.spec.constraint == "penalty")
-        if costs.episodes:
-            self.decisions_per_episode = float(total(mask.sum().float())) / costs.episodes
-        return centred, normalised(self.cost_norms, targets), normalised(self.cost_norms, batch.cost_values)
 
-    def _violations(self, costs: CostStats, mask: Tensor) -> Tensor:
+    def _violations(self, costs: CostStats) -> Tensor:
         """(K,) per decision, in the units of the cost advantages."""
         if not self.budgets or costs.means is None:
             return torch.zeros(len(self.budgets), device=self.device)
@@ -240,11 +269,11 @@ class Learner:
         outputs = distribution.normalize(self.reference.infer(batch.observations.flatten(0, 1)), allowed)
         return distribution.log_prob(outputs, batch.actions.flatten(0, 1)).reshape(batch.mask.shape)
 
-    def _adapt(self, metrics: Mapping[str, float], fixed: Fixed) -> None:
+    def _adapt(self, metrics: Mapping[str, float], sizes: Tensor) -> None:
         """Steer the coefficients that have a target."""
         hyper = self.hyper
         if hyper.kl_target is not None and "reference_kl" in metrics:
-            sequences = int(total(fixed.mask.any(1).sum()))
+            sequences = int(sizes[: hyper.minibatches, 1].sum())
             self.kl_coef = adaptive_coefficient(
                 self.kl_coef, metrics["reference_kl"], hyper.kl_target, hyper.kl_horizon, sequences
             )
@@ -296,7 +325,6 @@ class Learner:
         self.refresh_rollout_model()
 
 
-def _mean(values: Tensor, mask: Tensor) -> float:
-    """Over the decisions of all workers."""
-    summed, count = total(torch.stack([torch.where(mask, values, 0.0).double().sum(), mask.sum().double()])).tolist()
-    return summed / max(count, 1.0)
+def _mean(found: Tensor) -> float:
+    """Of moments (count, sum, sum of squares)."""
+    return float(found[1] / found[0].clamp(min=1))
