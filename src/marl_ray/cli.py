@@ -68,6 +68,37 @@ def submit_train(
     raise typer.Exit(submit("train", config, overrides or (), address=address, submission_id=submission_id))
 
 
+@app.command()
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="One algorithm, with its knobs and defaults.")] = None,
+) -> None:
+    """List the algorithms: paper, what each needs of a run, its knobs."""
+    from marl_ray.config import COMMON_KNOBS, SPECS, AlgorithmConfig
+
+    if name is None:
+        width = max(map(len, SPECS))
+        for key, spec in SPECS.items():
+            needs = f"; needs {', '.join(spec.needs)}" if spec.needs else ""
+            print(f"{key:<{width}}  {spec.title} ({spec.paper}){needs}")
+        print("\nmarl-ray algorithms NAME shows the knobs of one; set one with algorithm=NAME and hyper.KNOB=VALUE.")
+        return
+    if name not in SPECS:
+        raise MarlRayError(f"algorithm {name!r} is unknown; expected one of {', '.join(SPECS)}")
+    spec = SPECS[name]
+    defaults = AlgorithmConfig.model_validate(spec.defaults).model_dump(mode="json")
+    print(f"{name}: {spec.title}, {spec.paper}")
+    print(f"  needs   {', '.join(spec.needs) or 'nothing'}")
+    print(
+        f"  updates {spec.order}; trains {'any policy' if spec.token_policies else 'actor-critics, no token policies'}"
+    )
+    common = [knob for knob in COMMON_KNOBS if knob not in spec.knobs]
+    for title, knobs in (("its own knobs", spec.knobs), ("common knobs", common)):
+        print(f"  {title}")
+        for knob in knobs:
+            described = AlgorithmConfig.model_fields[knob].description or ""
+            print(f"    hyper.{knob} = {json.dumps(defaults[knob])}  {' '.join(described.split())}".rstrip())
+
+
 @config_app.command("schema")
 def config_schema(
     kind: Annotated[str, typer.Argument(help="run, or gateway.")] = "run",

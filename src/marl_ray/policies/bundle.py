@@ -96,15 +96,18 @@ class ServedPolicy:
     distribution: Distribution
     actor: Network
 
-    def act(self, observations: np.ndarray, noise: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def act(
+        self, observations: np.ndarray, noise: np.ndarray | None = None, allowed: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Actions for the environment (N, *shape) and their log-probabilities (N,).
 
         `observations` is (N, *observation shape); `noise` (N, distribution.noise) are uniforms in [0, 1), and without them
-        the most likely action is taken.
+        the most likely action is taken. `allowed` (N, actions) bool masks a Discrete action.
         """
         flat = to_row(self.observation_space, observations).reshape(len(observations), -1)
         rows = torch.as_tensor(flat.astype(row_dtype(self.observation_space), copy=False))
-        outputs = self.distribution.normalize(self.actor.infer(rows))
+        permitted = None if allowed is None else torch.as_tensor(allowed)
+        outputs = self.distribution.normalize(self.actor.infer(rows), permitted)
         if noise is None:
             actions = self.distribution.mode(outputs)
         else:
@@ -155,12 +158,26 @@ class Bundle:
                 raise MarlRayError(f"observations.{agent}: expected {expected}, got a category out of range")
         return array
 
+    def check_mask(self, agent: str, mask: Any) -> np.ndarray:
+        """One action mask from outside as a bool array, or MarlRayError that says what was expected of the agent."""
+        space = self.policies[self.agents[agent]].action_space
+        if not isinstance(space, spaces.Discrete):
+            raise MarlRayError(f"action_masks.{agent}: expected none, the agent's actions are not Discrete")
+        flags = mask if isinstance(mask, list) else []
+        if len(flags) != space.n or not all(flag in (0, 1) for flag in flags) or not any(flags):
+            raise MarlRayError(f"action_masks.{agent}: expected {space.n} numbers 0 or 1, at least one of them 1")
+        return np.array(flags, bool)
+
     def act(
-        self, requests: Sequence[Mapping[str, np.ndarray]], noise: np.random.Generator | None = None
+        self,
+        requests: Sequence[Mapping[str, np.ndarray]],
+        noise: np.random.Generator | None = None,
+        masks: Sequence[Mapping[str, np.ndarray]] = (),
     ) -> list[dict[str, tuple[np.ndarray, float]]]:
         """Actions and log-probabilities for many requests (agent -> observation) with one forward pass per policy.
 
-        With a generator actions are sampled, without one they are the most likely.
+        With a generator actions are sampled, without one they are the most likely. `masks` are each request's action masks
+        (agent -> allowed actions), where there are any.
         """
         answers: list[dict[str, tuple[np.ndarray, float]]] = [{} for _ in requests]
         for name, policy in self.policies.items():
@@ -171,7 +188,11 @@ class Bundle:
                 continue
             rows = np.stack([requests[i][agent] for i, agent in asked])
             uniforms = noise.random((len(asked), policy.distribution.noise)) if noise is not None else None
-            actions, log_probs = policy.act(rows, uniforms)
+            allowed = None
+            if any(masks):
+                everything = np.ones(policy.distribution.parameters, bool)
+                allowed = np.stack([masks[i].get(agent, everything) for i, agent in asked])
+            actions, log_probs = policy.act(rows, uniforms, allowed)
             for (i, agent), action, log_prob in zip(asked, actions, log_probs.tolist(), strict=True):
                 answers[i][agent] = (action, log_prob)
         return answers

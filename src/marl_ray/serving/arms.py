@@ -53,6 +53,7 @@ def _interface(bundle: Bundle) -> dict[str, tuple[Any, Any]]:
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     observations: Observations
+    masks: Observations
     greedy: bool
     answer: "asyncio.Future[Answer]"
 
@@ -71,10 +72,10 @@ class ArmBatcher:
         self._noise = noise
         self._waiting: list[_Waiting] = []
 
-    async def act(self, observations: Observations, greedy: bool) -> Answer:
-        """Actions and log-probabilities for one request."""
+    async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
+        """Actions and log-probabilities for one request; `masks` are its agents' allowed actions, as far as given."""
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(observations, greedy, loop.create_future())
+        waiting = _Waiting(observations, masks or {}, greedy, loop.create_future())
         if not self._waiting:
             # Runs after all callbacks that are ready now, and those are the other requests of this moment.
             loop.call_soon(self._run)
@@ -86,7 +87,8 @@ class ArmBatcher:
         for greedy in (True, False):
             for batch in self._cut([w for w in waiting if w.greedy is greedy and not w.answer.done()]):
                 try:
-                    answers = self.bundle.act([w.observations for w in batch], None if greedy else self._noise)
+                    noise = None if greedy else self._noise
+                    answers = self.bundle.act([w.observations for w in batch], noise, [w.masks for w in batch])
                 except Exception as error:  # each request reports it; the batcher goes on
                     for w in batch:
                         w.answer.set_exception(error)

@@ -66,14 +66,19 @@ async def _play(
     client: httpx.AsyncClient, env: ParallelEnv, session: str, seed: int, experiment: str | None
 ) -> PlayedEpisode:
     named = {"session_id": session} | ({"experiment": experiment} if experiment else {})
-    observations, _ = env.reset(seed=seed)
+    observations, infos = env.reset(seed=seed)
     total, latencies, answer = 0.0, [], {"arm": ""}
     while env.agents:
         rows = {agent: np.asarray(observations[agent]).tolist() for agent in env.agents}
         before = time.perf_counter()
-        answer = await post(client, "/v1/act", named | {"observations": rows})
+        masks = {
+            a: np.asarray(infos[a]["action_mask"]).tolist() for a in env.agents if "action_mask" in infos.get(a, {})
+        }
+        answer = await post(
+            client, "/v1/act", named | {"observations": rows} | ({"action_masks": masks} if masks else {})
+        )
         latencies.append(time.perf_counter() - before)
-        observations, rewards, _, _, _ = env.step(answer["actions"])
+        observations, rewards, _, _, infos = env.step(answer["actions"])
         total += sum(rewards.values()) / len(env.possible_agents)
     await post(client, "/v1/outcomes", named | {"value": total})
     return PlayedEpisode(session, answer["arm"], total, latencies)

@@ -6,7 +6,7 @@ Raw ASGI and orjson, because with small policies a web framework would cost more
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ STORE_THREADS = 4
 OTHER_REPLICAS_S = (0.1, 0.2, 0.4)
 """Pauses in which another replica's queued exposure has reached the store, before an outcome is refused."""
 
-_ACT_FIELDS = frozenset({"experiment", "session_id", "observations", "mode"})
+_ACT_FIELDS = frozenset({"experiment", "session_id", "observations", "action_masks", "mode"})
 _OUTCOME_FIELDS = frozenset({"experiment", "session_id", "value"})
 _log = logging.getLogger(__name__)
 
@@ -162,6 +162,7 @@ class Gateway:
         bundle = router.arms[assignment.arm].bundle
         try:
             observations = {agent: bundle.check(agent, observation) for agent, observation in given.items()}
+            masks = {agent: bundle.check_mask(agent, mask) for agent, mask in _masks(data, given).items()}
         except MarlRayError as error:
             field, _, message = str(error).partition(": ")
             raise RequestError(400, field, message) from None
@@ -170,7 +171,7 @@ class Gateway:
         arm = assignment.arm
         if first:
             self.metrics.exposures.labels(router.config.name, arm).inc()
-        answer = await router.arms[arm].act(observations, mode == "greedy")
+        answer = await router.arms[arm].act(observations, mode == "greedy", masks)
         self.metrics.acts.labels(router.config.name, arm).inc()
         body = orjson.dumps(
             {
@@ -251,6 +252,14 @@ class Gateway:
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The request's action masks by agent; every one belongs to an observation."""
+    masks = data.get("action_masks", {})
+    if not isinstance(masks, dict) or not set(masks) <= set(observed):
+        raise RequestError(400, "action_masks", "expected an object whose agents are among those of observations")
+    return masks
 
 
 def _session(given: Any, scope: Scope) -> str:

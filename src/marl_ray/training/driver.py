@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,11 @@ from marl_ray.training.tracking import Tracker, tracking_uri
 
 JOB_FOLDER = "working_dir_files"
 """Ray unpacks a job's working directory under a folder of this name, and deletes it with the job."""
+STOPPED = "stopped"
+"""Key of what a worker returns when numbers stopped being finite."""
 QUEUE_GET_S = 1.0
+SENDING_S = 0.5
+"""Least time between two sendings of metrics to the driver."""
 DRAIN_S = 30.0
 """How long the driver waits, after the workers have ended, for the last metrics to be logged."""
 
@@ -108,7 +113,10 @@ def train(config: RunConfig) -> Outcome:
     status = "FAILED"
     try:
         with _sink(config, queue, tracker):
-            result = trainer.fit()
+            result: Any = trainer.fit()
+        stopped = (result.return_value or {}).get(STOPPED)
+        if stopped:
+            raise MarlRayError(f"run {config.name!r} stopped at {stopped}; its last checkpoint is kept in {folder}")
         outcome = _finish(config, tracker, result, filesystem, folder)
         status = "FINISHED"
         return outcome
@@ -127,21 +135,48 @@ def worker(payload: dict[Any, Any]) -> Any:
     import ray.train
     import ray.train.torch
 
+    from marl_ray.training.batches import Diverged
     from marl_ray.training.loop import run_worker
 
+    rows = _Rows(payload["queue"])
+
     def report(folder: Path, metrics: dict[str, float]) -> None:
+        rows.flush()  # what is played again after a failure is reported again; what is not, is not lost
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
     latest = ray.train.get_checkpoint()
     with latest.as_directory() if latest else contextlib.nullcontext() as resume_from:
-        return run_worker(
-            RunConfig.model_validate(payload["config"]),
-            ray.train.torch.get_device(),
-            Path(resume_from) if resume_from else None,
-            emit=payload["queue"].put,
-            report=report,
-            run_id=payload["run_id"],
-        )
+        try:
+            return run_worker(
+                RunConfig.model_validate(payload["config"]),
+                ray.train.torch.get_device(),
+                Path(resume_from) if resume_from else None,
+                emit=rows.add,
+                report=report,
+                run_id=payload["run_id"],
+            )
+        except Diverged as error:  # all workers meet it together, and would again after every restart
+            return {STOPPED: str(error)}
+        finally:
+            rows.flush()
+
+
+class _Rows:
+    """Rows of metrics on their way to the driver: at most two sendings a second, so that fast iterations do not wait."""
+
+    def __init__(self, queue: Any):
+        self.queue, self.sent = queue, float("-inf")
+        self.rows: list[dict[str, float]] = []
+
+    def add(self, metrics: dict[str, float]) -> None:
+        self.rows.append(metrics)
+        if time.monotonic() - self.sent > SENDING_S:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.rows:
+            self.queue.put_nowait_batch(self.rows)
+            self.rows, self.sent = [], time.monotonic()
 
 
 def _check_capacity(config: RunConfig) -> bool:

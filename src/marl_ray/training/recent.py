@@ -9,8 +9,6 @@ from marl_ray.rollout.collector import Episode
 
 OVER_BUDGET = 1e6
 """Score lost per relative violation: a team within its budgets beats every one that is not."""
-TOLERANCE = 0.02
-"""Share of a budget by which a window's mean may pass it; about its sampling error."""
 
 
 class Recent:
@@ -50,7 +48,7 @@ class Recent:
             return float("-inf")
         over = 0.0
         for constraint, mean in zip(self.constraints, self._costs(), strict=False):
-            over += max(0.0, (mean - constraint.budget) / max(constraint.budget, 1.0) - TOLERANCE)
+            over += max(0.0, (mean - constraint.budget) / max(constraint.budget, 1.0))
         return self.metrics()["return"] - OVER_BUDGET * over
 
     def _costs(self) -> list[float]:

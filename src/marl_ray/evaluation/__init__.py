@@ -1,0 +1,1 @@
+"""Measured results: statistics over runs and episodes."""
