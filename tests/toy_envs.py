@@ -86,3 +86,24 @@ class Fragile(Countdown):
 def fragile(**kwargs: Any) -> Fragile:
     """What `env.id: toy_envs:fragile` calls."""
     return Fragile(**kwargs)
+
+
+class Poisoned(Countdown):
+    """Gives a reward that is not a number in every episode from number `after` on."""
+
+    def __init__(self, after: int = 20, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.left = after
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.left -= 1
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        return observations, {a: float("nan") if self.left < 0 else r for a, r in rewards.items()}, *rest
+
+
+def poisoned(**kwargs: Any) -> Poisoned:
+    """What `env.id: toy_envs:poisoned` calls."""
+    return Poisoned(**kwargs)

@@ -69,6 +69,11 @@ class Trajectories:
             if tuple(value.shape[: len(expected)]) != expected:
                 raise ValueError(f"trajectories.{field.name}: expected shape {expected}, got {tuple(value.shape)}")
 
+    @property
+    def agents(self) -> int:
+        """Rows per environment copy: the agents that the policy plays."""
+        return int(self.agent.max()) + 1
+
     def to(self, device: torch.device) -> "Trajectories":
         """The same trajectories on another device."""
         moved: dict[str, Any] = {}

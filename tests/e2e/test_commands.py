@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from marl_ray.cluster.local import LocalRay
+from marl_ray.config import SPECS
 from marl_ray.policies.bundle import Manifest
 
 ROOT = Path(__file__).parents[2]
@@ -43,9 +44,34 @@ def test_help(arguments):
 def test_a_dry_run_prints_the_resolved_config_and_starts_nothing():
     done = command("marl-ray", "train", CONFIG, "hyper.lr=3e-4", "--dry-run")
     config = yaml.safe_load(done.stdout)
-    assert config["hyper"]["lr"] == 3e-4
-    assert config["hyper"]["gamma"] == 0.99
-    assert config["algorithm"] == "mappo"
+    policy = config["team"]["shared"]
+    assert policy["hyper"]["lr"] == 3e-4
+    assert policy["hyper"]["gamma"] == 0.99
+    assert policy["algorithm"] == "mappo"
+
+
+def test_algorithms_are_listed_with_papers_needs_and_knobs():
+    lines = command("marl-ray", "algorithms").stdout.splitlines()
+    assert [line.split()[0] for line in lines[: len(SPECS)]] == list(SPECS)
+    assert any("macpo" in line and "2110.02793" in line and "costs and budgets" in line for line in lines)
+    one = command("marl-ray", "algorithms", "dapo").stdout
+    assert "hyper.clip_high = 0.28" in one and "hyper.kl_coef = 0.0" in one
+    done = command("marl-ray", "algorithms", "dapoo")
+    assert done.returncode == 2 and "algorithm 'dapoo' is unknown" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPECS)
+def test_every_algorithm_trains_a_team(name: str, tmp_path: Path):
+    """Two workers; a team of two in turn under a budget, or on a gridworld."""
+    spec = SPECS[name]
+    config, more = ("multigrid_grpo" if spec.episodes else "multigrid_ippo"), ["train.total_steps=12288"]
+    if spec.costs:
+        config, more = "budget_dag", ["env.kwargs={workers: 2}", "train.total_steps=8192"]
+    overrides = [f"algorithm={name}", f"storage={tmp_path}", "resources.workers=2", *more]
+    done = command("marl-ray", "train", f"jobs/configs/{config}.yaml", *overrides)
+    assert done.returncode == 0, done.stderr
+    assert "models:/" in done.stdout
 
 
 @pytest.mark.parametrize("kind", ["run", "gateway"])
@@ -57,7 +83,7 @@ def test_the_schema_is_json_schema(kind):
     ("arguments", "message"),
     [
         ([CONFIG, "hyper.learning_rate=1"], "unknown key 'hyper.learning_rate'"),
-        ([CONFIG, "algorithm=sarsa"], "algorithm: .*'ippo' or 'mappo'.*sarsa"),
+        ([CONFIG, "algorithm=sarsa"], "algorithm: .*'ippo', 'mappo'.*sarsa"),
         ([CONFIG, "env.id=CartPole-v1"], "env.id: 'CartPole-v1' is unknown"),
         ([CONFIG, "storage=/proc/runs"], "storage: '/proc/runs' cannot be written"),
         ([CONFIG, "nonsense"], "override 'nonsense': expected dotted.key=value"),

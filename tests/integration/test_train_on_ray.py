@@ -30,7 +30,7 @@ def test_a_run_is_tracked_registered_and_resumed(ray_cluster: LocalRay, tmp_path
     client = mlflow.MlflowClient(tracking_uri=outcome.tracking_uri)
     record = client.get_run(outcome.run_id)
     assert record.info.status == "FINISHED"
-    assert record.data.params["hyper.lr"] == "0.01"
+    assert record.data.params["team.shared.hyper.lr"] == "0.01"
     assert {"return", "policy_loss", "entropy", "kl", "steps_per_second", "time/rollout"} <= set(record.data.metrics)
     assert [step for step, _ in returns(whole, outcome)] == [32, 64, 96, 128, 160, 192]
     assert outcome.model == "models:/toy/1"
@@ -44,7 +44,7 @@ def test_a_run_is_tracked_registered_and_resumed(ray_cluster: LocalRay, tmp_path
     longer, second = run(tmp_path, "train.total_steps=256")
     assert second.run_id == outcome.run_id
     assert [step for step, _ in returns(longer, second)] == [32, 64, 96, 128, 160, 192, 224, 256]
-    with pytest.raises(MarlRayError, match=r"name: run 'toy' exists .* with another hyper"):
+    with pytest.raises(MarlRayError, match=r"name: run 'toy' exists .* with another team.shared.hyper.lr; "):
         run(tmp_path, "hyper.lr=0.5")
 
 
@@ -99,3 +99,16 @@ def test_what_cannot_work_is_refused_by_name(ray_cluster: LocalRay, tmp_path: Pa
         train(whole)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "toy").exists()
+
+
+def test_a_run_whose_numbers_stop_being_finite_ends_at_once_and_keeps_its_checkpoint(
+    ray_cluster: LocalRay, tmp_path: Path
+):
+    poison = 'env={"id": "toy_envs:poisoned", "kwargs": {"after": 7}}'
+    whole = config(f"storage={tmp_path}", "tracking.progress=false", poison, "train.total_steps=100000")
+    with pytest.raises(
+        MarlRayError, match=r"run 'toy' stopped at policy 'shared', .*rewards of the batch are not"
+    ) as caught:
+        train(whole)
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "toy").glob("checkpoint_*/state.json"))

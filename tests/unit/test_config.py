@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from marl_ray.config import (
+    COMMON_KNOBS,
+    SPECS,
     AlgorithmConfig,
     GatewayConfig,
     PolicyConfig,
@@ -292,3 +294,50 @@ def test_a_policys_own_hyper_parameters_are_checked_by_name(hyper, message):
         parse_config(RunConfig, {"name": "r", "env": {"id": "e"}, "team": {"x": {"hyper": hyper}}})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithm=grpo"], "train.group_size=1: grpo of policy 'shared' needs 2 or more"),
+        (["algorithm=grpo", "train.group_size=3"], "train.group_size=3 must divide the copies of a worker"),
+        (
+            ["algorithm=reinforce_pp", "train.rollout=steps"],
+            "train.rollout=steps: reinforce_pp of policy 'shared' needs",
+        ),
+        (["algorithm=macpo"], "constraints: macpo of policy 'shared' needs a budget"),
+        (["hyper.clip=0.3", "hyper.clip_high=0.2"], "clip_high=0.2 must not be below clip=0.3"),
+        (["hyper.advantage_norm=group"], "advantage_norm=group of policy 'shared': mappo has no groups"),
+        (["hyper.dynamic_sampling=2"], "dynamic_sampling of policy 'shared': mappo has no groups"),
+        (["hyper.overlong_buffer=64"], "overlong_buffer=64 must be below train.horizon=64"),
+        (["hyper.return_low=2"], "return_high=1 must be above return_low=2"),
+        (["algorithm=dapoo"], "algorithm: "),
+        (["constraints=[{budget: -1}]"], "constraints.0.budget"),
+    ],
+)
+def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides: list[str], message: str) -> None:
+    with pytest.raises(MarlRayError) as caught:
+        parse_config(RunConfig, {"name": "a", "env": {"id": "x"}}, overrides)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_defaults_are_the_algorithms_own_until_something_is_given() -> None:
+    base = {"name": "a", "env": {"id": "x"}, "train": {"group_size": 4}}
+    config = parse_config(RunConfig, base, ["algorithm=dapo"])
+    assert config.hyper_of("shared").clip_range == (0.8, 1.28) and config.whole_episodes
+    given = parse_config(RunConfig, base, ["algorithm=dapo", "hyper.clip_high=0.3", "team.shared.hyper.clip=0.1"])
+    assert given.hyper_of("shared").clip_range == (0.9, 1.3)
+    # What travels to the workers keeps what was left open; what is printed leaves nothing open. Both are configs again.
+    for data in (given.given(), given.resolved()):
+        again = RunConfig.model_validate(data)
+        assert again.hyper_of("shared") == given.hyper_of("shared") and config_hash(again) == config_hash(given)
+    assert config_hash(given) != config_hash(config)
+
+
+def test_every_default_and_knob_of_an_algorithm_is_a_key() -> None:
+    keys = set(AlgorithmConfig.model_fields)
+    for name, spec in SPECS.items():
+        assert set(spec.defaults) <= keys and set(spec.knobs) <= keys, name
+        assert AlgorithmConfig.model_validate(spec.defaults)
+    read = {knob for spec in SPECS.values() for knob in spec.knobs} | set(COMMON_KNOBS)
+    assert read == keys

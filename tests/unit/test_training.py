@@ -13,6 +13,7 @@ from toy_runs import TWO_POLICIES, config, one_of_two, short
 
 from marl_ray.algorithms import ALGORITHMS
 from marl_ray.training.alone import process_group, train_alone
+from marl_ray.training.batches import Diverged
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +111,18 @@ def test_clipping_is_by_each_networks_own_norm(alone):
     assert norms.tolist() == pytest.approx([20.0, 0.2])
     assert big.weight.grad.norm().item() == pytest.approx(1.0, rel=1e-4)
     assert small.weight.grad.norm().item() == pytest.approx(0.2)
+
+
+def test_a_number_that_is_not_finite_stops_the_run_and_is_named(alone, tmp_path):
+    poison = ["env={id: 'toy_envs:poisoned', kwargs: {after: 7}}", "train.total_steps=100000"]
+    with pytest.raises(
+        Diverged, match=r"policy 'shared', iteration \d+, step \d+: rewards of the batch are not finite"
+    ):
+        train_alone(config(*poison), tmp_path)
+    kept = sorted(int(path.name) for path in tmp_path.iterdir())
+    assert kept and (tmp_path / str(kept[-1]) / "state.json").exists()
+
+
+def test_losses_that_are_not_finite_stop_the_run(alone, tmp_path):
+    with pytest.raises(Diverged, match=r"step 0: .* is not finite"):
+        train_alone(config("hyper.lr=1e30", "hyper.epochs=8", "hyper.max_grad_norm=1e30"), tmp_path)

@@ -2,9 +2,9 @@
 
 from marl_ray.config.algorithms import COMMON_KNOBS, SPECS, AlgorithmName, Spec
 from marl_ray.config.experiment import ArmConfig, ExperimentConfig, GatewayConfig
+from marl_ray.config.hyper import AlgorithmConfig
 from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
 from marl_ray.config.run import (
-    AlgorithmConfig,
     CheckpointConfig,
     ConstraintConfig,
     CostConfig,

@@ -1,9 +1,22 @@
 """The config of a gateway: its experiments, their arms and weights."""
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from marl_ray.config.base import Config
 from marl_ray.config.run import Name
+
+Share = Annotated[float, Field(ge=0, le=1)]
+BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
+    "outcome": "higher",
+    "latency_s": "lower",
+    "error": "lower",
+    "cost": "lower",
+    "violation": "lower",
+}
+"""Quantities whose good direction is known; any other named metric must say which it is."""
 
 
 class ArmConfig(Config):
@@ -13,17 +26,64 @@ class ArmConfig(Config):
     """Bundle folder or `models:/name/version`."""
     weight: NonNegativeFloat = 1.0
     """Share of the units, relative to the other arms' weights."""
+    allow_rolled_back: bool = False
+    """Accept a bundle that another experiment has rolled back; the audit keeps this. It cannot revive an arm that this
+    experiment has rolled back."""
+
+
+class GuardrailConfig(Config):
+    """A quantity that a treatment must not make worse; proven harm rolls the treatment back."""
+
+    name: str = Field(min_length=1, max_length=100)
+    """`outcome`, `latency_s`, `error`, `cost`, `violation`, or the name of any metric that units report."""
+    better: Literal["lower", "higher"]
+    """Which direction is good. Known for the five names above, to be given for any other."""
+    margin: NonNegativeFloat = 0.0
+    """How much worse than the control is still accepted, in units of the metric."""
+    alpha: float = Field(0.05, gt=0, lt=1)
+    """Probability of a false rollback by this guardrail, over all looks."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_direction(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "better" not in data:
+            name = data.get("name")
+            if isinstance(name, str) and name not in BETTER_BY_DEFAULT:
+                raise ValueError(f"better: expected lower or higher for the metric {name!r}")
+            return data | {"better": BETTER_BY_DEFAULT.get(str(name), "lower")}
+        return data
 
 
 class ExperimentConfig(Config):
-    """Arms that compete for units (sessions). The first arm is the control."""
+    """Arms that compete for units (sessions). The first arm is the control, the others are treatments."""
 
     name: str = Name
     arms: dict[str, ArmConfig] = Field(min_length=2)
     salt: str | None = None
     """Salt of the assignment hash; the experiment's name when not given."""
+    strategy: Literal["ab", "gradual", "shadow", "replace"] = "ab"
+    """`ab`: the weights as given. `gradual`: `stages` are the treatments' share. `shadow`: the control answers, the
+    treatments get a copy of the traffic. `replace`: the treatments get everything at once."""
+    autostart: bool = True
+    """Run as soon as the experiment is first opened; else it waits as a draft, all units with the control."""
+    stages: tuple[Share, ...] = Field((0.01, 0.05, 0.25, 0.5, 1.0), min_length=1)
+    """Of `gradual`: the treatments' share of the units, stage by stage. They split it by their weights."""
+    min_exposures: NonNegativeInt = 100
+    """Units that every arm with traffic must have met in a stage before the next one."""
+    min_duration_s: NonNegativeFloat = 60.0
+    """Seconds that a stage takes at least."""
+    on_rollback: Literal["drain", "cut"] = "drain"
+    """Units already with a rolled-back arm finish there (`drain`) or go on with the control (`cut`)."""
+    layer: str | None = Field(None, min_length=1, max_length=100)
+    """Experiments of one layer share a population; disjoint `layer_share`s make them mutually exclusive."""
+    layer_share: tuple[Share, Share] = (0.0, 1.0)
+    """[low, high) of the layer's units that take part; the others are not in the experiment."""
+    guardrails: tuple[GuardrailConfig, ...] = ()
+    """What a treatment must not make worse, besides the outcome's own harm test."""
     alpha: float = Field(0.05, gt=0, lt=1)
     """Error probability of the confidence sequences, valid at any time."""
+    alpha_rollback: float = Field(0.05, gt=0, lt=1)
+    """Probability of a false rollback by the outcome's harm test, over all looks."""
     margin: PositiveFloat = 0.02
     """Non-inferiority margin in units of the outcome."""
     min_outcomes: PositiveInt = 50
@@ -33,6 +93,23 @@ class ExperimentConfig(Config):
     def _some_traffic(self) -> "ExperimentConfig":
         if not any(arm.weight > 0 for arm in self.arms.values()):
             raise ValueError("arms: at least one weight must be above zero")
+        treatments = list(self.arms.values())[1:]
+        if self.strategy in ("gradual", "replace") and not any(arm.weight > 0 for arm in treatments):
+            raise ValueError(f"arms: strategy {self.strategy} needs a treatment (not the first arm) with weight above zero")
+        return self
+
+    @model_validator(mode="after")
+    def _shares_make_sense(self) -> "ExperimentConfig":
+        if self.stages[0] <= 0 or any(after <= before for before, after in pairwise(self.stages)):
+            raise ValueError(f"stages: expected rising shares above 0 and at most 1, got {list(self.stages)}")
+        low, high = self.layer_share
+        if low >= high:
+            raise ValueError(f"layer_share: expected low < high, got [{low:g}, {high:g})")
+        if self.layer is None and self.layer_share != (0.0, 1.0):
+            raise ValueError("layer_share: needs a layer")
+        names = [guardrail.name for guardrail in self.guardrails]
+        if len(set(names)) != len(names):
+            raise ValueError("guardrails: names must differ")
         return self
 
 
@@ -55,4 +132,12 @@ class GatewayConfig(Config):
         names = [experiment.name for experiment in self.experiments]
         if len(set(names)) != len(names):
             raise ValueError("experiments: names must differ")
+        return self
+
+    @model_validator(mode="after")
+    def _layers_are_exclusive(self) -> "GatewayConfig":
+        layered = sorted((e.layer, *e.layer_share, e.name) for e in self.experiments if e.layer is not None)
+        for (layer, _, high, first), (other, low, _, second) in pairwise(layered):
+            if layer == other and low < high:
+                raise ValueError(f"experiments: {first} and {second} overlap in layer {layer!r}, expected disjoint layer_share")
         return self

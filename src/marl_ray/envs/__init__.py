@@ -60,15 +60,21 @@ def _make(config: EnvConfig) -> "ParallelEnv[str, Any, Any]":
 
 
 def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> None:
-    """Build the environment, reset and step it once, so that what it compiles is on disk before workers need it."""
+    """Build the environment, reset and step it once, so that what it compiles is on disk before workers need it.
+
+    Raises MarlRayError as `make_env` does, and if a reward of that step is not finite.
+    """
     env = make_env(config, constraints)
     try:
         env.reset(seed=0)
         for agent in env.agents:
             env.action_space(agent).seed(0)
-        env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+        _, rewards, *_ = env.step({agent: env.action_space(agent).sample() for agent in env.agents})
     finally:
         env.close()
+    for agent, reward in rewards.items():
+        if not np.isfinite(reward):
+            raise MarlRayError(f"env.id: {config.id} gives {agent} a reward of {reward}, expected a finite number")
     if config.id.startswith("MultiGrid-"):
         from marl_ray.envs.batch import make_batch
 

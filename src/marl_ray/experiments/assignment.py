@@ -55,6 +55,36 @@ class AssignmentTable:
         return self._outcomes[winner]
 
 
+def staged_weights(weights: Mapping[str, float], control: str, share: float) -> dict[str, float]:
+    """Weights that give the treatments `share` (in [0, 1], else ValueError) of the units together, split in proportion
+    to their `weights`, and the control the rest. Treatments that all weigh nothing leave everything to the control.
+
+    A larger share moves units only from the control into a treatment: the treatments' weights keep their ratios, so
+    among themselves each unit prefers the same one as before.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be in [0, 1], got {share}")
+    total = math.fsum(weight for arm, weight in weights.items() if arm != control)
+    if total == 0:
+        share = 0.0
+    return {
+        arm: 1 - share if arm == control else share and share * (weight / total) for arm, weight in weights.items()
+    }
+
+
+def in_layer(layer: str, share: tuple[float, float], unit: str) -> bool:
+    """Whether the unit's place in the layer, uniform in [0, 1), lies in [low, high).
+
+    Experiments of one layer with disjoint shares never have a unit in common; places in two layers are independent of
+    each other and of every assignment.
+    """
+    state = hashlib.blake2b(json.dumps(layer).encode(), digest_size=8, person=b"layer")
+    state.update(unit.encode())
+    # 53 bits, so that the float is exact and never 1.
+    place = (int.from_bytes(state.digest(), "big") >> 11) * 2.0**-53
+    return share[0] <= place < share[1]
+
+
 def unit_hash(salt: str, arm: str, unit: str) -> float:
     """The draw of one arm for one unit: in (0, 1], from 64 bits of blake2b."""
     return _uniform(_prefix(salt, arm), unit.encode())

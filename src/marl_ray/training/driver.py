@@ -21,12 +21,14 @@ from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.training.curves import plot_returns
 from marl_ray.training.progress import Progress
-from marl_ray.training.tracking import Tracker, tracking_uri
+from marl_ray.training.tracking import Tracker, flatten, tracking_uri
 
 JOB_FOLDER = "working_dir_files"
 """Ray unpacks a job's working directory under a folder of this name, and deletes it with the job."""
 STOPPED = "stopped"
 """Key of what a worker returns when numbers stopped being finite."""
+MOST_NAMED = 4
+"""Differing keys that an error lists."""
 QUEUE_GET_S = 1.0
 SENDING_S = 0.5
 """Least time between two sendings of metrics to the driver."""
@@ -244,9 +246,12 @@ def _claim(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> dict[st
     with filesystem.open_input_stream(path) as stream:
         record: dict[str, Any] = json.loads(stream.read())
     if record["identity"] != identity:
-        differing = sorted(key for key in identity if identity[key] != record["identity"].get(key))
+        ours, theirs = flatten(identity), flatten(record["identity"])
+        differing = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+        more = ", ..." if len(differing) > MOST_NAMED else ""
         raise MarlRayError(
-            f"name: run {config.name!r} exists under {config.storage!r} with another {', '.join(differing)}; "
+            f"name: run {config.name!r} exists under {config.storage!r} with another "
+            f"{', '.join(differing[:MOST_NAMED])}{more}; "
             "choose another name, or the same config to resume it"
         )
     return record

@@ -151,10 +151,9 @@ class Learner:
 
     def _shape(self, batch: Trajectories) -> Shape:
         rows, steps = batch.mask.shape
-        agents = int(batch.agent.max()) + 1
-        copies = rows // agents
+        copies = rows // batch.agents
         rank, workers = world()
-        return Shape(copies, agents, steps, rank * copies, workers * copies)
+        return Shape(copies, batch.agents, steps, rank * copies, workers * copies)
 
     def _fix(
         self,
@@ -283,11 +282,11 @@ class Learner:
 
     def log_ratio(self, batch: Trajectories) -> Tensor:
         """(copies, T) how the update has changed the log-probability of what this policy's agents did, on CPU."""
-        distribution, agents = self.rollout_model.distribution, int(batch.agent.max()) + 1
+        distribution = self.rollout_model.distribution
         allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
         outputs = distribution.normalize(self.rollout_model.actor.infer(batch.observations.flatten(0, 1)), allowed)
         new = distribution.log_prob(outputs, batch.actions.flatten(0, 1)).reshape(batch.mask.shape)
-        return torch.where(batch.mask, new - batch.log_probs, 0.0).unflatten(0, (-1, agents)).sum(1)
+        return torch.where(batch.mask, new - batch.log_probs, 0.0).unflatten(0, (-1, batch.agents)).sum(1)
 
     def moved_costs(self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None) -> CostStats:
         """What an episode is expected to cost after this update, (copies, T) factors of all updates until then and before.
@@ -297,8 +296,7 @@ class Learner:
         if not self.budgets or costs.means is None:
             return costs
         raw, _ = cost_advantages(batch, self.hyper)
-        agents = int(batch.agent.max()) + 1
-        change = (after - (1.0 if before is None else before)).repeat_interleave(agents, 0) * batch.mask
+        change = (after - (1.0 if before is None else before)).repeat_interleave(batch.agents, 0) * batch.mask
         sums = total(torch.cat([(change[..., None] * raw).sum((0, 1)), batch.mask.sum()[None].float()]))
         shift = (sums[:-1] / sums[-1].clamp(min=1) * self.decisions_per_episode).tolist()
         return replace(costs, means=tuple(mean + moved for mean, moved in zip(costs.means, shift, strict=True)))

@@ -30,7 +30,7 @@ class Progress:
             console=console,
             disable=not (config.tracking.progress and console.is_terminal),
         )
-        self.task = self.bar.add_task(config.name, total=config.iterations * config.batch_steps, note="")
+        self.task = self.bar.add_task(config.name, total=config.train.total_steps, note="")
 
     def __enter__(self) -> "Progress":
         self.bar.start()
@@ -46,7 +46,7 @@ class Progress:
         mean = f"{row['return']:.3f}" if "return" in row else "-"  # until a first episode has ended
         note = f"return {mean}  {row['steps_per_second']:,.0f} steps/s"
         self.bar.update(self.task, completed=row["steps"], note=note)
-        last = row["iteration"] == self.config.iterations
+        last = row["steps"] >= self.config.train.total_steps
         if (
             self.bar.disable
             and self.config.tracking.progress

@@ -1,0 +1,139 @@
+"""Hyper-parameters: every knob of every algorithm."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from marl_ray.config.base import Config
+
+
+class AlgorithmConfig(Config):
+    """Hyper-parameters of the update. Where an algorithm differs from these defaults, `marl-ray algorithms NAME` says so."""
+
+    lr: PositiveFloat = 7e-4
+    """Adam learning rate of the actor."""
+    critic_lr: PositiveFloat | None = None
+    """Adam learning rate of the critics; `lr` when not given."""
+    lr_decay: bool = False
+    """Decay the learning rates linearly to zero at `train.total_steps`."""
+    adam_eps: PositiveFloat = 1e-5
+    epochs: PositiveInt = 4
+    """Passes over each batch."""
+    minibatches: PositiveInt = 1
+    """Parts a batch is cut into: by time index, or by episode where batches are whole episodes."""
+    max_grad_norm: PositiveFloat = 10.0
+    """Gradient norm above which the actor's and the critics' gradients are scaled down, each by its own norm."""
+    target_kl: PositiveFloat | None = None
+    """Stop the epochs of a batch once the mean KL estimate passes this; null never stops."""
+
+    gamma: float = Field(0.99, ge=0, le=1)
+    """Discount."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Lambda of generalised advantage estimation."""
+    value_clip: PositiveFloat | None = 0.2
+    """Half-width of the value clip, in units of the value normaliser; null turns it off."""
+    huber_delta: PositiveFloat = 10.0
+    """Where the value loss turns from square to linear, in units of the value normaliser."""
+
+    clip: PositiveFloat = 0.2
+    """The ratio is held above 1 - clip."""
+    clip_high: PositiveFloat | None = None
+    """The ratio is held below 1 + clip_high; `clip` when not given."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Bound of the loss of a bad action as a multiple of its advantage; null turns it off."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    """RLOO: one ratio per decision (verl), or the whole sequence's product (TRL)."""
+    importance_cap: PositiveFloat | None = None
+    """Truncated importance sampling: bound of the weight pi_old / pi_behaviour, for experience that another engine or
+    older weights gathered; null trusts the behaviour's log-probabilities."""
+    aggregation: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length"] = (
+        "token-mean"
+    )
+    """How the losses of a batch's decisions become one number."""
+    fixed_length: PositiveInt | None = None
+    """Divisor of `fixed-length` aggregation; `train.horizon` when not given."""
+    advantage_norm: Literal["batch", "group", "none"] = "batch"
+    """What advantages are divided by: the standard deviation of the batch (centred too), of the group, or nothing."""
+    std_ddof: Literal[0, 1] = 0
+    """Degrees of freedom taken off in that standard deviation (1: Bessel)."""
+    std_eps: PositiveFloat = 1e-8
+    """Added to that standard deviation."""
+
+    entropy_coef: NonNegativeFloat = 0.01
+    entropy_target: PositiveFloat | None = None
+    """Entropy (nats per decision) that the coefficient is steered to; null keeps it fixed."""
+    entropy_step: PositiveFloat = 1e-3
+    """How far the coefficient moves per batch towards `entropy_target`."""
+    kl_coef: NonNegativeFloat = 0.0
+    """Weight of the divergence from the reference policy (the weights the run began with); 0 has no reference."""
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
+    """Estimator of the divergence; `+` has the named value and k2's gradient."""
+    kl_place: Literal["reward", "loss"] = "loss"
+    """Where the divergence counts: taken off the rewards before advantages, or added to the loss."""
+    kl_target: PositiveFloat | None = None
+    """Divergence that the coefficient is steered to; null keeps it fixed."""
+    kl_horizon: PositiveInt = 10_000
+    """Sequences after which the adaptive coefficient has followed an error once."""
+    dynamic_sampling: NonNegativeInt = 0
+    """How often groups whose members all score the same are played again from another start."""
+    overlong_filter: bool = False
+    """Leave sequences that were cut at the horizon out of the loss."""
+    overlong_buffer: NonNegativeInt = 0
+    """Last steps before the horizon in which the reward is lowered, linearly down to -`overlong_penalty`; 0 turns it off."""
+    overlong_penalty: PositiveFloat = 1.0
+    """What a sequence that reaches the horizon loses."""
+
+    cost_gamma: float = Field(0.99, ge=0, le=1)
+    """Discount of costs."""
+    cost_gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Lambda of the costs' generalised advantage estimation."""
+    multiplier_init: NonNegativeFloat = 0.0
+    """First value of the Lagrange multipliers."""
+    multiplier_lr: PositiveFloat = 0.05
+    """Step of a multiplier per batch, for a relative violation of one."""
+    multiplier_max: PositiveFloat = 100.0
+    """Bound of a multiplier."""
+    pid_kp: NonNegativeFloat = 0.1
+    """Proportional gain on the relative violation (cost - budget) / budget."""
+    pid_ki: NonNegativeFloat = 0.01
+    """Integral gain."""
+    pid_kd: NonNegativeFloat = 0.01
+    """Derivative gain."""
+    pid_ema: float = Field(0.95, ge=0, lt=1)
+    """Smoothing of the proportional and the derivative part."""
+    pid_delay: PositiveInt = 10
+    """Batches over which the derivative is taken."""
+    penalty: PositiveFloat = 2.0
+    """P3O's factor kappa, in units of (standard deviations of reward advantage) / (of cost advantage)."""
+    trust_region: PositiveFloat = 0.01
+    """Greatest mean KL of one CPO step."""
+    cg_iterations: PositiveInt = 10
+    """Conjugate-gradient iterations per solve."""
+    cg_damping: NonNegativeFloat = 0.1
+    """Added to the Fisher matrix's diagonal."""
+    line_search_steps: PositiveInt = 15
+    """Shortenings of a step that breaks its promises, before it is given up."""
+    line_search_decay: float = Field(0.8, gt=0, lt=1)
+    """Factor of each shortening."""
+
+    beta: PositiveFloat = 0.02
+    """Direct DAPO: temperature of the squared regression of the log ratio on advantage / beta."""
+    critic_epochs: PositiveInt = 4
+    """Direct DAPO: passes that fit the critic before the actor's."""
+    return_low: float = 0.0
+    """Direct DAPO: the return that the critic's 0 stands for."""
+    return_high: float = 1.0
+    """Direct DAPO: the return that the critic's 1 stands for."""
+
+    @model_validator(mode="after")
+    def _right_way_round(self) -> "AlgorithmConfig":
+        if self.clip_high is not None and self.clip_high < self.clip:
+            raise ValueError(f"clip_high={self.clip_high:g} must not be below clip={self.clip:g}")
+        if self.return_low >= self.return_high:
+            raise ValueError(f"return_high={self.return_high:g} must be above return_low={self.return_low:g}")
+        return self
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Least and greatest ratio."""
+        return 1 - self.clip, 1 + (self.clip if self.clip_high is None else self.clip_high)

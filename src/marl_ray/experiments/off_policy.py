@@ -1,0 +1,134 @@
+"""What would a new arm earn? Estimated from exposures of the old ones, before any user meets it.
+
+Logged are the chances with which the behaviour policy took its actions; the target policy says with what chance it
+would have taken them. An episode counts w = prod_t pi(a_t | s_t) / b(a_t | s_t), its importance weight. Weights of
+long episodes spread over many orders of magnitude: the effective sample size says how many episodes really speak.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from marl_ray.errors import MarlRayError
+
+
+class Value(NamedTuple):
+    """Estimated mean reward per episode under the target policy."""
+
+    estimate: float
+    error: float
+    """Standard error."""
+    low: float
+    """One-sided lower confidence bound."""
+    effective: float
+    """Effective sample size, (sum w)^2 / sum w^2 (Kong 1992)."""
+    mean_weight: float
+    """About 1 if the log covers what the target does and the propensities are right."""
+
+
+class Gate(NamedTuple):
+    """Whether the target may be exposed, and why not."""
+
+    passed: bool
+    reason: str
+
+
+def episode_log_weights(
+    target: np.ndarray, behaviour: np.ndarray, episodes: np.ndarray | None = None
+) -> np.ndarray:
+    """Log importance weights from log-probabilities (natural) of the taken actions.
+
+    `target`, `behaviour` (n,): per decision, with `episodes` (n,) numbering the episode of each from 0; or per episode
+    already (sums over its decisions), without. Returns (episodes,). A behaviour that had no chance of its own action
+    is a logging error; a target that has none gives weight 0.
+    """
+    if target.shape != behaviour.shape or (episodes is not None and episodes.shape != target.shape):
+        raise MarlRayError(f"target: expected shape {behaviour.shape}, one number per logged action, got {target.shape}")
+    if not np.isfinite(behaviour).all() or (behaviour > 1e-6).any():
+        raise MarlRayError("behaviour: expected finite log-probabilities, at most 0")
+    if np.isnan(target).any() or (target > 1e-6).any():
+        raise MarlRayError("target: expected log-probabilities, at most 0")
+    ratios = target - behaviour
+    return ratios if episodes is None else np.bincount(episodes, ratios)
+
+
+def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> Value:
+    """Self-normalised importance sampling (Swaminathan, Joachims, NeurIPS 2015): sum w r / sum w over n episodes.
+
+    `log_weights`, `rewards` (n,). Variance by the delta method, sum w^2 (r - v)^2 / (sum w)^2. Moves with the rewards
+    (adding 1 to all adds 1), bias of order 1 / effective.
+    """
+    weights, scale = _weights(log_weights, rewards)
+    total, effective = float(weights.sum()), _effective(weights)
+    if not total > 0:
+        return Value(math.nan, math.inf, -math.inf, 0.0, 0.0)
+    estimate = float(weights @ rewards) / total
+    error = math.sqrt(float(weights**2 @ (rewards - estimate) ** 2)) / total
+    return _value(estimate, error, effective, _mean_weight(total / len(weights), scale), alpha)
+
+
+def doubly_robust(
+    log_weights: np.ndarray, rewards: np.ndarray, logged_model: np.ndarray, target_model: np.ndarray, alpha: float
+) -> Value:
+    """Doubly robust (Dudik, Langford, Li, arXiv 1103.4601, equation 2): mean of target_model + w (r - logged_model).
+
+    All (n,), per episode: a model's prediction of the reward given the start and what was done (`logged_model`), and
+    its mean over what the target would do (`target_model`). Right if the weights are or if the model is; the better the
+    model, the smaller the error. The model must not be fitted on these episodes.
+    """
+    weights, scale = _weights(log_weights, rewards)
+    for name, values in {"logged_model": logged_model, "target_model": target_model}.items():
+        if values.shape != rewards.shape or not np.isfinite(values).all():
+            raise MarlRayError(f"{name}: expected finite numbers of shape {rewards.shape}, got shape {values.shape}")
+    n, effective = len(weights), _effective(weights)
+    if not effective or n < 2:
+        return Value(math.nan, math.inf, -math.inf, effective, 0.0)
+    # Unlike a ratio of sums this needs weights on their true scale.
+    with np.errstate(over="ignore"):
+        scores = target_model + np.exp(log_weights) * (rewards - logged_model)
+    if not np.isfinite(scores).all():
+        return Value(math.nan, math.inf, -math.inf, effective, math.inf)
+    error = math.sqrt(float(scores.var(ddof=1)) / n)
+    return _value(float(scores.mean()), error, effective, _mean_weight(float(weights.mean()), scale), alpha)
+
+
+def gate(value: Value, *, floor: float, min_effective: float) -> Gate:
+    """Pass only a target whose lower bound is above `floor`, on at least `min_effective` effective episodes."""
+    if not value.effective >= min_effective:
+        return Gate(False, f"{value.effective:.1f} effective episodes, {min_effective:g} needed")
+    if not value.low > floor:
+        return Gate(False, f"lower bound {value.low:.6g}, must be above {floor:g}")
+    return Gate(True, f"lower bound {value.low:.6g} above {floor:g} on {value.effective:.1f} effective episodes")
+
+
+def _weights(log_weights: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, float]:
+    """Weights over their largest, whose logarithm comes with them: a product of many ratios overflows."""
+    if log_weights.ndim != 1 or log_weights.shape != rewards.shape:
+        raise MarlRayError(f"rewards: expected shape {log_weights.shape}, one per episode, got {rewards.shape}")
+    if not np.isfinite(rewards).all():
+        raise MarlRayError("rewards: expected finite numbers")
+    scale = float(log_weights.max(initial=-math.inf))
+    if math.isinf(scale):
+        return np.zeros(len(log_weights)), 0.0
+    return np.exp(log_weights - scale), scale
+
+
+def _effective(weights: np.ndarray) -> float:
+    squares = float((weights**2).sum())
+    return float(weights.sum()) ** 2 / squares if squares > 0 else 0.0
+
+
+def _mean_weight(scaled: float, scale: float) -> float:
+    return math.exp(min(math.log(scaled) + scale, 700.0))
+
+
+def _value(estimate: float, error: float, effective: float, mean_weight: float, alpha: float) -> Value:
+    if effective <= 2 or not error > 0:
+        # Few episodes, or rewards that never differed, say nothing about the error.
+        return Value(estimate, math.inf, -math.inf, effective, mean_weight)
+    from scipy.special import stdtrit
+
+    # A t quantile: the error is estimated from about as many numbers as there are effective episodes.
+    quantile = float(stdtrit(effective - 1, 1 - alpha))
+    return Value(estimate, error, estimate - quantile * error, effective, mean_weight)

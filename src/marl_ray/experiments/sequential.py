@@ -1,0 +1,228 @@
+"""When to roll back and when to promote: one-sided tests that may be looked at after every outcome.
+
+Gain is mean(treatment) - mean(control), its sign turned where smaller outcomes are better. The two questions have a
+test each, with its own error:
+
+    harm       proves gain < -margin.  Error: rolling back an arm whose gain is -margin or more, ever.
+    promotion  proves gain > -margin.  Error: promoting an arm whose gain is -margin or less, ever.
+
+Both are the one-sided normal mixture (Howard, Ramdas, McAuliffe, Sekhon, arXiv 1810.08240, proposition 6): for a sum S
+of intrinsic time V that has no upward drift,
+
+    E = 2 sqrt(rho / (V + rho)) exp(S^2 / (2 (V + rho))) Phi(S / sqrt(V + rho))
+
+exceeds 1 / alpha at any time with probability alpha at most. As in `statistics` the variance is estimated, which makes
+the guarantee asymptotic (arXiv 2103.06476). What makes it hold from the first look on, measured by
+`benchmarks/experiments.py` for rare, heavy-tailed, skewed and autocorrelated outcomes:
+
+- Nothing is decided before both arms have `min_outcomes`.
+- An arm's variance is mixed with the larger of both arms', weighing `BORROWED` outcomes. With rare or skewed outcomes
+  a small mean comes with a small sample variance, and the arm would look surer of its bad luck than it can be.
+- V is information: the inverse squared standard error of the gain, not the number of outcomes. The gain times it is a
+  Brownian motion even while the shares of traffic change (a ramp), when the number of outcomes is no such clock.
+- Autocorrelation within an arm (each outcome like the one before, such as a policy with memory between sessions) is
+  not visible in a variance. `BatchMeans` and `ordered_summary` give a `Summary` with the long-run variance in its
+  place. Units assigned at random need none: drift that both arms share does not correlate with the arm.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.statistics import TIGHTEST_AT, Summary, tune_rho
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BORROWED = 50
+"""Outcomes' worth of the larger variance that each arm's variance carries."""
+FIRST_BATCH = 8
+"""Outcomes in a batch at first; correlation longer than a few batches needs more outcomes to be seen."""
+MAX_BATCHES = 64
+"""At this many batches neighbours are merged."""
+MIN_BATCHES = 16
+"""Below this many batches the long-run variance is unknown."""
+
+
+class OneSided(NamedTuple):
+    """What one look found."""
+
+    gain: float
+    """The estimate, in units of the outcome; positive is better. NaN while an arm has no outcome."""
+    bound: float
+    """Harm: gain is below it; promotion: gain is above it. Holds at all looks at once; infinite at first."""
+    e_value: float
+    """Evidence against the null: its chance of ever reaching 1 / alpha is alpha at most if the null is true."""
+    proven: bool
+
+    @property
+    def p_value(self) -> float:
+        """Valid at all times: the chance that it ever falls to p is p at most if the null is true."""
+        return min(1.0, 1 / self.e_value)
+
+
+def harm(
+    treatment: Summary,
+    control: Summary,
+    *,
+    alpha: float,
+    margin: float,
+    min_outcomes: int,
+    higher_is_better: bool = True,
+) -> OneSided:
+    """Is the treatment worse than the control by more than `margin` (in units of the outcome, >= 0)?"""
+    found = _test(control, treatment, alpha, -margin, min_outcomes, higher_is_better)
+    return OneSided(-found.gain, -found.bound, found.e_value, found.proven)
+
+
+def promotion(
+    treatment: Summary,
+    control: Summary,
+    *,
+    alpha: float,
+    margin: float,
+    min_outcomes: int,
+    higher_is_better: bool = True,
+) -> OneSided:
+    """Is the treatment better than the control, or worse by less than `margin` (in units of the outcome, >= 0)?"""
+    return _test(treatment, control, alpha, margin, min_outcomes, higher_is_better)
+
+
+def _test(one: Summary, other: Summary, alpha: float, margin: float, first: int, higher_is_better: bool) -> OneSided:
+    """Is one's advantage over the other above -margin? The fields are of that advantage."""
+    if not 0 < alpha < 0.5:
+        raise MarlRayError(f"alpha: expected a number between 0 and 0.5, got {alpha}")
+    if not one.n or not other.n:
+        return OneSided(math.nan, -math.inf, 1.0, False)
+    gain = one.mean - other.mean if higher_is_better else other.mean - one.mean
+    if min(one.n, other.n) < max(first, 2):
+        return OneSided(gain, -math.inf, 1.0, False)
+    error, v = information(one, other)
+    if not 0 < error < math.inf:
+        return OneSided(gain, -math.inf, 1.0, False)
+    rho = tune_rho(2 * TIGHTEST_AT * first, 2 * alpha)
+    bound = gain - error * one_sided_boundary(v, rho, alpha) / math.sqrt(v)
+    evidence = log_e_value((gain + margin) / error * math.sqrt(v), v, rho)
+    return OneSided(gain, bound, math.exp(min(evidence, 700.0)), bound > -margin)
+
+
+def information(one: Summary, other: Summary) -> tuple[float, float]:
+    """Standard error of the difference of means, and intrinsic time V.
+
+    V = 2 (s1^2 + s2^2) / error^2: the number of all outcomes where the arms get equal traffic, and proportional to
+    1 / error^2 where they do not. The error is NaN or 0 while the variance is unknown.
+    """
+    larger = max(one.variance, other.variance)
+    s1, s2 = ((arm.n * arm.variance + BORROWED * larger) / (arm.n + BORROWED) for arm in (one, other))
+    squared = s1 / one.n + s2 / other.n
+    return math.sqrt(squared), 2 * (s1 + s2) / squared if squared > 0 else 0.0
+
+
+def log_e_value(s: float, v: float, rho: float) -> float:
+    """ln E of a sum s at intrinsic time v (1810.08240, equation 3.5's supermartingale with half-normal mixing)."""
+    return math.log(2) + 0.5 * math.log(rho / (v + rho)) + _evidence(s / math.sqrt(v + rho))
+
+
+def one_sided_boundary(v: float, rho: float, alpha: float) -> float:
+    """The sum at which E reaches 1 / alpha at intrinsic time v, by Newton steps; alpha below 0.5.
+
+    `statistics.mixture_boundary(v, rho, 2 * alpha)` is within 1 % of it, below.
+    """
+    target = 0.5 * math.log((v + rho) / rho) - math.log(2 * alpha)
+    x = math.sqrt(2 * target)
+    for _ in range(50):
+        # The function is convex and rising, so the steps come down on its root.
+        density = math.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+        step = (_evidence(x) - target) / (x + density / _normal_cdf(x))
+        x -= step
+        if abs(step) < 1e-13 * x:
+            break
+    return x * math.sqrt(v + rho)
+
+
+def _evidence(x: float) -> float:
+    """x^2 / 2 + ln Phi(x)."""
+    if x < -25:
+        return -math.log(-x * math.sqrt(2 * math.pi))  # the first term of Phi's expansion, right to 0.2 %
+    return x**2 / 2 + math.log(_normal_cdf(x))
+
+
+def _normal_cdf(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def batch_size(n: int) -> int:
+    """Outcomes per batch after n outcomes: `FIRST_BATCH` times the power of two that keeps below `MAX_BATCHES`."""
+    size = FIRST_BATCH
+    while n // size >= MAX_BATCHES:
+        size *= 2
+    return size
+
+
+def long_run_variance(values: "np.ndarray") -> "np.ndarray":
+    """Variance per outcome of a mean of autocorrelated outcomes: n Var(mean), from values (..., n) in time order.
+
+    Batch means (Flegal, Jones, arXiv 0811.1729, section 3): b times the sample variance of the means of k batches of
+    b outcomes, taken one standard error high, 1 + sqrt(2 / (k - 1)), so that neither its noise nor its bias (batches
+    are still a little correlated) spends alpha; and never below the sample variance, so that outcomes that alternate
+    earn nothing. Infinite below `MIN_BATCHES` batches.
+    """
+    import numpy as np
+
+    n = values.shape[-1]
+    size = batch_size(n)
+    k = n // size
+    if k < MIN_BATCHES:
+        return np.full(values.shape[:-1], math.inf)
+    means = values[..., : k * size].reshape(*values.shape[:-1], k, size).mean(-1)
+    return np.maximum(size * means.var(-1, ddof=1) * (1 + math.sqrt(2 / (k - 1))), values.var(-1, ddof=1))
+
+
+def ordered_summary(values: "np.ndarray") -> Summary:
+    """Summary of one arm's outcomes (n,) in time order, with the long-run variance."""
+    return Summary(len(values), float(values.mean()) if len(values) else math.nan, float(long_run_variance(values)))
+
+
+@dataclass(slots=True)
+class BatchMeans:
+    """`ordered_summary` of a stream, in constant memory.
+
+    All fields are plain: `dataclasses.asdict` is the state to store, `BatchMeans(**state)` takes it up again.
+    """
+
+    n: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared deviations from the mean."""
+    size: int = FIRST_BATCH
+    means: list[float] = field(default_factory=list)
+    """Means of the full batches, in time order."""
+    open_n: int = 0
+    open_mean: float = 0.0
+    """The batch that is not full yet."""
+
+    def add(self, value: float) -> None:
+        """One outcome, the latest."""
+        self.n += 1
+        before = value - self.mean
+        self.mean += before / self.n
+        self.squares += before * (value - self.mean)
+        self.open_n += 1
+        self.open_mean += (value - self.open_mean) / self.open_n
+        if self.open_n == self.size:
+            self.means.append(self.open_mean)
+            self.open_n, self.open_mean = 0, 0.0
+        if len(self.means) == MAX_BATCHES:
+            self.size *= 2
+            self.means = [(a + b) / 2 for a, b in zip(self.means[::2], self.means[1::2], strict=True)]
+
+    def summary(self) -> Summary:
+        """Count, mean and long-run variance of all outcomes so far."""
+        k = len(self.means)
+        if k < MIN_BATCHES:
+            return Summary(self.n, self.mean if self.n else math.nan, math.inf)
+        centre = math.fsum(self.means) / k
+        between = math.fsum((mean - centre) ** 2 for mean in self.means) / (k - 1)
+        long_run = self.size * between * (1 + math.sqrt(2 / (k - 1)))
+        return Summary(self.n, self.mean, max(long_run, self.squares / (self.n - 1)))
