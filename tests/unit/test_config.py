@@ -194,11 +194,6 @@ def test_policy_of() -> None:
         config.policy_of(["agent_0"])
 
 
-def test_iterations_cover_all_steps() -> None:
-    config = run("train.total_steps=1001", "train.env_copies=10", "train.horizon=10")
-    assert (config.batch_steps, config.iterations) == (100, 11)
-
-
 def test_gateway() -> None:
     arms = {"a": {"bundle": "/a"}, "b": {"bundle": "/b", "weight": 0}}
     experiment = {"name": "e", "arms": arms}

@@ -259,13 +259,31 @@ def test_one_of_several_experiments_must_be_named(bundles, tmp_path):
     assert arms["x"] != arms["y"]  # salted by name
 
 
+def test_masked_actions_are_never_taken_and_masks_are_checked(config):
+    async def body(client):
+        only = {"agent_0": [0, 0, 0, 0, 0, 1]}
+        answers = [await act(client, f"s{k}", action_masks=only, mode=("sample", "greedy")[k % 2]) for k in range(8)]
+        bad = []
+        for masks in ({"agent_0": [1, 0]}, {"agent_0": [0] * 6}, {"agent_9": [1] * 6}, [1], {"agent_0": [2] * 6}):
+            sent = {"session_id": "x", "observations": SEES, "action_masks": masks}
+            bad.append(await client.post("/v1/act", json=sent))
+        return answers, bad
+
+    answers, bad = with_gateway(config, body)
+    assert {answer["actions"]["agent_0"] for answer in answers} == {5}
+    assert {answer["log_probs"]["agent_0"] for answer in answers} == {0.0}
+    assert {answer["actions"]["agent_1"] for answer in answers} <= {1, 4}
+    assert [answer.status_code for answer in bad] == [400] * 5
+    assert all(answer.json()["error"]["field"].startswith("action_masks") for answer in bad)
+
+
 def test_concurrent_requests_share_passes_and_never_mix_arms(config, monkeypatch):
     passes: list[tuple[str, int, bool]] = []
     original = Bundle.act
 
-    def counted(self, requests, noise=None):
+    def counted(self, requests, noise=None, masks=()):
         passes.append((self.digest, len(requests), noise is None))
-        return original(self, requests, noise)
+        return original(self, requests, noise, masks)
 
     monkeypatch.setattr(Bundle, "act", counted)
 
@@ -285,10 +303,10 @@ def test_a_failing_pass_is_a_500_without_internals_and_the_next_one_works(config
     original = Bundle.act
     failures = iter([True])
 
-    def failing(self, requests, noise=None):
+    def failing(self, requests, noise=None, masks=()):
         if next(failures, False):
             raise RuntimeError("secret")
-        return original(self, requests, noise)
+        return original(self, requests, noise, masks)
 
     monkeypatch.setattr(Bundle, "act", failing)
 

@@ -179,7 +179,7 @@ class Collector:
             parts = zip(players.values(), buffers.values(), envs.action_masks, noise[t].split(widths, -1), strict=True)
             for _, buffer, allowed, _ in (whole := list(parts)):
                 buffer.permit(t, alive[:, buffer.columns], allowed)
-            actions = [_act(*part, t, played.greedy) for part in whole]
+            actions = [_act(*part, t, alive[:, part[1].columns], played.greedy) for part in whole]
             step = envs.step(actions)
             if restart:
                 self.history.append(actions)
@@ -268,6 +268,7 @@ def _act(
     allowed: np.ndarray | None,
     uniforms: torch.Tensor,
     t: int,
+    alive: np.ndarray,
     greedy: np.ndarray,
 ) -> np.ndarray:
     """One forward pass of one policy; its actions (copies, agents, *shape) as the environment takes them."""
@@ -280,7 +281,7 @@ def _act(
     if greedy.any():
         chosen = torch.from_numpy(greedy).repeat_interleave(agents)
         actions[chosen] = distribution.mode(outputs[chosen])
-    acted = torch.from_numpy(buffer.acted[t])
+    acted = torch.from_numpy(alive)
     taken = actions.reshape(buffer.actions.shape[1:])
     log_probs = distribution.log_prob(outputs, actions).reshape(copies, agents)
     if greedy.any() or not acted.all():  # copies that are over keep what they played
