@@ -1,4 +1,5 @@
-# Everything happens in .venv; nothing outside this folder is touched.
+# Everything happens in .venv; nothing outside this folder is touched, but for PostgreSQL, which `make test` installs
+# where it runs as root on Debian.
 PYTHON ?= python3
 PIP_VERSION := 26.3
 BIN := .venv/bin
@@ -31,9 +32,11 @@ check: install  ## Lint, format, types, dependency directions
 	$(BIN)/lint-imports
 
 test: install  ## Unit tests, then integration, then the fast end-to-end tests
+	sh tests/need_postgresql.sh
 	$(BIN)/python -m pytest tests/unit tests/integration tests/e2e -m "not slow"
 
 test-all: install  ## All tests, the slow ones too
+	sh tests/need_postgresql.sh
 	$(BIN)/python -m pytest tests/unit tests/integration tests/e2e
 
 demo: install  ## Train, serve and compare two teams on this machine

@@ -1,7 +1,7 @@
-"""Assignment, statistics and the store."""
+"""Assignment and statistics."""
 
 import math
-import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import lambertw
 
-from marl_ray.errors import MarlRayError
-from marl_ray.experiments.assignment import Assignment, AssignmentTable, unit_hash
+from marl_ray.experiments.assignment import AssignmentTable, in_layer, staged_weights, unit_hash
 from marl_ray.experiments.statistics import (
     Interval,
     Summary,
@@ -23,12 +22,6 @@ from marl_ray.experiments.statistics import (
     mixture_boundary,
     tune_rho,
     verdict,
-)
-from marl_ray.experiments.store import (
-    ExperimentStore,
-    Exposure,
-    OutcomeConflictError,
-    UnknownUnitError,
 )
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 100), min_size=2)
@@ -88,6 +81,46 @@ PINNED = 0.9785651954287584
 def test_impossible_weights_are_refused(weights):
     with pytest.raises(ValueError, match="weights"):
         AssignmentTable(weights, "s", 1)
+
+
+@given(WEIGHTS, st.floats(0, 1), st.floats(0, 1), UNITS)
+def test_a_larger_share_moves_units_only_from_the_control_into_a_treatment(weights, one, other, units):
+    control, (low, high) = min(weights), sorted((one, other))
+    before = AssignmentTable(staged_weights(weights, control, low), "s", 1)
+    after = AssignmentTable(staged_weights(weights, control, high), "s", 2)
+    assert math.fsum(after.weights[arm] for arm in weights if arm != control) == pytest.approx(high)
+    for unit in units:
+        assert (
+            after.assign(unit).arm == before.assign(unit).arm
+            or before.assign(unit).arm == control != after.assign(unit).arm
+        )
+
+
+def test_staged_shares_are_met():
+    weights = staged_weights({"a": 9.0, "b": 1.0, "c": 3.0, "off": 0.0}, "a", 0.2)
+    assert weights == pytest.approx({"a": 0.8, "b": 0.05, "c": 0.15, "off": 0.0})
+    assert staged_weights({"a": 9.0, "b": 0.0}, "a", 0.5) == {"a": 1.0, "b": 0.0}
+    with pytest.raises(ValueError, match="share must be in"):
+        staged_weights({"a": 1.0, "b": 1.0}, "a", 1.1)
+
+
+@given(st.text(max_size=9), st.text(max_size=9), st.lists(st.floats(0, 1), min_size=1, max_size=5))
+def test_disjoint_shares_of_a_layer_have_no_unit_in_common_and_miss_none(layer, unit, cuts):
+    edges = [0.0, *sorted(cuts), 1.0]
+    assert sum(in_layer(layer, share, unit) for share in pairwise(edges)) == 1
+
+
+def test_places_in_a_layer_are_uniform_pinned_and_independent():
+    grid = np.linspace(0, 1, 21)
+    counts = [sum(in_layer("l", share, f"u{i}") for i in range(5_000)) for share in pairwise(grid)]
+    assert stats.chisquare(counts).pvalue > 0.001
+    both = sum(in_layer("l", (0, 0.5), f"u{i}") and in_layer("m", (0, 0.5), f"u{i}") for i in range(5_000))
+    assert abs(both - 1_250) < 120
+    # Fixed for good: another value would mix the populations of running experiments.
+    assert [in_layer("layer", (0, 0.5), f"u{i}") for i in range(8)] == IN_FIRST_HALF
+
+
+IN_FIRST_HALF = [False, True, True, False, False, False, False, False]
 
 
 @settings(max_examples=30)
@@ -199,111 +232,3 @@ def test_fixed_interval_is_the_textbook_one():
     interval = fixed_interval(Summary(100, 2.0, 4.0), 0.05)
     assert (interval.low, interval.high) == pytest.approx(stats.norm.interval(0.95, 2.0, 0.2))
     assert fixed_interval(Summary(1, 2.0, 0.0), 0.05).high == math.inf
-
-
-def config(**weights: float) -> dict:
-    return {"salt": "s", "arms": {arm: {"digest": f"digest-{arm}", "weight": w} for arm, w in weights.items()}}
-
-
-def exposure(unit: str, arm: str, epoch: int = 1) -> Exposure:
-    return Exposure("exp", unit, Assignment(arm, epoch, 0.5), 0.0)
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = ExperimentStore(f"sqlite:///{tmp_path}/deep/er/experiments.db")
-    store.open_experiment("exp", config(a=1, b=1))
-    yield store
-    store.close()
-
-
-def test_first_exposure_stays_for_good(store):
-    store.record_exposures([exposure("u", "a"), exposure("v", "b"), exposure("u", "b")])
-    store.record_exposures([exposure("u", "b", epoch=2)])
-    store.record_exposures([])
-    assert store.assignment("exp", "u") == Assignment("a", 1, 0.5)
-    assert store.assignment("exp", "w") is None
-    assert {arm: part.exposures for arm, part in store.summary("exp").items()} == {"a": 1, "b": 1}
-
-
-def test_outcomes_are_idempotent_and_final(store):
-    store.record_exposures([exposure("u", "a")])
-    assert store.record_outcome("exp", "u", 0.1).arm == "a"
-    store.record_outcome("exp", "u", 0.1)
-    with pytest.raises(OutcomeConflictError, match=r"already has outcome 0\.1, got 0\.2"):
-        store.record_outcome("exp", "u", 0.2)
-    with pytest.raises(UnknownUnitError, match="no exposure"):
-        store.record_outcome("exp", "stranger", 1.0)
-    assert store.summary("exp")["a"].outcomes.n == 1
-
-
-def test_summary_has_the_moments_of_the_outcomes_even_far_from_zero(store):
-    values = 1e9 + np.random.default_rng(0).normal(size=200)
-    store.record_exposures([exposure(f"u{i}", "b") for i in range(300)] + [exposure("v", "a")])
-    for i, value in enumerate(values):
-        store.record_outcome("exp", f"u{i}", float(value))
-    summary = store.summary("exp")
-    assert (summary["b"].exposures, summary["b"].outcomes.n) == (300, 200)
-    assert summary["b"].outcomes.mean == pytest.approx(values.mean(), rel=1e-12)
-    assert summary["b"].outcomes.variance == pytest.approx(values.var(ddof=1), rel=1e-4)
-    assert summary["a"].exposures == 1
-    assert math.isnan(summary["a"].outcomes.mean)
-
-
-def test_epoch_counts_changes_of_the_assignment(store):
-    assert store.open_experiment("exp", config(a=1, b=1)).epoch == 1
-    assert store.open_experiment("exp", config(a=1, b=1) | {"alpha": 0.01}).epoch == 1
-    assert store.open_experiment("exp", config(a=1, b=3)).epoch == 2
-    assert store.experiment("exp").config == config(a=1, b=3)
-    assert store.experiment("none") is None
-
-
-def test_an_arm_with_sessions_keeps_its_bundle(store):
-    store.open_experiment("exp", config(a=1, c=1))  # nobody has met b
-    store.record_exposures([exposure("u", "c")])
-    with pytest.raises(
-        MarlRayError, match="arm 'c' already has sessions with bundle digest-c, the config has no such arm"
-    ):
-        store.open_experiment("exp", config(a=1, b=1))
-    changed = config(a=1, c=1)
-    changed["arms"]["c"]["digest"] = "other"
-    with pytest.raises(MarlRayError, match="another bundle"):
-        store.open_experiment("exp", changed)
-    assert store.experiment("exp").epoch == 2
-
-
-def test_replicas_that_start_and_write_together_agree(tmp_path):
-    url, errors, epochs = f"sqlite:///{tmp_path}/together.db", [], []
-
-    def replica(k: int) -> None:
-        try:
-            mine = ExperimentStore(url)
-            epochs.append(mine.open_experiment("exp", config(a=1, b=1)).epoch)
-            for i in range(20):
-                mine.record_exposures([exposure(f"u{j}", "ab"[k % 2]) for j in range(i, i + 10)])
-            mine.close()
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=replica, args=(k,)) for k in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not errors
-    assert epochs == [1] * 6
-    assert sum(part.exposures for part in ExperimentStore(url).summary("exp").values()) == 29
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("nonsense", "expected an SQLAlchemy URL"),
-        ("sqlite://", "SQLite needs a file"),
-        ("mysql://localhost/x", "expected sqlite or postgresql, got 'mysql'"),
-        ("sqlite:////proc/nothing/here.db", "cannot be opened"),
-    ],
-)
-def test_unusable_databases_are_one_line(url, message):
-    with pytest.raises(MarlRayError, match=message):
-        ExperimentStore(url)

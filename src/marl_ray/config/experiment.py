@@ -95,7 +95,9 @@ class ExperimentConfig(Config):
             raise ValueError("arms: at least one weight must be above zero")
         treatments = list(self.arms.values())[1:]
         if self.strategy in ("gradual", "replace") and not any(arm.weight > 0 for arm in treatments):
-            raise ValueError(f"arms: strategy {self.strategy} needs a treatment (not the first arm) with weight above zero")
+            raise ValueError(
+                f"arms: strategy {self.strategy} needs a treatment (not the first arm) with weight above zero"
+            )
         return self
 
     @model_validator(mode="after")
@@ -139,5 +141,7 @@ class GatewayConfig(Config):
         layered = sorted((e.layer, *e.layer_share, e.name) for e in self.experiments if e.layer is not None)
         for (layer, _, high, first), (other, low, _, second) in pairwise(layered):
             if layer == other and low < high:
-                raise ValueError(f"experiments: {first} and {second} overlap in layer {layer!r}, expected disjoint layer_share")
+                raise ValueError(
+                    f"experiments: {first} and {second} overlap in layer {layer!r}, expected disjoint layer_share"
+                )
         return self

@@ -67,9 +67,7 @@ def staged_weights(weights: Mapping[str, float], control: str, share: float) -> 
     total = math.fsum(weight for arm, weight in weights.items() if arm != control)
     if total == 0:
         share = 0.0
-    return {
-        arm: 1 - share if arm == control else share and share * (weight / total) for arm, weight in weights.items()
-    }
+    return {arm: 1 - share if arm == control else share and share * (weight / total) for arm, weight in weights.items()}
 
 
 def in_layer(layer: str, share: tuple[float, float], unit: str) -> bool:

@@ -238,9 +238,7 @@ def reconfigured(state: State, before: Plan, after: Plan, now: float) -> State:
         raise MarlRayError(f"arms: {state.winner!r} has been promoted, the config has no such arm")
     same_stages = (before.strategy, before.stages) == (after.strategy, after.stages)
     epoch = state.epoch + 1
-    return replace(
-        state, epoch=epoch, stage=state.stage if same_stages else 0, stage_since=now, stage_epoch=epoch
-    )
+    return replace(state, epoch=epoch, stage=state.stage if same_stages else 0, stage_since=now, stage_epoch=epoch)
 
 
 class Step(StrEnum):

@@ -156,13 +156,14 @@ class Gateway:
         given = data.get("observations")
         if not isinstance(given, dict) or not given:
             raise RequestError(400, "observations", "expected an object with at least one agent's observation")
+        given_masks = _masks(data, given)
         assignment = router.recall(session)
         if assignment is None:
             assignment = await self._in_thread(router.look_up, session)
         bundle = router.arms[assignment.arm].bundle
         try:
             observations = {agent: bundle.check(agent, observation) for agent, observation in given.items()}
-            masks = {agent: bundle.check_mask(agent, mask) for agent, mask in _masks(data, given).items()}
+            masks = {agent: bundle.check_mask(agent, mask) for agent, mask in given_masks.items()}
         except MarlRayError as error:
             field, _, message = str(error).partition(": ")
             raise RequestError(400, field, message) from None

@@ -34,6 +34,8 @@ def upgrade(writer: sa.Engine) -> None:
         if found == scripts.get_current_head():
             return
         if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
-            raise MarlRayError(f"database: revision {found} is of a newer marl-ray; expected {scripts.get_current_head()}")
+            raise MarlRayError(
+                f"database: revision {found} is of a newer marl-ray; expected {scripts.get_current_head()}"
+            )
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

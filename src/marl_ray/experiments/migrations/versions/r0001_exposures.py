@@ -24,7 +24,7 @@ def upgrade() -> None:
     if not found.has_table("exposures"):
         op.create_table(
             "exposures",
-            sa.Column("experiment", sa.ForeignKey("experiments.name"), primary_key=True),
+            sa.Column("experiment", sa.String(100), sa.ForeignKey("experiments.name"), primary_key=True),
             sa.Column("unit", sa.String(256), primary_key=True),
             sa.Column("arm", sa.String(100), nullable=False),
             sa.Column("epoch", sa.Integer, nullable=False),

@@ -39,7 +39,7 @@ def upgrade() -> None:
     op.execute("UPDATE experiments SET stage_since = created, stage_epoch = epoch")
     arms = op.create_table(
         "arms",
-        sa.Column("experiment", sa.ForeignKey("experiments.name"), primary_key=True),
+        sa.Column("experiment", sa.String(100), sa.ForeignKey("experiments.name"), primary_key=True),
         sa.Column("arm", sa.String(100), primary_key=True),
         sa.Column("digest", sa.String(200), nullable=False),
         sa.Column("rolled_back_at", sa.Float(53)),
@@ -57,7 +57,7 @@ def upgrade() -> None:
     audit = op.create_table(
         "audit",
         sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("experiment", sa.ForeignKey("experiments.name"), nullable=False),
+        sa.Column("experiment", sa.String(100), sa.ForeignKey("experiments.name"), nullable=False),
         sa.Column("at", sa.Float(53), nullable=False),
         sa.Column("actor", sa.String(200), nullable=False),
         sa.Column("action", sa.String(40), nullable=False),
@@ -95,12 +95,10 @@ def upgrade() -> None:
 def _refuse(name: str, event: str, table: str, condition: str, message: str) -> None:
     if op.get_bind().dialect.name == "sqlite":
         op.execute(
-            f"CREATE TRIGGER {name} BEFORE {event} ON {table} {condition} "
-            f"BEGIN SELECT RAISE(ABORT, '{message}'); END"
+            f"CREATE TRIGGER {name} BEFORE {event} ON {table} {condition} BEGIN SELECT RAISE(ABORT, '{message}'); END"
         )
         return
     op.execute(
-        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN RAISE EXCEPTION '{message}'; END $$"
+        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '{message}'; END $$"
     )
     op.execute(f"CREATE TRIGGER {name} BEFORE {event} ON {table} FOR EACH ROW {condition} EXECUTE FUNCTION {name}()")

@@ -1,0 +1,242 @@
+"""The half of the experiment store that is about units: their exposures, outcomes and metrics, and what these add up to."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.experiments import schema
+from marl_ray.experiments.assignment import Assignment
+from marl_ray.experiments.statistics import Summary
+
+LARGEST_VALUE = 1e100
+"""Larger numbers would overflow the database's sums of squares."""
+METRIC_LENGTH = 100
+
+
+class StoreError(MarlRayError):
+    """The database cannot be used; not the caller's mistake."""
+
+
+class UnknownUnitError(MarlRayError):
+    """An outcome for a unit that was never exposed."""
+
+
+class OutcomeConflictError(MarlRayError):
+    """A second outcome or metric value for a unit, with another value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """A unit met an arm. `at` is seconds since 1970."""
+
+    experiment: str
+    unit: str
+    assignment: Assignment
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """One arm's exposures and outcomes."""
+
+    exposures: int
+    outcomes: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A unit's outcome and the assignment it is of; times are seconds since 1970."""
+
+    unit: str
+    arm: str
+    epoch: int
+    propensity: float
+    exposed_at: float
+    value: float
+    at: float
+
+
+class UnitStore:
+    """Exposures, outcomes and metrics. Safe to use from several threads, processes and machines."""
+
+    def __init__(self, url: str):
+        """Connect and bring the schema up to date. MarlRayError unless the URL is of a usable SQLite or PostgreSQL."""
+        self._engine = schema.open_engine(url)
+        self._writer = self._engine.execution_options(writes=True)
+        self._insert: Any = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _transaction(self, engine: sa.Engine | None = None) -> Iterator[sa.Connection]:
+        try:
+            with (engine or self._engine).begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise StoreError(f"experiment store: {one_line(error)}") from error
+
+    def record_exposures(self, exposures: Sequence[Exposure]) -> None:
+        """Write exposures in one transaction; units that already have one keep it."""
+        if not exposures:
+            return
+        # In one order everywhere: two writers with the same units in different orders would wait for each other.
+        rows = [
+            {
+                "experiment": e.experiment,
+                "unit": e.unit,
+                "arm": e.assignment.arm,
+                "epoch": e.assignment.epoch,
+                "propensity": e.assignment.propensity,
+                "first_at": e.at,
+            }
+            for e in sorted(exposures, key=lambda e: (e.experiment, e.unit))
+        ]
+        with self._transaction(self._writer) as connection:
+            connection.execute(self._insert(schema.exposures).on_conflict_do_nothing(), rows)
+
+    def assignment(self, experiment: str, unit: str) -> Assignment | None:
+        """The arm of the unit's first exposure, or None."""
+        with self._transaction() as connection:
+            return _assignment(connection, experiment, unit)
+
+    def record_outcome(self, experiment: str, unit: str, value: float, at: float | None = None) -> Assignment:
+        """Store a unit's outcome and return whose it is. `at` is when it came about (seconds since 1970), now if not
+        given; outcomes may come in any order, and after the experiment is over.
+
+        The same value again changes nothing. Raises UnknownUnitError for a unit without an exposure and
+        OutcomeConflictError for a second value.
+        """
+        row = {"experiment": experiment, "unit": unit, "value": value, "at": time.time() if at is None else at}
+        with self._transaction(self._writer) as connection:
+            assignment = self._of_known_unit(connection, experiment, unit)
+            known = self._write_once(connection, schema.outcomes, row)
+        if known != value:
+            raise OutcomeConflictError(f"value: session {unit!r} already has outcome {known!r}, got {value!r}")
+        return assignment
+
+    def record_metrics(
+        self, experiment: str, unit: str, metrics: Mapping[str, float], at: float | None = None
+    ) -> Assignment:
+        """Store named numbers of a unit (`{"cost": 1.0, "latency_s": 0.2}`), all or none, under the rules of
+        `record_outcome`; MarlRayError for a number that is not finite or above 1e100 in size, or named `outcome`."""
+        for metric, value in metrics.items():
+            if metric == "outcome" or not 0 < len(metric) <= METRIC_LENGTH:
+                raise MarlRayError(
+                    f"metrics: expected names of 1 to {METRIC_LENGTH} characters other than 'outcome', got {metric!r}"
+                )
+            if not abs(value) <= LARGEST_VALUE:
+                raise MarlRayError(
+                    f"metrics.{metric}: expected a number of size {LARGEST_VALUE:g} at most, got {value!r}"
+                )
+        moment = time.time() if at is None else at
+        with self._transaction(self._writer) as connection:
+            assignment = self._of_known_unit(connection, experiment, unit)
+            for metric, value in sorted(metrics.items()):
+                row = {"experiment": experiment, "unit": unit, "metric": metric, "value": float(value), "at": moment}
+                known = self._write_once(connection, schema.metrics, row)
+                if known != value:
+                    raise OutcomeConflictError(
+                        f"metrics.{metric}: session {unit!r} already has {known!r}, got {value!r}"
+                    )
+        return assignment
+
+    def _of_known_unit(self, connection: sa.Connection, experiment: str, unit: str) -> Assignment:
+        assignment = _assignment(connection, experiment, unit)
+        if assignment is None:
+            raise UnknownUnitError(f"session_id: {unit!r} has no exposure in experiment {experiment!r}")
+        return assignment
+
+    def _is_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
+        """Insert the row unless its key is taken; whether it was not."""
+        # Not by the row count, which SQLAlchemy does not know of PostgreSQL's inserts (it says -1).
+        insert = self._insert(table).values(row).on_conflict_do_nothing().returning(sa.literal(1))
+        return connection.execute(insert).first() is not None
+
+    def _write_once(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> float:
+        """Insert the row unless its key is taken; returns the value that is there then."""
+        if self._is_new(connection, table, row):
+            return float(row["value"])
+        same_key = (column == row[column.name] for column in table.primary_key)
+        return float(connection.execute(sa.select(table.c.value).where(*same_key)).scalar_one())
+
+    def summary(self, name: str) -> dict[str, ArmSummary]:
+        """Arm -> exposures and outcomes, of the arms that have any."""
+        units, outcomes = schema.exposures, schema.outcomes
+        # One statement, hence one moment: two could count an outcome and not its exposure.
+        of_arms = (
+            sa.select(units.c.arm, outcomes.c.value)
+            .outerjoin(outcomes, _same_unit(outcomes))
+            .where(units.c.experiment == name)
+            .cte("units")
+        )
+        with self._transaction() as connection:
+            rows = connection.execute(schema.moments(of_arms, "arm")).all()
+        return {row.arm: ArmSummary(row.rows, _summary_of(row)) for row in rows}
+
+    def metric_summaries(self, name: str) -> dict[str, dict[str, Summary]]:
+        """Metric -> arm -> the metric over the units that have it."""
+        units, metrics = schema.exposures, schema.metrics
+        of_arms = (
+            sa.select(units.c.arm, metrics.c.metric, metrics.c.value)
+            .join(metrics, _same_unit(metrics))
+            .where(units.c.experiment == name)
+            .cte("units")
+        )
+        found: dict[str, dict[str, Summary]] = {}
+        with self._transaction() as connection:
+            for row in connection.execute(schema.moments(of_arms, "metric", "arm")):
+                found.setdefault(row.metric, {})[row.arm] = _summary_of(row)
+        return found
+
+    def stage_exposures(self, name: str) -> dict[str, int]:
+        """Arm -> units that met it since the stage began: those assigned in its epochs, whenever they were written."""
+        units, here = schema.exposures.c, schema.experiments.c
+        begun = sa.select(here.stage_epoch).where(here.name == name).scalar_subquery()
+        query = sa.select(units.arm, sa.func.count().label("n")).where(units.experiment == name, units.epoch >= begun)
+        with self._transaction() as connection:
+            return {row.arm: row.n for row in connection.execute(query.group_by(units.arm))}
+
+    def outcomes(self, name: str, page: int = 1_000) -> Iterator[Outcome]:
+        """Every outcome by time, then unit, `page` rows per query. What is written meanwhile with an earlier time than
+        the last one read is left out."""
+        units, found = schema.exposures.c, schema.outcomes
+        columns = (units.unit, units.arm, units.epoch, units.propensity, units.first_at, found.c.value, found.c.at)
+        query = sa.select(*columns).join_from(found, schema.exposures, _same_unit(found))
+        query = query.where(found.c.experiment == name).order_by(found.c.at, found.c.unit).limit(page)
+        last: Outcome | None = None
+        while True:
+            later = query
+            if last is not None:
+                later = query.where(sa.tuple_(found.c.at, found.c.unit) > sa.tuple_(last.at, last.unit))
+            with self._transaction() as connection:
+                rows = [Outcome(*row) for row in connection.execute(later)]
+            yield from rows
+            if len(rows) < page:
+                return
+            last = rows[-1]
+
+
+def _assignment(connection: sa.Connection, experiment: str, unit: str) -> Assignment | None:
+    units = schema.exposures.c
+    query = sa.select(units.arm, units.epoch, units.propensity)
+    row = connection.execute(query.where(units.experiment == experiment, units.unit == unit)).first()
+    return Assignment(*row) if row else None
+
+
+def _same_unit(table: sa.Table) -> Any:
+    return sa.and_(*(table.c[key] == schema.exposures.c[key] for key in ("experiment", "unit")))
+
+
+def _summary_of(row: Any) -> Summary:
+    if not row.n:
+        return Summary(0, math.nan, 0.0)
+    return Summary(row.n, float(row.mean), float(row.squares) / (row.n - 1) if row.n > 1 else 0.0)
