@@ -72,6 +72,9 @@ class ExperimentConfig(Config):
     """Units that every arm with traffic must have met in a stage before the next one."""
     min_duration_s: NonNegativeFloat = 60.0
     """Seconds that a stage takes at least."""
+    promotion: Literal["automatic", "manual"] | None = None
+    """Whether a proven treatment is promoted by itself; when not given, it is under `gradual` and `replace`. Rolling back
+    never waits for a person."""
     on_rollback: Literal["drain", "cut"] = "drain"
     """Units already with a rolled-back arm finish there (`drain`) or go on with the control (`cut`)."""
     layer: str | None = Field(None, min_length=1, max_length=100)
@@ -88,6 +91,11 @@ class ExperimentConfig(Config):
     """Non-inferiority margin in units of the outcome."""
     min_outcomes: PositiveInt = 50
     """Outcomes each arm needs before a verdict."""
+
+    @property
+    def promotes(self) -> bool:
+        """Whether a proven treatment is promoted by itself."""
+        return self.promotion == "automatic" or (self.promotion is None and self.strategy in ("gradual", "replace"))
 
     @model_validator(mode="after")
     def _some_traffic(self) -> "ExperimentConfig":
@@ -126,6 +134,9 @@ class GatewayConfig(Config):
     max_batch: PositiveInt = 64
     """Observations of one arm that share one forward pass."""
     max_body_bytes: PositiveInt = 1_000_000
+    api_keys: str | None = None
+    """YAML file of keys (`keys: [{name, sha256, scopes}]`, scopes of inference, outcomes, admin). Without it anybody may act
+    and post outcomes, and nobody may change an experiment over HTTP."""
     replicas: PositiveInt = 1
     cpus_per_replica: PositiveFloat = 1.0
 

@@ -29,7 +29,7 @@ def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarra
     """Take out of each arm's outcomes (n_arm,) what a covariate from before the exposure (n_arm,) explains.
 
     Deng, Xu, Kohavi, Walker, "Improving the sensitivity of online controlled experiments by utilizing pre-experiment
-    data" (WSDM 2013), equations 4 and 5: Y - theta (X - mean X), where the mean is over all arms, which assignment by
+    data" (WSDM 2013): Y - theta (X - mean X), where the mean is over all arms, which assignment by
     chance makes equal. Theta is pooled within arms, so that an effect of the treatment is not taken for a slope. The
     variance falls by the squared correlation. A covariate that the treatment can change makes this wrong.
     """
@@ -48,7 +48,7 @@ def ratio_summary(numerators: np.ndarray, denominators: np.ndarray) -> Summary:
     """A metric such as errors per step, whose events belong to units: sum of numerators over sum of denominators.
 
     Both are sums per unit (n,), the unit being what was assigned (a session). Delta method (Deng, Knoblich, Lu, arXiv
-    1803.06336, equation 4): the ratio R varies like the mean of R + (N_i - R D_i) / mean(D). The summary counts units,
+    1803.06336): the ratio R varies like the mean of R + (N_i - R D_i) / mean(D). The summary counts units,
     its mean is R, its variance theirs; every test takes it like any other. Good once R is not dominated by few units.
     """
     n, total = len(numerators), float(denominators.sum())

@@ -26,9 +26,9 @@ def probability_best(arms: Mapping[str, Summary], higher_is_better: bool = True)
     prod_{j != i} F_j dF_i goes over the union of all arms' points, so that very unequal widths keep their shape; its
     error is below 1e-4 (tested). Arms that are all unknown are equally likely.
     """
-    total = sum(arm.n for arm in arms.values())
     if not arms:
         raise MarlRayError("arms: expected at least one")
+    total = sum(arm.n for arm in arms.values())
     sign = 1.0 if higher_is_better else -1.0
     pooled = math.fsum(arm.n * arm.mean for arm in arms.values() if arm.n) / total if total else 0.0
     inner = math.fsum((arm.n - 1) * arm.variance for arm in arms.values() if arm.n > 1)
@@ -80,7 +80,7 @@ def ipw_mean(assigned: np.ndarray, outcomes: np.ndarray, propensities: np.ndarra
         g_t = m_{t-1} + A_t (Y_t - m_{t-1}) / e_t
 
     with m the arm's inverse-propensity-weighted running mean, so scores have the arm's mean given all that came before
-    (Hadad, Hirshberg, Zhan, Wager, Athey, arXiv 1911.02768, equation 4). The summary is of the scores: unbiased, and
+    (Hadad, Hirshberg, Zhan, Wager, Athey, arXiv 1911.02768). The summary is of the scores: unbiased, and
     its variance over n is the estimate's. Before the arm's first outcome m is 0.
     """
     n = len(assigned)

@@ -6,7 +6,7 @@ mean m:
     K+_t(m) = prod_i (1 + lambda+_i (X_i - m)),   K-_t(m) = prod_i (1 - lambda-_i (X_i - m)).
 
 If m is the mean, both are martingales that start at 1, so max(K+, K-) / 2 ever reaches 1 / alpha with probability alpha
-at most; the means not yet refuted are the interval. Bets are the predictable plug-in (equation 26)
+at most; the means not yet refuted are the interval. Bets are the predictable plug-in
 
     lambda_i = sqrt(2 ln(2 / alpha) / (s_{i-1}^2 i ln(1 + i))),   lambda+ = min(lambda, c / m),
                                                                     lambda- = min(lambda, c / (1 - m)),
@@ -135,6 +135,4 @@ def betting_interval(values: np.ndarray, alpha: float, side: Side = "both") -> I
 
 def difference(treatment: Interval, control: Interval) -> Interval:
     """Bounds of mean(treatment) - mean(control); holds with the sum of both intervals' alphas."""
-    return Interval(
-        treatment.estimate - control.estimate, treatment.low - control.high, treatment.high - control.low
-    )
+    return Interval(treatment.estimate - control.estimate, treatment.low - control.high, treatment.high - control.low)

@@ -13,7 +13,7 @@ class WelchTest(NamedTuple):
     difference: Interval
     """In units of the outcome."""
     percent: Interval
-    """100 (mean(treatment) / mean(control) - 1), bounds by the delta method; unknown if the control's mean is 0."""
+    """100 (mean(treatment) / mean(control) - 1), bounds by the delta method; infinite while the control may be 0."""
     p_value: float
     """Two-sided."""
     dof: float
@@ -36,12 +36,13 @@ def welch(treatment: Summary, control: Summary, alpha: float) -> WelchTest:
     error, estimate = math.sqrt(squared), unknown.estimate
     p_value = float(2 * stdtr(dof, -abs(estimate) / error))
     difference = Interval(estimate, estimate - quantile * error, estimate + quantile * error)
-    percent = _percent(treatment.mean, control.mean)
-    half = math.inf
-    if control.mean:
+    relative, low, high = _percent(treatment.mean, control.mean), -math.inf, math.inf
+    # As for Fieller's interval: a control that may be zero bounds no ratio.
+    if abs(control.mean) > quantile * math.sqrt(parts[1]):
         ratio = treatment.mean / control.mean
-        half = 100 * quantile * math.sqrt(parts[0] + ratio**2 * parts[1]) / abs(control.mean)
-    return WelchTest(difference, Interval(percent, percent - half, percent + half), p_value, dof)
+        half = 100 * quantile * math.hypot(math.sqrt(parts[0]), ratio * math.sqrt(parts[1])) / abs(control.mean)
+        low, high = relative - half, relative + half
+    return WelchTest(difference, Interval(relative, low, high), p_value, dof)
 
 
 def _percent(treatment: float, control: float) -> float:
@@ -65,7 +66,13 @@ def samples_needed(
 
     `effect` and `sd` are in units of the outcome. Normal formula first, then counted up with the noncentral t.
     """
-    named = {"sd": sd > 0, "effect": effect != 0, "ratio": ratio > 0, "alpha": 0 < alpha < 1, "power": alpha < power < 1}
+    named = {
+        "sd": sd > 0,
+        "effect": effect != 0,
+        "ratio": ratio > 0,
+        "alpha": 0 < alpha < 1,
+        "power": alpha < power < 1,
+    }
     for name, good in named.items():
         if not good:
             raise MarlRayError(f"{name}: expected sd, ratio > 0, effect not 0, and 0 < alpha < power < 1")

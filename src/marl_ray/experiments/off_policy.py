@@ -34,9 +34,7 @@ class Gate(NamedTuple):
     reason: str
 
 
-def episode_log_weights(
-    target: np.ndarray, behaviour: np.ndarray, episodes: np.ndarray | None = None
-) -> np.ndarray:
+def episode_log_weights(target: np.ndarray, behaviour: np.ndarray, episodes: np.ndarray | None = None) -> np.ndarray:
     """Log importance weights from log-probabilities (natural) of the taken actions.
 
     `target`, `behaviour` (n,): per decision, with `episodes` (n,) numbering the episode of each from 0; or per episode
@@ -44,7 +42,9 @@ def episode_log_weights(
     is a logging error; a target that has none gives weight 0.
     """
     if target.shape != behaviour.shape or (episodes is not None and episodes.shape != target.shape):
-        raise MarlRayError(f"target: expected shape {behaviour.shape}, one number per logged action, got {target.shape}")
+        raise MarlRayError(
+            f"target: expected shape {behaviour.shape}, one number per logged action, got {target.shape}"
+        )
     if not np.isfinite(behaviour).all() or (behaviour > 1e-6).any():
         raise MarlRayError("behaviour: expected finite log-probabilities, at most 0")
     if np.isnan(target).any() or (target > 1e-6).any():
@@ -71,7 +71,7 @@ def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> Value:
 def doubly_robust(
     log_weights: np.ndarray, rewards: np.ndarray, logged_model: np.ndarray, target_model: np.ndarray, alpha: float
 ) -> Value:
-    """Doubly robust (Dudik, Langford, Li, arXiv 1103.4601, equation 2): mean of target_model + w (r - logged_model).
+    """Doubly robust (Dudik, Langford, Li, arXiv 1103.4601): mean of target_model + w (r - logged_model).
 
     All (n,), per episode: a model's prediction of the reward given the start and what was done (`logged_model`), and
     its mean over what the target would do (`target_model`). Right if the weights are or if the model is; the better the
@@ -85,7 +85,7 @@ def doubly_robust(
     if not effective or n < 2:
         return Value(math.nan, math.inf, -math.inf, effective, 0.0)
     # Unlike a ratio of sums this needs weights on their true scale.
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         scores = target_model + np.exp(log_weights) * (rewards - logged_model)
     if not np.isfinite(scores).all():
         return Value(math.nan, math.inf, -math.inf, effective, math.inf)

@@ -17,7 +17,14 @@ the guarantee asymptotic (arXiv 2103.06476). What makes it hold from the first l
 
 - Nothing is decided before both arms have `min_outcomes`.
 - An arm's variance is mixed with the larger of both arms', weighing `BORROWED` outcomes. With rare or skewed outcomes
-  a small mean comes with a small sample variance, and the arm would look surer of its bad luck than it can be.
+  a small mean comes with a small sample variance, and the arm would look surer of its luck than it can be. Costs
+  nothing where the arms vary alike.
+- Promotion, which can wait, takes variances larger by `CAUTION` / n: at the margin the treatment may vary more than
+  either arm has shown yet.
+- Outcomes that are 0 or 1 should say so (`binary`): their variance follows from the mean, and the larger is taken of
+  that where the arm is and that where the null hypothesis puts it (a score test's). So no luck makes it small, events
+  may be rare, and an arm without any failure can be promoted. For all outcomes between 0 and 1 `bounded` is exact, and
+  slower.
 - V is information: the inverse squared standard error of the gain, not the number of outcomes. The gain times it is a
   Brownian motion even while the shares of traffic change (a ramp), when the number of outcomes is no such clock.
 - Autocorrelation within an arm (each outcome like the one before, such as a policy with memory between sessions) is
@@ -35,10 +42,12 @@ from marl_ray.experiments.statistics import TIGHTEST_AT, Summary, tune_rho
 if TYPE_CHECKING:
     import numpy as np
 
-BORROWED = 50
-"""Outcomes' worth of the larger variance that each arm's variance carries."""
+BORROWED = 300
+"""Outcomes' worth of the larger variance that each arm's variance carries. Calibrated, as is the next one."""
+CAUTION = 50
+"""Promotion adds this over n times the larger variance."""
 FIRST_BATCH = 8
-"""Outcomes in a batch at first; correlation longer than a few batches needs more outcomes to be seen."""
+"""Outcomes in a batch at first."""
 MAX_BATCHES = 64
 """At this many batches neighbours are merged."""
 MIN_BATCHES = 16
@@ -70,9 +79,14 @@ def harm(
     margin: float,
     min_outcomes: int,
     higher_is_better: bool = True,
+    binary: bool = False,
 ) -> OneSided:
-    """Is the treatment worse than the control by more than `margin` (in units of the outcome, >= 0)?"""
-    found = _test(control, treatment, alpha, -margin, min_outcomes, higher_is_better)
+    """Is the treatment worse than the control by more than `margin` (in units of the outcome, >= 0)?
+
+    `binary`: outcomes are 0 or 1 and independent; the summaries' variances are not read.
+    """
+    _check_margin(margin)
+    found = _test(control, treatment, alpha, -margin, min_outcomes, higher_is_better, binary, 0)
     return OneSided(-found.gain, -found.bound, found.e_value, found.proven)
 
 
@@ -84,21 +98,41 @@ def promotion(
     margin: float,
     min_outcomes: int,
     higher_is_better: bool = True,
+    binary: bool = False,
 ) -> OneSided:
-    """Is the treatment better than the control, or worse by less than `margin` (in units of the outcome, >= 0)?"""
-    return _test(treatment, control, alpha, margin, min_outcomes, higher_is_better)
+    """Is the treatment better than the control, or worse by less than `margin` (in units of the outcome, >= 0)?
+
+    `binary` as in `harm`.
+    """
+    _check_margin(margin)
+    return _test(treatment, control, alpha, margin, min_outcomes, higher_is_better, binary, CAUTION)
 
 
-def _test(one: Summary, other: Summary, alpha: float, margin: float, first: int, higher_is_better: bool) -> OneSided:
+def _check_margin(margin: float) -> None:
+    if not 0 <= margin < math.inf:
+        raise MarlRayError(f"margin: expected a finite number >= 0, got {margin}")
+
+
+def _test(
+    one: Summary,
+    other: Summary,
+    alpha: float,
+    margin: float,
+    first: int,
+    higher_is_better: bool,
+    binary: bool,
+    caution: float,
+) -> OneSided:
     """Is one's advantage over the other above -margin? The fields are of that advantage."""
     if not 0 < alpha < 0.5:
         raise MarlRayError(f"alpha: expected a number between 0 and 0.5, got {alpha}")
     if not one.n or not other.n:
         return OneSided(math.nan, -math.inf, 1.0, False)
-    gain = one.mean - other.mean if higher_is_better else other.mean - one.mean
+    sign = 1 if higher_is_better else -1
+    gain = sign * (one.mean - other.mean)
     if min(one.n, other.n) < max(first, 2):
         return OneSided(gain, -math.inf, 1.0, False)
-    error, v = information(one, other)
+    error, v = _binary_information(one, other, sign * margin) if binary else information(one, other, caution)
     if not 0 < error < math.inf:
         return OneSided(gain, -math.inf, 1.0, False)
     rho = tune_rho(2 * TIGHTEST_AT * first, 2 * alpha)
@@ -107,20 +141,39 @@ def _test(one: Summary, other: Summary, alpha: float, margin: float, first: int,
     return OneSided(gain, bound, math.exp(min(evidence, 700.0)), bound > -margin)
 
 
-def information(one: Summary, other: Summary) -> tuple[float, float]:
+def information(one: Summary, other: Summary, caution: float = 0.0) -> tuple[float, float]:
     """Standard error of the difference of means, and intrinsic time V.
 
     V = 2 (s1^2 + s2^2) / error^2: the number of all outcomes where the arms get equal traffic, and proportional to
     1 / error^2 where they do not. The error is NaN or 0 while the variance is unknown.
     """
     larger = max(one.variance, other.variance)
-    s1, s2 = ((arm.n * arm.variance + BORROWED * larger) / (arm.n + BORROWED) for arm in (one, other))
+    s1, s2 = (
+        (arm.n * arm.variance + BORROWED * larger) / (arm.n + BORROWED) + caution * larger / arm.n
+        for arm in (one, other)
+    )
     squared = s1 / one.n + s2 / other.n
     return math.sqrt(squared), 2 * (s1 + s2) / squared if squared > 0 else 0.0
 
 
+def _binary_information(one: Summary, other: Summary, margin: float) -> tuple[float, float]:
+    """`information` of 0-or-1 outcomes, where one's mean is thought to be the other's less `margin`."""
+    if not (0 <= one.mean <= 1 and 0 <= other.mean <= 1):
+        raise MarlRayError(f"binary: expected outcomes 0 or 1, got means {one.mean} and {other.mean}")
+    pooled = (other.n * other.mean + one.n * (one.mean + margin)) / (one.n + other.n)
+    s1 = max(_bernoulli_variance(pooled - margin), _bernoulli_variance(one.mean))
+    s2 = max(_bernoulli_variance(pooled), _bernoulli_variance(other.mean))
+    squared = s1 / one.n + s2 / other.n
+    return math.sqrt(squared), 2 * (s1 + s2) / squared if squared > 0 else 0.0
+
+
+def _bernoulli_variance(p: float) -> float:
+    p = min(max(p, 0.0), 1.0)
+    return p * (1 - p)
+
+
 def log_e_value(s: float, v: float, rho: float) -> float:
-    """ln E of a sum s at intrinsic time v (1810.08240, equation 3.5's supermartingale with half-normal mixing)."""
+    """ln E of a sum s at intrinsic time v: the supermartingale exp(l s - l^2 v / 2) mixed over half-normal l."""
     return math.log(2) + 0.5 * math.log(rho / (v + rho)) + _evidence(s / math.sqrt(v + rho))
 
 
@@ -164,9 +217,10 @@ def long_run_variance(values: "np.ndarray") -> "np.ndarray":
     """Variance per outcome of a mean of autocorrelated outcomes: n Var(mean), from values (..., n) in time order.
 
     Batch means (Flegal, Jones, arXiv 0811.1729, section 3): b times the sample variance of the means of k batches of
-    b outcomes, taken one standard error high, 1 + sqrt(2 / (k - 1)), so that neither its noise nor its bias (batches
-    are still a little correlated) spends alpha; and never below the sample variance, so that outcomes that alternate
-    earn nothing. Infinite below `MIN_BATCHES` batches.
+    b outcomes, raised by the larger of two factors: one standard error of that variance, 1 + sqrt(2 / (k -
+    1)), so that its noise spends no alpha; and (1 + r) / (1 - r), what an AR(1) process with the lag-one correlation r
+    of the batch means adds, so that batches shorter than the correlation are no excuse. Never below the sample
+    variance, so that outcomes that alternate earn nothing. Infinite below `MIN_BATCHES` batches.
     """
     import numpy as np
 
@@ -175,8 +229,16 @@ def long_run_variance(values: "np.ndarray") -> "np.ndarray":
     k = n // size
     if k < MIN_BATCHES:
         return np.full(values.shape[:-1], math.inf)
-    means = values[..., : k * size].reshape(*values.shape[:-1], k, size).mean(-1)
-    return np.maximum(size * means.var(-1, ddof=1) * (1 + math.sqrt(2 / (k - 1))), values.var(-1, ddof=1))
+    gaps = values[..., : k * size].reshape(*values.shape[:-1], k, size).mean(-1)
+    gaps -= gaps.mean(-1, keepdims=True)
+    squares, products = (gaps**2).sum(-1), (gaps[..., 1:] * gaps[..., :-1]).sum(-1)
+    correlation = np.divide(products, squares, out=np.zeros_like(squares), where=squares > 0)
+    factor = np.maximum(_raised(k), (1 + correlation) / (1 - correlation))
+    return np.maximum(size * squares / (k - 1) * factor, values.var(-1, ddof=1))
+
+
+def _raised(batches: int) -> float:
+    return 1 + math.sqrt(2 / (batches - 1))
 
 
 def ordered_summary(values: "np.ndarray") -> Summary:
@@ -223,6 +285,10 @@ class BatchMeans:
         if k < MIN_BATCHES:
             return Summary(self.n, self.mean if self.n else math.nan, math.inf)
         centre = math.fsum(self.means) / k
-        between = math.fsum((mean - centre) ** 2 for mean in self.means) / (k - 1)
-        long_run = self.size * between * (1 + math.sqrt(2 / (k - 1)))
+        gaps = [mean - centre for mean in self.means]
+        squares = math.fsum(gap**2 for gap in gaps)
+        products = math.fsum(a * b for a, b in zip(gaps[1:], gaps, strict=False))
+        correlation = products / squares if squares > 0 else 0.0
+        factor = max(_raised(k), (1 + correlation) / (1 - correlation))
+        long_run = self.size * squares / (k - 1) * factor
         return Summary(self.n, self.mean, max(long_run, self.squares / (self.n - 1)))

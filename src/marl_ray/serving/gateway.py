@@ -15,9 +15,12 @@ import orjson
 
 from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.assignment import Assignment
+from marl_ray.experiments.states import Action, StaleEpochError
 from marl_ray.experiments.store import ExperimentStore, OutcomeConflictError, StoreError, UnknownUnitError
 from marl_ray.serving.arms import load_bundles
 from marl_ray.serving.exposures import ExposureLog
+from marl_ray.serving.follower import Follower
 from marl_ray.serving.http import (
     JSON,
     ClientGoneError,
@@ -31,6 +34,7 @@ from marl_ray.serving.http import (
     respond,
     route_path,
 )
+from marl_ray.serving.keys import Keys
 from marl_ray.serving.metrics import CONTENT_TYPE, Metrics
 from marl_ray.serving.report import describe
 from marl_ray.serving.router import LoadedExperiment, Router
@@ -46,7 +50,10 @@ OTHER_REPLICAS_S = (0.1, 0.2, 0.4)
 """Pauses in which another replica's queued exposure has reached the store, before an outcome is refused."""
 
 _ACT_FIELDS = frozenset({"experiment", "session_id", "observations", "action_masks", "mode"})
-_OUTCOME_FIELDS = frozenset({"experiment", "session_id", "value"})
+_OUTCOME_FIELDS = frozenset({"experiment", "session_id", "value", "metrics"})
+_CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
+CHANGES = tuple(action.value for action in Action)
+"""Last parts of the paths that change an experiment."""
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +76,8 @@ class Gateway:
         self.routers: dict[str, Router] = {
             part.config.name: part.open(self._store, self._log, config.max_batch, noise) for part in loaded
         }
+        self._follower = Follower(self._store, self.routers)
+        self._keys = Keys(config.api_keys)
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
         self._routes: dict[str, tuple[str, Handler]] = {
             "/v1/act": ("POST", self._act),
@@ -79,11 +88,13 @@ class Gateway:
         }
 
     def start(self) -> None:
-        """Start writing exposures; the ASGI lifespan calls it."""
+        """Start writing exposures and following the store; the ASGI lifespan calls it."""
         self._log.start()
+        self._follower.start()
 
     def close(self) -> None:
         """Write what is queued and let go of the store; blocks for some seconds at most."""
+        self._follower.close()
         self._log.close()
         self._threads.shutdown(cancel_futures=True)
         self._store.close()
@@ -116,8 +127,8 @@ class Gateway:
         extra: tuple[tuple[bytes, bytes], ...] = ()
         try:
             method, handler = self._find(path)
-            if method == "GET" and path.startswith("/v1/experiments/"):
-                endpoint = "/v1/experiments/{name}"
+            if path.startswith("/v1/experiments/"):
+                endpoint = "/v1/experiments/{name}" + (f"/{path.rpartition('/')[2]}" if path.count("/") == 4 else "")
             if scope["method"] != method:
                 extra = ((b"allow", method.encode()),)
                 raise RequestError(405, None, f"method {scope['method']} is not allowed on {path}, expected {method}")
@@ -142,11 +153,18 @@ class Gateway:
         if path in self._routes:
             return self._routes[path]
         if path.startswith("/v1/experiments/"):
-            return "GET", self._experiment
+            _, _, last = path.removeprefix("/v1/experiments/").partition("/")
+            if not last:
+                return "GET", self._experiment
+            if last == "audit":
+                return "GET", self._audit
+            if last in CHANGES:
+                return "POST", self._change
         raise RequestError(404, None, f"no such path {path!r}, expected one of {', '.join(self._routes)}")
 
     async def _act(self, scope: Scope, receive: Receive, path: str) -> bytes:
         start = time.perf_counter()
+        self._keys.check(scope, "inference")
         data = parse_object(await read_body(scope, receive, self.config.max_body_bytes), _ACT_FIELDS)
         router = self._router(data.get("experiment"))
         session = _session(data.get("session_id"), scope)
@@ -157,7 +175,9 @@ class Gateway:
         if not isinstance(given, dict) or not given:
             raise RequestError(400, "observations", "expected an object with at least one agent's observation")
         given_masks = _masks(data, given)
-        assignment = router.recall(session)
+        forced = self._override(scope, router)
+        takes_part = forced is None and router.takes_part(session)
+        assignment = forced or (router.recall(session) if takes_part else router.with_control())
         if assignment is None:
             assignment = await self._in_thread(router.look_up, session)
         bundle = router.arms[assignment.arm].bundle
@@ -168,7 +188,7 @@ class Gateway:
             field, _, message = str(error).partition(": ")
             raise RequestError(400, field, message) from None
         # Exposed before the pass: a session whose arm then fails has met that arm all the same.
-        first, assignment = router.expose(session, assignment)
+        first, assignment = router.expose(session, assignment) if takes_part else (False, assignment)
         arm = assignment.arm
         if first:
             self.metrics.exposures.labels(router.config.name, arm).inc()
@@ -188,25 +208,32 @@ class Gateway:
         return body
 
     async def _outcome(self, scope: Scope, receive: Receive, path: str) -> bytes:
+        self._keys.check(scope, "outcomes")
         data = parse_object(await read_body(scope, receive, self.config.max_body_bytes), _OUTCOME_FIELDS)
         router = self._router(data.get("experiment"))
         session = _session(data.get("session_id"), scope)
-        value = data.get("value")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_OUTCOME:
+        value: Any = data.get("value")
+        if not _is_number(value):
             raise RequestError(400, "value", f"expected a number of size {LARGEST_OUTCOME:g} at most")
+        metrics = data.get("metrics", {})
+        if not isinstance(metrics, dict) or not all(_is_number(number) for number in metrics.values()):
+            raise RequestError(400, "metrics", "expected an object of numbers by name")
         name = router.config.name
         try:
-            arm = await self._record_outcome(name, session, float(value))
+            arm = await self._record_outcome(name, session, float(value), metrics)
         except UnknownUnitError:
             raise RequestError(404, "session_id", f"no session {session!r} has acted in experiment {name!r}") from None
         except OutcomeConflictError as error:
             raise RequestError(409, "value", str(error).removeprefix("value: ")) from None
         return orjson.dumps({"experiment": name, "arm": arm, "value": float(value)})
 
-    async def _record_outcome(self, experiment: str, session: str, value: float) -> str:
+    async def _record_outcome(self, experiment: str, session: str, value: float, metrics: dict[str, float]) -> str:
         def record() -> str:
             self._log.flush()  # the session's exposure may be waiting here
-            return self._store.record_outcome(experiment, session, value).arm
+            arm = self._store.record_outcome(experiment, session, value).arm
+            if metrics:
+                self._store.record_metrics(experiment, session, {k: float(v) for k, v in metrics.items()})
+            return arm
 
         # ... or in another replica, which writes it within moments.
         for pause in OTHER_REPLICAS_S if self.config.replicas > 1 else ():
@@ -225,9 +252,58 @@ class Gateway:
 
         return await self._in_thread(report)
 
+    async def _audit(self, scope: Scope, receive: Receive, path: str) -> bytes:
+        name = self._router(path.removeprefix("/v1/experiments/").partition("/")[0]).config.name
+        entries = await self._in_thread(self._store.audit, name)
+        return orjson.dumps({"experiment": name, "audit": entries})
+
+    async def _change(self, scope: Scope, receive: Receive, path: str) -> bytes:
+        actor = self._keys.check(scope, "admin")
+        name, _, action = path.removeprefix("/v1/experiments/").partition("/")
+        router = self._router(name)
+        data = parse_object(await read_body(scope, receive, self.config.max_body_bytes) or b"{}", _CHANGE_FIELDS)
+        reason, arm, epoch = data.get("reason"), data.get("arm"), data.get("epoch", router.state.epoch)
+        if not isinstance(reason, str) or not reason.strip():
+            raise RequestError(400, "reason", "expected why, for the audit log")
+        if arm is not None and arm not in router.arms:
+            raise RequestError(400, "arm", f"expected one of {', '.join(router.arms)}")
+        if isinstance(epoch, bool) or not isinstance(epoch, int):
+            raise RequestError(400, "epoch", "expected the epoch that the change was decided on")
+
+        def change() -> bytes:
+            self._store.change(router.config.name, Action(action), epoch=epoch, actor=actor, reason=reason, arm=arm)
+            self._follower.look(decide_too=False)  # this replica answers by the new state from now on
+            state = router.state
+            return orjson.dumps({"experiment": name, "status": state.status.value, "epoch": state.epoch})
+
+        try:
+            return await self._in_thread(change)
+        except StaleEpochError as error:
+            raise RequestError(409, "epoch", str(error).removeprefix("epoch: ")) from None
+        except StoreError:
+            raise
+        except MarlRayError as error:
+            raise RequestError(409, action, str(error)) from None
+
+    def _override(self, scope: Scope, router: Router) -> Assignment | None:
+        """The arm that a tester asks for by the header `x-arm`; such a session is in no experiment."""
+        arm = header(scope, b"x-arm")
+        if arm is None:
+            return None
+        self._keys.check(scope, "admin")
+        if arm not in router.arms:
+            raise RequestError(400, "x-arm", f"expected one of {', '.join(router.arms)}")
+        return Assignment(arm, router.state.epoch, 1.0)
+
     async def _list(self, scope: Scope, receive: Receive, path: str) -> bytes:
         rows = [
-            {"name": name, "epoch": router.table.epoch, "control": router.control, "arms": router.table.propensities}
+            {
+                "name": name,
+                "status": router.state.status.value,
+                "epoch": router.table.epoch,
+                "control": router.control,
+                "arms": router.table.propensities,
+            }
             for name, router in self.routers.items()
         ]
         return orjson.dumps({"experiments": rows})
@@ -253,6 +329,10 @@ class Gateway:
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= LARGEST_OUTCOME
 
 
 def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> Mapping[str, Any]:

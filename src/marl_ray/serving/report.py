@@ -24,6 +24,7 @@ def describe(router: Router, summaries: Mapping[str, ArmSummary]) -> dict[str, A
             "digest": batcher.bundle.digest,
             "lineage": batcher.bundle.manifest.lineage.model_dump(mode="json"),
             "propensity": table.propensities.get(arm, 0.0),
+            "rolled_back": arm in router.state.rolled_back,
             "exposures": summary.exposures,
             "outcomes": outcomes.n,
             "mean": _number(outcomes.mean),
@@ -44,7 +45,10 @@ def describe(router: Router, summaries: Mapping[str, ArmSummary]) -> dict[str, A
             arms[arm]["verdict"] = comparison.verdict.value
     return {
         "name": config.name,
-        "created": router.record.created,
+        "created": router.created,
+        "status": router.state.status.value,
+        "strategy": config.strategy,
+        "stage": router.state.stage,
         "epoch": table.epoch,
         "control": router.control,
         "config": config.model_dump(mode="json"),

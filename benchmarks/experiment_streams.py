@@ -1,0 +1,162 @@
+"""Simulated experiments for `experiments.py`: outcomes of every kind, summarised as they would be looked at."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.signal import lfilter
+
+from marl_ray.experiments.sequential import long_run_variance
+
+HORIZON, STEP = 2_000, 10
+"""Outcomes per arm, and between looks."""
+CHUNK = 500
+"""Experiments simulated at a time."""
+Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+
+
+class Looks(NamedTuple):
+    """Per experiment and look (runs, looks): counts, means and variances of treatment and control."""
+
+    n_t: np.ndarray
+    n_c: np.ndarray
+    mean_t: np.ndarray
+    mean_c: np.ndarray
+    var_t: np.ndarray
+    var_c: np.ndarray
+
+
+class Scenario(NamedTuple):
+    """Experiments to err in."""
+
+    same: Any
+    """Both arms alike."""
+    at_margin: Any = None
+    """A loss of exactly the margin; None where that is `same`, moved."""
+    margin: float = 0.1
+    binary: bool = False
+
+
+def prefix(values: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Count (looks,), mean and variance (runs, looks) after every `step` of values (runs, n)."""
+    blocks = values.reshape(len(values), -1, step)
+    n = np.arange(1, blocks.shape[1] + 1) * step
+    mean = blocks.sum(2).cumsum(1) / n
+    return n, mean, np.maximum((blocks**2).sum(2).cumsum(1) - n * mean**2, 0) / (n - 1)
+
+
+def two_arms(draw_t: Draw, draw_c: Draw | None = None, *, ratio: int = 1, horizon: int = HORIZON) -> Any:
+    """A scenario with `ratio` control outcomes for each of the treatment."""
+
+    def simulate(rng: np.random.Generator, runs: int) -> Looks:
+        t, c = draw_t(rng, (runs, horizon)), (draw_c or draw_t)(rng, (runs, ratio * horizon))
+        (n_t, mean_t, var_t), (n_c, mean_c, var_c) = prefix(t, STEP), prefix(c, ratio * STEP)
+        return Looks(n_t, n_c, mean_t, mean_c, var_t, var_c)
+
+    return simulate
+
+
+def ar1(correlation: float) -> Draw:
+    """Stationary, with this correlation between neighbours, variance 1."""
+
+    def draw(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+        noise = rng.standard_normal(size)
+        noise[:, 1:] *= math.sqrt(1 - correlation**2)
+        return lfilter([1.0], [1.0, -correlation], noise, axis=1)
+
+    return draw
+
+
+def batch_means(correlation: float, effect: float = 0.0) -> Any:
+    """AR(1) along each arm's own outcomes, treatment worse by `effect`, variances by batch means."""
+    draw = ar1(correlation)
+
+    def simulate(rng: np.random.Generator, runs: int) -> Looks:
+        t, c = draw(rng, (runs, HORIZON)) - effect, draw(rng, (runs, HORIZON))
+        (n, mean_t, _), (_, mean_c, _) = prefix(t, STEP), prefix(c, STEP)
+        var_t, var_c = (np.stack([long_run_variance(x[:, :k]) for k in n], 1) for x in (t, c))
+        return Looks(n, n, mean_t, mean_c, var_t, var_c)
+
+    return simulate
+
+
+def traffic(noise: Draw, shares: np.ndarray) -> Any:
+    """One stream of units (N,), each assigned at random with the share (N,) of its time; a look every 2 STEP units."""
+
+    def simulate(rng: np.random.Generator, runs: int) -> Looks:
+        values = noise(rng, (runs, len(shares)))
+        treated = rng.random(values.shape) < shares
+        found = []
+        for arm in (treated, ~treated):
+            blocks = [(arm * values**k).reshape(runs, -1, 2 * STEP).sum(2).cumsum(1) for k in range(3)]
+            n = np.maximum(blocks[0], 1)
+            mean = blocks[1] / n
+            found.append((blocks[0], mean, np.maximum(blocks[2] - n * mean**2, 0) / np.maximum(n - 1, 1)))
+        (n_t, mean_t, var_t), (n_c, mean_c, var_c) = found
+        return Looks(n_t, n_c, mean_t, mean_c, var_t, var_c)
+
+    return simulate
+
+
+def chunks(simulate: Any, runs: int, seed: int) -> Iterator[Looks]:
+    for k in range(runs // CHUNK):
+        yield simulate(np.random.default_rng([seed, k]), CHUNK)
+
+
+def bernoulli(p: float) -> Draw:
+    return lambda rng, size: (rng.random(size, dtype=np.float32) < p).astype(np.float32)
+
+
+def gaussian(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    return rng.standard_normal(size)
+
+
+def student(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    return rng.standard_t(3, size)
+
+
+def lognormal(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    return np.exp(rng.standard_normal(size))
+
+
+RAMP = np.repeat([0.05, 0.1, 0.25, 0.5], [2_000, 1_000, 1_000, 2_000])
+CANARY: Any = {"ratio": 9, "horizon": 1_000}
+
+
+def rare(p: float, margin: float, **shape: Any) -> tuple[Any, Any, float]:
+    """Bernoulli outcomes: the first fields of their scenario."""
+    return two_arms(bernoulli(p), **shape), two_arms(bernoulli(p - margin), bernoulli(p), **shape), margin
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "Gaussian": Scenario(two_arms(gaussian)),
+    "Student t, 3 degrees": Scenario(two_arms(student)),
+    "log-normal, sigma 1": Scenario(two_arms(lognormal)),
+    "Bernoulli 0.5": Scenario(*rare(0.5, 0.05)),
+    "Bernoulli 0.05": Scenario(*rare(0.05, 0.02)),
+    "Bernoulli 0.95": Scenario(*rare(0.95, 0.02)),
+    "Gaussian, treatment with twice the deviation": Scenario(two_arms(lambda *size: 2 * gaussian(*size), gaussian)),
+    "Gaussian, treatment with half the deviation": Scenario(two_arms(lambda *size: gaussian(*size) / 2, gaussian)),
+    "AR(1) 0.5 of the traffic, units assigned at random": Scenario(traffic(ar1(0.5), np.full(2 * HORIZON, 0.5))),
+    "AR(1) 0.5 within each arm, `BatchMeans`": Scenario(batch_means(0.5)),
+    "AR(1) 0.9 within each arm, `BatchMeans`": Scenario(batch_means(0.9)),
+    "Gaussian, `BatchMeans`": Scenario(batch_means(0.0)),
+    "Gaussian, ramp 5 %, 10 %, 25 %, 50 %": Scenario(traffic(gaussian, RAMP)),
+    "log-normal, canary 1:9": Scenario(two_arms(lognormal, **CANARY)),
+    "Bernoulli 0.05, canary 1:9": Scenario(*rare(0.05, 0.02, **CANARY)),
+    "Bernoulli 0.95, canary 1:9": Scenario(*rare(0.95, 0.02, **CANARY)),
+    "Bernoulli 0.95, canary 1:9, margin 0.05": Scenario(*rare(0.95, 0.05, **CANARY)),
+    "Bernoulli 0.5, `binary`": Scenario(*rare(0.5, 0.05), binary=True),
+    "Bernoulli 0.05, `binary`": Scenario(*rare(0.05, 0.02), binary=True),
+    "Bernoulli 0.05, canary 1:9, `binary`": Scenario(*rare(0.05, 0.02, **CANARY), binary=True),
+    "Bernoulli 0.95, canary 1:9, `binary`": Scenario(*rare(0.95, 0.02, **CANARY), binary=True),
+    "Bernoulli 0.99, canary 1:9, `binary`": Scenario(*rare(0.99, 0.02, **CANARY), binary=True),
+    "Bernoulli 0.999, canary 1:9, margin 0.01, `binary`": Scenario(*rare(0.999, 0.01, **CANARY), binary=True),
+}
+WRONG = {
+    "wrong: AR(1) 0.5 within each arm, plain variance": Scenario(two_arms(ar1(0.5))),
+    "wrong: Bernoulli 0.99, canary 1:9, plain": Scenario(*rare(0.99, 0.02, **CANARY)),
+}
+"""What happens against the advice of `sequential`: without the long-run variance, and without `binary` when an
+arm worse by the margin is expected to fail one or two times at first. Shown, not promised."""

@@ -1,0 +1,63 @@
+"""API keys: who may act, post outcomes, and change experiments."""
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from marl_ray.config import read_yaml
+from marl_ray.config.base import Config
+from marl_ray.errors import MarlRayError
+from marl_ray.serving.http import RequestError, Scope, header
+
+Permission = Literal["inference", "outcomes", "admin"]
+ANYONE = "anyone"
+
+
+class Key(Config):
+    """One key, as the file of keys has it: its name, what it opens, and the sha256 (hex) of the secret."""
+
+    name: str = Field(min_length=1, max_length=100)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    scopes: tuple[Permission, ...] = Field(min_length=1)
+
+
+class KeyFile(Config):
+    """The file of keys."""
+
+    keys: tuple[Key, ...] = Field(min_length=1)
+
+
+class Keys:
+    """The keys of a gateway. Without a file anybody may act and post outcomes, and nobody may change an experiment."""
+
+    def __init__(self, path: str | None):
+        """Read the file of keys; MarlRayError naming `api_keys` if it is not one."""
+        self.keys: tuple[Key, ...] = ()
+        if path is not None:
+            data = read_yaml(Path(path))
+            try:
+                self.keys = KeyFile.model_validate(data).keys
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(map(str, first["loc"]))
+                raise MarlRayError(f"api_keys: {path!r}: {where}: {first['msg']}") from error
+
+    def check(self, scope: Scope, permission: Permission) -> str:
+        """The name of the key that a request shows (`authorization: Bearer KEY`), or RequestError 401 or 403."""
+        if not self.keys:
+            if permission == "admin":
+                raise RequestError(403, "authorization", "no api_keys are configured, so nobody may change experiments")
+            return ANYONE
+        shown = header(scope, b"authorization") or ""
+        kind, _, secret = shown.partition(" ")
+        digest = hashlib.sha256(secret.encode("latin-1")).hexdigest()
+        # All keys are compared, each in constant time: how long it takes tells nothing.
+        found = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
+        if kind.lower() != "bearer" or not found:
+            raise RequestError(401, "authorization", "expected a known key: authorization: Bearer KEY")
+        if permission not in found[0].scopes:
+            raise RequestError(403, "authorization", f"key {found[0].name!r} lacks the scope {permission!r}")
+        return found[0].name

@@ -1,0 +1,321 @@
+"""Rollback and promotion tests, betting intervals and sample ratios: what may be looked at at any time."""
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, optimize, stats
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.assignment import AssignmentTable
+from marl_ray.experiments.bounded import BettingSequence, betting_interval, difference, plug_in_bets
+from marl_ray.experiments.sequential import (
+    BatchMeans,
+    batch_size,
+    harm,
+    information,
+    log_e_value,
+    long_run_variance,
+    one_sided_boundary,
+    ordered_summary,
+    promotion,
+)
+from marl_ray.experiments.srm import CONCENTRATION, sample_ratio, sample_ratio_of_epochs
+from marl_ray.experiments.statistics import Summary, mixture_boundary
+
+RULES: Any = {"alpha": 0.05, "margin": 0.1, "min_outcomes": 50}
+ARMS = st.builds(Summary, st.integers(50, 5000), st.floats(-3, 3), st.floats(0.01, 9))
+
+
+def summary(values: np.ndarray) -> Summary:
+    return Summary(len(values), float(values.mean()), float(values.var(ddof=1)))
+
+
+@pytest.mark.parametrize(("s", "v", "rho"), [(30.0, 100.0, 20.0), (-30.0, 100.0, 20.0), (4.0, 3.0, 50.0), (0.0, 9, 1)])
+def test_e_value_is_the_mixture_over_positive_drifts(s, v, rho):
+    """exp(lambda s - lambda^2 v / 2) over lambda ~ |N(0, 1/rho)|, integrated numerically."""
+
+    def weighted(drift: float) -> float:
+        return math.exp(drift * s - drift**2 * v / 2 - drift**2 * rho / 2) * 2 * math.sqrt(rho / (2 * math.pi))
+
+    mixture, _ = integrate.quad(weighted, 0, 12 / math.sqrt(v + rho) + max(0, s / (v + rho)), epsabs=0, limit=200)
+    assert log_e_value(s, v, rho) == pytest.approx(math.log(mixture), abs=1e-6)
+
+
+@given(st.floats(0.1, 1e6), st.floats(0.1, 1e4), st.floats(1e-6, 0.49))
+def test_boundary_is_where_the_e_value_reaches_one_over_alpha(v, rho, alpha):
+    s = one_sided_boundary(v, rho, alpha)
+    assert log_e_value(s, v, rho) == pytest.approx(-math.log(alpha), abs=1e-6)
+    if alpha <= 0.05:
+        assert 1 <= s / mixture_boundary(v, rho, 2 * alpha) < 1.02
+
+
+def test_e_value_of_a_hopeless_sum_is_tiny_not_an_error():
+    assert -20 < log_e_value(-1e6, 100.0, 10.0) < log_e_value(-2000.0, 100.0, 10.0) < -3
+
+
+@given(ARMS, ARMS, st.floats(0.01, 100), st.floats(-100, 100), st.floats(0, 1))
+def test_tests_move_and_scale_with_the_outcomes(treatment, control, scale, shift, margin):
+    def moved(arm: Summary) -> Summary:
+        return Summary(arm.n, scale * arm.mean + shift, scale**2 * arm.variance)
+
+    for test in (harm, promotion):
+        before = test(treatment, control, alpha=0.05, margin=margin, min_outcomes=50)
+        after = test(moved(treatment), moved(control), alpha=0.05, margin=scale * margin, min_outcomes=50)
+        assert after.bound == pytest.approx(scale * before.bound, abs=1e-8 * scale + 1e-8)
+        assert math.log(after.e_value) == pytest.approx(math.log(before.e_value), rel=1e-5, abs=1e-5)
+
+
+@given(ARMS, ARMS, st.floats(0, 1))
+def test_smaller_is_better_is_the_same_on_negated_outcomes(treatment, control, margin):
+    for test in (harm, promotion):
+        one = test(treatment, control, alpha=0.05, margin=margin, min_outcomes=50, higher_is_better=False)
+        negated = (Summary(arm.n, -arm.mean, arm.variance) for arm in (treatment, control))
+        assert one == test(*negated, alpha=0.05, margin=margin, min_outcomes=50)
+
+
+@given(ARMS, ARMS, st.floats(0, 1))
+def test_verdict_bound_and_evidence_agree_and_never_contradict(treatment, control, margin):
+    bad = harm(treatment, control, alpha=0.05, margin=margin, min_outcomes=50)
+    good = promotion(treatment, control, alpha=0.05, margin=margin, min_outcomes=50)
+    assert good.bound < bad.gain == good.gain < bad.bound
+    assert bad.proven == (bad.bound < -margin)
+    assert good.proven == (good.bound > -margin)
+    for found in (bad, good):
+        if abs(math.log(found.e_value * 0.05)) > 1e-6:
+            assert found.proven == (found.e_value > 20)
+        assert found.p_value == min(1, 1 / found.e_value)
+    assert not (bad.proven and good.proven)
+
+
+def test_nothing_is_decided_early_or_without_a_variance():
+    great, poor = Summary(49, 9.0, 1.0), Summary(5000, 0.0, 1.0)
+    for arms in ((great, poor), (poor, great)):
+        for test in (harm, promotion):
+            assert not test(*arms, **RULES).proven
+            assert math.isinf(test(*arms, **RULES).bound)
+            assert test(*arms, **RULES).e_value == 1
+    constant = Summary(500, 1.0, 0.0), Summary(500, 0.0, 0.0)
+    assert not promotion(*constant, **RULES).proven
+    assert not promotion(Summary(500, 1.0, math.inf), poor, **RULES).proven
+    assert math.isnan(harm(Summary(0, math.nan, 0.0), poor, **RULES).gain)
+    # One constant arm borrows the other's variance.
+    assert harm(Summary(500, -1.0, 0.0), poor, **RULES).proven
+    assert harm(Summary(60, -0.2, 0.0), poor, **RULES).proven is False
+
+
+def test_binary_outcomes_need_no_variance():
+    rules: Any = {"alpha": 0.05, "margin": 0.02, "min_outcomes": 50, "binary": True}
+    spotless = Summary(600, 1.0, 0.0)
+    assert promotion(spotless, Summary(5000, 1.0, 0.0), **rules).proven
+    assert not promotion(Summary(50, 1.0, 0.0), Summary(450, 1.0, 0.0), **rules).proven
+    assert harm(Summary(200, 0.8, 0.16), Summary(1800, 0.99, 0.0099), **rules).proven
+    assert not harm(Summary(50, 0.96, 0.04), Summary(450, 1.0, 0.0), **(rules | {"margin": 0.0})).proven
+    errors = [Summary(arm.n, 1 - arm.mean, arm.variance) for arm in (spotless, Summary(5000, 0.99, 0.0099))]
+    successes = spotless, Summary(5000, 0.99, 0.0099)
+    for test in (harm, promotion):
+        one, other = test(*errors, **rules, higher_is_better=False), test(*successes, **rules)
+        assert one.e_value == pytest.approx(other.e_value)
+    with pytest.raises(MarlRayError, match="binary: expected outcomes 0 or 1"):
+        harm(Summary(50, 1.5, 1.0), spotless, **rules)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "margin", "name"),
+    [(0.0, 0.0, "alpha"), (0.5, 0.0, "alpha"), (math.nan, 0.0, "alpha"), (0.1, -1, "margin")],
+)
+def test_alpha_must_leave_doubt_and_margins_room(alpha, margin, name):
+    for test in (harm, promotion):
+        with pytest.raises(MarlRayError, match=f"{name}: expected"):
+            test(Summary(50, 0.0, 1.0), Summary(50, 0.0, 1.0), alpha=alpha, margin=margin, min_outcomes=50)
+
+
+def test_intrinsic_time_is_information_whatever_the_shares():
+    even = information(Summary(300, 0.0, 2.0), Summary(300, 0.0, 2.0))
+    assert even == pytest.approx((math.sqrt(2 * 2 / 300), 600))
+    error, v = information(Summary(100, 0.0, 1.0), Summary(900, 0.0, 1.0))
+    assert v == pytest.approx(4 / error**2)
+    assert v == pytest.approx(4 * 90)
+
+
+def test_watched_a_a_runs_err_at_most_alpha_and_real_harm_is_found():
+    rng, wrong, found = np.random.default_rng(1), {harm: 0, promotion: 0}, 0
+    for _ in range(200):
+        control, treatment = rng.standard_t(3, 800), rng.standard_t(3, 800)
+        looks = [(summary(treatment[:n]), summary(control[:n])) for n in range(50, 801, 25)]
+        wrong[harm] += any(harm(*look, alpha=0.05, margin=0, min_outcomes=50).proven for look in looks)
+        at_margin = [(Summary(t.n, t.mean - 0.1, t.variance), c) for t, c in looks]
+        wrong[promotion] += any(promotion(*look, **RULES).proven for look in at_margin)
+        harmed = [(Summary(t.n, t.mean - 1, t.variance), c) for t, c in looks]
+        found += any(harm(*look, **RULES).proven for look in harmed)
+    assert max(wrong.values()) <= 200 * 0.05 + 3 * math.sqrt(200 * 0.05)
+    assert found > 195
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 3000), st.integers(0, 2**32))
+def test_batch_means_stream_is_the_whole_array(n, seed):
+    values = 1e6 + np.random.default_rng(seed).standard_normal(n)
+    stream = BatchMeans()
+    for k, value in enumerate(values.tolist()):
+        if k == n // 2:
+            stream = BatchMeans(**json.loads(json.dumps(asdict(stream))))
+        stream.add(value)
+    one, all_at_once = stream.summary(), ordered_summary(values)
+    assert len(stream.means) <= 64
+    assert one.n == all_at_once.n == n
+    assert stream.size == batch_size(n)
+    assert (one.mean, one.variance) == pytest.approx((all_at_once.mean, all_at_once.variance), rel=1e-5, nan_ok=True)
+
+
+def test_long_run_variance_sees_autocorrelation():
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((300, 4000))
+    chain = noise.copy()
+    for t in range(1, noise.shape[1]):
+        chain[:, t] = 0.5 * chain[:, t - 1] + math.sqrt(0.75) * noise[:, t]
+    # (1 + 0.5) / (1 - 0.5), and what the inflation adds.
+    assert 3 < long_run_variance(chain).mean() < 3 * 1.25
+    assert 1 < long_run_variance(noise).mean() < 1.3
+    alternating = np.tile([1.0, -1.0], 500)
+    assert long_run_variance(alternating) == pytest.approx(alternating.var(ddof=1))
+    assert math.isinf(long_run_variance(noise[0, :127]))
+
+
+def brute_force_betting(values: list[float], alpha: float, m: float) -> tuple[float, float]:
+    """Largest log capital above and below candidate mean m, by loops over the paper's formulas."""
+    up = down = best_up = best_down = 0.0
+    total, squares = 0.0, 0.0
+    for i, x in enumerate(values, 1):
+        variance = (0.25 + squares) / i
+        bet = math.sqrt(2 * math.log(1 / alpha) / (variance * i * math.log(1 + i)))
+        up += math.log(1 + min(bet, 0.5 / m) * (x - m))
+        down += math.log(1 - min(bet, 0.5 / (1 - m)) * (x - m))
+        best_up, best_down = max(best_up, up), max(best_down, down)
+        total += x
+        squares += (x - (0.5 + total) / (i + 1)) ** 2
+    return best_up, best_down
+
+
+@pytest.mark.parametrize("n", [5, 60, 400])
+@pytest.mark.parametrize("p", [0.03, 0.5, 0.9])
+def test_betting_interval_is_the_papers(n, p):
+    rng = np.random.default_rng(n)
+    values = (rng.random(n) < p).astype(float) if n != 60 else rng.beta(8 * p, 8 * (1 - p), n)
+    found, limit = betting_interval(values, 0.05), math.log(2 / 0.05)
+    ends = 1e-9, 1 - 1e-9
+    for bound, side in ((found.low, 0), (found.high, 1)):
+
+        def above(m: float, side: int = side) -> float:
+            return brute_force_betting(values.tolist(), 0.025, m)[side] - limit
+
+        crosses = above(ends[0]) * above(ends[1]) < 0
+        root = optimize.brentq(above, *ends, xtol=1e-9) if crosses else float(side)
+        assert bound == pytest.approx(root, abs=1e-4)
+    assert found.estimate == pytest.approx(values.mean())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=200), st.integers(1, 199), st.sampled_from(["both", "low", "high"])
+)
+def test_betting_is_incremental_mirrored_and_one_sided(values, cut, side):
+    array = np.array(values)
+    parts = BettingSequence(0.05, side)
+    for part in (array[:cut], array[cut:]):
+        parts.update(part)
+    whole = betting_interval(array, 0.05, side)
+    assert asdict(parts)["n"] == len(values)
+    assert (parts.interval().low, parts.interval().high) == pytest.approx((whole.low, whole.high))
+    other: Any = {"both": "both", "low": "high", "high": "low"}
+    mirrored = betting_interval(1 - array, 0.05, other[side])
+    assert (1 - mirrored.high, 1 - mirrored.low) == pytest.approx((whole.low, whole.high), abs=1e-9)
+    assert 0 <= whole.low <= whole.high <= 1
+    assert {"low": whole.high == 1, "high": whole.low == 0, "both": True}[side]
+
+
+def test_betting_covers_at_all_times_and_closes_in():
+    rng, missed = np.random.default_rng(4), 0
+    for _ in range(150):
+        values = (rng.random(400) < 0.05).astype(float)
+        found = betting_interval(values, 0.1)
+        missed += not found.low <= 0.05 <= found.high  # intervals only shrink: the last says whether any missed
+    assert missed <= 15 + 3 * math.sqrt(15)
+    values = (rng.random(5000) < 0.3).astype(float)
+    both, low = betting_interval(values, 0.05), betting_interval(values, 0.05, "low")
+    assert both.low < low.low < 0.3 < both.high < both.low + 0.08
+    gap = difference(both, betting_interval(values[:1000] * 0.5, 0.05))
+    assert gap.low < 0.15 < gap.high
+
+
+def test_betting_refuses_what_is_not_bounded():
+    with pytest.raises(MarlRayError, match="outcomes: expected numbers from 0 to 1"):
+        betting_interval(np.array([0.5, 1.5]), 0.05)
+    with pytest.raises(MarlRayError, match="outcomes"):
+        betting_interval(np.array([math.nan]), 0.05)
+    with pytest.raises(MarlRayError, match="side"):
+        BettingSequence(0.05, "left")  # type: ignore[arg-type]
+    assert (betting_interval(np.array([]), 0.05).low, betting_interval(np.array([]), 0.05).high) == (0, 1)
+
+
+def test_bets_use_only_the_past():
+    values = np.random.default_rng(0).random(50)
+    changed = values.copy()
+    changed[30:] = 0
+    assert (plug_in_bets(values, 0.05)[0][:31] == plug_in_bets(changed, 0.05)[0][:31]).all()
+
+
+SHARES = st.lists(st.floats(0.05, 5), min_size=2, max_size=4).map(lambda w: dict(zip("abcd", w, strict=False)))
+
+
+@settings(max_examples=50)
+@given(SHARES, st.lists(st.integers(0, 3), max_size=60))
+def test_sample_ratio_is_the_product_of_polya_predictions(shares, draws):
+    """The mixture's likelihood, unit by unit: an urn that starts as the shares and gains each unit's arm."""
+    names, total = list(shares), sum(shares.values())
+    counts, expected = dict.fromkeys(names, 0), 0.0
+    for n, draw in enumerate(draws):
+        arm = names[draw % len(names)]
+        share = shares[arm] / total
+        expected += math.log((CONCENTRATION * share + counts[arm]) / (CONCENTRATION + n) / share)
+        counts[arm] += 1
+    found = sample_ratio(counts, shares)
+    assert found.log_e == pytest.approx(expected, abs=1e-8)
+    turned = sample_ratio(dict(reversed(counts.items())), {arm: 3 * share for arm, share in shares.items()})
+    assert turned.log_e == pytest.approx(found.log_e, abs=1e-8)
+    assert found.p_value == pytest.approx(min(1, math.exp(-found.log_e)))
+
+
+def test_sample_ratio_of_the_assignment_table():
+    weights = {"control": 0.7, "first": 0.2, "second": 0.1}
+    table, counts = AssignmentTable(weights, "salt", 1), dict.fromkeys(weights, 0)
+    for k in range(200_000):
+        counts[table.assign(f"session-{k}").arm] += 1
+        if k % 1000 == 999:
+            assert not sample_ratio(counts, weights).alarm
+    assert sample_ratio(counts, {"control": 0.68, "first": 0.2, "second": 0.12}).alarm
+    lossy = counts | {"first": round(counts["first"] * 0.95)}
+    assert sample_ratio(lossy, weights).alarm
+    # A fixed-count test of the same agrees.
+    assert stats.chisquare(list(lossy.values()), [sum(lossy.values()) * w for w in weights.values()]).pvalue < 1e-6
+
+
+def test_sample_ratio_over_epochs_and_impossible_units():
+    first, second = ({"a": 900, "b": 100}, {"a": 0.9, "b": 0.1}), ({"a": 500, "b": 500}, {"a": 0.5, "b": 0.5})
+    together = sample_ratio_of_epochs([first, second])
+    assert together.log_e == pytest.approx(sample_ratio(*first).log_e + sample_ratio(*second).log_e)
+    assert not together.alarm
+    merged = {"a": 1400, "b": 600}
+    assert sample_ratio(merged, {"a": 0.9, "b": 0.1}).alarm  # which is why epochs stay apart
+    for shares in ({"a": 1.0, "b": 0.0}, {"a": 1.0}):
+        assert sample_ratio({"a": 10, "b": 1}, shares) == (math.inf, 0.0, True)
+    assert sample_ratio({}, {"a": 1.0, "b": 1.0}).p_value == 1
+    with pytest.raises(MarlRayError, match="shares: expected"):
+        sample_ratio({"a": 1}, {"a": 0.0})
+    with pytest.raises(MarlRayError, match="counts: expected"):
+        sample_ratio({"a": -1}, {"a": 1.0})
