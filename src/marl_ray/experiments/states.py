@@ -289,7 +289,7 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Decisio
 
     Harm comes first and waits for nothing, not even for a clean traffic split. Then a suspicious split holds
     everything. Only then, when the stage has had its exposures and its time, the next stage follows, or after the
-    last one the promotion. Nothing is promoted because of a lack of evidence.
+    last one the promotion. Nothing is promoted, and no stage takes the control's last units, for a lack of evidence.
     """
     plan, state = record.plan, record.state
     known = {arm: evidence.arms.get(arm, ArmEvidence()) for arm in plan.weights}
@@ -308,9 +308,11 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Decisio
         return Decision(
             Step.HOLD, state.epoch, f"{now - state.stage_since:.0f} of {plan.min_duration_s:g} s in this stage"
         )
-    if state.stage + 1 < len(plan.stages):
-        return Decision(Step.NEXT_STAGE, state.epoch, f"no harm at {plan.stages[state.stage]:g} of the units")
     promotable = [arm for arm in left if known[arm].promotable]
+    more = plan.stages[state.stage + 1 :]
+    # Where the control gets nothing any more, the comparison cannot grow: the proof must come before.
+    if more and (more[0] < 1 or promotable):
+        return Decision(Step.NEXT_STAGE, state.epoch, f"no harm at {plan.stages[state.stage]:g} of the units")
     if not promotable:
         return Decision(Step.HOLD, state.epoch, "the promotion bound does not hold yet")
     best = max(promotable, key=lambda arm: known[arm].estimate)

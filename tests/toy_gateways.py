@@ -1,0 +1,75 @@
+"""Small bundles and a gateway in this process, for the tests of serving."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from gymnasium import spaces
+
+from marl_ray.config import GatewayConfig, NetworkConfig, parse_config
+from marl_ray.policies.actor_critic import ActorCritic
+from marl_ray.policies.bundle import Lineage, PolicyParts, save_bundle
+from marl_ray.serving.gateway import Gateway
+
+OBSERVATION = spaces.MultiDiscrete([3, 4, 5])
+ACTIONS = spaces.Discrete(6)
+LINEAGE = Lineage(
+    run="r",
+    algorithm={"p": "ippo"},
+    config_hash="c",
+    code_version="v",
+    seed=0,
+    env={},
+    steps=1,
+    metrics={"return": 0.5},
+)
+AGENTS = ("agent_0", "agent_1")
+SEES = {"agent_0": [0, 1, 2], "agent_1": [2, 3, 4]}
+
+
+def make_bundle(folder: Path, action: int, observation=OBSERVATION, agents=AGENTS, actions=ACTIONS) -> str:
+    """A small random policy that all but certainly takes one action."""
+    torch.manual_seed(action)
+    policy = ActorCritic(observation, actions, NetworkConfig(hidden=(8,)))
+    with torch.no_grad():
+        policy.actor.rest[-1].bias[action] = 30.0
+    parts = PolicyParts(NetworkConfig(hidden=(8,)), observation, actions, policy.actor.state_dict())
+    return str(save_bundle(folder, dict.fromkeys(agents, "p"), {"p": parts}, LINEAGE))
+
+
+def gateway_config(
+    bundles: dict[str, str], database: Path, weights=(1.0, 1.0), names=("exp",), **more: Any
+) -> GatewayConfig:
+    arms = {arm: {"bundle": bundles[arm], "weight": w} for arm, w in zip(("one", "four"), weights, strict=True)}
+    experiments = [{"name": name, "arms": arms, "min_outcomes": 5} for name in names]
+    return parse_config(GatewayConfig, {"experiments": experiments, "database": f"sqlite:///{database}"} | more)
+
+
+@asynccontextmanager
+async def serving(config: GatewayConfig) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
+    app = Gateway(config, seed=0)
+    app.start()
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            yield client, app
+    finally:
+        app.close()
+
+
+def with_gateway(config: GatewayConfig, body: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        async with serving(config) as (client, _):
+            return await body(client)
+
+    return asyncio.run(run())
+
+
+async def act(client: httpx.AsyncClient, session: str, **more: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/act", json={"session_id": session, "observations": SEES} | more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()

@@ -1,0 +1,254 @@
+"""The gateway in this process: outcomes, restarts, failures of its database, configs."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from toy_gateways import act, gateway_config, make_bundle, serving, with_gateway
+
+from marl_ray.config import GatewayConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store import ExperimentStore, StoreError
+from marl_ray.serving import gateway as gateway_module
+from marl_ray.serving.deploy import read_serve_config
+from marl_ray.serving.exposures import ExposureLog
+from marl_ray.serving.gateway import Gateway
+
+# Ray's own models, at import.
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return {"one": make_bundle(folder, 1), "four": make_bundle(folder, 4)}
+
+
+@pytest.fixture
+def config(bundles, tmp_path) -> GatewayConfig:
+    return gateway_config(bundles, tmp_path / "experiments.db")
+
+
+def test_outcomes_join_at_once_are_idempotent_and_final(config):
+    async def body(client):
+        arm = (await act(client, "s"))["arm"]
+        posts = [await client.post("/v1/outcomes", json={"session_id": "s", "value": v}) for v in (0.5, 0.5, 0.6)]
+        return arm, posts, (await client.get("/v1/experiments/exp")).json()
+
+    arm, posts, report = with_gateway(config, body)
+    assert [post.status_code for post in posts] == [200, 200, 409]
+    assert posts[0].json() == {"experiment": "exp", "arm": arm, "value": 0.5}
+    assert posts[2].json()["error"] == {"field": "value", "message": "session 's' already has outcome 0.5, got 0.6"}
+    assert (report["arms"][arm]["outcomes"], report["arms"][arm]["mean"]) == (1, 0.5)
+
+
+def test_the_report_has_lineage_intervals_and_a_verdict(config):
+    rng = np.random.default_rng(0)
+
+    async def body(client):
+        async def episode(i):
+            arm = (await act(client, f"s{i}"))["arm"]
+            value = float(rng.normal(0.9 if arm == "four" else 0.1, 0.1))
+            assert (await client.post("/v1/outcomes", json={"session_id": f"s{i}", "value": value})).status_code == 200
+
+        await asyncio.gather(*(episode(i) for i in range(60)))
+        return (await client.get("/v1/experiments/exp")).json()
+
+    report = with_gateway(config, body)
+    one, four = report["arms"]["one"], report["arms"]["four"]
+    assert report["control"] == "one"
+    assert report["config"]["min_outcomes"] == 5
+    assert "verdict" not in one
+    assert four["verdict"] == "better"
+    assert four["difference_interval"][0] < four["difference"] < four["difference_interval"][1]
+    assert four["interval"][0] < four["mean"] < four["interval"][1]
+    assert four["lineage"]["metrics"] == {"return": 0.5}
+    assert len(four["digest"]) == 64
+    assert one["exposures"] + four["exposures"] == one["outcomes"] + four["outcomes"] == 60
+
+
+def test_a_fresh_experiment_knows_nothing_yet(config):
+    async def body(client):
+        return (await client.get("/v1/experiments/exp")).json()
+
+    four = with_gateway(config, body)["arms"]["four"]
+    assert (four["exposures"], four["outcomes"]) == (0, 0)
+    assert {four[key] for key in ("mean", "variance", "interval", "difference", "difference_interval")} == {None}
+    assert four["verdict"] == "undecided"
+
+
+def test_metrics_are_prometheus_text(config):
+    async def body(client):
+        for _ in range(5):
+            await act(client, "s")
+        await client.get("/nowhere/at/all")
+        return (await client.get("/metrics")).text
+
+    text = with_gateway(config, body)
+    assert 'marl_ray_gateway_requests_total{endpoint="/v1/act",status="200"} 5.0' in text
+    assert 'marl_ray_gateway_errors_total{endpoint="other",status="404"} 1.0' in text
+    assert 'marl_ray_gateway_act_seconds_bucket{le="0.0005"}' in text
+    exposures = [line for line in text.splitlines() if line.startswith("marl_ray_gateway_exposures_total{")]
+    assert [line.split()[-1] for line in exposures] == ["1.0"]
+
+
+def test_a_session_keeps_its_arm_through_restarts_and_new_weights(bundles, tmp_path):
+    database = tmp_path / "experiments.db"
+
+    async def arms(client):
+        return {f"s{i}": await act(client, f"s{i}") for i in range(20)}
+
+    async def new_arms(client):
+        return [(await act(client, f"n{i}")) for i in range(20)]
+
+    first = with_gateway(gateway_config(bundles, database), arms)
+    assert with_gateway(gateway_config(bundles, database), arms) == first
+    moved = gateway_config(bundles, database, weights=(0.0, 1.0))
+    assert with_gateway(moved, arms) == first  # also their epoch and propensity
+    fresh = with_gateway(moved, new_arms)
+    assert {(a["arm"], a["epoch"], a["propensity"]) for a in fresh} == {("four", 2, 1.0)}
+    assert with_gateway(gateway_config(bundles, database, weights=(1.0, 0.0)), arms) == first
+
+
+def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
+    monkeypatch.setattr("marl_ray.serving.router.REMEMBERED", 3)
+
+    async def run():
+        async with serving(config) as (client, app):
+            for i in range(20):
+                await act(client, f"s{i % 10}")
+            assert len(app.routers["exp"]._remembered) == 3
+            app._log._capacity = 0
+            await act(client, "late")
+            app._log._capacity = 10
+            first = (await client.get("/v1/experiments/exp")).json()
+            await act(client, "late")
+            return app._log.dropped, first, (await client.get("/v1/experiments/exp")).json()
+
+    dropped, first, second = asyncio.run(run())
+    assert dropped == 1
+    assert [sum(a["exposures"] for a in r["arms"].values()) for r in (first, second)] == [10, 11]
+
+
+def test_closing_writes_what_is_queued(config):
+    async def run():
+        async with serving(config) as (client, app):
+            app._log._interval_s = 1e6  # from the second round on
+            await act(client, "s")
+
+    asyncio.run(run())
+    store = ExperimentStore(config.database)
+    assert sum(arm.exposures for arm in store.summary("exp").values()) == 1
+
+
+def test_the_lifespan_starts_and_stops(config):
+    async def run():
+        app, sent = Gateway(config), []
+        messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+
+        async def receive():
+            return next(messages)
+
+        async def send(message):
+            sent.append(message["type"])
+
+        await app({"type": "lifespan"}, receive, send)
+        return sent
+
+    assert asyncio.run(run()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def test_a_failing_database_is_a_503_and_loses_nothing(config, monkeypatch):
+    original, broken = ExperimentStore.record_exposures, [True]
+
+    def record(self, exposures):
+        if broken and exposures:
+            raise StoreError("experiment store: disk full")
+        original(self, exposures)
+
+    monkeypatch.setattr(ExperimentStore, "record_exposures", record)
+
+    async def body(client):
+        await act(client, "s")  # acting does not need the database
+        down = await client.post("/v1/outcomes", json={"session_id": "s", "value": 1})
+        broken.clear()
+        return down, await client.post("/v1/outcomes", json={"session_id": "s", "value": 1})
+
+    down, up = with_gateway(config, body)
+    assert (down.status_code, up.status_code) == (503, 200)
+
+
+def test_an_outcome_waits_for_another_replicas_exposure(bundles, tmp_path):
+    config = gateway_config(bundles, tmp_path / "e.db", replicas=2)
+
+    async def run():
+        async with serving(config) as (one, app), serving(config) as (two, _):
+            app._log.flush = lambda: None  # its exposure is under way ...
+            await act(one, "s")
+            post = asyncio.create_task(two.post("/v1/outcomes", json={"session_id": "s", "value": 1}))
+            await asyncio.sleep(0.05)
+            ExposureLog.flush(app._log)  # ... and arrives
+            return await post
+
+    assert asyncio.run(run()).status_code == 200
+
+
+def test_arms_must_understand_the_same_requests(bundles, tmp_path):
+    other = {
+        "spaces": make_bundle(tmp_path, 2, observation=spaces.MultiDiscrete([3, 4, 6])),
+        "agents": make_bundle(tmp_path, 2, agents=("solo",)),
+        "missing": str(tmp_path / "nothing"),
+    }
+    messages = {
+        "spaces": "agent 'agent_0' has other spaces",
+        "agents": "plays agents solo",
+        "missing": "no readable bundle",
+    }
+    for kind, message in messages.items():
+        config = gateway_config(bundles | {"four": other[kind]}, tmp_path / "e.db")
+        with pytest.raises(MarlRayError, match=rf"experiments\.exp\.arms\.four: .*{message}"):
+            Gateway(config)
+
+
+def serve_config(**changes: Any) -> dict[str, Any]:
+    args = {"experiments": [{"name": "e", "arms": {"a": {"bundle": "a"}, "b": {"bundle": "b"}}}]}
+    application = {"name": "x", "import_path": "marl_ray.serving.app:build", "args": args}
+    return {"applications": [application | changes.pop("application", {})]} | changes
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (serve_config(http_option={}), "unknown key 'http_option'"),
+        (serve_config(http_options={"hosst": "x"}), "unknown key 'http_options.hosst'"),
+        (serve_config(application={"arg": {}}), "unknown key 'applications.0.arg'"),
+        (serve_config(application={"deployments": [{"name": "Gateway", "replicas": 2}]}), "deployments.0.replicas'"),
+        (serve_config(application={"args": {"experiments": [], "x": 1}}), r"applications\.0\.args: "),
+        (serve_config(application={"args": {}}), r"applications\.0\.args: missing key 'experiments'"),
+        (serve_config(http_options={"port": "eighty"}), r"http_options\.port"),
+        ({}, "applications"),
+        ([], "cannot be read|expected a mapping"),
+    ],
+)
+def test_serve_configs_are_checked_strictly(config, message, tmp_path):
+    with pytest.raises(MarlRayError, match=message) as caught:
+        if isinstance(config, list):
+            (tmp_path / "list.yaml").write_text("- 1\n")
+            config = tmp_path / "list.yaml"
+        read_serve_config(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_config_in_the_repository_is_valid():
+    path = Path(__file__).parents[2] / "serve" / "configs" / "gridworld_ab.yaml"
+    config = read_serve_config(path)
+    assert config["http_options"]["host"] == "127.0.0.1"
+    with pytest.raises(MarlRayError, match="cannot be read"):
+        read_serve_config(path.with_name("none.yaml"))
+
+
+def test_constants_fit_the_database():
+    assert gateway_module.SESSION_LENGTH <= 256  # the column's width
