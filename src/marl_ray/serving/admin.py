@@ -1,0 +1,64 @@
+"""What people ask of a gateway's experiments, over HTTP."""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from marl_ray.errors import MarlRayError, one_line
+
+KEY = "MARL_RAY_API_KEY"
+"""Environment variable with the admin key."""
+REQUEST_S = 30.0
+WATCH_S = 2.0
+
+
+def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON answer to a GET, or to a POST of `body`; MarlRayError with the gateway's own words if it refuses."""
+    secret = os.environ.get(KEY)
+    headers = {"authorization": f"Bearer {secret}"} if secret else {}
+    try:
+        with httpx.Client(base_url=url, timeout=REQUEST_S, headers=headers) as client:
+            answer = client.get(path) if body is None else client.post(path, json=body)
+    except httpx.HTTPError as error:
+        raise MarlRayError(f"gateway {url} does not answer: {one_line(error)}") from error
+    if answer.status_code != 200:
+        try:
+            problem = answer.json()["error"]
+            text = f"{problem['field'] or 'request'}: {problem['message']}"
+        except (ValueError, KeyError, TypeError):
+            text = " ".join(answer.text.split())[:200]
+        more = f" (the admin key comes from {KEY})" if answer.status_code in (401, 403) else ""
+        raise MarlRayError(f"gateway refused {path} with {answer.status_code}: {text}{more}")
+    data: dict[str, Any] = answer.json()
+    return data
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """An experiment in a few lines of text."""
+    where = f"{report['strategy']} stage {report['stage'] + 1}, epoch {report['epoch']}"
+    rows = [f"{report['name']}: {report['status']}, {where}"]
+    rows += [f"  {'arm':<16} {'traffic':>8} {'exposures':>10} {'outcomes':>9}  {'mean':>9}  against control"]
+    for name, arm in report["arms"].items():
+        mean = "-" if arm["mean"] is None else f"{arm['mean']:.4g}"
+        note = "control" if name == report["control"] else arm.get("verdict", "")
+        if arm.get("difference_interval"):
+            low, high = arm["difference_interval"]
+            note += f", {arm['difference']:+.4g} [{low:.4g}, {high:.4g}]"
+        note += ", rolled back" if arm["rolled_back"] else ""
+        rows.append(
+            f"  {name:<16} {arm['propensity']:>8.1%} {arm['exposures']:>10,} {arm['outcomes']:>9,}  {mean:>9}  {note}"
+        )
+    return rows
+
+
+def watch(url: str, name: str) -> Iterator[list[str]]:
+    """The experiment again and again, until it is over."""
+    while True:
+        report = ask(url, f"/v1/experiments/{name}")
+        yield lines(report)
+        if report["status"] in ("promoted", "rolled_back", "stopped"):
+            return
+        time.sleep(WATCH_S)
