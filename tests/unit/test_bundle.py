@@ -12,6 +12,7 @@ from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.bundle import Lineage, PolicyParts, load_bundle, save_bundle
+from marl_ray.policies.spaces import space_from_json, space_to_json
 
 OBSERVATION = spaces.MultiDiscrete([5, 4], dtype=np.int8)
 NETWORK = NetworkConfig(hidden=(8,))
@@ -121,3 +122,19 @@ def test_an_unknown_model_version_is_refused(tmp_path):
 def test_an_observation_from_outside_is_checked(folder, agent, observation, message):
     with pytest.raises(MarlRayError, match=message):
         load_bundle(folder).check(agent, observation)
+
+
+def test_spaces_with_infinite_bounds_survive_the_manifest(tmp_path):
+    """CartPole's: some entries bounded, some not; and a Box that is unbounded altogether."""
+    mixed = spaces.Box(np.array([-4.8, -np.inf], np.float32), np.array([4.8, np.inf], np.float32))
+    for space in (mixed, spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Box(0, 255, (2, 2, 3), np.uint8)):
+        text = json.dumps(space_to_json(space), allow_nan=False)
+        assert space_from_json(json.loads(text)) == space
+    torch.manual_seed(0)
+    parts = PolicyParts(
+        NETWORK, mixed, spaces.Discrete(3), ActorCritic(mixed, spaces.Discrete(3), NETWORK).actor.state_dict()
+    )
+    lineage = Lineage(run="r", algorithm={}, config_hash="c", code_version="0", seed=0, env={}, steps=1, metrics={})
+    assert (
+        load_bundle(save_bundle(tmp_path, {"a": "p"}, {"p": parts}, lineage)).policies["p"].observation_space == mixed
+    )

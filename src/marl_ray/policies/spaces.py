@@ -38,14 +38,28 @@ def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
             return spaces.MultiBinary(data["n"])
         case "Box":
             shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
-            low, high = (np.broadcast_to(np.asarray(data[key], dtype=dtype), shape) for key in ("low", "high"))
+            low, high = (np.broadcast_to(_bound(data[key], dtype), shape) for key in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
     raise MarlRayError(f"space type {data['type']!r} is unknown")
 
 
 def _constant_or_list(bound: np.ndarray) -> Any:
-    # JSON has no infinity; Python's reader and writer both use the token `Infinity`, and only they read this file.
-    return bound.flat[0].item() if bound.size and np.all(bound == bound.flat[0]) else bound.tolist()
+    """A bound as plain data; JSON has no infinity, so that is text."""
+    plain = bound.flat[0].item() if bound.size and np.all(bound == bound.flat[0]) else bound.tolist()
+    return _named(plain)
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_named(part) for part in value]
+    return value if math.isfinite(value) else str(value)
+
+
+def _bound(value: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """Inverse of `_constant_or_list`."""
+    if isinstance(value, list):
+        return np.array([_bound(part, dtype) for part in value], dtype)
+    return np.asarray(float(value) if isinstance(value, str) else value, dtype)
 
 
 def row_size(space: spaces.Space[Any]) -> int:
