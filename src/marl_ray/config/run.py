@@ -47,6 +47,9 @@ class NetworkConfig(Config):
     hidden: tuple[PositiveInt, ...] = Field((64, 64), min_length=1)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
+    normalize: bool = True
+    """Layer norm over vector observations, as MAPPO has it. It keeps entries of different scale apart from each other, and
+    loses their common size: turn it off where there are few entries and their size matters."""
 
 
 class ConstraintConfig(Config):

@@ -49,11 +49,11 @@ class OneHotLinear(nn.Module):
 
 
 class VectorLinear(nn.Module):
-    """Layer norm over raw vector observations, then a linear layer (MAPPO normalises its observations so)."""
+    """Layer norm over raw vector observations unless turned off, then a linear layer (MAPPO normalises so)."""
 
-    def __init__(self, size: int, out: int):
+    def __init__(self, size: int, out: int, normalize: bool):
         super().__init__()
-        self.norm = nn.LayerNorm(size)
+        self.norm = nn.LayerNorm(size) if normalize else nn.Identity()
         self.linear = nn.Linear(size, out)
 
     def prepare(self, rows: Tensor) -> tuple[Tensor, None]:
@@ -86,13 +86,13 @@ class ImageLinear(nn.Module):
         return self.linear(self.convolutions(images).flatten(1))
 
 
-def first_layer(space: spaces.Space[Any], out: int) -> OneHotLinear | VectorLinear | ImageLinear:
+def first_layer(space: spaces.Space[Any], out: int, normalize: bool = True) -> OneHotLinear | VectorLinear | ImageLinear:
     """The first layer for rows of this space (see `spaces.to_row`)."""
     if isinstance(space, CATEGORICAL):
         return OneHotLinear(cardinalities(space), out)
     if isinstance(space, spaces.Box) and len(space.shape) == 3:
         return ImageLinear(space.shape, out, 1 / 255 if space.dtype == np.uint8 else 1.0)
-    return VectorLinear(row_size(space), out)
+    return VectorLinear(row_size(space), out, normalize)
 
 
 class Network(nn.Module):
@@ -101,7 +101,7 @@ class Network(nn.Module):
     def __init__(self, space: spaces.Space[Any], config: NetworkConfig, out: int, gain: float):
         super().__init__()
         widths = config.hidden
-        self.first = first_layer(space, widths[0])
+        self.first = first_layer(space, widths[0], config.normalize)
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):
             layers += [ACTIVATIONS[config.activation](), nn.Linear(before, after)]
