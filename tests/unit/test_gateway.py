@@ -9,23 +9,11 @@ import pytest
 from gymnasium import spaces
 from toy_gateways import AGENTS, SEES, act, gateway_config, make_bundle, with_gateway
 
-from marl_ray.config import GatewayConfig
 from marl_ray.policies.bundle import Bundle
 from marl_ray.serving.http import route_path
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-
-
-@pytest.fixture(scope="module")
-def bundles(tmp_path_factory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("bundles")
-    return {"one": make_bundle(folder, 1), "four": make_bundle(folder, 4)}
-
-
-@pytest.fixture
-def config(bundles, tmp_path) -> GatewayConfig:
-    return gateway_config(bundles, tmp_path / "experiments.db")
 
 
 def test_act_answers_with_the_arm_its_actions_and_log_probs(config):

@@ -9,7 +9,6 @@ import pytest
 from gymnasium import spaces
 from toy_gateways import act, gateway_config, make_bundle, serving, with_gateway
 
-from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import ExperimentStore, StoreError
 from marl_ray.serving import gateway as gateway_module
@@ -19,17 +18,6 @@ from marl_ray.serving.gateway import Gateway
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-
-
-@pytest.fixture(scope="module")
-def bundles(tmp_path_factory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("bundles")
-    return {"one": make_bundle(folder, 1), "four": make_bundle(folder, 4)}
-
-
-@pytest.fixture
-def config(bundles, tmp_path) -> GatewayConfig:
-    return gateway_config(bundles, tmp_path / "experiments.db")
 
 
 def test_outcomes_join_at_once_are_idempotent_and_final(config):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from toy_gateways import SEES, act, gateway_config, make_bundle, serving
+from toy_gateways import SEES, act, gateway_config, serving
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -19,12 +19,6 @@ from marl_ray.serving.decisions import decide
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 ADMIN, PLAYER = "s3cret-admin", "s3cret-player"
-
-
-@pytest.fixture(scope="module")
-def bundles(tmp_path_factory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("bundles")
-    return {"one": make_bundle(folder, 1), "four": make_bundle(folder, 4)}
 
 
 @pytest.fixture
