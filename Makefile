@@ -33,11 +33,13 @@ check: install  ## Lint, format, types, dependency directions
 
 test: install  ## Unit tests, then integration, then the fast end-to-end tests
 	sh tests/need_postgresql.sh
-	$(BIN)/python -m pytest tests/unit tests/integration tests/e2e -m "not slow"
+	$(BIN)/python -m pytest tests/unit -n 2
+	$(BIN)/python -m pytest tests/integration tests/e2e -m "not slow"
 
 test-all: install  ## All tests, the slow ones too
 	sh tests/need_postgresql.sh
-	$(BIN)/python -m pytest tests/unit tests/integration tests/e2e
+	$(BIN)/python -m pytest tests/unit -n 2
+	$(BIN)/python -m pytest tests/integration tests/e2e
 
 demo: install  ## Train, serve and compare two teams on this machine
 	$(BIN)/marl-ray demo

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_runs import TWO_POLICIES, config, one_of_two, short
+from toy_runs import BRIEF, TWO_POLICIES, config, one_of_two, short
 
 from marl_ray.algorithms import ALGORITHMS
 from marl_ray.config import SPECS
@@ -52,8 +52,8 @@ def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm)
 def test_micro_batches_change_nothing(alone, tmp_path, algorithm):
     """Nor where two policies are updated one after another."""
     team = [TWO_POLICIES] if SPECS[algorithm].order == "sequential" else []
-    whole = train_alone(short(algorithm, *team))
-    parts = train_alone(short(algorithm, *team, f"train.micro_batch={3 if team else 1}"))
+    whole = train_alone(short(algorithm, BRIEF, *team))
+    parts = train_alone(short(algorithm, BRIEF, *team, f"train.micro_batch={3 if team else 1}"))
     for a, b in zip(timeless(whole), timeless(parts), strict=True):
         assert a == pytest.approx(b, abs=1e-5)
 
@@ -73,7 +73,7 @@ def test_two_workers_train_the_same_as_one(alone, tmp_path):
         process.join(30)
         assert process.exitcode == 0
     for name in ALGORITHMS:
-        single = train_alone(short(name), tmp_path / "one" / name)
+        single = train_alone(short(name, BRIEF), tmp_path / "one" / name)
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
             assert a == pytest.approx(b, abs=1e-5), name
         best = max(path.parent for path in (tmp_path / "one" / name).glob("*/bundle"))
