@@ -86,7 +86,9 @@ class ImageLinear(nn.Module):
         return self.linear(self.convolutions(images).flatten(1))
 
 
-def first_layer(space: spaces.Space[Any], out: int, normalize: bool = True) -> OneHotLinear | VectorLinear | ImageLinear:
+def first_layer(
+    space: spaces.Space[Any], out: int, normalize: bool = True
+) -> OneHotLinear | VectorLinear | ImageLinear:
     """The first layer for rows of this space (see `spaces.to_row`)."""
     if isinstance(space, CATEGORICAL):
         return OneHotLinear(cardinalities(space), out)

@@ -67,7 +67,7 @@ def check_run(config: RunConfig) -> None:
             f"storage: {config.storage!r} is relative to the job's temporary folder; give an absolute path or a URI"
         )
     tracking_uri(config)
-    _filesystem(config)
+    _check_writable(config)
     warm_up(config.env, config.constraints)
     env = make_env(config.env, config.constraints)
     try:
@@ -209,10 +209,18 @@ def _storage(config: RunConfig) -> str:
 
 
 def _filesystem(config: RunConfig) -> tuple[fs.FileSystem, str]:
-    """File system and path of the run's folder, proved writable and left as it was; raises MarlRayError."""
+    """File system and path of the run's folder; raises MarlRayError."""
     try:
         filesystem, root = fs.FileSystem.from_uri(_storage(config))
-        folder = f"{root.rstrip('/')}/{config.name}"
+    except (OSError, ValueError) as error:
+        raise _unwritable(config, error) from error
+    return filesystem, f"{root.rstrip('/')}/{config.name}"
+
+
+def _check_writable(config: RunConfig) -> None:
+    """Prove that the run's folder can be written, and leave it as it was; raises MarlRayError."""
+    filesystem, folder = _filesystem(config)
+    try:
         existed = filesystem.get_file_info(folder).type != fs.FileType.NotFound
         filesystem.create_dir(folder)
         probe = f"{folder}/.write-test-{os.getpid()}"
@@ -221,8 +229,11 @@ def _filesystem(config: RunConfig) -> tuple[fs.FileSystem, str]:
         if not existed:
             filesystem.delete_dir(folder)
     except (OSError, ValueError) as error:
-        raise MarlRayError(f"storage: {config.storage!r} cannot be written: {one_line(error)}") from error
-    return filesystem, folder
+        raise _unwritable(config, error) from error
+
+
+def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
+    return MarlRayError(f"storage: {config.storage!r} cannot be written: {one_line(error)}")
 
 
 def _write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:

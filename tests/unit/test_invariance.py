@@ -1,0 +1,108 @@
+"""Gradients do not depend on how a batch is cut into passes, on padding, or on the order of its sequences."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from toy_runs import short
+
+from marl_ray.algorithms import ALGORITHMS
+from marl_ray.envs import make_env
+from marl_ray.training import gradient, loop
+from marl_ray.training.alone import process_group
+from marl_ray.training.batches import CostStats
+from marl_ray.trajectories import PER_SEQUENCE, Trajectories
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    with process_group():
+        yield
+
+
+@pytest.fixture(scope="module")
+def played():
+    """Algorithm -> (config, team, batch), made once each."""
+    made = {}
+
+    def get(name: str):
+        if name not in made:
+            config = short(
+                name, "train.rollout=episodes", "train.env_copies=6", "hyper.minibatches=1", "hyper.epochs=1"
+            )
+            env = make_env(config.env)
+            team = loop.build_team(config, env, loop.init_device_mesh("cpu", (1,)), False)
+            collector = loop.build_collector(config, env, team.agents, 0, 1)
+            made[name] = config, team, collector.collect(team.players(), 0).trajectories["shared"]
+        return made[name]
+
+    return get
+
+
+def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> torch.Tensor:
+    """The gradient of the first step on the batch, all networks, by the learner's own code; nothing is changed by it."""
+    learner = team.learners["shared"]
+    state, found = learner.state(), []
+
+    def record(modules, max_norm):
+        for module in modules:
+            found.extend(gradient._local(p.grad).clone().reshape(-1) for p in module.parameters() if p.grad is not None)
+        return torch.zeros(len(modules))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradient, "clip_gradients", record)
+        patch.setattr(learner.optimizer, "step", lambda: None)
+        patch.setattr(learner, "micro_batch", micro_batch)
+        if ALGORITHMS[name].spec.constraint == "trust_region":
+            patch.setattr("marl_ray.training.trust_step.update", lambda *arguments: {})
+        learner.update(batch, 0, 0, CostStats((4.5,), 6))
+    learner.load_state(state)
+    return torch.cat(found)
+
+
+def padded(batch: Trajectories, columns: int) -> Trajectories:
+    """The batch with steps after its end at which nobody decides."""
+    wider = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if value is not None and field.name not in PER_SEQUENCE:
+            value = torch.cat([value, value.new_zeros(value.shape[0], columns, *value.shape[2:])], 1)
+        wider[field.name] = value
+    return Trajectories(**wider)
+
+
+def shuffled(batch: Trajectories, seed: int) -> Trajectories:
+    """The environment copies in another order."""
+    copies = len(batch.mask) // batch.agents
+    order = torch.randperm(copies, generator=torch.Generator().manual_seed(seed))
+    moved = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if value is not None and field.name == "states":
+            value = value[order]
+        elif value is not None:
+            value = value.unflatten(0, (copies, -1))[order].flatten(0, 1)
+        moved[field.name] = value
+    return Trajectories(**moved)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(micro_batch=st.none() | st.integers(1, 6), columns=st.integers(0, 3), seed=st.integers(0, 99))
+def test_gradients_are_those_of_the_whole_batch(played, name, micro_batch, columns, seed):
+    _, team, batch = played(name)
+    expected = gradients(name, team, batch, None)
+    changed = shuffled(padded(batch, columns), seed)
+    got = gradients(name, team, changed, micro_batch)
+    assert expected.norm() > 0
+    assert (got - expected).norm() / expected.norm() < 1e-6
+
+
+def test_a_batch_whose_tensors_do_not_fit_is_refused_by_name(played):
+    _, _, batch = played("ppo")
+    with pytest.raises(ValueError, match=r"trajectories.rewards: expected shape \(12, 6\), got \(11, 6\)"):
+        replace(batch, rewards=batch.rewards[:-1])
+    with pytest.raises(ValueError, match=r"trajectories.group: expected shape \(12,\)"):
+        replace(batch, group=batch.group[:1])
