@@ -1,5 +1,12 @@
-"""Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16) on rows that hold several episodes."""
+"""Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16) on rows that hold several episodes.
 
+The recursion runs along each row, so on CPU a compiled loop over the rows takes a third of the time of one vector operation
+after the other, which in turn is what a GPU wants. Tests hold both to the same reference.
+"""
+
+from typing import Any
+
+import numba
 import torch
 from torch import Tensor
 
@@ -30,6 +37,72 @@ def gae(
     estimated by itself; so are the results. `rewards` must be finite everywhere, `values` at own steps, `bootstrap` at
     cuts.
     """
+    by = gae_by_row if rewards.device.type == "cpu" else gae_by_step
+    return by(rewards, values, bootstrap, mask, terminated, truncated, gamma, lam)
+
+
+def gae_by_row(
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap: Tensor,
+    mask: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    lam: float,
+) -> tuple[Tensor, Tensor]:
+    """`gae` of CPU tensors, row by row."""
+    signals = [x.detach() if x.dim() == 3 else x.detach()[..., None] for x in (rewards, values, bootstrap)]
+    flags = [x.contiguous().numpy() for x in (mask, terminated, truncated)]
+    dtype = torch.promote_types(rewards.dtype, values.dtype)
+    advantages, returns = (torch.empty(signals[0].shape, dtype=dtype) for _ in range(2))
+    arrays = [x.contiguous().numpy() for x in signals]
+    _rows(*arrays, *flags, gamma, lam, advantages.numpy(), returns.numpy())  # type: ignore[call-arg, arg-type]
+    return advantages.reshape(rewards.shape), returns.reshape(rewards.shape)
+
+
+@numba.njit(cache=True, nogil=True)
+def _rows(
+    rewards: Any,
+    values: Any,
+    bootstrap: Any,
+    mask: Any,
+    terminated: Any,
+    truncated: Any,
+    gamma: float,
+    lam: float,
+    advantages: Any,
+    returns: Any,
+) -> None:
+    """The return G = A + V obeys G_t = r_t + gamma ((1 - lam) V_{t+1} + lam G_{t+1}); sums in float64."""
+    rows, steps, signals = rewards.shape
+    for b in range(rows):
+        for k in range(signals):
+            flowing = 0.0  # what a step adds to the reward of the one before it in the episode
+            for t in range(steps - 1, -1, -1):
+                total = float(rewards[b, t, k])
+                if not terminated[b, t]:
+                    cut = truncated[b, t] or t == steps - 1
+                    total += gamma * bootstrap[b, t, k] if cut else flowing
+                if mask[b, t]:
+                    advantages[b, t, k], returns[b, t, k] = total - values[b, t, k], total
+                    flowing = gamma * ((1 - lam) * values[b, t, k] + lam * total)
+                else:
+                    advantages[b, t, k] = returns[b, t, k] = 0.0
+                    flowing = total
+
+
+def gae_by_step(
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap: Tensor,
+    mask: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    lam: float,
+) -> tuple[Tensor, Tensor]:
+    """`gae` by one vector operation after the other, on any device."""
     with torch.no_grad():
         reward, value, after_cut = _time_first(rewards), _time_first(values), _time_first(bootstrap)
         own, ended, cut = _time_first(mask), _time_first(terminated), _time_first(truncated)
@@ -54,10 +127,7 @@ def _batch_first(x: Tensor, shape: torch.Size) -> Tensor:
 def _scan(
     reward: Tensor, value: Tensor, bootstrap: Tensor, own: Tensor, ended: Tensor, cut: Tensor, gamma: float, lam: float
 ) -> None:
-    """Turn `reward` into returns and `value` into advantages, in place; all (T, N).
-
-    The return G = A + V obeys G_t = r_t + gamma ((1 - lam) V_{t+1} + lam G_{t+1}): a linear scan, two operations a step.
-    """
+    """Turn `reward` into returns and `value` into advantages, in place; all (T, N). A linear scan, two operations a step."""
     steps, width = reward.shape
     length = max(1, BLOCK // max(1, width))
     flowing = reward.new_zeros(width)  # what a step adds to the reward of the one before it in the episode
