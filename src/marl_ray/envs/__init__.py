@@ -66,10 +66,7 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> 
     """
     env = make_env(config, constraints)
     try:
-        env.reset(seed=0)
-        for agent in env.agents:
-            env.action_space(agent).seed(0)
-        _, rewards, *_ = env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+        _, rewards, *_ = _first_step(env)
     finally:
         env.close()
     for agent, reward in rewards.items():
@@ -85,15 +82,20 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> 
 
 def check_costs(env: "ParallelEnv[str, Any, Any]", signals: int) -> None:
     """Raise MarlRayError unless a step of the environment reports `signals` costs."""
-    env.reset(seed=0)
-    for agent in env.agents:
-        env.action_space(agent).seed(0)
-    *_, infos = env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+    *_, infos = _first_step(env)
     found = [np.size(info["cost"]) for info in infos.values() if "cost" in info]
     if not found:
         raise MarlRayError('constraints: the environment reports no infos[agent]["cost"], so no budget can be kept')
     if set(found) != {signals}:
         raise MarlRayError(f'constraints: {signals} given, but infos[agent]["cost"] has {max(found)} numbers')
+
+
+def _first_step(env: "ParallelEnv[str, Any, Any]") -> tuple[Any, ...]:
+    """What one step with drawn actions returns, after a reset."""
+    env.reset(seed=0)
+    for agent in env.agents:
+        env.action_space(agent).seed(0)
+    return env.step({agent: env.action_space(agent).sample() for agent in env.agents})
 
 
 def _gridworld(config: EnvConfig) -> Callable[..., Any]:

@@ -188,21 +188,18 @@ class Collector:
             self.costs += team_costs
             self.lengths += playing
             count += int(playing.sum())
+            over, truncated = playing & ~envs.alive.any(1), step.truncated
+            if t + 1 == self.plan.steps and not restart:
+                # An episode that is too long is cut, and valued by what would have followed.
+                truncated = truncated | envs.alive
+                over |= envs.alive.any(1)
             for buffer in buffers.values():
                 own = buffer.columns
-                buffer.record(t, step.rewards[:, own], team_costs, step.terminated[:, own], step.truncated[:, own])
-            over = playing & ~envs.alive.any(1)
-            last = t + 1 == self.plan.steps and not restart
+                buffer.record(t, step.rewards[:, own], team_costs, step.terminated[:, own], truncated[:, own])
             rows = [buffer.rows[t + 1] for buffer in buffers.values()]
             envs.observe(rows, np.flatnonzero(playing).tolist())
-            for c in np.flatnonzero(step.truncated.any(1)):
+            for c in np.flatnonzero(truncated.any(1)):
                 played.cuts[t, int(c)] = {name: buffer.rows[t + 1, c].copy() for name, buffer in buffers.items()}
-            if last and envs.alive.any():  # an episode that is too long is cut, and valued by what would have followed
-                for c in np.flatnonzero(envs.alive.any(1)):
-                    played.cuts[t, int(c)] = {name: buffer.rows[t + 1, c].copy() for name, buffer in buffers.items()}
-                for buffer in buffers.values():
-                    buffer.truncated[t] |= envs.alive[:, buffer.columns]
-                over = over | envs.alive.any(1)
             for c in np.flatnonzero(over):
                 episodes.append(self._finished(t, int(c)))
                 if restart:

@@ -1,7 +1,7 @@
 """What is fixed for all epochs on a batch: targets, advantages, old log-probabilities, encoded inputs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -136,8 +136,3 @@ def prepared_inputs(model: ActorCritic, batch: Trajectories) -> tuple[Prepared, 
         return actor, actor
     assert batch.states is not None
     return actor, Prepared.of(model.critics[0], batch.states.flatten(0, 1))
-
-
-def with_values(batch: Trajectories, values: Tensor) -> Trajectories:
-    """The batch with other values (B, T) at its steps."""
-    return replace(batch, values=values)

@@ -1,6 +1,5 @@
 """Episodes of a trained team, on fresh seeds."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from marl_ray.algorithms.value_norm import ValueNorm
@@ -27,7 +26,7 @@ def evaluate(
     for player in players.values():
         player.model.critic = player.model.cost_critic = None  # nothing is valued
     copies = config.train.env_copies
-    plan = replace(Plan(steps, episodes=True), greedy=greedy)
+    plan = Plan(steps, episodes=True, greedy=greedy)
     envs = make_batch(config.env, copies, list(agents.values()), config.signals, config.constraints)
     collector = Collector(env, envs, agents, range(copies), plan, seed, config.signals)
     played: list[Episode] = []

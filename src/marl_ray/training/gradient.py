@@ -1,5 +1,6 @@
 """The epochs of one batch by gradient descent: the same gradients however the batch is cut into passes and workers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -56,7 +57,7 @@ def update(
             break
     means = dict(zip(METRICS, (total(sums) / steps).tolist(), strict=True))
     for name, value in means.items():
-        if value != value or value in (float("inf"), float("-inf")):
+        if not math.isfinite(value):
             raise Diverged(f"{where}: {name} is not finite")
     if not learner.model.critics:
         means.pop("value_loss")

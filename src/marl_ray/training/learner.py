@@ -35,7 +35,6 @@ from marl_ray.training.batches import (
     signal_moments,
     trained_decisions,
     updated_norms,
-    with_values,
 )
 from marl_ray.training.collectives import total, totals, world
 from marl_ray.training.cuts import Cut, Shape, minibatches
@@ -181,7 +180,7 @@ class Learner:
         if taxed is not None or hyper.overlong_buffer:
             batch = replace(batch, rewards=shaped_rewards(batch, hyper, self.horizon, taxed))
         if spec.critic_first:
-            batch = with_values(batch, gradient.fit_critic(self, batch, critic, mask))
+            batch = replace(batch, values=gradient.fit_critic(self, batch, critic, mask))
         raw, targets = self.algorithm.advantages(batch, hyper)
         known = torch.zeros_like(raw) if targets is None else targets
         no_costs = batch.costs.new_zeros(*mask.shape, 0)

@@ -171,8 +171,8 @@ def _update(
         metrics |= {prefix + key: value for key, value in losses.items()}
         if sequential:
             change = learner.log_ratio(batch).clamp(-20, 20).exp()
-            costs = learner.moved_costs(costs, batch, change if factor is None else factor * change, factor)
-            factor = change if factor is None else factor * change
+            after = change if factor is None else factor * change
+            costs, factor = learner.moved_costs(costs, batch, after, factor), after
     return metrics
 
 
