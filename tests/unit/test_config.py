@@ -203,7 +203,6 @@ def test_gateway() -> None:
         ([experiment | {"arms": {k: v | {"weight": 0} for k, v in arms.items()}}], "at least one weight must be above"),
         ([experiment | {"arms": {"a": arms["a"]}}], "experiments.0.arms: "),
         ([experiment | {"alpha": 1}], "experiments.0.alpha: "),
-        ([], "experiments: "),
     ]
     for experiments, message in bad:
         with pytest.raises(MarlRayError) as error:

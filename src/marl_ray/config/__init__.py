@@ -1,7 +1,14 @@
 """Typed configs. Importing this package loads pydantic and YAML only, never torch or Ray."""
 
 from marl_ray.config.algorithms import COMMON_KNOBS, SPECS, AlgorithmName, Spec
-from marl_ray.config.experiment import ArmConfig, ExperimentConfig, GatewayConfig
+from marl_ray.config.experiment import (
+    ArmConfig,
+    BreakerConfig,
+    CacheConfig,
+    ExperimentConfig,
+    GatewayConfig,
+    RateLimitConfig,
+)
 from marl_ray.config.hyper import AlgorithmConfig
 from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
 from marl_ray.config.run import (
@@ -24,6 +31,8 @@ __all__ = [
     "AlgorithmConfig",
     "AlgorithmName",
     "ArmConfig",
+    "BreakerConfig",
+    "CacheConfig",
     "CheckpointConfig",
     "ConstraintConfig",
     "CostConfig",
@@ -33,6 +42,7 @@ __all__ = [
     "GatewayConfig",
     "NetworkConfig",
     "PolicyConfig",
+    "RateLimitConfig",
     "ResourcesConfig",
     "RunConfig",
     "Spec",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from marl_ray.config.base import Config
-from marl_ray.config.run import Name
+from marl_ray.config.run import NAME_PATTERN, Name
 
 Share = Annotated[float, Field(ge=0, le=1)]
 BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
@@ -19,6 +19,9 @@ BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
 """Quantities whose good direction is known; any other named metric must say which it is."""
 
 
+BINARY = frozenset({"error", "violation"})
+
+
 class ArmConfig(Config):
     """One arm: a bundle and its share of the traffic."""
 
@@ -26,6 +29,12 @@ class ArmConfig(Config):
     """Bundle folder or `models:/name/version`."""
     weight: NonNegativeFloat = 1.0
     """Share of the units, relative to the other arms' weights."""
+    replicas: PositiveInt = 1
+    """With `placement: deployment`: replicas of the arm's own deployment."""
+    cpus: NonNegativeFloat = 1.0
+    """With `placement: deployment`: CPUs of each of them."""
+    gpus: NonNegativeFloat = 0.0
+    """With `placement: deployment`: GPUs of each of them."""
     allow_rolled_back: bool = False
     """Accept a bundle that another experiment has rolled back; the audit keeps this. It cannot revive an arm that this
     experiment has rolled back."""
@@ -42,6 +51,13 @@ class GuardrailConfig(Config):
     """How much worse than the control is still accepted, in units of the metric."""
     alpha: float = Field(0.05, gt=0, lt=1)
     """Probability of a false rollback by this guardrail, over all looks."""
+    binary: bool | None = None
+    """Whether the metric is 0 or 1 per unit, which has an exact test for rare events; `error` and `violation` are, when
+    not given."""
+
+    @property
+    def is_binary(self) -> bool:
+        return self.name in BINARY if self.binary is None else self.binary
 
     @model_validator(mode="before")
     @classmethod
@@ -54,11 +70,37 @@ class GuardrailConfig(Config):
         return data
 
 
+class BreakerConfig(Config):
+    """When a replica stops asking an arm that fails."""
+
+    failures: PositiveInt = 5
+    """Failed requests in a row that open the circuit."""
+    open_s: PositiveFloat = 5.0
+    """Seconds until an open circuit lets probes through (half-open)."""
+    probes: PositiveInt = 3
+    """Successful probes in a row that close it again; one that fails opens it anew."""
+    on_open: Literal["rollback", "fallback"] = "rollback"
+    """What an open circuit of a treatment means: it is rolled back for good, or the control answers until it closes."""
+
+
 class ExperimentConfig(Config):
     """Arms that compete for units (sessions). The first arm is the control, the others are treatments."""
 
     name: str = Name
+    endpoint: str | None = Field(None, pattern=NAME_PATTERN)
+    """The name that clients act on, kept from one experiment to the next; the experiment's name when not given."""
     arms: dict[str, ArmConfig] = Field(min_length=2)
+    placement: Literal["replica", "deployment"] = "replica"
+    """Where the arms' policies run: in every gateway replica (one hop; small policies), or each arm in a deployment of its
+    own (two hops; large ones)."""
+    randomize: Literal["session", "cluster", "switchback"] = "session"
+    """What is assigned to an arm: a session; all sessions of one `cluster_id` of the requests (a match, a lobby); or all
+    sessions that begin in one block of time. The last two are for arms that influence each other's sessions; the
+    statistics then take a cluster or block as one observation."""
+    block_s: PositiveFloat = 600.0
+    """Of `switchback`: length of a block in seconds."""
+    washout_s: NonNegativeFloat = 0.0
+    """Of `switchback`: sessions that begin this soon after a change of block do not count."""
     salt: str | None = None
     """Salt of the assignment hash; the experiment's name when not given."""
     strategy: Literal["ab", "gradual", "shadow", "replace"] = "ab"
@@ -81,6 +123,9 @@ class ExperimentConfig(Config):
     """Experiments of one layer share a population; disjoint `layer_share`s make them mutually exclusive."""
     layer_share: tuple[Share, Share] = (0.0, 1.0)
     """[low, high) of the layer's units that take part; the others are not in the experiment."""
+    breaker: BreakerConfig = BreakerConfig()
+    shadow_concurrency: PositiveInt = 16
+    """Of `shadow`: copies of requests under way per replica; more are dropped and counted."""
     guardrails: tuple[GuardrailConfig, ...] = ()
     """What a treatment must not make worse, besides the outcome's own harm test."""
     alpha: float = Field(0.05, gt=0, lt=1)
@@ -91,6 +136,11 @@ class ExperimentConfig(Config):
     """Non-inferiority margin in units of the outcome."""
     min_outcomes: PositiveInt = 50
     """Outcomes each arm needs before a verdict."""
+
+    @property
+    def served_as(self) -> str:
+        """The endpoint's name."""
+        return self.endpoint or self.name
 
     @property
     def promotes(self) -> bool:
@@ -123,10 +173,28 @@ class ExperimentConfig(Config):
         return self
 
 
-class GatewayConfig(Config):
-    """What `serve deploy` starts."""
+class RateLimitConfig(Config):
+    """Requests of one API key (of all clients together, where there are no keys), per replica."""
 
-    experiments: list[ExperimentConfig] = Field(min_length=1)
+    per_s: PositiveFloat
+    burst: PositiveInt = 100
+    """Requests that may come at once after a quiet time."""
+
+
+class CacheConfig(Config):
+    """Kept answers to `mode: greedy`, which are the same for the same observations."""
+
+    url: str = Field("memory:", pattern=r"^(memory:$|rediss?://)")
+    """`memory:` (each replica its own) or `redis://host:port/0` (shared)."""
+    entries: PositiveInt = 100_000
+    """Of `memory:`: the least recently used answer goes first."""
+    ttl_s: PositiveFloat = 300.0
+
+
+class GatewayConfig(Config):
+    """What `serve deploy` starts. Experiments may also be created over HTTP; those are in the database alone."""
+
+    experiments: list[ExperimentConfig] = []
     database: str = "sqlite:///runs/experiments.db"
     """SQLAlchemy URL of the experiment store."""
     tracking_uri: str | None = None
@@ -134,6 +202,21 @@ class GatewayConfig(Config):
     max_batch: PositiveInt = 64
     """Observations of one arm that share one forward pass."""
     max_body_bytes: PositiveInt = 1_000_000
+    max_batch_requests: PositiveInt = 256
+    """Requests in one `/batch`."""
+    request_timeout_s: PositiveFloat = 10.0
+    """Deadline of a request (504); the header `x-request-timeout-seconds` may shorten it."""
+    rate_limit: RateLimitConfig | None = None
+    cache: CacheConfig | None = None
+    spool: str = "runs/spool"
+    """Folder that keeps exposures while the database is away."""
+    spool_bytes: PositiveInt = 256_000_000
+    """Bound of the spool, per replica; beyond it exposures are dropped and counted."""
+    decision_log: str | None = None
+    """Folder (or `s3://bucket/prefix`) for every observation, action and log-probability, from which `marl-ray export` makes
+    trajectories; not kept when not given."""
+    access_log: Literal["errors", "all"] = "errors"
+    """Which requests leave a line of JSON in the log."""
     api_keys: str | None = None
     """YAML file of keys (`keys: [{name, sha256, scopes}]`, scopes of inference, outcomes, admin). Without it anybody may act
     and post outcomes, and nobody may change an experiment over HTTP."""

@@ -17,7 +17,8 @@ from marl_ray.config.algorithms import SPECS, AlgorithmName, Spec
 from marl_ray.config.base import Config
 from marl_ray.config.hyper import AlgorithmConfig
 
-Name = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+Name = Field(pattern=NAME_PATTERN)
 
 
 class CostConfig(Config):
