@@ -1,5 +1,5 @@
-# Everything happens in .venv; nothing outside this folder is touched, but for PostgreSQL, which `make test` installs
-# where it runs as root on Debian.
+# Everything happens in .venv; nothing outside this folder is touched, but for PostgreSQL, Redis and Chromium,
+# which `make test` installs where it runs as root on Debian.
 PYTHON ?= python3
 PIP_VERSION := 26.3
 BIN := .venv/bin
@@ -32,12 +32,12 @@ check: install  ## Lint, format, types, dependency directions
 	$(BIN)/lint-imports
 
 test: install  ## Unit tests, then integration, then the fast end-to-end tests
-	sh tests/need_postgresql.sh
+	sh tests/need_servers.sh
 	$(BIN)/python -m pytest tests/unit -n 2
 	$(BIN)/python -m pytest tests/integration tests/e2e -m "not slow"
 
 test-all: install  ## All tests, the slow ones too
-	sh tests/need_postgresql.sh
+	sh tests/need_servers.sh
 	$(BIN)/python -m pytest tests/unit -n 2
 	$(BIN)/python -m pytest tests/integration tests/e2e
 

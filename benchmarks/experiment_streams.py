@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.signal import lfilter
 
-from marl_ray.experiments.sequential import long_run_variance
+from marl_ray.experiments.sequential import MIN_BATCHES, long_run_variance
 
 HORIZON, STEP = 2_000, 10
 """Outcomes per arm, and between looks."""
@@ -99,6 +99,56 @@ def traffic(noise: Draw, shares: np.ndarray) -> Any:
     return simulate
 
 
+def sessions(rng: np.random.Generator, size: tuple[int, int], players: int = 20) -> np.ndarray:
+    """Sessions in time order, each `players` of them in one match with luck of its own."""
+    luck = rng.standard_normal((size[0], size[1] // players)).repeat(players, axis=1)
+    return luck + rng.standard_normal(size)
+
+
+def matches(rng: np.random.Generator, size: tuple[int, int], players: int = 20) -> np.ndarray:
+    """The means of such matches."""
+    return rng.standard_normal(size) + rng.standard_normal(size) / math.sqrt(players)
+
+
+def switchback(noise: Draw, share: float, grouped: bool = True) -> Any:
+    """HORIZON blocks of time whose arms are drawn by pairs as `assignment` does; a look after every 2 STEP of them.
+
+    Variances by groups as `clusters.block_summaries` has them, or else as if blocks were drawn one by one.
+    """
+
+    def simulate(rng: np.random.Generator, runs: int) -> Looks:
+        values = noise(rng, (runs, HORIZON))
+        first = rng.integers(0, 2, (runs, HORIZON // 2))
+        strata = np.stack([first, 1 - first], 2).reshape(runs, HORIZON)
+        treated = (strata + rng.random(strata.shape)) / 2 > 1 - share
+        found = []
+        for k in range(2 * STEP, HORIZON + 1, 2 * STEP):
+            y, parts, signed = values[:, :k], [], np.zeros((runs, k))
+            for sign, arm in ((1, treated[:, :k]), (-1, ~treated[:, :k])):
+                n = arm.sum(1)
+                mean = (y * arm).sum(1) / np.maximum(n, 1)
+                gaps = (y - mean[:, None]) * arm
+                signed += sign * gaps / np.maximum(n, 1)[:, None]
+                parts.append((n, mean, (gaps**2).sum(1) / np.maximum(n - 1, 1)))
+            (n_t, mean_t, var_t), (n_c, mean_c, var_c) = parts
+            groups = signed.reshape(runs, -1, 2).sum(2)
+            apart = var_t / np.maximum(n_t, 1) + var_c / np.maximum(n_c, 1)
+            size = groups.shape[1]
+            together = size / (size - 1) * (groups**2).sum(1) * (1 + math.sqrt(2 / (size - 1)))
+            scale = together / np.maximum(apart, 1e-300) if grouped else np.ones(runs)
+            scale = np.maximum(scale, 1) if size < MIN_BATCHES else scale
+            found.append((n_t, n_c, mean_t, mean_c, var_t * scale, var_c * scale))
+        return Looks(*(np.stack(part, 1) for part in zip(*found, strict=True)))
+
+    return simulate
+
+
+def day_and_night(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    """Noise on a wave of 144 blocks, six times as large."""
+    wave = np.sin(np.arange(size[1]) * 2 * math.pi / 144 + rng.random((size[0], 1)) * 2 * math.pi)
+    return 2 * wave + rng.standard_normal(size) / 3
+
+
 def chunks(simulate: Any, runs: int, seed: int) -> Iterator[Looks]:
     for k in range(runs // CHUNK):
         yield simulate(np.random.default_rng([seed, k]), CHUNK)
@@ -153,10 +203,18 @@ SCENARIOS: dict[str, Scenario] = {
     "Bernoulli 0.95, canary 1:9, `binary`": Scenario(*rare(0.95, 0.02, **CANARY), binary=True),
     "Bernoulli 0.99, canary 1:9, `binary`": Scenario(*rare(0.99, 0.02, **CANARY), binary=True),
     "Bernoulli 0.999, canary 1:9, margin 0.01, `binary`": Scenario(*rare(0.999, 0.01, **CANARY), binary=True),
+    "matches of 20 sessions, assigned and counted as matches": Scenario(two_arms(matches)),
+    "switchback, AR(1) 0.9 from block to block": Scenario(switchback(ar1(0.9), 0.5)),
+    "switchback, AR(1) -0.8 from block to block": Scenario(switchback(ar1(-0.8), 0.5)),
+    "switchback, day and night": Scenario(switchback(day_and_night, 0.5)),
+    "switchback 1:9, AR(1) 0.9 from block to block": Scenario(switchback(ar1(0.9), 0.1)),
 }
 WRONG = {
     "wrong: AR(1) 0.5 within each arm, plain variance": Scenario(two_arms(ar1(0.5))),
+    "wrong: matches of 20 sessions, assigned as matches, counted as sessions": Scenario(two_arms(sessions)),
+    "wrong: switchback by pairs, AR(1) -0.8, counted block by block": Scenario(switchback(ar1(-0.8), 0.5, False)),
     "wrong: Bernoulli 0.99, canary 1:9, plain": Scenario(*rare(0.99, 0.02, **CANARY)),
 }
-"""What happens against the advice of `sequential`: without the long-run variance, and without `binary` when an
-arm worse by the margin is expected to fail one or two times at first. Shown, not promised."""
+"""What happens against the advice of `sequential` and `clusters`: without the long-run variance, without the cluster or
+the group, and without `binary` when an arm worse by the margin is expected to fail one or two times at first. Shown, not
+promised."""

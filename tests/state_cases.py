@@ -5,6 +5,7 @@ A module that imports them has a fixture `make_url`, a function that makes an em
 
 import json
 import multiprocessing
+import threading
 from itertools import pairwise
 from typing import Any
 
@@ -12,12 +13,12 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_cases import act, config, exposure, gradual
+from store_cases import act, config, exposure, gradual, look
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment import Assignment, AssignmentTable
 from marl_ray.experiments.states import Action, StaleEpochError, Status
-from marl_ray.experiments.store import ExperimentStore, Outcome
+from marl_ray.experiments.store import ExperimentStore, Outcome, Production
 
 
 def test_a_gradual_rollout_from_draft_to_promotion(url):
@@ -25,9 +26,8 @@ def test_a_gradual_rollout_from_draft_to_promotion(url):
     assert store.open_experiment("exp", gradual(a=1, b=1) | {"autostart": False}).weights == {"a": 1, "b": 0}
     seen = [act(store, Action.START, reason="go").weights["b"]]
     store.record_exposures([exposure("early", "b", 1), exposure("now", "b", 2), exposure("other", "a", 2)])
-    assert store.stage_exposures("exp") == {"a": 1, "b": 1}
+    assert look(store).exposed == {1: {"b": 1}, 2: {"a": 1, "b": 1}}
     seen += [act(store, Action.NEXT_STAGE).weights["b"]]
-    assert store.stage_exposures("exp") == {}
     seen += [act(store, action).weights["b"] for action in (Action.PAUSE, Action.RESUME, Action.NEXT_STAGE)]
     with pytest.raises(MarlRayError, match="stage 3 of 3 is the last"):
         act(store, Action.NEXT_STAGE)
@@ -131,6 +131,106 @@ def test_a_bundle_rolled_back_elsewhere_gets_no_more_traffic_than_it_has(url):
     ]
 
 
+def test_states_of_all_experiments_are_told_at_once_and_stay_true(url):
+    store, other = ExperimentStore(url), ExperimentStore(url)
+    assert (store.names(), store.experiments(), store.states()) == ([], [], {})
+    store.open_experiment("exp", gradual(a=1, b=1, c=1))
+    store.open_experiment("second", config(a=1, b=1) | {"randomize": "cluster", "endpoint": "game"})
+
+    def agree() -> bool:
+        assert store.names() == other.names() == ["exp", "second"]
+        assert store.experiments() == other.experiments() == [other.experiment(name) for name in store.names()]
+        assert store.states() == {name: other.table(name) for name in other.names()}
+        return True
+
+    assert agree()
+    found = store.states()["second"]
+    assert (found.endpoint, found.randomize, found.block_s) == ("game", "cluster", 600.0)
+    assert (store.states()["exp"].endpoint, store.states()["exp"].created) == ("exp", store.experiment("exp").created)
+    act(other, Action.ROLLBACK, arm="b")
+    assert agree() and store.states()["exp"].rolled_back == {"b"}
+    act(other, Action.ROLLBACK, arm="c")
+    assert agree() and store.states()["exp"].rolled_back == {"b", "c"}
+    other.open_experiment(
+        "second", config(a=1, b=1) | {"randomize": "cluster", "endpoint": "game", "on_rollback": "cut"}
+    )
+    assert agree() and store.states()["second"].cut and store.states()["second"].epoch == 1
+    other.open_experiment("second", config(a=3, b=0) | {"randomize": "cluster", "endpoint": "play"})
+    assert agree() and store.states()["second"].weights == {"a": 3, "b": 0}
+
+
+def test_an_endpoint_has_one_open_experiment_at_a_time(url):
+    store = ExperimentStore(url)
+    store.open_experiment("first", config(a=1, b=1) | {"endpoint": "game", "autostart": False})
+    refused = (
+        r"'second': endpoint 'game' still has experiment 'first' \(draft\); promote, roll back or stop that one first"
+    )
+    with pytest.raises(MarlRayError, match=refused):
+        store.open_experiment("second", config(a=1, b=1) | {"endpoint": "game"})
+    assert store.names() == ["first"]
+    with pytest.raises(MarlRayError, match="endpoint 'game' still has"):
+        store.open_experiment("game", config(a=1, b=1))
+    store.open_experiment("first", config(a=2, b=1) | {"endpoint": "game"})
+    act(store, Action.STOP, "first")
+    store.open_experiment("second", config(a=1, b=1) | {"endpoint": "game"})
+    store.open_experiment("first", config(a=2, b=2) | {"endpoint": "game"})  # it stays stopped
+    store.open_experiment("elsewhere", config(a=1, b=1))
+    with pytest.raises(MarlRayError, match="endpoint 'game' still has experiment 'second'"):
+        store.open_experiment("elsewhere", config(a=1, b=1) | {"endpoint": "game"})
+    layered = {"endpoint": "layered", "layer": "l"}
+    store.open_experiment("low", config(a=1, b=1) | layered | {"layer_share": [0.0, 0.5]})
+    store.open_experiment("high", config(a=1, b=1) | layered | {"layer_share": [0.5, 1.0]})
+    with pytest.raises(MarlRayError, match="endpoint 'layered' still has experiment 'low'"):
+        store.open_experiment("middle", config(a=1, b=1) | layered | {"layer_share": [0.4, 0.5]})
+    with pytest.raises(MarlRayError, match="endpoint 'layered' still has experiment"):
+        store.open_experiment("middle", config(a=1, b=1) | layered | {"layer": "m", "layer_share": [0.4, 0.5]})
+
+
+def _open(url: str, name: str, results: Any) -> None:
+    store = ExperimentStore(url)
+    try:
+        store.open_experiment(name, config(a=1, b=1) | {"endpoint": "game"})
+        results.append(name)
+    except MarlRayError as error:
+        results.append(str(error))
+    store.close()
+
+
+def test_of_experiments_opened_together_on_an_endpoint_one_is(url):
+    store, results = ExperimentStore(url), []
+    threads = [threading.Thread(target=_open, args=(url, f"e{k}", results)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(store.names()) == 1
+    assert sorted("still has" in result for result in results) == [False, True, True, True]
+
+
+def test_production_is_the_last_winner_or_else_the_control(url):
+    store = ExperimentStore(url)
+
+    def opened(name: str, **weights: float) -> None:
+        given = config(**weights) | {"endpoint": "game"}
+        given["arms"][next(iter(weights))]["bundle"] = "runs/bundle"
+        store.open_experiment(name, given)
+
+    assert store.production("game") is None
+    opened("first", a=1, b=1)
+    assert store.production("game") == Production("first", "a", "runs/bundle", "digest-a")
+    act(store, Action.PROMOTE, "first")
+    assert store.production("game") == Production("first", "b", "digest-b", "digest-b")
+    opened("second", b=1, c=1)
+    assert store.production("game").experiment == "second" and store.production("game").arm == "b"
+    act(store, Action.PROMOTE, "second")
+    assert store.production("game").arm == "c"
+    act(store, Action.ROLLBACK, "second")
+    assert store.production("game").arm == "b"
+    opened("third", b=1, d=1)
+    act(store, Action.STOP, "third")
+    assert store.production("game") == Production("third", "b", "runs/bundle", "digest-b")
+
+
 def test_the_database_itself_keeps_audit_and_marks(url, store):
     act(store, Action.ROLLBACK)
     raw = sa.create_engine(url)
@@ -225,7 +325,7 @@ def test_a_database_without_migrations_is_taken_over_whole(url):
     assert (record.state.status, record.state.stage_since, record.weights) == (Status.RUNNING, 12.5, {"a": 1, "b": 3})
     assert store.assignment("exp", "u") == Assignment("a", 2, 0.5)
     assert list(store.outcomes("exp")) == [Outcome("v", "b", 3, 0.75, 14.0, 0.25, 15.0)]
-    assert store.stage_exposures("exp") == {"b": 1}
+    assert look(store).exposed == {2: {"a": 1}, 3: {"b": 1}}
     assert store.open_experiment("exp", config(a=1, b=3)).epoch == 3
     assert act(store, Action.ROLLBACK).weights == {"a": 1, "b": 0}
     assert [(entry.actor, entry.action, entry.epoch) for entry in store.audit("exp")] == [

@@ -5,6 +5,7 @@ A module that imports them has a fixture `make_url`, a function that makes an em
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.assignment import Assignment
+from marl_ray.experiments.assignment import Assignment, block_of
+from marl_ray.experiments.looks import Look
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import ExperimentStore, Exposure, Outcome, OutcomeConflictError, UnknownUnitError
@@ -152,8 +154,167 @@ def test_metrics_are_idempotent_final_and_summed_up_by_name_and_arm(store):
     for wrong in ({"outcome": 1.0}, {"": 1.0}, {"x": math.nan}, {"x": math.inf}):
         with pytest.raises(MarlRayError, match="metrics"):
             store.record_metrics("exp", "u", wrong)
-    assert store.metric_summaries("exp") == {
+    assert look(store).values == {
         "cost": {"a": Summary(2, 2.5, 4.5), "b": Summary(1, 2.0, 0.0)},
         "latency_s": {"a": Summary(1, 0.5, 0.0)},
     }
     assert store.summary("exp")["a"].outcomes.n == 0
+    for page in (1, 2, 100):
+        assert list(store.metric_values("exp", "cost", page)) == [("u", 1.0), ("v", 4.0), ("w", 2.0)]
+    assert list(store.metric_values("exp", "none")) == []
+
+
+def test_totals_of_shadows_are_summed_over_replicas_and_replaced_by_later_ones(store):
+    assert store.shadow_totals("exp") == {}
+    store.record_shadows("exp", "r1", {"b": {"acts": 10, "agreed": 3, "decisions": 4, "seconds": 0.5}})
+    store.record_shadows("exp", "r1", {"b": {"acts": 12, "agreed": 4, "decisions": 5, "seconds": 0.75}})
+    store.record_shadows("exp", "r2", {"b": {"acts": 1, "errors": 2, "dropped": 3}, "c": {"acts": 1}})
+    totals = store.shadow_totals("exp")
+    assert list(totals) == ["b", "c"]
+    assert totals["b"].pop("at") == pytest.approx(time.time(), abs=60)
+    assert totals["b"] == {"acts": 13, "errors": 2, "dropped": 3, "decisions": 5, "agreed": 4, "seconds": 0.75}
+    assert type(totals["c"]["acts"]) is int
+
+
+def look(store: ExperimentStore, name: str = "exp", now: float | None = None) -> Look:
+    return store.look(store.experiment(name), now)
+
+
+def same(one: Look, other: Look) -> bool:
+    """Equal but for the rounding of sums taken in another order."""
+    assert (one.exposed, one.assigned, one.shares) == (other.exposed, other.assigned, other.shares)
+    assert one.values.keys() == other.values.keys()
+    for metric, arms in one.values.items():
+        assert arms.keys() == other.values[metric].keys()
+        for arm, found in arms.items():
+            expected = other.values[metric][arm]
+            assert (found.n, found.mean) == (expected.n, pytest.approx(expected.mean, rel=1e-12))
+            assert found.variance == pytest.approx(expected.variance, rel=1e-9)
+    return True
+
+
+@pytest.mark.parametrize("design", ["session", "cluster", "switchback"])
+def test_a_look_that_goes_on_sees_what_a_new_one_sees(url, design):
+    """Two stores write in turns, one of them looks all the time."""
+    stores = ExperimentStore(url), ExperimentStore(url)
+    settings = {"randomize": design, "washout_s": 20.0, "block_s": 100.0}
+    for name in ("exp", "other"):
+        stores[0].open_experiment(name, config(a=1, b=1) | settings)
+    rng = np.random.default_rng(1)
+    moment = 1.7e9
+    for turn in range(4):
+        writer, units = stores[turn % 2], [f"u{turn}-{k}" for k in range(15)]
+        rows = []
+        for unit in units:
+            moment += 15.0
+            block = block_of(moment, 100.0) if design == "switchback" else f"c{rng.integers(9)}"
+            assignment = Assignment("ab"[rng.integers(2)], 1 + turn // 3, 0.5)
+            rows.append(Exposure("exp", unit, assignment, moment, block))
+        writer.record_exposures(rows)
+        for unit in units:
+            if rng.random() < 0.7:
+                writer.record_outcome("exp", unit, 1e6 + rng.normal())
+            if rng.random() < 0.5:
+                writer.record_metrics("exp", unit, {"cost": rng.normal(), "error": 1.0})
+        fresh = ExperimentStore(url)
+        assert same(look(stores[0], now=moment), look(fresh, now=moment))
+        fresh.close()
+    assert stores[0].summary("exp")["a"].exposures == sum(row["a"] for row in look(stores[0]).exposed.values())
+    assert look(stores[0], "other") == Look(shares={1: {"a": 1.0, "b": 1.0}})
+    for store in stores:
+        store.close()
+
+
+def test_units_of_a_session_experiment_add_up_to_their_arms_moments(store):
+    values = 1e9 + np.random.default_rng(2).normal(size=60)
+    for batch in range(3):
+        rows = range(20 * batch, 20 * batch + 20)
+        store.record_exposures([exposure(f"u{i}", "ab"[i % 2]) for i in rows])
+        for i in rows:
+            store.record_outcome("exp", f"u{i}", float(values[i]))
+        look(store)
+    found = look(store).values["outcome"]["b"]
+    assert (found.n, found.mean) == (30, pytest.approx(values[1::2].mean(), rel=1e-15))
+    assert found.variance == pytest.approx(values[1::2].var(ddof=1), rel=1e-4)
+
+
+def write(store: ExperimentStore, rows: list[tuple[str, str, int, str, float, float | None]]) -> None:
+    """(unit, arm, epoch, cluster, exposed at, outcome)."""
+    store.record_exposures(
+        [Exposure("exp", unit, Assignment(arm, epoch, 0.5), at, cluster) for unit, arm, epoch, cluster, at, _ in rows]
+    )
+    for unit, *_, value in rows:
+        if value is not None:
+            store.record_outcome("exp", unit, value)
+
+
+def test_a_cluster_is_one_observation_in_its_first_arm(url):
+    store = ExperimentStore(url)
+    store.open_experiment("exp", config(a=1, b=1) | {"randomize": "cluster"})
+    write(store, [("u1", "a", 1, "x", 0, 1.0), ("u2", "a", 1, "x", 0, 3.0), ("u3", "a", 1, "y", 0, 5.0)])
+    write(store, [("u4", "b", 2, "x", 0, 100.0), ("u5", "b", 2, "z", 0, 7.0), ("u6", "b", 2, "w", 0, None)])
+    found = look(store)
+    assert found.exposed == {1: {"a": 3}, 2: {"b": 3}}
+    assert found.assigned == {1: {"a": 2}, 2: {"b": 2}}
+    assert found.values == {"outcome": {"a": Summary(2, 3.5, 4.5), "b": Summary(1, 7.0, 0.0)}}
+    assert found.units["b"].outcomes.n == 2
+    assert {arm: points[-1][1] for arm, points in store.series("exp").items()} == found.values["outcome"]
+    with pytest.raises(
+        MarlRayError, match="randomize: expected 'cluster', by which its sessions were assigned, got 's"
+    ):
+        store.open_experiment("exp", config(a=1, b=1))
+
+
+def test_a_block_counts_when_it_is_over_without_its_washout_and_with_one_epoch(url):
+    store = ExperimentStore(url)
+    settings = {"randomize": "switchback", "block_s": 100.0, "washout_s": 10.0}
+    store.open_experiment("exp", config(a=1, b=1) | settings)
+    starts = 1_700_000_000.0, 1_700_000_100.0, 1_700_000_200.0, 1_700_000_300.0
+    first, second, mixed, now = (block_of(start, 100.0) for start in starts)
+    write(store, [("u1", "a", 1, first, starts[0] + 9, 50.0), ("u2", "a", 1, first, starts[0] + 10, 1.0)])
+    write(store, [("u3", "a", 1, first, starts[0] + 99, 3.0), ("u4", "b", 1, second, starts[1] + 50, 4.0)])
+    write(store, [("u5", "a", 1, mixed, starts[2] + 50, 9.0), ("u6", "b", 2, mixed, starts[2] + 90, 9.0)])
+    write(store, [("u7", "b", 2, now, starts[3] + 50, 9.0)])
+    found = look(store, now=starts[3] + 60)
+    assert found.values == {"outcome": {"a": Summary(1, 2.0, 0.0), "b": Summary(1, 4.0, 0.0)}}
+    assert found.blocks == {"outcome": {1: {"a": {first: 2.0}, "b": {second: 4.0}}}}
+    assert found.assigned == {1: {"a": 2, "b": 1}, 2: {"b": 1}}
+    assert look(store, now=starts[3] + 100).values["outcome"]["b"].n == 2
+    assert {arm: points[-1][1] for arm, points in store.series("exp", now=starts[3] + 60).items()} == {
+        "a": Summary(1, 2.0, 0.0),
+        "b": Summary(1, 4.0, 0.0),
+    }
+
+
+def test_a_look_tells_the_weights_of_each_epoch_of_the_stage(store):
+    store.open_experiment("exp", config(a=1, b=3))
+    act(store, Action.PAUSE)
+    assert look(store).shares == {2: {"a": 1.0, "b": 3.0}, 3: {"a": 1.0, "b": 0.0}}
+    act(store, Action.RESUME)
+    assert look(store).shares == {4: {"a": 1.0, "b": 3.0}}
+
+
+def test_a_series_ends_with_everything_and_has_the_moments_asked_for(store):
+    assert store.series("exp") == store.series("none") == {}
+    rng = np.random.default_rng(3)
+    rows = [(f"u{k}", "ab"[k % 2], 10.0 + float(k), float(rng.normal())) for k in range(200)]
+    store.record_exposures([exposure(unit, arm) for unit, arm, *_ in rows])
+    for unit, _, at, value in rows:
+        store.record_outcome("exp", unit, value, at=at)
+    for points in (1, 7, 60):
+        found = store.series("exp", points)
+        assert found.keys() == {"a", "b"}
+        for arm, moments in found.items():
+            assert len(moments) == points
+            times = [at for at, _ in moments]
+            assert times == sorted(times) and times[-1] == pytest.approx(209.0)
+            for at, seen in moments:
+                known = [value for _, one, when, value in rows if one == arm and when < at + 1e-6]
+                # What lies on the edge of two moments may belong to either.
+                assert abs(seen.n - len(known)) <= 1
+            assert moments[-1][1].mean == pytest.approx(np.mean(known))
+            assert moments[-1][1].variance == pytest.approx(np.var(known, ddof=1))
+    store.open_experiment("one", config(a=1, b=1))
+    store.record_exposures([Exposure("one", "u", Assignment("a", 1, 0.5), 0.0)])
+    store.record_outcome("one", "u", 2.0, at=5.0)
+    assert [(n.n, n.mean) for _, n in store.series("one")["a"]] == [(1, 2.0)]

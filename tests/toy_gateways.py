@@ -1,6 +1,8 @@
 """Small bundles and a gateway in this process, for the tests of serving."""
 
 import asyncio
+import hashlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import httpx
 import torch
+import yaml
 from gymnasium import spaces
 
 from marl_ray.config import GatewayConfig, NetworkConfig, parse_config
@@ -31,12 +34,14 @@ AGENTS = ("agent_0", "agent_1")
 SEES = {"agent_0": [0, 1, 2], "agent_1": [2, 3, 4]}
 
 
-def make_bundle(folder: Path, action: int, observation=OBSERVATION, agents=AGENTS, actions=ACTIONS) -> str:
-    """A small random policy that all but certainly takes one action."""
+def make_bundle(
+    folder: Path, action: int, observation=OBSERVATION, agents=AGENTS, actions=ACTIONS, bias: float = 30.0
+) -> str:
+    """A small random policy that all but certainly takes one action; with a NaN for `bias` every pass fails."""
     torch.manual_seed(action)
     policy = ActorCritic(observation, actions, NetworkConfig(hidden=(8,)))
     with torch.no_grad():
-        policy.actor.rest[-1].bias[action] = 30.0
+        policy.actor.rest[-1].bias[action] = bias
     parts = PolicyParts(NetworkConfig(hidden=(8,)), observation, actions, policy.actor.state_dict())
     return str(save_bundle(folder, dict.fromkeys(agents, "p"), {"p": parts}, LINEAGE))
 
@@ -46,7 +51,27 @@ def gateway_config(
 ) -> GatewayConfig:
     arms = {arm: {"bundle": bundles[arm], "weight": w} for arm, w in zip(("one", "four"), weights, strict=True)}
     experiments = [{"name": name, "arms": arms, "min_outcomes": 5} for name in names]
-    return parse_config(GatewayConfig, {"experiments": experiments, "database": f"sqlite:///{database}"} | more)
+    where = {"database": f"sqlite:///{database}", "spool": str(database.parent / "spool")}
+    return parse_config(GatewayConfig, {"experiments": experiments} | where | more)
+
+
+def write_keys(path: Path, **scopes: tuple[str, ...]) -> str:
+    """A file of keys, whose secrets are their names."""
+    keys = [{"name": k, "sha256": hashlib.sha256(k.encode()).hexdigest(), "scopes": v} for k, v in scopes.items()]
+    path.write_text(yaml.safe_dump({"keys": [key | {"scopes": list(key["scopes"])} for key in keys]}))
+    return str(path)
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+async def until(condition: Callable[[], Any], deadline_s: float = 10.0) -> None:
+    """Wait until the condition holds."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

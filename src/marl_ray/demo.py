@@ -1,16 +1,18 @@
-"""The whole product on one machine: train two teams as Ray Jobs, serve both, A/B them over HTTP, show the result."""
+"""The whole product on one machine: train two teams as Ray Jobs, serve one, roll the other out gradually until the router
+promotes it, then roll out an untrained team, which the router rolls back."""
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
+import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +23,18 @@ from marl_ray.errors import MarlRayError
 CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"
 ARMS = {"ippo": CONFIGS / "multigrid_ippo.yaml", "mappo": CONFIGS / "multigrid_mappo.yaml"}
 """Arm -> run config; the first arm is the control."""
-EXPERIMENT = "gridworld"
+ENDPOINT = "gridworld"
+ROLLOUT = {
+    "strategy": "gradual",
+    "stages": [0.25, 0.5, 1.0],
+    "min_exposures": 20,
+    "min_duration_s": 1.0,
+    "min_outcomes": 20,
+    "margin": 0.05,
+}
+CHUNK = 20
+"""Episodes between two looks at what the router has decided."""
+OVER = ("promoted", "rolled_back", "stopped")
 JOB_S = 600.0
 DEPLOY_S = 120.0
 
@@ -48,21 +61,25 @@ def run_demo(folder: Path, episodes: int, keep: bool) -> None:
         for arm, path in ARMS.items():
             with _step(console, f"training {arm} as a Ray Job"):
                 _train(path, folder, ray.dashboard_url)
-        with _step(console, "deploying both behind the router"):
+        key = _write_key(folder)
+        with _step(console, "deploying the router: ippo in production, mappo as its candidate"):
             url = _deploy(folder, ray.dashboard_url)
-        with _step(console, f"playing {episodes} episodes through HTTP"):
-            played = asyncio.run(_play(url, episodes))
-            report = httpx.get(f"{url}/v1/experiments/{EXPERIMENT}", timeout=30).raise_for_status().json()
+        with _step(console, "rolling mappo out, a quarter of the episodes first"):
+            good = asyncio.run(_play(url, ENDPOINT, episodes))
+        with _step(console, "rolling an untrained team out against the winner"):
+            name = _roll_out_untrained(folder, url)
+            bad = asyncio.run(_play(url, name, episodes))
         curve = _plot(folder)
-        console.print(_table(report, played))
-        console.print(f"verdict    {_verdict(report)}")
-        models = ", ".join(f"{name} is {arm['bundle']}" for name, arm in report["arms"].items())
-        console.print(f"models     {models}", soft_wrap=True)
+        for report, played in (good, bad):
+            console.print(_table(report, played))
+            for line in _story(url, report["name"]):
+                console.print(line, soft_wrap=True)
         console.print(f"curves     {curve}", soft_wrap=True)
         console.print(f"runs       mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db", soft_wrap=True)
         console.print(f"outcomes   sqlite:///{folder}/experiments.db", soft_wrap=True)
         if keep:
-            console.print(f"gateway    {url}  (GET /v1/experiments/{EXPERIMENT}, /metrics)")
+            console.print(f"gateway    {url}/ui  (also /v1/experiments, /metrics, /openapi.json)")
+            console.print(f"admin key  {key}")
             console.print(f"dashboard  {ray.dashboard_url}  (token: {ray.token})", soft_wrap=True)
             console.print("serving until Ctrl-C")
             with contextlib.suppress(KeyboardInterrupt):
@@ -87,6 +104,16 @@ def _train(config: Path, folder: Path, dashboard_url: str) -> None:
         raise MarlRayError(f"demo: training {config.stem} failed with status {status}")
 
 
+def _write_key(folder: Path) -> str:
+    """A key that may change experiments, for this demo alone."""
+    secret = secrets.token_urlsafe(24)
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    keys = [{"name": "demo", "sha256": digest, "scopes": ["inference", "outcomes", "admin"]}]
+    (folder / "keys.yaml").write_text(json.dumps({"keys": keys}))
+    os.environ["MARL_RAY_API_KEY"] = secret
+    return secret
+
+
 def _deploy(folder: Path, dashboard_url: str) -> str:
     from marl_ray.cluster.local import free_port
     from marl_ray.serving.deploy import deploy
@@ -101,9 +128,11 @@ def _deploy(folder: Path, dashboard_url: str) -> str:
                     "route_prefix": "/",
                     "import_path": "marl_ray.serving.app:build",
                     "args": {
-                        "experiments": [{"name": EXPERIMENT, "arms": arms, "margin": 0.02}],
+                        "experiments": [{"name": ENDPOINT, "arms": arms, **ROLLOUT}],
                         "database": f"sqlite:///{folder}/experiments.db",
                         "tracking_uri": f"sqlite:///{folder}/mlflow.db",
+                        "api_keys": str(folder / "keys.yaml"),
+                        "spool": str(folder / "spool"),
                     },
                 }
             ],
@@ -114,12 +143,48 @@ def _deploy(folder: Path, dashboard_url: str) -> str:
     return deployed.urls["gateway"]
 
 
-async def _play(url: str, episodes: int) -> Sequence[Any]:
+def _roll_out_untrained(folder: Path, url: str) -> str:
+    """Start an experiment with a team that has learnt nothing; its name."""
     from marl_ray.envs import make_env
+    from marl_ray.serving.admin import deploy_bundle
+    from marl_ray.training.team import Team, build_models, export_bundle, team_agents
+
+    config, bundle = load_config(RunConfig, ARMS["mappo"]), folder / "untrained"
+    env = make_env(config.env)
+    agents = team_agents(config, env)
+    export_bundle(bundle, config, env, Team(agents, build_models(config, env, agents), {}), 0, {})
+    env.close()
+    options = {key: value for key, value in ROLLOUT.items() if key != "strategy"}
+    name: str = deploy_bundle(url, str(bundle), "gradual", ENDPOINT, options, "the demo's bad arm")["name"]
+    return name
+
+
+async def _play(url: str, name: str, episodes: int) -> tuple[dict[str, Any], list[Any]]:
+    """Play until the router has decided on the experiment, at most `episodes`; its report, and what was played."""
+    from marl_ray.envs import make_env
+    from marl_ray.serving.admin import ask
     from marl_ray.serving.client import play_episodes
 
     env = load_config(RunConfig, ARMS["mappo"]).env
-    return await play_episodes(url, lambda: make_env(env), episodes, experiment=EXPERIMENT)
+    played: list[Any] = []
+    while len(played) < episodes:
+        count = min(CHUNK, episodes - len(played))
+        played += await play_episodes(
+            url, lambda: make_env(env), count, experiment=ENDPOINT, seed=len(played), key=os.environ["MARL_RAY_API_KEY"]
+        )
+        if ask(url, f"/v1/experiments/{name}")["status"] in OVER:
+            break
+    return ask(url, f"/v1/experiments/{name}"), played
+
+
+def _story(url: str, name: str) -> list[str]:
+    """What the router did, as its audit log tells it."""
+    from marl_ray.serving.admin import ask
+
+    entries = ask(url, f"/v1/experiments/{name}/audit")["audit"]
+    return [
+        f"  {e['action']} {e['arm'] or ''}".rstrip().ljust(24) + f" by {e['actor']}: {e['reason']}" for e in entries
+    ]
 
 
 def _plot(folder: Path) -> Path:
@@ -135,7 +200,8 @@ def _plot(folder: Path) -> Path:
 
 
 def _table(report: dict[str, Any], played: Sequence[Any]) -> Table:
-    table = Table(title=f"experiment {report['name']}, {len(played)} episodes over HTTP")
+    title = f"experiment {report['name']}: {report['status']}, {len(played)} episodes over HTTP"
+    table = Table(title=title)
     for column in ("arm", "return [95 % CI]", "p50 ms", "p99 ms", "exposures", "against control", "verdict"):
         table.add_column(column, justify="left" if column in ("arm", "verdict") else "right", no_wrap=True)
     for name, arm in report["arms"].items():
@@ -157,16 +223,3 @@ def _with_bounds(mean: float | None, bounds: Sequence[float] | None) -> str:
     if mean is None:
         return "-"
     return f"{mean:.3f}" + (f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else "")
-
-
-_WORDS: dict[str, Callable[[str, str], str]] = {
-    "better": lambda arm, control: f"{arm} is better than {control}",
-    "worse": lambda arm, control: f"{arm} is worse than {control}",
-    "non_inferior": lambda arm, control: f"{arm} is no worse than {control} by more than the margin",
-    "undecided": lambda arm, control: f"{arm} against {control} is undecided",
-}
-
-
-def _verdict(report: dict[str, Any]) -> str:
-    control = report["control"]
-    return "; ".join(_WORDS[arm["verdict"]](name, control) for name, arm in report["arms"].items() if "verdict" in arm)

@@ -13,6 +13,10 @@ import pytest
 import sqlalchemy as sa
 from state_cases import *  # noqa: F403
 from store_cases import *  # noqa: F403
+from store_cases import config, exposure, look
+
+from marl_ray.experiments.statistics import Summary
+from marl_ray.experiments.store import ExperimentStore
 
 START_S = 60
 
@@ -22,7 +26,7 @@ def _binaries() -> Path:
     found = shutil.which("initdb")
     folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not folders or not (folders[-1] / "initdb").exists():
-        pytest.skip("no PostgreSQL server here: on Debian, as root, tests/need_postgresql.sh installs it")
+        pytest.skip("no PostgreSQL server here: on Debian, as root, tests/need_servers.sh installs it")
     return folders[-1]
 
 
@@ -76,3 +80,26 @@ def make_url(server: Path) -> Iterator[Callable[[], str]]:
 
     yield make
     admin.dispose()
+
+
+def test_a_look_misses_nothing_of_transactions_that_end_in_another_order(url):
+    store = ExperimentStore(url)
+    store.open_experiment("exp", config(a=1, b=1))
+    slow = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    columns = "experiment, unit, arm, epoch, propensity, first_at"
+    insert = f"INSERT INTO exposures ({columns}) VALUES ('exp', 'slow', 'a', 1, 0.5, 0)"
+    with slow.connect() as connection:
+        begun = connection.begin()
+        connection.execute(sa.text(insert))
+        for k in range(3):
+            store.record_exposures([exposure(f"u{k}", "a")])
+            store.record_outcome("exp", f"u{k}", float(k))
+            # What comes after the oldest open transaction is there, and not counted twice.
+            assert look(store).exposed == {1: {"a": k + 1}}
+            assert look(store).values["outcome"]["a"].n == k + 1
+        begun.commit()
+    slow.dispose()
+    assert look(store).exposed == {1: {"a": 4}}
+    store.record_outcome("exp", "slow", 4.0)
+    assert look(store).values["outcome"]["a"] == Summary(4, 1.75, pytest.approx(35 / 12))
+    store.close()

@@ -121,7 +121,7 @@ def test_http_options_of_a_running_serve_cannot_change(
     url: str, ray_cluster: LocalRay, serve_config: dict[str, Any]
 ) -> None:
     with pytest.raises(MarlRayError, match=r"http_options\.port: Serve already runs with \d+, not 1;"):
-        deploy(serve_config | {"http_options": {"port": 1}}, ray_cluster.dashboard_url)
+        deploy(serve_config | {"http_options": {"host": "127.0.0.1", "port": 1}}, ray_cluster.dashboard_url)
 
 
 def test_a_missing_bundle_fails_the_deployment_with_one_line(

@@ -177,7 +177,9 @@ def experiment(**more) -> ExperimentConfig:
 
 def test_a_config_makes_the_plan():
     one = experiment(strategy="gradual", stages=[0.1, 0.4], guardrails=[{"name": "cost", "margin": 0.5}])
-    assert one.guardrails[0].model_dump() == {"name": "cost", "better": "lower", "margin": 0.5, "alpha": 0.05}
+    cost = one.guardrails[0]
+    assert (cost.name, cost.better, cost.margin, cost.alpha, cost.is_binary) == ("cost", "lower", 0.5, 0.05, False)
+    assert experiment(guardrails=[{"name": "error"}]).guardrails[0].is_binary
     assert experiment(guardrails=[{"name": "outcome"}]).guardrails[0].better == "higher"
     assert plan_of(one.resolved()) == Plan("a", {"a": 1.0, "b": 1.0}, "gradual", (0.1, 0.4), 100, 60.0)
     assert plan_of(experiment().resolved()).stages == (1.0,)

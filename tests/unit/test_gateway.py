@@ -217,9 +217,9 @@ def test_concurrent_requests_share_passes_and_never_mix_arms(config, monkeypatch
     assert max(size for _, size, _ in passes) == 32  # two agents each
 
 
-def test_a_failing_pass_is_a_500_without_internals_and_the_next_one_works(config, monkeypatch):
+def test_a_failing_pass_is_answered_by_the_control_and_the_next_one_works(config, monkeypatch):
     original = Bundle.act
-    failures = iter([True])
+    failures = iter([True, True])  # the control's own too, where it is the session's arm
 
     def failing(self, requests, noise=None, masks=()):
         if next(failures, False):
@@ -230,9 +230,11 @@ def test_a_failing_pass_is_a_500_without_internals_and_the_next_one_works(config
 
     async def body(client):
         first = await client.post("/v1/act", json={"session_id": "s", "observations": SEES})
-        return first, await act(client, "s"), (await client.get("/v1/experiments/exp")).json()
+        second = await client.post("/v1/act", json={"session_id": "s", "observations": SEES})
+        return first, second, await act(client, "s"), (await client.get("/v1/experiments/exp")).json()
 
-    first, _, report = with_gateway(config, body)
-    assert first.status_code == 500
+    first, second, _, report = with_gateway(config, body)
+    assert first.status_code == 503
     assert "secret" not in first.text
+    assert second.status_code in (200, 503)
     assert sum(arm["exposures"] for arm in report["arms"].values()) == 1  # it met its arm

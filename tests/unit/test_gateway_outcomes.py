@@ -1,8 +1,6 @@
 """The gateway in this process: outcomes, restarts, failures of its database, configs."""
 
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +9,7 @@ from toy_gateways import act, gateway_config, make_bundle, serving, with_gateway
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import ExperimentStore, StoreError
-from marl_ray.serving import gateway as gateway_module
-from marl_ray.serving.deploy import read_serve_config
+from marl_ray.serving import acting
 from marl_ray.serving.exposures import ExposureLog
 from marl_ray.serving.gateway import Gateway
 
@@ -78,9 +75,9 @@ def test_metrics_are_prometheus_text(config):
     text = with_gateway(config, body)
     assert 'marl_ray_gateway_requests_total{endpoint="/v1/act",status="200"} 5.0' in text
     assert 'marl_ray_gateway_errors_total{endpoint="other",status="404"} 1.0' in text
-    assert 'marl_ray_gateway_act_seconds_bucket{le="0.0005"}' in text
+    assert 'marl_ray_gateway_act_seconds_bucket{arm="one",experiment="exp",le="0.0005"}' in text
     exposures = [line for line in text.splitlines() if line.startswith("marl_ray_gateway_exposures_total{")]
-    assert [line.split()[-1] for line in exposures] == ["1.0"]
+    assert sorted(line.split()[-1] for line in exposures) == ["0.0", "1.0"]  # every arm shows from the start
 
 
 def test_a_session_keeps_its_arm_through_restarts_and_new_weights(bundles, tmp_path):
@@ -108,13 +105,13 @@ def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
         async with serving(config) as (client, app):
             for i in range(20):
                 await act(client, f"s{i % 10}")
-            assert len(app.routers["exp"]._remembered) == 3
-            app._log._capacity = 0
+            assert len(app.endpoints.routers["exp"]._remembered) == 3
+            app.exposures._capacity = 0
             await act(client, "late")
-            app._log._capacity = 10
+            app.exposures._capacity = 10
             first = (await client.get("/v1/experiments/exp")).json()
             await act(client, "late")
-            return app._log.dropped, first, (await client.get("/v1/experiments/exp")).json()
+            return app.exposures.dropped, first, (await client.get("/v1/experiments/exp")).json()
 
     dropped, first, second = asyncio.run(run())
     assert dropped == 1
@@ -124,7 +121,7 @@ def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
 def test_closing_writes_what_is_queued(config):
     async def run():
         async with serving(config) as (client, app):
-            app._log._interval_s = 1e6  # from the second round on
+            app.exposures._interval_s = 1e6  # from the second round on
             await act(client, "s")
 
     asyncio.run(run())
@@ -174,11 +171,11 @@ def test_an_outcome_waits_for_another_replicas_exposure(bundles, tmp_path):
 
     async def run():
         async with serving(config) as (one, app), serving(config) as (two, _):
-            app._log.flush = lambda: None  # its exposure is under way ...
+            app.exposures.flush = lambda: None  # its exposure is under way ...
             await act(one, "s")
             post = asyncio.create_task(two.post("/v1/outcomes", json={"session_id": "s", "value": 1}))
             await asyncio.sleep(0.05)
-            ExposureLog.flush(app._log)  # ... and arrives
+            ExposureLog.flush(app.exposures)  # ... and arrives
             return await post
 
     assert asyncio.run(run()).status_code == 200
@@ -201,42 +198,5 @@ def test_arms_must_understand_the_same_requests(bundles, tmp_path):
             Gateway(config)
 
 
-def serve_config(**changes: Any) -> dict[str, Any]:
-    args = {"experiments": [{"name": "e", "arms": {"a": {"bundle": "a"}, "b": {"bundle": "b"}}}]}
-    application = {"name": "x", "import_path": "marl_ray.serving.app:build", "args": args}
-    return {"applications": [application | changes.pop("application", {})]} | changes
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (serve_config(http_option={}), "unknown key 'http_option'"),
-        (serve_config(http_options={"hosst": "x"}), "unknown key 'http_options.hosst'"),
-        (serve_config(application={"arg": {}}), "unknown key 'applications.0.arg'"),
-        (serve_config(application={"deployments": [{"name": "Gateway", "replicas": 2}]}), "deployments.0.replicas'"),
-        (serve_config(application={"args": {"experiments": [], "x": 1}}), r"applications\.0\.args: "),
-        (serve_config(application={"args": {}}), r"applications\.0\.args: missing key 'experiments'"),
-        (serve_config(http_options={"port": "eighty"}), r"http_options\.port"),
-        ({}, "applications"),
-        ([], "cannot be read|expected a mapping"),
-    ],
-)
-def test_serve_configs_are_checked_strictly(config, message, tmp_path):
-    with pytest.raises(MarlRayError, match=message) as caught:
-        if isinstance(config, list):
-            (tmp_path / "list.yaml").write_text("- 1\n")
-            config = tmp_path / "list.yaml"
-        read_serve_config(config)
-    assert "\n" not in str(caught.value)
-
-
-def test_the_config_in_the_repository_is_valid():
-    path = Path(__file__).parents[2] / "serve" / "configs" / "gridworld_ab.yaml"
-    config = read_serve_config(path)
-    assert config["http_options"]["host"] == "127.0.0.1"
-    with pytest.raises(MarlRayError, match="cannot be read"):
-        read_serve_config(path.with_name("none.yaml"))
-
-
 def test_constants_fit_the_database():
-    assert gateway_module.SESSION_LENGTH <= 256  # the column's width
+    assert acting.SESSION_LENGTH <= 256  # the column's width

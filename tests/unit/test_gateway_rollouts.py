@@ -1,14 +1,12 @@
 """The gateway under the experiment engine: rollback by itself, stages, people's changes, keys, layers, no database."""
 
 import asyncio
-import hashlib
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from toy_gateways import SEES, act, gateway_config, serving
+from toy_gateways import SEES, act, gateway_config, serving, until, write_keys
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -18,18 +16,12 @@ from marl_ray.serving import follower
 from marl_ray.serving.decisions import decide
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-ADMIN, PLAYER = "s3cret-admin", "s3cret-player"
+ADMIN, PLAYER = "ops", "game"
 
 
 @pytest.fixture
 def keys(tmp_path: Path) -> str:
-    def entry(name: str, secret: str, *scopes: str) -> dict[str, Any]:
-        return {"name": name, "sha256": hashlib.sha256(secret.encode()).hexdigest(), "scopes": list(scopes)}
-
-    path = tmp_path / "keys.yaml"
-    entries = [entry("ops", ADMIN, "admin", "inference", "outcomes"), entry("game", PLAYER, "inference", "outcomes")]
-    path.write_text(yaml.safe_dump({"keys": entries}))
-    return str(path)
+    return write_keys(tmp_path / "keys.yaml", ops=("admin", "inference", "outcomes"), game=("inference", "outcomes"))
 
 
 def rollout(bundles: dict[str, str], folder: Path, gateway: dict[str, Any] | None = None, **more: Any) -> GatewayConfig:
@@ -43,7 +35,11 @@ def rollout(bundles: dict[str, str], folder: Path, gateway: dict[str, Any] | Non
         "min_outcomes": 20,
         "margin": 0.1,
     }
-    data = {"experiments": [experiment | more], "database": f"sqlite:///{folder}/experiments.db"}
+    data = {
+        "experiments": [experiment | more],
+        "database": f"sqlite:///{folder}/experiments.db",
+        "spool": f"{folder}/spool",
+    }
     return parse_config(GatewayConfig, data | (gateway or {}))
 
 
@@ -56,20 +52,13 @@ async def play(client, names: list[str], value) -> dict[str, str]:
     return arms
 
 
-async def until(condition, deadline_s: float = 10.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        await asyncio.sleep(0.05)
-
-
 @pytest.mark.parametrize("on_rollback", ["drain", "cut"])
 def test_a_bad_arm_is_rolled_back_by_itself_for_good(bundles, tmp_path, on_rollback):
     config = rollout(bundles, tmp_path, on_rollback=on_rollback, min_exposures=10_000)
 
     async def body():
         async with serving(config) as (client, app):
-            router = app.routers["exp"]
+            router = app.endpoints.routers["exp"]
             arms = await play(client, [f"s{k}" for k in range(120)], lambda arm, k: k % 3 - 5 * (arm == "four"))
             await until(lambda: "four" in router.state.rolled_back)
             assert router.state.status is Status.ROLLED_BACK
@@ -99,11 +88,11 @@ def test_a_good_arm_climbs_its_stages_and_is_promoted(bundles, tmp_path):
 
     async def body():
         async with serving(config) as (client, app):
-            router = app.routers["exp"]
+            router = app.endpoints.routers["exp"]
             assert router.state.weights == {"one": 0.5, "four": 0.5}
             for batch in range(60):
                 await play(client, [f"s{batch}-{k}" for k in range(20)], lambda arm, k: k % 3 + 4 * (arm == "four"))
-                app._follower.look()
+                app.follower.look()
                 if router.state.status is Status.PROMOTED:
                     break
             assert router.state.status is Status.PROMOTED and router.state.weights == {"one": 0.0, "four": 1.0}
@@ -121,7 +110,7 @@ def test_guardrails_of_named_metrics_roll_back(bundles, tmp_path):
                 arm = (await act(client, f"s{k}"))["arm"]
                 sent = {"session_id": f"s{k}", "value": k % 2, "metrics": {"cost": k % 3 + 3.0 * (arm == "four")}}
                 assert (await client.post("/v1/outcomes", json=sent)).status_code == 200
-            await until(lambda: "four" in app.routers["exp"].state.rolled_back)
+            await until(lambda: "four" in app.endpoints.routers["exp"].state.rolled_back)
             return (await client.get("/v1/experiments/exp/audit")).json()["audit"][-1]["reason"]
 
     assert asyncio.run(body()) == "harm proven by cost"
@@ -133,9 +122,9 @@ def test_an_ab_test_is_promoted_by_hand_only(bundles, tmp_path):
     async def body():
         async with serving(config) as (client, app):
             await play(client, [f"s{k}" for k in range(200)], lambda arm, k: k % 3 + 4 * (arm == "four"))
-            app._follower.look()
-            decision = decide(app._store, app.routers["exp"].config)
-            return decision.step.value, app.routers["exp"].state.status
+            app.follower.look()
+            decision = decide(app.store, app.endpoints.routers["exp"].config)
+            return decision.step.value, app.endpoints.routers["exp"].state.status
 
     assert asyncio.run(body()) == ("promote", Status.RUNNING)
 
@@ -206,8 +195,8 @@ def test_units_outside_the_layer_share_are_with_the_control_and_not_counted(bund
     async def body():
         async with serving(config) as (client, app):
             arms = [(await act(client, f"s{k}"))["arm"] for k in range(60)]
-            app._log.flush()
-            return arms, app._store.summary("exp")
+            app.exposures.flush()
+            return arms, app.store.summary("exp")
 
     arms, summary = asyncio.run(body())
     assert set(summary) == {"four"} and summary["four"].exposures == arms.count("four")
@@ -220,8 +209,10 @@ def test_another_replica_follows_within_a_second(bundles, tmp_path):
     async def body():
         async with serving(config) as (_, first), serving(config) as (client, second):
             await play(client, [f"s{k}" for k in range(120)], lambda arm, k: k % 3 - 5 * (arm == "four"))
-            await until(lambda: all("four" in app.routers["exp"].state.rolled_back for app in (first, second)))
-            return time.time() - second._store.audit("exp")[-1].at
+            await until(
+                lambda: all("four" in app.endpoints.routers["exp"].state.rolled_back for app in (first, second))
+            )
+            return time.time() - second.store.audit("exp")[-1].at
 
     assert asyncio.run(body()) < 1.0
 
@@ -231,20 +222,20 @@ def test_without_its_database_a_gateway_goes_on_with_the_last_weights(bundles, t
 
     async def body():
         async with serving(config) as (client, app):
-            router = app.routers["exp"]
+            router = app.endpoints.routers["exp"]
 
             def away(*_: Any) -> None:
                 raise StoreError("experiment store: away")
 
             with monkeypatch.context() as patch:
                 for name in ("table", "assignment", "record_exposures", "experiment"):
-                    patch.setattr(type(app._store), name, away)
+                    patch.setattr(type(app.store), name, away)
                 with pytest.raises(MarlRayError):
-                    app._follower.look()
+                    app.follower.look()
                 await asyncio.sleep(3 * follower.POLL_S)
                 arms = {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(20)}
-            app._log.flush()
-            assert {name: app._store.assignment("exp", name).arm for name in arms} == arms
+            app.exposures.flush()
+            assert {name: app.store.assignment("exp", name).arm for name in arms} == arms
             return router.state.status
 
     assert asyncio.run(body()) is Status.RUNNING

@@ -23,6 +23,7 @@ from marl_ray.config.run import (
     RunConfig,
     TrackingConfig,
     TrainConfig,
+    WarmStartConfig,
 )
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Spec",
     "TrackingConfig",
     "TrainConfig",
+    "WarmStartConfig",
     "config_hash",
     "load_config",
     "parse_config",

@@ -84,12 +84,13 @@ class BreakerConfig(Config):
 
 
 class ExperimentConfig(Config):
-    """Arms that compete for units (sessions). The first arm is the control, the others are treatments."""
+    """Arms that compete for units (sessions): a control and treatments."""
 
     name: str = Name
     endpoint: str | None = Field(None, pattern=NAME_PATTERN)
     """The name that clients act on, kept from one experiment to the next; the experiment's name when not given."""
-    arms: dict[str, ArmConfig] = Field(min_length=2)
+    arms: dict[str, ArmConfig] = Field(min_length=1)
+    """The first is the control. One alone is served as it is."""
     placement: Literal["replica", "deployment"] = "replica"
     """Where the arms' policies run: in every gateway replica (one hop; small policies), or each arm in a deployment of its
     own (two hops; large ones)."""

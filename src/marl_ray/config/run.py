@@ -103,6 +103,21 @@ class TrainConfig(Config):
     """Environment copies per forward and backward pass of each worker; all of them when not given. Never changes results."""
 
 
+class WarmStartConfig(Config):
+    """Begin with what was served: imitate logged decisions before the first iteration."""
+
+    data: str
+    """Exported decisions of an experiment: a Parquet file, a folder of them, or either as a URI (`s3://...`)."""
+    epochs: PositiveInt = 5
+    """Passes over the logged decisions."""
+    lr: PositiveFloat | None = None
+    """Adam learning rate of actor and critic; `hyper.lr` of each policy when not given."""
+    batch: PositiveInt = 1024
+    """Decisions per gradient step, over all workers."""
+    top: float = Field(1.0, gt=0, le=1)
+    """Share of the units, the best by outcome, whose decisions are imitated. The critic learns from all."""
+
+
 class ResourcesConfig(Config):
     """What one run occupies."""
 
@@ -163,6 +178,8 @@ class RunConfig(Config):
     constraints: tuple[ConstraintConfig, ...] = ()
     """Budgets of the environment's cost signals."""
     train: TrainConfig = TrainConfig()
+    warm_start: WarmStartConfig | None = None
+    """Imitate logged decisions before the first iteration."""
     resources: ResourcesConfig = ResourcesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -209,6 +226,11 @@ class RunConfig(Config):
             raise ValueError(f"dynamic_sampling of policy {name!r}: {algorithm} has no groups")
         if hyper.overlong_buffer >= train.horizon:
             raise ValueError(f"overlong_buffer={hyper.overlong_buffer} must be below train.horizon={train.horizon}")
+        if self.warm_start is not None and hyper.kl_coef and not self.team[name].frozen:
+            raise ValueError(
+                f"warm_start: kl_coef={hyper.kl_coef:g} of policy {name!r} would hold it at the weights before the "
+                "warm start; leave one of them out"
+            )
         if spec.costs and not self.constraints:
             raise ValueError(
                 f"constraints: {algorithm} of policy {name!r} needs a budget for each cost of the environment"

@@ -5,6 +5,15 @@ draws are exponential variables with rates equal to the weights, so arm a wins w
 An arm's score depends on its own weight and name only. Raising one weight therefore moves units only into that arm,
 adding an arm moves units only into the new arm, and neither the order of the arms nor any process matters.
 (Thaler and Ravishankar 1998 for rendezvous hashing; Schindelhauer and Schomaker 2005 for the logarithmic weights.)
+
+Where arms influence each other's units, not the unit is assigned but its cluster, by the same hash, or the block of time
+it begins in (a switchback: Bojinov, Simchi-Levi, Zhao, arXiv 2009.00148). Their blocks are coins tossed one by one. With
+few blocks, coins give one arm all the evenings; and day and night differ more than arms do. So blocks are drawn by
+groups of as many consecutive ones as there are arms, by stratified uniforms: the blocks of a group get a random order
+pi, and block j gets u_j = (pi_j + e_j) / size with e_j uniform. Each u_j is uniform by itself, so an arm's chance is its
+share exactly and is what gets logged; together the u_j lie in different strata, so with equal weights every group has
+every arm once, and with others no arm can have a long run of luck. Groups are independent of each other, which is what
+the statistics (`clusters`) lean on.
 """
 
 import hashlib
@@ -12,6 +21,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+BLOCK_START = 17
+"""Characters of a block's name that tell its beginning, so that SQL can read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +41,7 @@ class AssignmentTable:
     A holder swaps tables by assigning one reference, which readers see whole: before or after, never in between.
     """
 
-    __slots__ = ("_draws", "_outcomes", "epoch", "propensities", "weights")
+    __slots__ = ("_draws", "_outcomes", "_salt", "epoch", "propensities", "weights")
 
     def __init__(self, weights: Mapping[str, float], salt: str, epoch: int):
         """`weights` (arm -> relative weight) must be finite and not negative, one of them positive, or ValueError."""
@@ -37,6 +49,7 @@ class AssignmentTable:
         if not all(0 <= weight < math.inf for weight in weights.values()) or not 0 < total < math.inf:
             raise ValueError(f"weights must be finite, not negative and not all zero, got {dict(weights)}")
         self.epoch = epoch
+        self._salt = salt
         self.weights = dict(weights)
         self.propensities = {arm: weight / total for arm, weight in weights.items()}
         live = [arm for arm, weight in weights.items() if weight > 0]
@@ -53,6 +66,54 @@ class AssignmentTable:
             if score < best or not winner:
                 best, winner = score, arm
         return self._outcomes[winner]
+
+    def assign_block(self, block: str) -> Assignment:
+        """The arm of a block of `block_of`; as `assign`, but balanced within groups of consecutive blocks."""
+        group, place = block_group(block, len(self.weights))
+        order = _block_prefix(self._salt, f"order {group}")
+        draws = [_uniform(order, str(k).encode()) for k in range(len(self.weights))]
+        rank = sum(draw < draws[place] for draw in draws)
+        u = (rank + _uniform(_block_prefix(self._salt, "place"), block.encode())) / len(draws)
+        live = sorted(self._outcomes)
+        for arm in live[:-1]:
+            u -= self.propensities[arm]
+            if u <= 0:
+                return self._outcomes[arm]
+        return self._outcomes[live[-1]]
+
+
+def draw(
+    table: AssignmentTable, randomize: str, unit: str, *, cluster: str | None = None, at: float, block_s: float
+) -> tuple[Assignment, str | None]:
+    """The arm of a unit that has none yet, and the cluster or block that it is the arm of (for `Exposure.cluster`).
+
+    `randomize` and `block_s` as in the config; `cluster` (needed for `cluster`, else ValueError) is the request's, `at`
+    is now, in seconds since 1970. A unit keeps what it is first exposed to, whatever its block or cluster is later.
+    """
+    if randomize == "switchback":
+        block = block_of(at, block_s)
+        return table.assign_block(block), block
+    if randomize == "cluster":
+        if cluster is None:
+            raise ValueError("cluster: expected the unit's cluster")
+        return table.assign(cluster), cluster
+    return table.assign(unit), None
+
+
+def block_of(at: float, block_s: float) -> str:
+    """The block of `block_s` seconds that a moment (seconds since 1970) lies in: its beginning and its length."""
+    return f"{math.floor(at / block_s) * block_s:0{BLOCK_START}.6f}+{float(block_s)!r}"
+
+
+def block_span(block: str) -> tuple[float, float]:
+    """When a block of `block_of` begins, and how long it is."""
+    return float(block[:BLOCK_START]), float(block[BLOCK_START:])
+
+
+def block_group(block: str, size: int) -> tuple[int, int]:
+    """Which group of `size` consecutive blocks a block is in, and its place there."""
+    start, length = block_span(block)
+    return divmod(round(start / length), size)
 
 
 def staged_weights(weights: Mapping[str, float], control: str, share: float) -> dict[str, float]:
@@ -91,6 +152,10 @@ def unit_hash(salt: str, arm: str, unit: str) -> float:
 def _prefix(salt: str, arm: str) -> "hashlib.blake2b":
     # JSON ends where it ends, so no two (salt, arm, unit) run together to the same bytes.
     return hashlib.blake2b(json.dumps([salt, arm]).encode(), digest_size=8)
+
+
+def _block_prefix(salt: str, what: str) -> "hashlib.blake2b":
+    return hashlib.blake2b(json.dumps([salt, what]).encode(), digest_size=8, person=b"block")
 
 
 def _uniform(prefix: "hashlib.blake2b", key: bytes) -> float:

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.experiments.assignment import BLOCK_START
 from marl_ray.experiments.migrations import upgrade
 
 BUSY_S = 10.0
@@ -28,6 +29,8 @@ experiments = sa.Table(
     sa.Column("stage_since", sa.Float(53)),
     sa.Column("stage_epoch", sa.Integer),
     sa.Column("winner", sa.String(100)),
+    sa.Column("endpoint", sa.String(100)),
+    sa.Column("revision", sa.Integer),
 )
 arms = sa.Table(
     "arms",
@@ -47,6 +50,7 @@ exposures = sa.Table(
     sa.Column("epoch", sa.Integer),
     sa.Column("propensity", sa.Float(53)),
     sa.Column("first_at", sa.Float(53)),
+    sa.Column("cluster", sa.String(256)),
 )
 outcomes = sa.Table(
     "outcomes",
@@ -78,6 +82,17 @@ audit = sa.Table(
     sa.Column("epoch", sa.Integer),
     sa.Column("before", sa.JSON(none_as_null=True)),
     sa.Column("after", sa.JSON),
+)
+SHADOW_COUNTS = ("acts", "errors", "dropped", "decisions", "agreed")
+shadow_totals = sa.Table(
+    "shadow_totals",
+    metadata,
+    sa.Column("experiment", sa.String(100), primary_key=True),
+    sa.Column("arm", sa.String(100), primary_key=True),
+    sa.Column("replica", sa.String(100), primary_key=True),
+    *(sa.Column(name, sa.BigInteger) for name in SHADOW_COUNTS),
+    sa.Column("seconds", sa.Float(53)),
+    sa.Column("at", sa.Float(53)),
 )
 
 
@@ -142,6 +157,16 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     # A transaction that reads first and then wants to write fails at once if another has written in between.
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def same_unit(table: sa.Table) -> Any:
+    """The row belongs to the exposure."""
+    return sa.and_(*(table.c[key] == exposures.c[key] for key in ("experiment", "unit")))
+
+
+def block_begin(block: Any) -> Any:
+    """When a block of `assignment.block_of` begins."""
+    return sa.cast(sa.func.substr(block, 1, BLOCK_START), sa.Float(53))
 
 
 def moments(units: sa.CTE, *keys: str) -> Any:

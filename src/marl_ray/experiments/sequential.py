@@ -11,9 +11,9 @@ of intrinsic time V that has no upward drift,
 
     E = 2 sqrt(rho / (V + rho)) exp(S^2 / (2 (V + rho))) Phi(S / sqrt(V + rho))
 
-exceeds 1 / alpha at any time with probability alpha at most. As in `statistics` the variance is estimated, which makes
-the guarantee asymptotic (arXiv 2103.06476). What makes it hold from the first look on, measured by
-`benchmarks/experiments.py` for rare, heavy-tailed, skewed and autocorrelated outcomes:
+exceeds 1 / alpha at any time with probability alpha at most. The variance is estimated, which makes the guarantee
+asymptotic (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, arXiv 2103.06476). What makes it hold from the first look
+on, measured by `benchmarks/experiments.py` for rare, heavy-tailed, skewed and autocorrelated outcomes:
 
 - Nothing is decided before both arms have `min_outcomes`.
 - An arm's variance is mixed with the larger of both arms', weighing `BORROWED` outcomes. With rare or skewed outcomes
@@ -34,10 +34,10 @@ the guarantee asymptotic (arXiv 2103.06476). What makes it hold from the first l
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.statistics import TIGHTEST_AT, Summary, tune_rho
+from marl_ray.experiments.statistics import TIGHTEST_AT, Interval, Summary, tune_rho
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,6 +139,31 @@ def _test(
     bound = gain - error * one_sided_boundary(v, rho, alpha) / math.sqrt(v)
     evidence = log_e_value((gain + margin) / error * math.sqrt(v), v, rho)
     return OneSided(gain, bound, math.exp(min(evidence, 700.0)), bound > -margin)
+
+
+def difference_interval(treatment: Summary, control: Summary, *, alpha: float, min_outcomes: int) -> Interval:
+    """Bounds of mean(treatment) - mean(control) that hold at all looks at once: above it is the bound of `harm`, below
+    that of `promotion`, each with half of alpha. Infinite before both arms have `min_outcomes`."""
+    asked: dict[str, Any] = {"alpha": alpha / 2, "margin": 0.0, "min_outcomes": min_outcomes}
+    below = promotion(treatment, control, **asked)
+    above = harm(treatment, control, **asked)
+    return Interval(below.gain, below.bound, above.bound)
+
+
+def mean_interval(arm: Summary, largest: float, *, alpha: float, min_outcomes: int) -> Interval:
+    """Bounds of an arm's mean that hold at all looks at once; `largest` is the largest variance of the experiment's arms.
+    Infinite before the arm has `min_outcomes`, or while all outcomes are equal.
+
+    The variance is taken as in `promotion`, and the two sides have half of alpha each.
+    """
+    if not arm.n:
+        return Interval(math.nan, -math.inf, math.inf)
+    borrowed = (arm.n * arm.variance + BORROWED * largest) / (arm.n + BORROWED) + CAUTION * largest / arm.n
+    if arm.n < max(min_outcomes, 2) or not 0 < borrowed < math.inf:
+        return Interval(arm.mean, -math.inf, math.inf)
+    rho = tune_rho(TIGHTEST_AT * min_outcomes, alpha)
+    half = math.sqrt(borrowed) / arm.n * one_sided_boundary(arm.n, rho, alpha / 2)
+    return Interval(arm.mean, arm.mean - half, arm.mean + half)
 
 
 def information(one: Summary, other: Summary, caution: float = 0.0) -> tuple[float, float]:

@@ -1,19 +1,11 @@
-"""Anytime-valid statistics of outcomes: intervals that hold at all times at once, however often one looks.
+"""What all statistics of outcomes share: summaries, intervals, verdicts, and the two-sided normal mixture.
 
 The normal-mixture confidence sequence (Howard, Ramdas, McAuliffe, Sekhon, arXiv 1810.08240, proposition 5) bounds a
 sum S with intrinsic time V by
 
     P(exists t: |S_t| >= sqrt((V + rho) ln((V + rho) / (rho alpha^2)))) <= alpha.
 
-Outcomes have no known variance, so the asymptotic version is used (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas,
-arXiv 2103.06476, theorem 2.2): outcomes in units of their sample deviation, hence V = n, and for an estimate that
-averages n terms of variance s^2
-
-    half-width = s / n * sqrt((n + rho) ln((n + rho) / (rho alpha^2))).
-
-`rho` says at which n the interval is tightest; it never changes validity. What is assumed: outcomes of an arm are
-independent, with a finite variance and the same distribution over time, and n is not tiny (verdicts wait for
-`min_outcomes`).
+`rho` says at which V it is tightest; it never changes validity.
 """
 
 import math
@@ -52,7 +44,7 @@ class Verdict(StrEnum):
     WORSE = "worse"
     """The whole interval is below zero."""
     UNDECIDED = "undecided"
-    """None of these, or an arm has fewer than `min_outcomes` outcomes."""
+    """None of these."""
 
 
 def tune_rho(n: float, alpha: float) -> float:
@@ -77,43 +69,13 @@ def mixture_boundary(v: float, rho: float, alpha: float) -> float:
     return math.sqrt((v + rho) * math.log((v + rho) / (rho * alpha**2)))
 
 
-def mean_interval(arm: Summary, alpha: float, rho: float) -> Interval:
-    """Confidence sequence of one arm's mean. Infinite while the variance is unknown (n < 2 or all outcomes equal)."""
-    return _interval(arm.mean if arm.n else math.nan, arm.n, arm.variance, alpha, rho)
-
-
-def difference_interval(treatment: Summary, control: Summary, alpha: float, rho: float) -> Interval:
-    """Confidence sequence of mean(treatment) - mean(control).
-
-    The difference is an average over all N outcomes of both arms whose terms have variance N (s_t^2/n_t + s_c^2/n_c)
-    (2103.06476, section 3, without covariates). An arm whose outcomes are all equal says nothing about its variance
-    yet and borrows the other arm's, because rare events look like certainty at first.
-    """
-    if not treatment.n or not control.n:
-        return Interval(math.nan, -math.inf, math.inf)
-    var_t = treatment.variance or control.variance
-    var_c = control.variance or treatment.variance
-    n = treatment.n + control.n
-    variance = n * (var_t / treatment.n + var_c / control.n)
-    return _interval(treatment.mean - control.mean, n, variance, alpha, rho)
-
-
-def _interval(estimate: float, n: int, variance: float, alpha: float, rho: float) -> Interval:
-    if n < 2 or not variance > 0:
-        return Interval(estimate, -math.inf, math.inf)
-    half = math.sqrt(variance) / n * mixture_boundary(n, rho, alpha)
-    return Interval(estimate, estimate - half, estimate + half)
-
-
-def verdict(interval: Interval, margin: float, outcomes: int, min_outcomes: int) -> Verdict:
-    """What the interval proves now; `outcomes` is the smaller arm's count.
+def verdict(interval: Interval, margin: float) -> Verdict:
+    """What the interval proves now.
 
     All verdicts over all looks are right together with the interval's probability, since each only repeats what the
     interval says. A treatment proven worse by less than the margin counts as non-inferior: the margin says that such
     a loss is accepted.
     """
-    if outcomes < min_outcomes:
-        return Verdict.UNDECIDED
     if interval.low > 0:
         return Verdict.BETTER
     if interval.low > -margin:
@@ -121,37 +83,3 @@ def verdict(interval: Interval, margin: float, outcomes: int, min_outcomes: int)
     if interval.high < 0:
         return Verdict.WORSE
     return Verdict.UNDECIDED
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One treatment against the control."""
-
-    difference: Interval
-    verdict: Verdict
-
-
-def compare(
-    treatment: Summary, control: Summary, *, alpha: float, margin: float, min_outcomes: int, treatments: int = 1
-) -> Comparison:
-    """Difference and verdict. `treatments` arms against one control share `alpha` (Bonferroni), so that the chance of
-    any wrong verdict in the whole experiment stays below it."""
-    alpha = alpha / treatments
-    rho = tune_rho(2 * TIGHTEST_AT * min_outcomes, alpha)
-    difference = difference_interval(treatment, control, alpha, rho)
-    return Comparison(difference, verdict(difference, margin, min(treatment.n, control.n), min_outcomes))
-
-
-def arm_interval(arm: Summary, *, alpha: float, min_outcomes: int) -> Interval:
-    """Confidence sequence of one arm's mean, tuned like `compare`."""
-    return mean_interval(arm, alpha, tune_rho(TIGHTEST_AT * min_outcomes, alpha))
-
-
-def fixed_interval(arm: Summary, alpha: float) -> Interval:
-    """The textbook interval, mean +- z s / sqrt(n): valid for one look, at a count fixed beforehand."""
-    if arm.n < 2:
-        return Interval(arm.mean if arm.n else math.nan, -math.inf, math.inf)
-    from statistics import NormalDist
-
-    half = NormalDist().inv_cdf(1 - alpha / 2) * math.sqrt(arm.variance / arm.n)
-    return Interval(arm.mean, arm.mean - half, arm.mean + half)

@@ -5,14 +5,34 @@ good; one outcome at most, and one value of each metric, which a repeated post c
 its mark; the audit only grows, in the transactions of the changes that it tells of.
 """
 
+import threading
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments import schema
+from marl_ray.experiments.looks import Look, look_at
+from marl_ray.experiments.records import (
+    OPEN,
+    AssignmentState,
+    AuditEntry,
+    Configs,
+    Production,
+    assignment_part,
+    assignment_state,
+    columns_of,
+    design_of,
+    endpoint_of,
+    plain,
+    read,
+    read_all,
+)
+from marl_ray.experiments.rules import allowed_arms, check_arms_kept, check_design_kept, check_endpoint, marked_arms
+from marl_ray.experiments.series import Series, series
 from marl_ray.experiments.states import (
     RETREATS,
     Action,
@@ -22,10 +42,9 @@ from marl_ray.experiments.states import (
     Status,
     plan_of,
     reconfigured,
-    shadows_of,
     transition,
-    weights_of,
 )
+from marl_ray.experiments.sums import Design, Sums
 from marl_ray.experiments.units import (
     ArmSummary,
     Exposure,
@@ -45,50 +64,25 @@ __all__ = [
     "Exposure",
     "Outcome",
     "OutcomeConflictError",
+    "Production",
     "StaleEpochError",
     "StoreError",
     "UnknownUnitError",
 ]
 
-
-@dataclass(frozen=True, slots=True)
-class AssignmentState:
-    """What a gateway needs to assign units now."""
-
-    experiment: str
-    epoch: int
-    status: Status
-    stage: int
-    weights: dict[str, float]
-    control: str
-    salt: str
-    shadows: tuple[str, ...]
-    """Arms that get a copy of the traffic."""
-    rolled_back: frozenset[str]
-    cut: bool
-    """Units already with a rolled-back arm go on with the control."""
-    layer: str | None
-    layer_share: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class AuditEntry:
-    """One change. `before` and `after` are the experiment as plain data, `before` is None for the first entry."""
-
-    id: int
-    experiment: str
-    at: float
-    actor: str
-    action: str
-    arm: str | None
-    reason: str
-    epoch: int
-    before: dict[str, Any] | None
-    after: dict[str, Any]
+_ENDPOINTS = 0x6D61_7265
+"""First key of PostgreSQL's advisory locks on endpoints."""
 
 
 class ExperimentStore(UnitStore):
     """All access to the database. Safe to use from several threads, processes and machines."""
+
+    def __init__(self, url: str):
+        """As `UnitStore`."""
+        super().__init__(url)
+        self._configs: Configs = {}
+        self._sums: dict[str, tuple[Sums, Look | None]] = {}
+        self._looking: dict[str, threading.Lock] = {}
 
     def open_experiment(
         self, name: str, config: dict[str, Any], *, actor: str = "config", reason: str = "opened"
@@ -100,52 +94,53 @@ class ExperimentStore(UnitStore):
         exposures is missing or has another digest (its outcomes would be of two things), if the control or a changed
         arm has been rolled back, or if an arm with weight has a digest that another experiment has rolled back and
         lacks `allow_rolled_back` (what already runs is not stopped by that). An arm that this experiment has rolled
-        back, by name or digest, may stay: the record's `kept_at_zero` names it.
+        back, by name or digest, may stay: the record's `kept_at_zero` names it. MarlRayError, too, if the endpoint has
+        another open experiment with which this one does not share a layer, and if `randomize` changes once there are
+        exposures.
         """
         with self._transaction(self._writer) as connection:
-            now = time.time()
+            now, endpoint = time.time(), endpoint_of(name, config)
+            if connection.dialect.name == "postgresql":
+                # One at a time, for what they check is each other; SQLite's writers are one at a time anyway.
+                key = sa.func.hashtext(endpoint)
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ENDPOINTS, key)))
             status = Status.RUNNING if config.get("autostart", True) else Status.DRAFT
-            row = {"name": name, "config": config, "created": now, **_columns(State(status, stage_since=now))}
+            row = {
+                "name": name,
+                "config": config,
+                "endpoint": endpoint,
+                "created": now,
+                **columns_of(State(status, stage_since=now)),
+            }
             # The insert comes first because it takes the write lock: of two replicas one waits here.
             fresh = self._is_new(connection, schema.experiments, row)
-            found = _read(connection, name, lock=True)
+            found = read(connection, name, lock=True)
             assert found is not None
             if found.config == config and not fresh:
                 return found
             if not fresh:
-                self._check_arms_kept(connection, name, found.config["arms"], config["arms"])
+                check_design_kept(connection, name, design_of(found.config), design_of(config))
+                check_arms_kept(connection, name, found.config["arms"], config["arms"])
             self._register_arms(connection, name, config["arms"], now)
             plan = plan_of(config)
             # Read again: an arm that is new by name alone has just got its mark.
-            state = replace(found.state, rolled_back=_marked(connection, name))
+            state = replace(found.state, rolled_back=marked_arms(connection, name))
             allowed: dict[str, str] = {}
-            if fresh or _assignment_part(found.config) != _assignment_part(config):
-                allowed = _allowed(connection, name, config, {} if fresh else found.config["arms"])
-            if _assignment_part(found.config) != _assignment_part(config):
+            if fresh or assignment_part(found.config) != assignment_part(config):
+                allowed = allowed_arms(connection, name, config, {} if fresh else found.config["arms"])
+            if assignment_part(found.config) != assignment_part(config):
                 state = reconfigured(state, found.plan, plan, now)
             record = ExperimentRecord(name, config, found.created, state, plan)
-            values = {"config": config, **_columns(state)}
-            connection.execute(sa.update(schema.experiments).where(schema.experiments.c.name == name).values(values))
-            old = None if fresh else {**_plain(found), "config": found.config}
-            self._audit(connection, record, "open", actor, reason, now, old, {**_plain(record), "config": config})
+            check_endpoint(connection, record, endpoint)
+            here = schema.experiments.c
+            values = {"config": config, "endpoint": endpoint, "revision": here.revision + 1, **columns_of(state)}
+            connection.execute(sa.update(schema.experiments).where(here.name == name).values(values))
+            old = None if fresh else {**plain(found), "config": found.config}
+            self._audit(connection, record, "open", actor, reason, now, old, {**plain(record), "config": config})
             for arm, elsewhere in allowed.items():
                 told = f"allow_rolled_back: bundle rolled back in experiment {elsewhere!r}"
-                self._audit(connection, record, "allow_rolled_back", actor, told, now, None, _plain(record), arm)
+                self._audit(connection, record, "allow_rolled_back", actor, told, now, None, plain(record), arm)
             return record
-
-    def _check_arms_kept(self, connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-        exposed = schema.exposures.c
-        for arm, before in old.items():
-            if arm in new and new[arm]["digest"] == before["digest"]:
-                continue
-            one = sa.select(exposed.unit).where(exposed.experiment == name, exposed.arm == arm).limit(1)
-            if connection.execute(one).first() is None:
-                continue
-            what = "another bundle" if arm in new else "no such arm"
-            raise MarlRayError(
-                f"experiment {name!r}: arm {arm!r} already has sessions with bundle {before['digest'][:16]}, "
-                f"the config has {what}; set its weight to 0, or start an experiment with a new name"
-            )
 
     def _register_arms(self, connection: sa.Connection, name: str, given: dict[str, Any], now: float) -> None:
         """Note the arms that are new or have a new digest; one that this experiment has rolled back is marked again."""
@@ -180,13 +175,13 @@ class ExperimentStore(UnitStore):
         if epoch is None and action not in RETREATS:
             raise MarlRayError(f"epoch: expected the epoch that {action} was decided on")
         with self._transaction(self._writer) as connection:
-            found = _read(connection, name, lock=True)
+            found = read(connection, name, lock=True)
             if found is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
             if epoch is not None and epoch != found.epoch:
                 raise StaleEpochError(f"epoch: {action} was decided on epoch {epoch}, {name!r} is at {found.epoch}")
             if action not in RETREATS:
-                _allowed(connection, name, found.config, found.config["arms"])
+                allowed_arms(connection, name, found.config, found.config["arms"])
             now = time.time()
             state = transition(found.state, action, found.plan, now, arm)
             if state == found.state:
@@ -198,8 +193,8 @@ class ExperimentStore(UnitStore):
                 mark = sa.update(schema.arms).where(arms.experiment == name, arms.arm.in_(sorted(marked)))
                 connection.execute(mark.values(rolled_back_at=now, reason=reason))
             update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
-            connection.execute(update.values(_columns(state)))
-            self._audit(connection, record, action.value, actor, reason, now, _plain(found), _plain(record), arm)
+            connection.execute(update.values(columns_of(state)))
+            self._audit(connection, record, action.value, actor, reason, now, plain(found), plain(record), arm)
             return record
 
     def _audit(
@@ -227,105 +222,88 @@ class ExperimentStore(UnitStore):
     def experiment(self, name: str) -> ExperimentRecord | None:
         """The stored experiment, or None."""
         with self._transaction() as connection:
-            return _read(connection, name)
+            return read(connection, name)
+
+    def look(self, record: ExperimentRecord, now: float | None = None) -> Look:
+        """What the experiment's units add up to at a moment (seconds since 1970; now if not given). The first look of a
+        process reads every row, a later one those written since."""
+        name, moment = record.name, time.time() if now is None else now
+        design = _design(record)
+        with self._looking.setdefault(name, threading.Lock()):
+            sums, last = self._sums.get(name, (Sums(design), None))
+            if sums.design != design:
+                sums, last = Sums(design), None
+            with self._transaction() as connection:
+                exposures, values, news = sums.read(connection, name)
+                shares = self._shares(connection, record)
+            # Blocks end without any news.
+            if news or last is None or design.randomize == "switchback":
+                last = look_at(exposures, values, design, moment)
+            self._sums[name] = sums, last
+        return replace(last, shares=shares)
+
+    def _shares(self, connection: sa.Connection, record: ExperimentRecord) -> dict[int, Mapping[str, float]]:
+        """Epoch -> weights of the record's stage, which the audit tells."""
+        audit = schema.audit.c
+        query = sa.select(audit.epoch, audit.after).where(audit.experiment == record.name).order_by(audit.id)
+        rows = connection.execute(query.where(audit.epoch >= record.state.stage_epoch))
+        # An audit that begins with a migration has no weights there; they were those of the config.
+        return {row.epoch: row.after.get("weights") or plan_of(row.after["config"]).weights for row in rows}
+
+    def summary(self, name: str) -> dict[str, ArmSummary]:
+        """Arm -> exposures and outcomes, of the arms that have any."""
+        record = self.experiment(name)
+        return {} if record is None else dict(self.look(record).units)
+
+    def series(self, name: str, points: int = 60, now: float | None = None) -> Series:
+        """How outcomes added up over time, see `series.series`. Reads every outcome: for drawing, not for polling."""
+        record = self.experiment(name)
+        if record is None:
+            return {}
+        with self._transaction() as connection:
+            return series(connection, name, _design(record), points, time.time() if now is None else now)
+
+    def names(self) -> list[str]:
+        """All experiments, the oldest first."""
+        here = schema.experiments.c
+        with self._transaction() as connection:
+            return list(connection.execute(sa.select(here.name).order_by(here.created, here.name)).scalars())
+
+    def experiments(self) -> list[ExperimentRecord]:
+        """All experiments, the oldest first. To be polled: a config is read again only when it has changed, and must
+        therefore not be changed in place."""
+        with self._transaction() as connection:
+            return read_all(connection, self._configs)
+
+    def states(self) -> dict[str, AssignmentState]:
+        """How units are assigned now, experiment by experiment; to be polled, as `experiments`."""
+        return {record.name: assignment_state(record) for record in self.experiments()}
 
     def table(self, name: str) -> AssignmentState:
-        """How units are assigned now; one short query, to be polled. MarlRayError if the experiment is unknown."""
+        """How one experiment's units are assigned now. MarlRayError if the experiment is unknown."""
         record = self.experiment(name)
         if record is None:
             raise MarlRayError(f"experiment: unknown experiment {name!r}")
-        state, config = record.state, record.config
-        low, high = config.get("layer_share", (0.0, 1.0))
-        return AssignmentState(
-            experiment=name,
-            epoch=state.epoch,
-            status=state.status,
-            stage=state.stage,
-            weights=weights_of(record.plan, state),
-            control=record.plan.control,
-            salt=config["salt"],
-            shadows=shadows_of(record.plan, state),
-            rolled_back=state.rolled_back,
-            cut=config.get("on_rollback") == "cut",
-            layer=config.get("layer"),
-            layer_share=(low, high),
-        )
+        return assignment_state(record)
+
+    def production(self, endpoint: str) -> Production | None:
+        """What serves the endpoint's units that are in no experiment: of the newest experiment there its winner if it
+        has been promoted, else its control. None for an endpoint that has never had one."""
+        here = schema.experiments.c
+        newest = sa.select(here.name).where(here.endpoint == endpoint)
+        # Of a layer's experiments some may be over before others.
+        order = sa.case((here.status.in_(OPEN), 0), else_=1), here.created.desc(), here.name.desc()
+        with self._transaction() as connection:
+            name = connection.execute(newest.order_by(*order).limit(1)).scalar()
+            record = None if name is None else read(connection, name)
+        if record is None:
+            return None
+        promoted = record.state.status is Status.PROMOTED
+        arm = str(record.state.winner) if promoted else record.plan.control
+        part = record.config["arms"][arm]
+        return Production(record.name, arm, part.get("bundle", part["digest"]), part["digest"])
 
 
-def _read(connection: sa.Connection, name: str, lock: bool = False) -> ExperimentRecord | None:
-    here, arms = schema.experiments, schema.arms.c
-    if lock:
-        # A statement of its own: the next one then sees the marks of the change that it waited for.
-        # Key share lets exposures in, whose foreign keys hold the row too.
-        connection.execute(sa.select(here.c.name).where(here.c.name == name).with_for_update(key_share=True))
-    is_marked = sa.and_(arms.experiment == here.c.name, arms.rolled_back_at.is_not(None))
-    query = sa.select(here, arms.arm.label("marked")).outerjoin(schema.arms, is_marked).where(here.c.name == name)
-    rows = connection.execute(query).all()
-    if not rows:
-        return None
-    row = rows[0]
-    state = State(
-        status=Status(row.status),
-        epoch=row.epoch,
-        stage=row.stage,
-        stage_since=row.stage_since,
-        stage_epoch=row.stage_epoch,
-        winner=row.winner,
-        rolled_back=frozenset(row.marked for row in rows if row.marked is not None),
-    )
-    return ExperimentRecord(name, row.config, row.created, state, plan_of(row.config))
-
-
-def _marked(connection: sa.Connection, name: str) -> frozenset[str]:
-    arms = schema.arms.c
-    marked = sa.select(arms.arm).where(arms.experiment == name, arms.rolled_back_at.is_not(None))
-    return frozenset(connection.execute(marked).scalars())
-
-
-def _allowed(connection: sa.Connection, name: str, config: dict[str, Any], before: dict[str, Any]) -> dict[str, str]:
-    """Arm -> another experiment, for the arms with weight whose bundle that one has rolled back and which the config
-    allows, unless it did so `before` (the arms of the earlier config). MarlRayError for one that is not allowed."""
-    mine, other = schema.arms.alias().c, schema.arms.alias().c
-    marked = sa.and_(other.digest == mine.digest, other.experiment != name, other.rolled_back_at.is_not(None))
-    query = sa.select(mine.arm, mine.digest, sa.func.min(other.experiment).label("elsewhere")).where(marked)
-    query = query.where(mine.experiment == name, mine.rolled_back_at.is_(None)).group_by(mine.arm, mine.digest)
-    allowed: dict[str, str] = {}
-    for row in connection.execute(query):
-        part, known = config["arms"].get(row.arm), before.get(row.arm, {})
-        kept = known.get("digest") == row.digest
-        # An experiment that runs needs its control, wherever that may have failed as a treatment.
-        if part is None or not part["weight"] > 0 or (kept and row.arm == plan_of(config).control):
-            continue
-        if not part.get("allow_rolled_back", False):
-            raise MarlRayError(
-                f"experiment {name!r}: arms.{row.arm}: bundle {row.digest[:16]} has been rolled back in experiment "
-                f"{row.elsewhere!r}; expected another bundle, weight 0, or allow_rolled_back: true"
-            )
-        if not (kept and known.get("allow_rolled_back", False)):
-            allowed[row.arm] = row.elsewhere
-    return allowed
-
-
-def _columns(state: State) -> dict[str, Any]:
-    """The state as columns; its marks are rows of the arms."""
-    return {
-        "status": state.status.value,
-        "epoch": state.epoch,
-        "stage": state.stage,
-        "stage_since": state.stage_since,
-        "stage_epoch": state.stage_epoch,
-        "winner": state.winner,
-    }
-
-
-def _plain(record: ExperimentRecord) -> dict[str, Any]:
-    """What the audit keeps of a state."""
-    return {**_columns(record.state), "weights": record.weights, "rolled_back": sorted(record.state.rolled_back)}
-
-
-def _assignment_part(config: dict[str, Any]) -> Any:
-    """What decides which unit gets what; a change of it is a new epoch."""
-    plan = plan_of(config)
-    digests = {arm: (part["digest"], part.get("allow_rolled_back", False)) for arm, part in config["arms"].items()}
-    layer = config.get("layer"), list(config.get("layer_share", (0.0, 1.0)))
-    return config["salt"], digests, plan.weights, plan.control, plan.strategy, plan.stages, layer
+def _design(record: ExperimentRecord) -> Design:
+    config = record.config
+    return Design(design_of(config), config.get("washout_s", 0.0), config.get("block_s", 600.0))

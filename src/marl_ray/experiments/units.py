@@ -19,6 +19,7 @@ from marl_ray.experiments.statistics import Summary
 LARGEST_VALUE = 1e100
 """Larger numbers would overflow the database's sums of squares."""
 METRIC_LENGTH = 100
+NO_OUTCOME = Summary(0, math.nan, 0.0)
 
 
 class StoreError(MarlRayError):
@@ -41,6 +42,8 @@ class Exposure:
     unit: str
     assignment: Assignment
     at: float
+    cluster: str | None = None
+    """The cluster or block whose arm it is, where not the unit itself was assigned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class UnitStore:
                 "epoch": e.assignment.epoch,
                 "propensity": e.assignment.propensity,
                 "first_at": e.at,
+                "cluster": e.cluster,
             }
             for e in sorted(exposures, key=lambda e: (e.experiment, e.unit))
         ]
@@ -168,49 +172,35 @@ class UnitStore:
         same_key = (column == row[column.name] for column in table.primary_key)
         return float(connection.execute(sa.select(table.c.value).where(*same_key)).scalar_one())
 
-    def summary(self, name: str) -> dict[str, ArmSummary]:
-        """Arm -> exposures and outcomes, of the arms that have any."""
-        units, outcomes = schema.exposures, schema.outcomes
-        # One statement, hence one moment: two could count an outcome and not its exposure.
-        of_arms = (
-            sa.select(units.c.arm, outcomes.c.value)
-            .outerjoin(outcomes, _same_unit(outcomes))
-            .where(units.c.experiment == name)
-            .cte("units")
-        )
-        with self._transaction() as connection:
-            rows = connection.execute(schema.moments(of_arms, "arm")).all()
-        return {row.arm: ArmSummary(row.rows, _summary_of(row)) for row in rows}
+    def record_shadows(self, experiment: str, replica: str, totals: Mapping[str, Mapping[str, float]]) -> None:
+        """Store what a replica has counted of each shadowed arm since it began: `acts`, `errors`, `dropped` copies, agents'
+        `decisions` compared with the answer's and those that `agreed`, and the `seconds` of its passes. What is
+        missing is 0; a later call replaces an earlier one's numbers."""
+        names = (*schema.SHADOW_COUNTS, "seconds")
+        key = {"experiment": experiment, "replica": replica}
+        with self._transaction(self._writer) as connection:
+            for arm in sorted(totals):
+                values = {"at": time.time(), **{name: totals[arm].get(name, 0) for name in names}}
+                insert = self._insert(schema.shadow_totals).values(arm=arm, **key, **values)
+                same = ["experiment", "arm", "replica"]
+                connection.execute(insert.on_conflict_do_update(index_elements=same, set_=values))
 
-    def metric_summaries(self, name: str) -> dict[str, dict[str, Summary]]:
-        """Metric -> arm -> the metric over the units that have it."""
-        units, metrics = schema.exposures, schema.metrics
-        of_arms = (
-            sa.select(units.c.arm, metrics.c.metric, metrics.c.value)
-            .join(metrics, _same_unit(metrics))
-            .where(units.c.experiment == name)
-            .cte("units")
-        )
-        found: dict[str, dict[str, Summary]] = {}
+    def shadow_totals(self, experiment: str) -> dict[str, dict[str, float]]:
+        """Arm -> the totals of all replicas, and `at`, when the last of them was written."""
+        found = schema.shadow_totals.c
+        counts = [sa.cast(sa.func.sum(found[name]), sa.BigInteger).label(name) for name in schema.SHADOW_COUNTS]
+        more = sa.func.sum(found.seconds).label("seconds"), sa.func.max(found.at).label("at")
+        query = sa.select(found.arm, *counts, *more).where(found.experiment == experiment).group_by(found.arm)
         with self._transaction() as connection:
-            for row in connection.execute(schema.moments(of_arms, "metric", "arm")):
-                found.setdefault(row.metric, {})[row.arm] = _summary_of(row)
-        return found
-
-    def stage_exposures(self, name: str) -> dict[str, int]:
-        """Arm -> units that met it since the stage began: those assigned in its epochs, whenever they were written."""
-        units, here = schema.exposures.c, schema.experiments.c
-        begun = sa.select(here.stage_epoch).where(here.name == name).scalar_subquery()
-        query = sa.select(units.arm, sa.func.count().label("n")).where(units.experiment == name, units.epoch >= begun)
-        with self._transaction() as connection:
-            return {row.arm: row.n for row in connection.execute(query.group_by(units.arm))}
+            rows = [dict(row) for row in connection.execute(query.order_by(found.arm)).mappings()]
+        return {row.pop("arm"): row for row in rows}
 
     def outcomes(self, name: str, page: int = 1_000) -> Iterator[Outcome]:
         """Every outcome by time, then unit, `page` rows per query. What is written meanwhile with an earlier time than
         the last one read is left out."""
         units, found = schema.exposures.c, schema.outcomes
         columns = (units.unit, units.arm, units.epoch, units.propensity, units.first_at, found.c.value, found.c.at)
-        query = sa.select(*columns).join_from(found, schema.exposures, _same_unit(found))
+        query = sa.select(*columns).join_from(found, schema.exposures, schema.same_unit(found))
         query = query.where(found.c.experiment == name).order_by(found.c.at, found.c.unit).limit(page)
         last: Outcome | None = None
         while True:
@@ -224,19 +214,23 @@ class UnitStore:
                 return
             last = rows[-1]
 
+    def metric_values(self, experiment: str, metric: str, page: int = 1_000) -> Iterator[tuple[str, float]]:
+        """Every unit's value of a metric, by unit, `page` rows per query."""
+        found = schema.metrics.c
+        query = sa.select(found.unit, found.value).order_by(found.unit).limit(page)
+        query = query.where(found.experiment == experiment, found.metric == metric)
+        rows: list[tuple[str, float]] = []
+        while True:
+            later = query.where(found.unit > rows[-1][0]) if rows else query
+            with self._transaction() as connection:
+                rows = [(row.unit, row.value) for row in connection.execute(later)]
+            yield from rows
+            if len(rows) < page:
+                return
+
 
 def _assignment(connection: sa.Connection, experiment: str, unit: str) -> Assignment | None:
     units = schema.exposures.c
     query = sa.select(units.arm, units.epoch, units.propensity)
     row = connection.execute(query.where(units.experiment == experiment, units.unit == unit)).first()
     return Assignment(*row) if row else None
-
-
-def _same_unit(table: sa.Table) -> Any:
-    return sa.and_(*(table.c[key] == schema.exposures.c[key] for key in ("experiment", "unit")))
-
-
-def _summary_of(row: Any) -> Summary:
-    if not row.n:
-        return Summary(0, math.nan, 0.0)
-    return Summary(row.n, float(row.mean), float(row.squares) / (row.n - 1) if row.n > 1 else 0.0)

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,6 +31,8 @@ from marl_ray.policies.spaces import row_dtype, space_from_json, space_to_json, 
 
 FORMAT = 1
 MANIFEST = "bundle.json"
+PASS = 1 << 16
+"""Most rows of one forward pass."""
 
 
 class Lineage(BaseModel):
@@ -196,6 +199,20 @@ class Bundle:
             for (i, agent), action, log_prob in zip(asked, actions, log_probs.tolist(), strict=True):
                 answers[i][agent] = (action, log_prob)
         return answers
+
+    def log_probs(self, policy: str, rows: Tensor, actions: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Log-probabilities (natural; densities for continuous actions) with which a policy takes given actions, (N,).
+
+        All as `Trajectories` hold them: `rows` (N, D) flat observations, `actions` (N, *shape) with choices counted from
+        zero, `allowed` (N, choices) bool. An action that is not allowed has about -1e9.
+        """
+        served = self.policies[policy]
+        masks = repeat(None) if allowed is None else allowed.split(PASS)
+        parts = []
+        for part, taken, permitted in zip(rows.split(PASS), actions.split(PASS), masks, strict=False):
+            outputs = served.distribution.normalize(served.actor.infer(part), permitted)
+            parts.append(served.distribution.log_prob(outputs, taken))
+        return torch.cat(parts)
 
 
 def save_bundle(

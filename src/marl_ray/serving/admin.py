@@ -24,7 +24,7 @@ def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, An
             answer = client.get(path) if body is None else client.post(path, json=body)
     except httpx.HTTPError as error:
         raise MarlRayError(f"gateway {url} does not answer: {one_line(error)}") from error
-    if answer.status_code != 200:
+    if answer.status_code not in (200, 201):
         try:
             problem = answer.json()["error"]
             text = f"{problem['field'] or 'request'}: {problem['message']}"
@@ -34,6 +34,37 @@ def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, An
         raise MarlRayError(f"gateway refused {path} with {answer.status_code}: {text}{more}")
     data: dict[str, Any] = answer.json()
     return data
+
+
+def deploy_bundle(
+    url: str, bundle: str, strategy: str, endpoint: str | None, options: dict[str, Any], reason: str
+) -> dict[str, Any]:
+    """Start an experiment of the bundle (`candidate`) against what serves the endpoint now (`production`), or serve it
+    alone where nothing does; the new experiment's report. Raises MarlRayError, also if one is still under way."""
+    known = ask(url, "/v1/endpoints")["endpoints"]
+    if endpoint is None:
+        if len(known) != 1:
+            raise MarlRayError(f"endpoint: expected one of {', '.join(known) or 'none yet'}, or a new name")
+        endpoint = next(iter(known))
+    earlier = known.get(endpoint)
+    if earlier is None:
+        return ask(url, "/v1/experiments", _alone(endpoint, bundle, options) | {"reason": reason})
+    now = ask(url, f"/v1/experiments/{earlier['experiments'][0]}")
+    open_now = now["status"] in ("draft", "running", "paused")
+    if open_now and len(now["arms"]) > 1:
+        raise MarlRayError(
+            f"endpoint {endpoint!r}: experiment {now['name']!r} is {now['status']}; promote, roll back or stop it first"
+        )
+    if open_now:  # one arm alone is no experiment that could be disturbed
+        ask(url, f"/v1/experiments/{now['name']}/stop", {"reason": f"succeeded by {bundle}"})
+    arms = {"production": {"bundle": earlier["production"]["bundle"]}, "candidate": {"bundle": bundle}}
+    number = len(earlier["experiments"]) + 1
+    config = {"name": f"{endpoint}-{number}", "endpoint": endpoint, "arms": arms, "strategy": strategy}
+    return ask(url, "/v1/experiments", config | options | {"reason": reason})
+
+
+def _alone(endpoint: str, bundle: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {"name": endpoint, "arms": {"production": {"bundle": bundle}}} | options
 
 
 def lines(report: dict[str, Any]) -> list[str]:

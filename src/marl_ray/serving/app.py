@@ -1,5 +1,6 @@
 """The gateway on Ray Serve: all arms in one ingress replica, one hop behind the proxy."""
 
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -7,6 +8,7 @@ from ray import serve
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.store import ExperimentStore
 from marl_ray.serving.gateway import Gateway, load_experiments
+from marl_ray.serving.hosts import host
 
 MAX_ONGOING_REQUESTS = 2_000
 """Serve's default of 5 per replica would leave nothing to batch."""
@@ -20,7 +22,15 @@ class GatewayReplica:
 
         # Replicas are the unit of parallelism; threads of one small forward pass would only get in each other's way.
         torch.set_num_threads(1)
-        self._gateway = Gateway(parse_config(GatewayConfig, config, source="args"))
+        given = parse_config(GatewayConfig, config, source="args")
+        # An arm that hangs must leave time for the control to answer in its stead.
+        make_arm = partial(
+            host,
+            tracking_uri=given.tracking_uri,
+            max_batch=given.max_batch,
+            deadline_s=given.request_timeout_s / 2,
+        )
+        self._gateway = Gateway(given, host=make_arm)
 
     def __serve_build_asgi_app__(self) -> Gateway:
         return self._gateway

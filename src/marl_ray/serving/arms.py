@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,19 @@ Answer = dict[str, tuple[np.ndarray, float]]
 """Agent -> action and its log-probability."""
 
 
-def load_bundles(config: ExperimentConfig, tracking_uri: str | None = None) -> dict[str, Bundle]:
-    """The bundle of every arm. Raises MarlRayError naming the arm if one cannot be loaded or if two differ in agents,
-    observations or actions: a request is made before its arm is known, so every arm must understand it."""
+def load_bundles(
+    config: ExperimentConfig, tracking_uri: str | None = None, loaded: Mapping[str, Bundle] = MappingProxyType({})
+) -> dict[str, Bundle]:
+    """The bundle of every arm, from `loaded` (reference -> bundle) where it is there.
+
+    Raises MarlRayError naming the arm if one cannot be loaded or if two differ in agents, observations or actions: a
+    request is made before its arm is known, so every arm must understand it.
+    """
     bundles: dict[str, Bundle] = {}
     for arm, arm_config in config.arms.items():
         try:
-            bundles[arm] = load_bundle(arm_config.bundle, tracking_uri)
+            known = loaded.get(arm_config.bundle)
+            bundles[arm] = known if known is not None else load_bundle(arm_config.bundle, tracking_uri)
         except MarlRayError as error:
             raise MarlRayError(f"experiments.{config.name}.arms.{arm}: {error}") from error
     control = next(iter(config.arms))

@@ -37,9 +37,10 @@ async def play_episodes(
     experiment: str | None = None,
     concurrency: int = 4,
     seed: int = 0,
+    key: str | None = None,
     on_episode: Callable[[PlayedEpisode], None] = lambda episode: None,
 ) -> list[PlayedEpisode]:
-    """Play whole episodes, `concurrency` at a time, and post each return as its session's outcome.
+    """Play whole episodes, `concurrency` at a time, and post each return as its session's outcome. `key` is an API key.
 
     Raises MarlRayError with the gateway's words if it refuses a request, or if it does not answer.
     """
@@ -57,7 +58,8 @@ async def play_episodes(
         finally:
             env.close()
 
-    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S) as client:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S, headers=headers) as client:
         await asyncio.gather(*(player(client) for _ in range(min(concurrency, episodes))))
     return played
 

@@ -6,10 +6,14 @@ majority: the first replica to see the proof rolls the arm back.
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from marl_ray.config import ExperimentConfig
-from marl_ray.experiments.sequential import harm, promotion
-from marl_ray.experiments.srm import sample_ratio
+from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
+from marl_ray.experiments.looks import Look
+from marl_ray.experiments.sequential import OneSided, harm, promotion
+from marl_ray.experiments.srm import Mismatch, sample_ratio_of_epochs
 from marl_ray.experiments.states import (
     Action,
     ArmEvidence,
@@ -26,46 +30,103 @@ from marl_ray.experiments.store import ExperimentStore
 
 ACTOR = "gateway"
 ACTIONS = {Step.NEXT_STAGE: Action.NEXT_STAGE, Step.PROMOTE: Action.PROMOTE, Step.ROLLBACK: Action.ROLLBACK}
-NOTHING = Summary(0, 0.0, 0.0)
 
 _log = logging.getLogger(__name__)
 
 
-def evidence(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> Evidence:
-    """What outcomes, guardrails and counts prove now. Alphas are shared by the treatments (Bonferroni)."""
-    outcomes = {arm: summary.outcomes for arm, summary in store.summary(record.name).items()}
-    metrics = {"outcome": outcomes} | store.metric_summaries(record.name)
-    exposures = store.stage_exposures(record.name)
-    control, treatments = record.plan.control, record.plan.treatments
-    arms = {control: ArmEvidence(exposures.get(control, 0))}
-    for arm in treatments:
-        mine, theirs = outcomes.get(arm, NOTHING), outcomes.get(control, NOTHING)
-        asked = {"alpha": config.alpha / len(treatments), "margin": config.margin, "min_outcomes": config.min_outcomes}
-        bound = promotion(mine, theirs, **asked)  # type: ignore[arg-type]
-        found = _harm(config, metrics, arm, control, len(treatments))
-        arms[arm] = ArmEvidence(exposures.get(arm, 0), found, bound.proven, bound.gain)
-    return Evidence(arms, sample_ratio(exposures, record.weights).alarm)
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one test says of one treatment now."""
+
+    name: str
+    """`outcome` or a guardrail's."""
+    arm: str
+    better: str
+    """`higher` or `lower`."""
+    margin: float
+    alpha: float
+    """The treatment's part of it."""
+    treatment: Summary
+    control: Summary
+    """Observations: of units, clusters or blocks."""
+    test: OneSided
 
 
-def _harm(
-    config: ExperimentConfig, metrics: dict[str, dict[str, Summary]], arm: str, control: str, treatments: int
-) -> str | None:
-    """The first quantity in which the arm is proven worse than the control by more than is accepted."""
-    asked = [("outcome", "higher", config.margin, config.alpha_rollback)]
-    asked += [(rail.name, rail.better, rail.margin, rail.alpha) for rail in config.guardrails]
-    for name, better, margin, alpha in asked:
-        found = metrics.get(name, {})
-        proof = harm(
-            found.get(arm, NOTHING),
-            found.get(control, NOTHING),
-            alpha=alpha / treatments,
-            margin=margin,
-            min_outcomes=config.min_outcomes,
-            higher_is_better=better == "higher",
-        )
-        if proof.proven:
-            return name
-    return None
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Everything that was asked in one look."""
+
+    look: Look
+    harm: tuple[Finding, ...]
+    """Of the outcome, by treatment."""
+    guardrails: tuple[Finding, ...]
+    """By treatment, then in the config's order."""
+    promotion: tuple[Finding, ...]
+    srm: Mismatch
+    evidence: Evidence
+
+
+def config_of(record: ExperimentRecord) -> ExperimentConfig:
+    """The config that the store keeps, without what was added to it. MarlRayError if this version does not know it."""
+    known, of_arm = ExperimentConfig.model_fields, ArmConfig.model_fields
+    arms = {arm: {k: v for k, v in part.items() if k in of_arm} for arm, part in record.config["arms"].items()}
+    data = {key: value for key, value in record.config.items() if key in known}
+    whole = data | {"name": record.name, "arms": arms}
+    return parse_config(ExperimentConfig, whole, source=f"experiment {record.name!r}")
+
+
+def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
+    """What outcomes, guardrails and counts prove. Alphas are shared by the treatments (Bonferroni)."""
+    plan = record.plan
+
+    def ask(test: Callable[..., OneSided], name: str, better: str, margin: float, alpha: float, binary: bool) -> Any:
+        def of_arm(arm: str) -> Finding:
+            treatment, control = look.pair(name, arm, plan.control, len(plan.weights))
+            share = alpha / len(plan.treatments)
+            asked = {"alpha": share, "margin": margin, "min_outcomes": config.min_outcomes}
+            exact = binary and all(_may_be_binary(look.summary(name, one)) for one in (arm, plan.control))
+            found = test(treatment, control, **asked, higher_is_better=better == "higher", binary=exact)
+            return Finding(name, arm, better, margin, share, treatment, control, found)
+
+        return tuple(of_arm(arm) for arm in plan.treatments)
+
+    harms = ask(harm, "outcome", "higher", config.margin, config.alpha_rollback, False)
+    promotions = ask(promotion, "outcome", "higher", config.margin, config.alpha, False)
+    rails = []
+    for rail in config.guardrails:
+        # The mean of a cluster is not 0 or 1.
+        binary = rail.is_binary and config.randomize == "session"
+        rails.append(ask(harm, rail.name, rail.better, rail.margin, rail.alpha, binary))
+    guardrails = tuple(found for of_arm in zip(*rails, strict=True) for found in of_arm)
+    exposures = _of_stage(look, record)
+    arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
+    for asked, bound in zip(harms, promotions, strict=True):
+        mine = [asked, *(found for found in guardrails if found.arm == asked.arm)]
+        proof = next((found.name for found in mine if found.test.proven), None)
+        arms[asked.arm] = ArmEvidence(exposures.get(asked.arm, 0), proof, bound.test.proven, bound.test.gain)
+    srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
+    return Findings(look, harms, guardrails, promotions, srm, Evidence(arms, srm.alarm))
+
+
+def _may_be_binary(found: Summary) -> bool:
+    """Whether all values may be 0 or 1: numbers between them vary no more than these would, numbers beyond do."""
+    # A client that counts its errors must not get a test whose variance is too small, nor stop all tests.
+    largest = found.n * found.mean * (1 - found.mean)
+    return not found.n or (0 <= found.mean <= 1 and found.variance * (found.n - 1) <= largest * (1 + 1e-6) + 1e-12)
+
+
+def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
+    """Arm -> units that met it since the stage began: those assigned in its epochs, whenever they were written."""
+    counts: dict[str, int] = {}
+    for epoch, by_arm in look.exposed.items():
+        for arm, n in by_arm.items() if epoch >= record.state.stage_epoch else ():
+            counts[arm] = counts.get(arm, 0) + n
+    return counts
+
+
+def findings(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
+    """`find` on what the store knows now."""
+    return find(store.look(record), record, config)
 
 
 def decide(store: ExperimentStore, config: ExperimentConfig) -> Decision | None:
@@ -76,7 +137,7 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> Decision | None:
     record = store.experiment(config.name)
     if record is None or record.state.status not in (Status.RUNNING, Status.PAUSED, Status.PROMOTED):
         return None
-    decision = advance(record, evidence(store, record, config), time.time())
+    decision = advance(record, findings(store, record, config).evidence, time.time())
     action = ACTIONS.get(decision.step)
     if action is None or (action is Action.PROMOTE and not config.promotes):
         return decision

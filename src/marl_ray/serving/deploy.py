@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_ray.config import GatewayConfig, parse_config, read_yaml
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.serving.lint import read_serve_config
 
 if TYPE_CHECKING:
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
-IMPORT_PATHS = ("marl_ray.serving.app:build", "serve.app:build")
-"""Applications of ours, whose `args` are a GatewayConfig."""
 REQUEST_S = 60.0
 """How long one request to the dashboard may take; the first one starts Serve's controller."""
 _POLL_S = 0.25
@@ -25,31 +23,6 @@ class Deployed:
     """Running applications: name -> URL, as reached from the machine whose address the Serve config names."""
 
     urls: dict[str, str]
-
-
-def read_serve_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """A Serve config from a YAML file or a mapping, checked strictly. Raises MarlRayError naming file and key.
-
-    Serve ignores keys that it does not know, so a misspelt one would pass in silence; here it is refused.
-    """
-    from pydantic import ValidationError
-    from ray.serve.schema import ServeDeploySchema
-
-    source = "serve config" if isinstance(config, Mapping) else str(config)
-    data: Any = dict(config) if isinstance(config, Mapping) else read_yaml(config)
-    if not isinstance(data, dict):
-        raise MarlRayError(f"{source}: expected a mapping of keys at the top, got {type(data).__name__}")
-    _refuse_unknown_keys(data, source)
-    try:
-        ServeDeploySchema.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise MarlRayError(f"{source}: {key}: {first['msg'].removeprefix('Value error, ')}") from error
-    for k, application in enumerate(data["applications"]):
-        if application["import_path"] in IMPORT_PATHS:
-            parse_config(GatewayConfig, application.get("args", {}), source=f"{source}: applications.{k}.args")
-    return data
 
 
 def deploy(
@@ -112,27 +85,6 @@ def undeploy(dashboard_url: str = "http://127.0.0.1:8265", timeout_s: float = 60
         if time.monotonic() > deadline:
             raise MarlRayError(f"after {timeout_s:g} s these applications still run: {', '.join(left)}")
         time.sleep(_POLL_S)
-
-
-def _refuse_unknown_keys(data: Mapping[str, Any], source: str) -> None:
-    from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
-
-    def check(part: Any, schema: Any, where: str) -> None:
-        if isinstance(part, Mapping):
-            for key in part:
-                if key not in schema.model_fields:
-                    raise MarlRayError(f"{source}: unknown key {where + str(key)!r}")
-
-    def items(part: Any, key: str) -> list[Any]:
-        found = part.get(key) if isinstance(part, Mapping) else None
-        return found if isinstance(found, list) else []  # Serve's own schema reports any other type
-
-    check(data, ServeDeploySchema, "")
-    check(data.get("http_options"), HTTPOptionsSchema, "http_options.")
-    for k, application in enumerate(items(data, "applications")):
-        check(application, ServeApplicationSchema, f"applications.{k}.")
-        for j, deployment in enumerate(items(application, "deployments")):
-            check(deployment, DeploymentSchema, f"applications.{k}.deployments.{j}.")
 
 
 def _check_http_options(data: Mapping[str, Any], details: Mapping[str, Any]) -> None:

@@ -1,19 +1,28 @@
 """Keeps a replica on the store's word: polls every experiment's state, and looks at the evidence."""
 
 import logging
+import math
 import random
+import secrets
 import threading
 import time
-from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store import ExperimentStore
-from marl_ray.serving.decisions import decide
-from marl_ray.serving.router import Router
+from marl_ray.serving.administration import FROM_API
+from marl_ray.serving.arms import load_bundles
+from marl_ray.serving.decisions import config_of, decide
+from marl_ray.serving.router import LoadedExperiment
+
+if TYPE_CHECKING:
+    from marl_ray.serving.gateway import Gateway
 
 POLL_S = 0.25
 """A change of weights or state reaches every replica within this and one short query."""
 DECIDE_S = 1.0
+LOAD_AGAIN_S = 15.0
+"""Pause before an experiment that could not be loaded is tried again."""
 CLOSE_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -22,9 +31,14 @@ _log = logging.getLogger(__name__)
 class Follower:
     """One thread per replica. While the database is away the last state stays in force."""
 
-    def __init__(self, store: ExperimentStore, routers: Mapping[str, Router]):
-        self._store, self._routers = store, routers
+    def __init__(self, gateway: "Gateway"):
+        self._gateway = gateway
+        self._replica = secrets.token_hex(8)
         self._closing = threading.Event()
+        self._looking = threading.Lock()
+        self._loading: dict[str, float] = {}
+        """Experiment -> when loading it was begun."""
+        self._told: dict[str, Any] = {}
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -41,12 +55,49 @@ class Follower:
 
     def look(self, decide_too: bool = True) -> None:
         """Follow every experiment once. Raises MarlRayError if the store cannot be read."""
-        for name, router in self._routers.items():
-            if decide_too:
-                decide(self._store, router.config)
-            state = self._store.table(name)
-            if state != router.state:
-                router.follow(state)
+        gateway = self._gateway
+        if decide_too:
+            for router in gateway.endpoints.routers.values():
+                decide(gateway.store, router.config)
+                self._tell_shadows(router.config.name)
+        # One at a time, so that no state is followed after a later one.
+        with self._looking:
+            for name, state in gateway.store.states().items():
+                known = gateway.endpoints.routers.get(name)
+                if known is None:
+                    self._load(name)
+                elif state != known.state:
+                    known.follow(state)
+
+    def _tell_shadows(self, name: str) -> None:
+        totals = {arm: asdict(t) for arm, t in self._gateway.endpoints.routers[name].shadows.totals.items()}
+        if totals and totals != self._told.get(name):
+            self._gateway.store.record_shadows(name, self._replica, totals)
+            self._told[name] = totals
+
+    def _load(self, name: str) -> None:
+        """Take up an experiment that was created over HTTP, in a thread of its own: bundles may be large."""
+        began = self._loading.get(name)
+        if began is None or time.monotonic() > began + LOAD_AGAIN_S:
+            self._loading[name] = time.monotonic()
+            threading.Thread(target=self._take_up, args=(name,), name=f"load-{name}", daemon=True).start()
+
+    def _take_up(self, name: str) -> None:
+        gateway = self._gateway
+        try:
+            record = gateway.store.experiment(name)
+            if record is None or record.config.get("origin") != FROM_API["origin"]:
+                self._loading[name] = math.inf  # another gateway's, by its config
+                return
+            config = config_of(record)
+            bundles = load_bundles(config, gateway.config.tracking_uri, gateway.models)
+            gateway.open(LoadedExperiment(config, bundles), **FROM_API)
+        except MarlRayError as error:
+            _log.error("experiment %s is not loaded here: %s", name, error)
+        except Exception:
+            _log.exception("experiment %s is not loaded here", name)
+        else:
+            self._loading.pop(name, None)
 
     def _run(self) -> None:
         failing = False

@@ -1,6 +1,10 @@
 """The little of HTTP that the gateway needs, on raw ASGI."""
 
+import itertools
+import math
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -12,15 +16,25 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
+HTML = b"text/html; charset=utf-8"
+Headers = tuple[tuple[bytes, bytes], ...]
+
+_REQUEST_IDS = (secrets.token_hex(6), itertools.count(1))
 
 
 class RequestError(MarlRayError):
-    """A mistake in a request: the HTTP status, the field at fault (None for the request as a whole) and one line."""
+    """A request that is refused: the HTTP status, the field at fault (None for the request as a whole) and one line.
 
-    def __init__(self, status: int, field: str | None, message: str):
+    `retry_after_s` says when to come again.
+    """
+
+    def __init__(self, status: int, field: str | None, message: str, retry_after_s: float | None = None):
         super().__init__(message)
         self.status = status
         self.field = field
+        self.headers: Headers = ()
+        if retry_after_s is not None and math.isfinite(retry_after_s):
+            self.headers = ((b"retry-after", str(math.ceil(retry_after_s)).encode()),)
 
     def body(self) -> bytes:
         return orjson.dumps({"error": {"field": self.field, "message": str(self)}})
@@ -46,11 +60,51 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
+@dataclass(slots=True)
+class Request:
+    """One HTTP request, its body not read yet."""
+
+    scope: Scope
+    receive: Receive
+    path: str
+    id: str
+    max_body_bytes: int
+
+    def header(self, name: bytes) -> str | None:
+        return header(self.scope, name)
+
+    async def body(self) -> bytes:
+        return await read_body(self.scope, self.receive, self.max_body_bytes)
+
+    async def object(self, known: frozenset[str]) -> dict[str, Any]:
+        """The body as a JSON object with known keys only, or RequestError 400 or 413."""
+        return parse_object(await self.body(), known)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a handler answers."""
+
+    body: bytes
+    status: int = 200
+    content_type: bytes = JSON
+    headers: Headers = ()
+
+
+def request_id(scope: Scope) -> str:
+    """The caller's `x-request-id` if it is a sane one, else a new one."""
+    given = header(scope, b"x-request-id")
+    if given is not None and 0 < len(given) <= 100 and given.isascii() and given.isprintable():
+        return given
+    return f"{_REQUEST_IDS[0]}-{next(_REQUEST_IDS[1])}"
+
+
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole request body. Raises RequestError 413 as soon as it is known to be longer than `limit` bytes."""
     too_large = RequestError(413, "body", f"expected at most {limit} bytes")
     declared = header(scope, b"content-length")
-    if declared is not None and declared.isdigit() and int(declared) > limit:
+    # The length first: int() refuses thousands of digits.
+    if declared is not None and declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
         raise too_large
     body = bytearray()
     while True:
@@ -70,6 +124,11 @@ def parse_object(body: bytes, known: frozenset[str]) -> dict[str, Any]:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise RequestError(400, "body", f"expected a JSON object, got malformed JSON: {error}") from None
+    return known_fields(data, known)
+
+
+def known_fields(data: Any, known: frozenset[str]) -> dict[str, Any]:
+    """The data if it is an object with known keys only, or RequestError 400."""
     if not isinstance(data, dict):
         raise RequestError(400, "body", f"expected a JSON object, got {type(data).__name__}")
     for key in data:
@@ -78,10 +137,15 @@ def parse_object(body: bytes, known: frozenset[str]) -> dict[str, Any]:
     return data
 
 
-async def respond(
-    send: Send, status: int, body: bytes, content_type: bytes = JSON, headers: tuple[tuple[bytes, bytes], ...] = ()
-) -> None:
+async def respond(send: Send, response: Response, headers: Headers = ()) -> None:
     """Send a complete response."""
-    all_headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": all_headers})
-    await send({"type": "http.response.body", "body": body})
+    length = str(len(response.body)).encode()
+    fixed = ((b"content-type", response.content_type), (b"content-length", length))
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status,
+            "headers": [*fixed, *response.headers, *headers],
+        }
+    )
+    await send({"type": "http.response.body", "body": response.body})

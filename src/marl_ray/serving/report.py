@@ -1,58 +1,124 @@
 """An experiment as the API shows it: its arms, their outcomes, and what these prove."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from marl_ray.experiments.statistics import Interval, Summary, arm_interval, compare
-from marl_ray.experiments.store import ArmSummary
-from marl_ray.serving.router import Router
+from marl_ray.config import ExperimentConfig
+from marl_ray.experiments.sequential import difference_interval, mean_interval
+from marl_ray.experiments.states import ExperimentRecord, advance
+from marl_ray.experiments.statistics import Interval, Summary, verdict
+from marl_ray.experiments.units import NO_OUTCOME, ArmSummary
+from marl_ray.serving.decisions import Finding, Findings
 
-_NOTHING = ArmSummary(0, Summary(0, math.nan, 0.0))
+Series = Mapping[str, Iterable[tuple[float, Summary]]]
+"""Arm -> (seconds since 1970, the observations until then), by time."""
+_UNMET = ArmSummary(0, NO_OUTCOME)
 
 
-def describe(router: Router, summaries: Mapping[str, ArmSummary]) -> dict[str, Any]:
-    """JSON of one experiment; `null` stands for what is not known yet."""
-    config, table = router.config, router.table
-    control = summaries.get(router.control, _NOTHING).outcomes
-    arms: dict[str, Any] = {}
-    for arm, batcher in router.arms.items():
-        summary = summaries.get(arm, _NOTHING)
-        outcomes = summary.outcomes
-        arms[arm] = {
-            "bundle": config.arms[arm].bundle,
-            "digest": batcher.bundle.digest,
-            "lineage": batcher.bundle.manifest.lineage.model_dump(mode="json"),
-            "propensity": table.propensities.get(arm, 0.0),
-            "rolled_back": arm in router.state.rolled_back,
-            "exposures": summary.exposures,
-            "outcomes": outcomes.n,
-            "mean": _number(outcomes.mean),
-            "variance": _number(outcomes.variance) if outcomes.n > 1 else None,
-            "interval": _bounds(arm_interval(outcomes, alpha=config.alpha, min_outcomes=config.min_outcomes)),
+def describe(
+    record: ExperimentRecord,
+    config: ExperimentConfig,
+    arms: Mapping[str, Mapping[str, Any]],
+    found: Findings,
+    shadow: Mapping[str, Mapping[str, float]],
+    now: float | None = None,
+) -> dict[str, Any]:
+    """JSON of one experiment; `null` stands for what is not known yet.
+
+    `arms` has what is known of their bundles (`digest`, `lineage`), or nothing; `shadow` is the store's totals. All
+    intervals of the differences hold together, at all looks at once, with probability 1 - config.alpha.
+    """
+    plan, state, look = record.plan, record.state, found.look
+    total = math.fsum(record.weights.values())
+    outcomes = {arm: look.summary("outcome", arm) for arm in plan.weights}
+    largest = max(outcome.variance for outcome in outcomes.values())
+    decision = advance(record, found.evidence, time.time() if now is None else now)
+    rows: dict[str, Any] = {}
+    for arm, outcome in outcomes.items():
+        units, stored, known = look.units.get(arm, _UNMET), record.config["arms"][arm], arms.get(arm, {})
+        around = mean_interval(outcome, largest, alpha=config.alpha, min_outcomes=config.min_outcomes)
+        rows[arm] = {
+            "bundle": stored.get("bundle"),
+            "digest": known.get("digest", stored["digest"]),
+            "lineage": known.get("lineage"),
+            "propensity": record.weights[arm] / total,
+            "rolled_back": arm in state.rolled_back,
+            "exposures": units.exposures,
+            "outcomes": units.outcomes.n,
+            "observations": outcome.n,
+            "mean": _number(outcome.mean),
+            "variance": _number(outcome.variance) if outcome.n > 1 else None,
+            "interval": _bounds(around),
         }
-        if arm != router.control:
-            comparison = compare(
-                outcomes,
-                control,
-                alpha=config.alpha,
-                margin=config.margin,
-                min_outcomes=config.min_outcomes,
-                treatments=len(config.arms) - 1,
-            )
-            arms[arm]["difference"] = _number(comparison.difference.estimate)
-            arms[arm]["difference_interval"] = _bounds(comparison.difference)
-            arms[arm]["verdict"] = comparison.verdict.value
+    for harm, promotion in zip(found.harm, found.promotion, strict=True):
+        alpha = config.alpha / len(plan.treatments)
+        between = difference_interval(harm.treatment, harm.control, alpha=alpha, min_outcomes=config.min_outcomes)
+        rows[harm.arm] |= {
+            "difference": _number(between.estimate),
+            "difference_interval": _bounds(between),
+            "verdict": verdict(between, config.margin).value,
+            "harm": _test(harm),
+            "promotion": _test(promotion),
+        }
     return {
-        "name": config.name,
-        "created": router.created,
-        "status": router.state.status.value,
+        "name": record.name,
+        "endpoint": config.served_as,
+        "created": record.created,
+        "status": state.status.value,
+        "winner": state.winner,
         "strategy": config.strategy,
-        "stage": router.state.stage,
-        "epoch": table.epoch,
-        "control": router.control,
+        "randomize": config.randomize,
+        "stages": list(plan.stages),
+        "stage": state.stage,
+        "epoch": state.epoch,
+        "control": plan.control,
+        "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
+        "srm": {"p_value": found.srm.p_value, "alarm": found.srm.alarm},
+        "guardrails": [_guardrail(rail) for rail in found.guardrails],
+        "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
         "config": config.model_dump(mode="json"),
-        "arms": arms,
+        "arms": rows,
+    }
+
+
+def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[float | None]]]:
+    """Arm -> rows of time, observations, mean and its bounds (null while unknown), for `store.series`.
+
+    Each arm's bounds hold at all times at once with probability 1 - config.alpha.
+    """
+    found: dict[str, list[list[float | None]]] = {}
+    for arm, moments in series.items():
+        rows = found.setdefault(arm, [])
+        for at, seen in moments:
+            around = mean_interval(seen, seen.variance, alpha=config.alpha, min_outcomes=config.min_outcomes)
+            rows.append([at, seen.n, _number(seen.mean), *(_bounds(around) or (None, None))])
+    return found
+
+
+def _test(found: Finding) -> dict[str, Any]:
+    gain, bound, e_value, proven = found.test
+    return {
+        "margin": found.margin,
+        "alpha": found.alpha,
+        "gain": _number(gain),
+        "bound": _number(bound),
+        "e_value": e_value,
+        "proven": proven,
+    }
+
+
+def _guardrail(found: Finding) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "arm": found.arm,
+        "better": found.better,
+        "n": found.treatment.n,
+        "control_n": found.control.n,
+        "mean": _number(found.treatment.mean),
+        "control_mean": _number(found.control.mean),
+        **_test(found),
     }
 
 

@@ -2,17 +2,19 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import Any, Protocol
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.experiments.assignment import Assignment, AssignmentTable, in_layer
-from marl_ray.experiments.store import AssignmentState, ExperimentStore, Exposure, StoreError
+from marl_ray.experiments.assignment import Assignment, AssignmentTable, draw, in_layer
+from marl_ray.experiments.states import Status
+from marl_ray.experiments.store import AssignmentState, Exposure, StoreError
 from marl_ray.policies.bundle import Bundle
-from marl_ray.serving.arms import ArmBatcher
+from marl_ray.serving.arms import Answer, Observations
+from marl_ray.serving.breaker import Breaker
 from marl_ray.serving.exposures import ExposureLog
+from marl_ray.serving.shadow import Shadows
 
 REMEMBERED = 100_000
 """Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one look-up."""
@@ -20,30 +22,61 @@ REMEMBERED = 100_000
 _log = logging.getLogger(__name__)
 
 
+class Arm(Protocol):
+    """A bundle that acts: in this process (`ArmBatcher`) or in a deployment of its own (`RemoteArm`)."""
+
+    bundle: Bundle
+
+    async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer: ...
+
+
+Assigned = tuple[Assignment, str | None]
+"""A unit's arm, and the cluster or block of time that was assigned with it (for its exposure)."""
+
+
+@dataclass(slots=True)
+class Session:
+    """What a replica knows of one unit."""
+
+    assignment: Assignment
+    acts: int = 0
+    seconds: float = 0.0
+    """Time that its acts took here."""
+    failed: bool = False
+    """Its arm failed once at least."""
+
+
 class Router:
     """Gives sessions their arm, for good, under the state that the store last told.
 
     In the first epoch the hash alone decides. Once weights have changed, the hash may disagree with what a session got
-    before, so a session this replica does not remember is looked up in the store first.
+    before, so a session this replica does not remember is looked up in the store first. The same holds where blocks of
+    time are assigned, because a session keeps the arm of the block that it began in.
     """
 
     def __init__(
         self,
         config: ExperimentConfig,
-        arms: dict[str, ArmBatcher],
+        arms: Mapping[str, Arm],
         state: AssignmentState,
         log: ExposureLog,
         created: float,
     ):
         self.config, self.arms, self.created = config, arms, created
+        self.circuits = {arm: Breaker(config.breaker) for arm in arms}
+        self.shadows = Shadows(config.shadow_concurrency)
         self._log = log
-        self._remembered: dict[str, Assignment] = {}
+        self._remembered: dict[str, Session] = {}
         self.follow(state)
 
     @property
     def control(self) -> str:
         """The first arm of the config."""
         return self.state.control
+
+    @property
+    def is_over(self) -> bool:
+        return self.state.status in (Status.PROMOTED, Status.ROLLED_BACK, Status.STOPPED)
 
     def follow(self, state: AssignmentState) -> None:
         """Assign by another state from now on; it must name loaded arms only. One reference is swapped at a time, and a
@@ -62,37 +95,54 @@ class Router:
         """The control, by no draw."""
         return Assignment(self.control, self.state.epoch, 1.0)
 
-    def recall(self, unit: str) -> Assignment | None:
+    def session(self, unit: str) -> Session | None:
+        """What is remembered of the unit."""
+        return self._remembered.get(unit)
+
+    def recall(self, unit: str, cluster_id: str | None) -> Assigned | None:
         """The unit's arm if it is known without the database."""
         known = self._remembered.get(unit)
         if known is not None:
-            return self._standing(known)
-        return self.table.assign(unit) if self.table.epoch == 1 else None
+            return self._standing(known.assignment), None
+        if self.table.epoch > 1 or self.config.randomize == "switchback":
+            return None
+        return self._drawn(unit, cluster_id)
 
-    def look_up(self, unit: str) -> Assignment:
+    def look_up(self, unit: str, cluster_id: str | None) -> Assigned:
         """The unit's arm by the store or else by the table; blocks on the database, and does without it if it is away."""
+        stored = self.stored(unit)
+        return (self._standing(stored), None) if stored is not None else self._drawn(unit, cluster_id)
+
+    def _drawn(self, unit: str, cluster_id: str | None) -> Assigned:
+        """By the table of now. A unit that names no cluster is a cluster of its own."""
+        config = self.config
+        return draw(
+            self.table, config.randomize, unit, cluster=cluster_id or unit, at=time.time(), block_s=config.block_s
+        )
+
+    def stored(self, unit: str) -> Assignment | None:
+        """The arm of the unit's exposure in the store, None also if the database is away."""
         try:
-            stored = self._log.store.assignment(self.config.name, unit)
+            return self._log.store.assignment(self.config.name, unit)
         except StoreError as error:
             _log.error("%s: assigning without the store: %s", self.config.name, error)
-            stored = None
-        return self._standing(stored) if stored is not None else self.table.assign(unit)
+            return None
 
     def _standing(self, assignment: Assignment) -> Assignment:
         """What the unit's assignment comes to: with `on_rollback: cut` a rolled-back arm's units go on with the control."""
         state = self.state
         return self.with_control() if state.cut and assignment.arm in state.rolled_back else assignment
 
-    def expose(self, unit: str, assignment: Assignment) -> tuple[bool, Assignment]:
+    def expose(self, unit: str, assignment: Assignment, cluster: str | None) -> tuple[bool, Assignment]:
         """Note that the unit meets the arm. Returns whether that is new to this replica, and the unit's arm, which is
         the one it met before if another request was faster."""
         remembered = self._remembered.get(unit)
         if remembered is not None:
-            return False, self._standing(remembered)
-        if self._log.put(Exposure(self.config.name, unit, assignment, time.time())):
+            return False, self._standing(remembered.assignment)
+        if self._log.put(Exposure(self.config.name, unit, assignment, time.time(), cluster)):
             if len(self._remembered) >= REMEMBERED:
                 del self._remembered[next(iter(self._remembered))]  # the oldest
-            self._remembered[unit] = assignment
+            self._remembered[unit] = Session(assignment)
         return True, assignment
 
 
@@ -111,9 +161,3 @@ class LoadedExperiment:
         for arm, bundle in self.bundles.items():
             data["arms"][arm]["digest"] = bundle.digest
         return data
-
-    def open(self, store: ExperimentStore, log: ExposureLog, max_batch: int, noise: np.random.Generator) -> Router:
-        """Register with the store and make the router. Raises MarlRayError if the stored experiment forbids it."""
-        record = store.open_experiment(self.config.name, self.stored_config())
-        arms = {arm: ArmBatcher(bundle, max_batch, noise) for arm, bundle in self.bundles.items()}
-        return Router(self.config, arms, store.table(self.config.name), log, record.created)

@@ -61,6 +61,7 @@ def check_run(config: RunConfig) -> None:
     """
     from marl_ray.envs import check_costs, make_env, warm_up
     from marl_ray.training.team import build_models, team_agents
+    from marl_ray.training.warm_start import read_decisions
 
     if "://" not in config.storage and not Path(config.storage).is_absolute() and JOB_FOLDER in Path.cwd().parts:
         raise MarlRayError(
@@ -71,9 +72,12 @@ def check_run(config: RunConfig) -> None:
     warm_up(config.env, config.constraints)
     env = make_env(config.env, config.constraints)
     try:
-        build_models(config, env, team_agents(config, env))
+        agents = team_agents(config, env)
+        build_models(config, env, agents)
         if any(config.spec_of(name).costs for name in config.team):
             check_costs(env, len(config.constraints))
+        if config.warm_start is not None:
+            read_decisions(config, env, agents)
     finally:
         env.close()
 
@@ -298,7 +302,10 @@ def _sink(config: RunConfig, queue: Any, tracker: Tracker) -> Iterator[None]:
                     continue
                 except RayError:
                     return  # the cluster is going down; the body's error says why
-                progress.show(unlogged[-1])
+                if "iteration" in unlogged[-1]:
+                    progress.show(unlogged[-1])
+                elif config.tracking.progress:
+                    print(f"{config.name}: {_warmth(unlogged[-1])}", flush=True)
                 log()
 
     thread = threading.Thread(target=drain, name="metrics", daemon=True)
@@ -312,6 +319,12 @@ def _sink(config: RunConfig, queue: Any, tracker: Tracker) -> Iterator[None]:
             log()
         if unlogged:
             print(f"{config.name}: metrics of {len(unlogged)} iterations are not in MLflow: {problem}", file=sys.stderr)
+
+
+def _warmth(row: dict[str, float]) -> str:
+    """One epoch of a warm start as a line."""
+    found = (f"{key} {value:.4g}" for key, value in row.items() if key != "steps")
+    return "  ".join(found)
 
 
 def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> Outcome:

@@ -21,6 +21,7 @@ from marl_ray.training.batches import CostStats
 from marl_ray.training.collectives import gather, world
 from marl_ray.training.recent import Recent
 from marl_ray.training.team import Team, build_team, export_bundle
+from marl_ray.training.warm_start import warm_start
 from marl_ray.trajectories import Trajectories
 
 BUNDLE = "bundle"
@@ -60,8 +61,9 @@ def run_worker(
 ) -> Metrics:
     """Train to the end on this worker; the process group is up.
 
-    `emit` gets each iteration's metrics, on rank 0 alone. `report` gets a checkpoint folder and its metrics, on every
-    worker; the folder is removed when it returns. Returns the last iteration's metrics.
+    `emit` gets each iteration's metrics, and before them each epoch's of a warm start, on rank 0 alone. `report` gets a
+    checkpoint folder and its metrics, on every worker; the folder is removed when it returns. Returns the last
+    iteration's metrics.
     """
     torch.set_num_threads(config.resources.threads_per_worker)
     rank, workers = world()
@@ -72,6 +74,8 @@ def run_worker(
     state, envs = _fresh_state(run_id), None
     if resume_from is not None:
         state, envs = checkpoint.load(resume_from, team.learners)
+    elif config.warm_start is not None:
+        warm_start(config, env, team, emit)
     collector = build_collector(config, env, team.agents, rank, workers, envs)
     recent = Recent(config, state["recent"])
     clock, metrics = Clock(), state["metrics"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from marl_ray.cli import serving
 from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
@@ -23,10 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 config_app = typer.Typer(help="Inspect configs.", no_args_is_help=True)
-experiment_app = typer.Typer(help="Look at and change the experiments of a gateway.", no_args_is_help=True)
 submit_app = typer.Typer(help="Run a command as a Ray Job on a cluster.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
-app.add_typer(experiment_app, name="experiment")
+serving.register(app)
 app.add_typer(submit_app, name="submit")
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
@@ -117,21 +117,6 @@ def config_schema(
 
 
 @app.command()
-def serve(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Serve config file.")],
-    address: Annotated[
-        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="URL of the cluster's dashboard.")
-    ] = "http://127.0.0.1:8265",
-    timeout_s: Annotated[float, typer.Option(help="How long the deployment may take.")] = 120.0,
-) -> None:
-    """Deploy a gateway: check the Serve config strictly, deploy it, wait until it answers."""
-    from marl_ray.serving.deploy import deploy
-
-    for name, url in deploy(config, address, timeout_s).urls.items():
-        print(f"{name} runs at {url}")
-
-
-@app.command()
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the gateway serving until Ctrl-C.")] = False,
     folder: Annotated[Path, typer.Option(help="Where runs, plots and databases are written.")] = Path("runs/demo"),
@@ -141,81 +126,6 @@ def demo(
     from marl_ray.demo import run_demo
 
     run_demo(folder, episodes, keep)
-
-
-GatewayUrl = Annotated[str, typer.Option("--url", envvar="MARL_RAY_GATEWAY", help="The gateway's address.")]
-ExperimentName = Annotated[str, typer.Argument(metavar="NAME", help="The experiment.")]
-LOCAL_GATEWAY = "http://127.0.0.1:8000"
-
-
-@experiment_app.command("list")
-def experiment_list(url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """All experiments of the gateway."""
-    from marl_ray.serving.admin import ask
-
-    for row in ask(url, "/v1/experiments")["experiments"]:
-        arms = ", ".join(f"{arm} {share:.1%}" for arm, share in row["arms"].items())
-        print(f"{row['name']}: {row['status']}, epoch {row['epoch']}, {arms}")
-
-
-@experiment_app.command("status")
-def experiment_status(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """State, traffic, outcomes and what they prove."""
-    from marl_ray.serving.admin import ask, lines
-
-    print("\n".join(lines(ask(url, f"/v1/experiments/{name}"))))
-
-
-@experiment_app.command("watch")
-def experiment_watch(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """The same, live, until the experiment is over."""
-    from rich.live import Live
-
-    from marl_ray.serving.admin import watch
-
-    with Live(auto_refresh=False) as live:
-        for text in watch(url, name):
-            live.update("\n".join(text), refresh=True)
-
-
-@experiment_app.command("audit")
-def experiment_audit(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """Every change: when, by whom, why."""
-    from datetime import UTC, datetime
-
-    from marl_ray.serving.admin import ask
-
-    for entry in ask(url, f"/v1/experiments/{name}/audit")["audit"]:
-        at = datetime.fromtimestamp(entry["at"], UTC).isoformat(timespec="seconds")
-        arm = f" {entry['arm']}" if entry["arm"] else ""
-        print(f"{at}  epoch {entry['epoch']:<4} {entry['action']}{arm}  by {entry['actor']}: {entry['reason']}")
-
-
-def _change_command(action: str, text: str) -> None:
-    @experiment_app.command(action.replace("_", "-"), help=f"{text} Needs an admin key in MARL_RAY_API_KEY.")
-    def command(
-        name: ExperimentName,
-        reason: Annotated[str, typer.Option(help="Why, for the audit log.")],
-        arm: Annotated[str | None, typer.Option(help="The treatment, if there are several.")] = None,
-        url: GatewayUrl = LOCAL_GATEWAY,
-    ) -> None:
-        from marl_ray.serving.admin import ask
-
-        body = {"reason": reason} | ({"arm": arm} if arm else {})
-        now = ask(url, f"/v1/experiments/{name}/{action}", body)
-        print(f"{name}: {now['status']}, epoch {now['epoch']}")
-
-
-for _action, _text in (
-    ("start", "Start a draft."),
-    ("next_stage", "Go to the next stage."),
-    ("pause", "Send all new units to the control."),
-    ("resume", "Go on after a pause."),
-    ("promote", "Give a treatment all traffic."),
-    ("rollback", "Take a treatment's traffic away, for good."),
-    ("stop", "End the experiment with the control."),
-):
-    _change_command(_action, _text)
 
 
 def _train_here(run: "RunConfig") -> "Outcome":

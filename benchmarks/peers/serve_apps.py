@@ -1,0 +1,157 @@
+"""Serve applications that answer as the gateway does, without experiments: one bundle, no arms, no log of exposures.
+
+`benchmarks/serving.py` measures what the gateway costs beside them. Serve configs name `serve_apps:one_hop`,
+`serve_apps:two_hops` and `serve_apps:default`; `args` are `{bundle, batched}`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import orjson
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marl_ray.policies.bundle import load_bundle
+
+Answer = dict[str, dict[str, Any]]
+MAX_ONGOING_REQUESTS = 2_000
+"""As the gateway has it."""
+CPUS = 0.25
+"""What a replica books of Ray's accounts: several applications stand beside each other, one at a time has traffic."""
+
+
+class Team:
+    """A bundle that acts. `batched`: requests that are there at the same moment share one pass, as in the gateway."""
+
+    def __init__(self, bundle: str, batched: bool):
+        import torch
+
+        torch.set_num_threads(1)
+        self._bundle = load_bundle(bundle)
+        self._noise = np.random.default_rng()
+        self._waiting: list[tuple[dict[str, np.ndarray], asyncio.Future[Answer]]] = []
+        self.act: Callable[[dict[str, Any]], Awaitable[Answer]] = self._together if batched else self._alone
+
+    async def _alone(self, given: dict[str, Any]) -> Answer:
+        return self._answers([self._checked(given)])[0]
+
+    async def _together(self, given: dict[str, Any]) -> Answer:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        observations = self._checked(given)
+        if not self._waiting:
+            loop.call_soon(self._run)
+        self._waiting.append((observations, future))
+        return await future
+
+    def _run(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        answers = self._answers([observations for observations, _ in waiting])
+        for (_, future), answer in zip(waiting, answers, strict=True):
+            if not future.done():  # cancelled: the client has gone
+                future.set_result(answer)
+
+    def _checked(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
+        return {agent: self._bundle.check(agent, observation) for agent, observation in given.items()}
+
+    def _answers(self, requests: list[dict[str, np.ndarray]]) -> list[Answer]:
+        return [
+            {
+                "actions": {agent: action.tolist() for agent, (action, _) in answer.items()},
+                "log_probs": {agent: log_prob for agent, (_, log_prob) in answer.items()},
+            }
+            for answer in self._bundle.act(requests, self._noise)
+        ]
+
+
+class Bare:
+    """The least that an ASGI application can do with a request: read, parse, act, answer."""
+
+    def __init__(self, act: Callable[[dict[str, Any]], Awaitable[Answer]]):
+        self._act = act
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            while True:
+                message = await receive()
+                await send({"type": message["type"] + ".complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                break
+        answer = orjson.dumps(await self._act(orjson.loads(body)["observations"]))
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+
+class OneHop:
+    """The team in the ingress replica itself."""
+
+    def __init__(self, bundle: str, batched: bool):
+        self._app = Bare(Team(bundle, batched).act)
+
+    def __serve_build_asgi_app__(self) -> Bare:
+        return self._app
+
+
+class TwoHops:
+    """The team in a deployment of its own, behind a raw ASGI ingress."""
+
+    def __init__(self, model: Any):
+        self._app = Bare(model.act.remote)
+
+    def __serve_build_asgi_app__(self) -> Bare:
+        return self._app
+
+
+class Plain:
+    """The ingress that Serve's documentation shows."""
+
+    def __init__(self, model: Any):
+        self._model = model
+
+    async def __call__(self, request: Request) -> Response:
+        answer = await self._model.act.remote(orjson.loads(await request.body())["observations"])
+        return Response(orjson.dumps(answer), media_type="application/json")
+
+
+class Model:
+    """The team as a deployment's class: Serve calls methods of a class, no attributes."""
+
+    def __init__(self, bundle: str, batched: bool):
+        self._team = Team(bundle, batched)
+
+    async def act(self, given: dict[str, Any]) -> Answer:
+        """One request's answer."""
+        return await self._team.act(given)
+
+
+def _deployed(kind: type, **options: Any) -> Any:
+    return serve.deployment(kind, ray_actor_options={"num_cpus": CPUS}, **options)
+
+
+def one_hop(args: dict[str, Any]) -> serve.Application:
+    """HTTP -> replica with the team."""
+    return _deployed(serve.ingress()(OneHop), name="OneHop", max_ongoing_requests=MAX_ONGOING_REQUESTS).bind(**args)
+
+
+def two_hops(args: dict[str, Any]) -> serve.Application:
+    """HTTP -> ingress replica -> replica with the team."""
+    model = _deployed(Model, max_ongoing_requests=MAX_ONGOING_REQUESTS).bind(**args)
+    ingress = _deployed(serve.ingress()(TwoHops), name="TwoHops", max_ongoing_requests=MAX_ONGOING_REQUESTS)
+    return ingress.bind(model)
+
+
+def default(args: dict[str, Any]) -> serve.Application:
+    """The same with Serve's own defaults: Starlette requests, five requests at a time per replica."""
+    return _deployed(Plain).bind(_deployed(Model).bind(**args))

@@ -1,0 +1,112 @@
+"""KubeRay's schemas, in a form small enough to ship: made from its CRDs by this module, kept beside it as data.
+
+python -m marl_ray.cluster.crds ray.io_rayclusters.yaml ray.io_rayjobs.yaml ray.io_rayservices.yaml > kuberay-v1.7.0.json
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+VERSION = "1.7.0"
+"""Release of KubeRay whose schemas are kept."""
+NOTICE = (
+    f"Made from the CRDs of KubeRay v{VERSION} (https://github.com/ray-project/kuberay, ray-operator/config/crd/bases). "
+    "Copyright the KubeRay authors, Apache License 2.0 (https://www.apache.org/licenses/LICENSE-2.0). Changed: version v1 "
+    "only, without status, descriptions, defaults and CEL rules; unknown properties refused; equal parts shared."
+)
+_KEPT = ("type", "enum", "required", "anyOf", "pattern", "minimum", "minLength", "maxLength", "minItems")
+_TEXTS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
+# The API server checks metadata by itself, so the CRDs say nothing about it.
+_METADATA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "namespace": {"type": "string"}, "labels": _TEXTS, "annotations": _TEXTS}
+    | {"generateName": {"type": "string"}, "finalizers": {"type": "array", "items": {"type": "string"}}},
+    "additionalProperties": False,
+}
+
+
+@cache
+def schemas() -> dict[str, Any]:
+    """JSON Schemas (draft 2020-12) by kind, in which unknown properties are refused; `$defs` has what they share."""
+    data: dict[str, Any] = json.loads(Path(__file__).with_name(f"kuberay-v{VERSION}.json").read_text(encoding="utf-8"))
+    return data
+
+
+def minimise(crds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The schemas of CustomResourceDefinitions, stripped of what validation does not need; equal parts become one."""
+    kinds: dict[str, Any] = {}
+    for crd in crds:
+        version = next(v for v in crd["spec"]["versions"] if v["name"] == "v1")
+        schema = _strict(version["schema"]["openAPIV3Schema"])
+        schema["properties"] |= {"metadata": _METADATA}
+        del schema["properties"]["status"]
+        schema["required"] = ["apiVersion", "kind", "metadata", "spec"]
+        kinds[crd["spec"]["names"]["kind"]] = schema
+    counts: Counter[str] = Counter()
+    for schema in kinds.values():
+        _count(schema, counts)
+    shared: dict[str, dict[str, Any]] = {}
+    names: dict[str, str] = {}
+    kinds = {kind: _share(schema, counts, names, shared) for kind, schema in kinds.items()}
+    return {"$comment": NOTICE, "$defs": shared, "kinds": kinds}
+
+
+def _strict(node: dict[str, Any]) -> dict[str, Any]:
+    out = {key: node[key] for key in _KEPT if key in node}
+    if node.get("nullable"):
+        out["type"] = [node["type"], "null"]
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            out[key] = _strict(node[key])
+    if "properties" in node:
+        out["properties"] = {name: _strict(part) for name, part in node["properties"].items()}
+        if not node.get("x-kubernetes-preserve-unknown-fields"):
+            out["additionalProperties"] = False
+    return out
+
+
+def _parts(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from node.get("properties", {}).values()
+    yield from (node[key] for key in ("items", "additionalProperties") if isinstance(node.get(key), dict))
+
+
+def _count(node: dict[str, Any], counts: Counter[str]) -> None:
+    text = json.dumps(node, sort_keys=True)
+    counts[text] += 1
+    if counts[text] == 1:
+        for part in _parts(node):
+            _count(part, counts)
+
+
+def _share(
+    node: dict[str, Any],
+    counts: Counter[str],
+    names: dict[str, str],
+    shared: dict[str, dict[str, Any]],
+    top: bool = True,
+) -> dict[str, Any]:
+    text = json.dumps(node, sort_keys=True)
+    if not top and counts[text] > 1 and len(text) > 60:
+        if text not in names:
+            names[text] = f"part{len(names)}"
+            shared[names[text]] = _share(node, counts, names, shared)
+        return {"$ref": f"#/$defs/{names[text]}"}
+    out = dict(node)
+    if "properties" in node:
+        out["properties"] = {k: _share(part, counts, names, shared, False) for k, part in node["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            out[key] = _share(node[key], counts, names, shared, False)
+    return out
+
+
+if __name__ == "__main__":
+    minimised = minimise([yaml.safe_load(Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:]])
+    # One line for each definition, so that the difference between two releases can be read.
+    print(json.dumps(minimised, separators=(",", ":")).replace('"part', '\n"part'))

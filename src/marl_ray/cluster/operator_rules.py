@@ -1,0 +1,208 @@
+"""What KubeRay's operator refuses by its own code, so that no schema says it; an applied manifest would just hang.
+
+The rules of v1.7.0 for RayService and for the Ray cluster inside any kind. Left out are those of its alpha features that
+are off unless the operator is told otherwise (RocksDB, TLS and the history server), and those of RayJob's own fields.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Finding = tuple[str, str]
+"""Path of a key, and what was expected there."""
+
+NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47}
+"""KubeRay appends to them and makes names of Services, which end at 63."""
+_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+_DURATION = re.compile(r"\+?\d+|\+?((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))+")
+_AUTOSCALER_V2 = "RAY_enable_autoscaler_v2"
+_MANAGED_BY = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
+_GCS_VARIABLES = {"REDIS_PASSWORD": "redisPassword", "RAY_REDIS_ADDRESS": "redisAddress"}
+
+
+def of_metadata(document: Mapping[str, Any]) -> Iterator[Finding]:
+    """Rules for the name, the annotations and `managedBy`, which is a rule of the CRD, in a language of its own."""
+    metadata, kind = document["metadata"], document["kind"]
+    name, longest = metadata.get("name", ""), NAME_LENGTH[kind]
+    if not _DNS_LABEL.fullmatch(name) or len(name) > longest:
+        yield "metadata.name", f"expected a-z, 0-9 and -, a letter first, {longest} characters at most, got {name!r}"
+    timeout = metadata.get("annotations", {}).get("ray.io/initializing-timeout", "")
+    if kind == "RayService" and timeout and not (_DURATION.fullmatch(timeout) and re.search("[1-9]", timeout)):
+        yield "metadata.annotations.ray.io/initializing-timeout", f"expected a duration such as 5m, got {timeout!r}"
+    managed_by = document["spec"].get("managedBy", _MANAGED_BY[0])
+    if managed_by not in _MANAGED_BY:
+        yield "spec.managedBy", f"expected one of {', '.join(_MANAGED_BY)}, got {managed_by!r}"
+
+
+def of_service(spec: Mapping[str, Any]) -> Iterator[Finding]:
+    """Rules for a RayService's own part."""
+    cluster = spec.get("rayClusterConfig", {})
+    if not cluster:
+        yield "spec.rayClusterConfig", "missing"
+    head_service = cluster.get("headGroupSpec", {}).get("headService", {})
+    if head_service.get("metadata", {}).get("name"):
+        at = "spec.rayClusterConfig.headGroupSpec.headService.metadata.name"
+        yield at, "expected none: while one cluster replaces another there are two such Services"
+    if cluster.get("authOptions", {}).get("enableK8sTokenAuth"):
+        yield "spec.rayClusterConfig.authOptions.enableK8sTokenAuth", "expected none: only a RayCluster may have it"
+    if cluster.get("upgradeStrategy", {}).get("type"):
+        at = "spec.rayClusterConfig.upgradeStrategy.type"
+        yield at, "expected spec.upgradeStrategy instead: this one is for a RayCluster that stands alone"
+    strategy = spec.get("upgradeStrategy", {})
+    kinds = ("NewCluster", "NewClusterWithIncrementalUpgrade", "None")
+    if strategy.get("type", "None") not in kinds:
+        yield "spec.upgradeStrategy.type", f"expected one of {', '.join(kinds)}, got {strategy['type']!r}"
+    if strategy.get("type") != kinds[1]:
+        return
+    if not cluster.get("enableInTreeAutoscaling"):
+        yield "spec.rayClusterConfig.enableInTreeAutoscaling", "expected true, which an incremental upgrade needs"
+    options, at = strategy.get("clusterUpgradeOptions", {}), "spec.upgradeStrategy.clusterUpgradeOptions."
+    surge, step = options.get("maxSurgePercent", 100), options.get("stepSizePercent")
+    if not 0 <= surge <= 100:
+        yield f"{at}maxSurgePercent", f"expected 0 to 100, got {surge}"
+    if step is None or not 0 <= step <= min(surge, 100):
+        yield f"{at}stepSizePercent", f"expected 0 to maxSurgePercent ({surge}), got {step}"
+    if options.get("intervalSeconds", 0) <= 0:
+        yield f"{at}intervalSeconds", "expected more than 0"
+    if not options.get("gatewayClassName"):
+        yield f"{at}gatewayClassName", "expected a class of the Gateway API"
+
+
+def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where: str) -> Iterator[Finding]:
+    """Rules for the specification of a Ray cluster, which stands at `where` (with a dot at its end)."""
+    head = cluster["headGroupSpec"]
+    for path, group in groups(cluster, where):
+        yield from _group(group, path)
+    variables = environment(head["template"]["spec"])
+    yield from _fault_tolerance(cluster, annotations, variables, where)
+    yield from _autoscaling(cluster, variables, where)
+    yield from _authentication(cluster, where)
+    yield from _network_policy(cluster, where)
+
+
+def _group(group: Mapping[str, Any], path: str) -> Iterator[Finding]:
+    if not group["template"]["spec"].get("containers"):
+        yield f"{path}template.spec.containers", "expected at least one"
+    params = group.get("rayStartParams", {})
+    twice = [key for key in ("num-cpus", "num-gpus", "memory", "resources") if params.get(key)]
+    if twice and group.get("resources"):
+        yield f"{path}resources", f"expected none beside rayStartParams.{twice[0]}"
+    if "labels" in params:
+        yield f"{path}rayStartParams.labels", f"expected {path}labels instead"
+    for key, value in group.get("labels", {}).items():
+        if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            yield f"{path}labels.{key}", f"expected a label of Kubernetes, got {key}={value}"
+    low, high = group.get("minReplicas", 0), group.get("maxReplicas", 0)
+    if low < 0 or high < low:
+        yield f"{path}minReplicas", f"expected 0 to maxReplicas ({high}), got {low}"
+
+
+def _fault_tolerance(
+    cluster: Mapping[str, Any], annotations: Mapping[str, str], variables: Mapping[str, Any], where: str
+) -> Iterator[Finding]:
+    options = cluster.get("gcsFaultToleranceOptions")
+    params, head = cluster["headGroupSpec"].get("rayStartParams", {}), f"{where}headGroupSpec."
+    at = f"{head}template.spec.containers.0.env."
+    if params.get("redis-username") or "REDIS_USERNAME" in variables:
+        path = f"{at}REDIS_USERNAME" if "REDIS_USERNAME" in variables else f"{head}rayStartParams.redis-username"
+        yield path, "expected gcsFaultToleranceOptions.redisUsername instead"
+    if options is None:
+        if "RAY_REDIS_ADDRESS" in variables and annotations.get("ray.io/ft-enabled") != "true":
+            yield f"{at}RAY_REDIS_ADDRESS", "expected gcsFaultToleranceOptions.redisAddress instead"
+        return
+    for name, key in _GCS_VARIABLES.items():
+        if name in variables:
+            yield f"{at}{name}", f"expected gcsFaultToleranceOptions.{key} instead"
+    if params.get("redis-password"):
+        yield f"{head}rayStartParams.redis-password", "expected gcsFaultToleranceOptions.redisPassword instead"
+    for name in ("ray.io/ft-enabled", "ray.io/external-storage-namespace"):
+        if annotations.get(name):
+            yield f"metadata.annotations.{name}", "expected none beside gcsFaultToleranceOptions"
+    if options.get("backend", "redis") == "redis" and options.get("storage"):
+        yield f"{where}gcsFaultToleranceOptions.storage", "expected none with Redis; it is for the backend rocksdb"
+
+
+def _autoscaling(cluster: Mapping[str, Any], variables: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    enabled, options = cluster.get("enableInTreeAutoscaling"), cluster.get("autoscalerOptions", {})
+    variable = f"{where}headGroupSpec.template.spec.containers.0.env.{_AUTOSCALER_V2}"
+    by_variable = variables.get(_AUTOSCALER_V2, {}).get("value") in ("1", "true")
+    version = options.get("version")
+    # From 2.47 on, Ray takes version 2 when nothing is said; for these two keys the operator wants it said.
+    v2 = version == "v2" or by_variable or (version is None and _ray_version(cluster) >= (2, 47))
+    if by_variable and not enabled:
+        yield variable, "expected enableInTreeAutoscaling: true beside it"
+    if enabled and version and _AUTOSCALER_V2 in variables:
+        yield variable, "expected none beside autoscalerOptions.version"
+    if options.get("idleTimeoutSeconds", 0) < 0:
+        yield f"{where}autoscalerOptions.idleTimeoutSeconds", "expected 0 or more"
+    if any(entry["name"] == "KUBERAY_GEN_AUTOSCALER_START_CMD" for entry in options.get("env", [])):
+        yield f"{where}autoscalerOptions.env", "expected no KUBERAY_GEN_AUTOSCALER_START_CMD, which is KubeRay's own"
+    for path, group in groups(cluster, where):
+        if enabled and group.get("suspend"):
+            yield f"{path}suspend", "expected none with enableInTreeAutoscaling"
+        if enabled and v2 and group["template"]["spec"].get("restartPolicy", "Never") != "Never":
+            yield f"{path}template.spec.restartPolicy", "expected Never with version 2 of the autoscaler"
+        if group.get("idleTimeoutSeconds", 0) < 0:
+            yield f"{path}idleTimeoutSeconds", "expected 0 or more"
+        for key in (key for key in ("idleTimeoutSeconds", "priority") if group.get(key)):
+            if version != "v2" and not by_variable:
+                yield f"{path}{key}", "expected autoscalerOptions.version: v2 beside it"
+        if group.get("priority") and _ray_version(cluster) < (2, 56):
+            yield f"{path}priority", f"expected a rayVersion of 2.56.0 or later, got {cluster.get('rayVersion')!r}"
+
+
+def _authentication(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    options = cluster.get("authOptions", {})
+    by_kubernetes = options.get("enableK8sTokenAuth")
+    if options.get("mode") != "token":
+        if by_kubernetes:
+            yield f"{where}authOptions.mode", "expected token beside enableK8sTokenAuth"
+        return
+    oldest = (2, 55) if by_kubernetes else (2, 52)
+    if _ray_version(cluster) < oldest:
+        message = f"expected {oldest[0]}.{oldest[1]}.0 or later for authOptions, got {cluster.get('rayVersion')!r}"
+        yield f"{where}rayVersion", message
+    if by_kubernetes and options.get("secretName"):
+        yield f"{where}authOptions.secretName", "expected none beside enableK8sTokenAuth"
+
+
+def _network_policy(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    policy = cluster.get("networkPolicy", {})
+    unused = {"DenyAllEgress": "ingressRules", "DenyAllIngress": "egressRules"}.get(policy.get("mode", "DenyAll"))
+    named = [(f"workerGroups.{k}", rules) for k, rules in enumerate(policy.get("workerGroups", []))]
+    for name, rules in [("head", policy.get("head", {})), ("worker", policy.get("worker", {})), *named]:
+        if unused and rules.get(unused):
+            yield f"{where}networkPolicy.{name}.{unused}", f"expected none with mode {policy['mode']}"
+    known = [group["groupName"] for group in cluster.get("workerGroupSpecs", [])]
+    for name, rules in named:
+        if rules["groupName"] not in known:
+            message = f"expected one of {', '.join(known)}, got {rules['groupName']!r}"
+            yield f"{where}networkPolicy.{name}.groupName", message
+
+
+def groups(cluster: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The head's group and the workers', each with its path (with a dot at its end)."""
+    yield f"{where}headGroupSpec.", cluster["headGroupSpec"]
+    for k, group in enumerate(cluster.get("workerGroupSpecs", [])):
+        yield f"{where}workerGroupSpecs.{k}.", group
+
+
+def environment(pod: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Variables of a pod's first container, which runs Ray, by name."""
+    return {entry["name"]: entry for container in pod.get("containers", [])[:1] for entry in container.get("env", [])}
+
+
+def number(text: Any, default: float) -> float:
+    """A number that stands as text in a manifest."""
+    try:
+        return default if text is None else float(text)
+    except ValueError:
+        return default
+
+
+def _ray_version(cluster: Mapping[str, Any]) -> tuple[int, int]:
+    """(0, 0) if it is not given, or is no version."""
+    found = re.match(r"(\d+)\.(\d+)", cluster.get("rayVersion", ""))
+    return (int(found[1]), int(found[2])) if found else (0, 0)

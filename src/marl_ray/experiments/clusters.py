@@ -1,0 +1,89 @@
+"""Evidence of clusters and blocks: one observation is the mean of a cluster's units, whatever their number.
+
+Units of one cluster share a match, a server, an hour. Counted one by one they look like far more evidence than they are,
+and an arm that is no worse is rolled back for one bad evening. Assigned at random, clusters are independent.
+
+Blocks of time (a switchback) are correlated among themselves, but the coin that gave them their arms is not: what
+matters is how the difference varies over draws of the assignment (Bojinov, Simchi-Levi, Zhao, arXiv 2009.00148). So no
+long-run variance along each arm (`sequential.BatchMeans`) is called for. It would add drift that both arms share and that
+the assignment has balanced. The draws are independent between groups of consecutive blocks (`assignment`), so the
+difference's variance is that of independent groups. With b's share in the difference
+
+    psi_b = (y_b - mean_t) / n_t in the treatment, -(y_b - mean_c) / n_c in the control,
+
+(times its stratum's weight) it is the sum over groups of squared group totals of psi (in pairs with one block of each
+arm: the paired test's). It is smaller than the two-sample variance where neighbours are alike, and larger where one is
+high because the other was low.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from marl_ray.experiments.sequential import MIN_BATCHES
+from marl_ray.experiments.statistics import Summary
+
+Blocks = Mapping[tuple[int, int], float]
+"""(Group, place in it) -> the block's mean."""
+
+
+def summary_of(means: list[float]) -> Summary:
+    """Count, mean and variance of observations."""
+    n = len(means)
+    if not n:
+        return Summary(0, math.nan, 0.0)
+    mean = math.fsum(means) / n
+    return Summary(n, mean, math.fsum((x - mean) ** 2 for x in means) / (n - 1) if n > 1 else 0.0)
+
+
+def stratified(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summary]:
+    """Treatment and control compared within strata only, as one pair of summaries that every test takes.
+
+    Outcomes drift, and when the treatments' share is raised, more of the treatment's units than of the control's are late:
+    pooled means then differ although no stratum's do. Strata (epochs) weigh w = n_t n_c / (n_t + n_c), which is best
+    where variances are equal and depends on no outcome; one without both arms weighs nothing. The means are weighted
+    ones, variances those within strata, and counts the effective ones, so that s_t^2 / n_t + s_c^2 / n_c is the variance of
+    the difference. Of one stratum, or of equal shares in all, the counts are the plain ones.
+    """
+    kept = [(one, other) for one, other in strata if one.n and other.n]
+    weights = [one.n * other.n / (one.n + other.n) for one, other in kept]
+    shares = [weight / math.fsum(weights) for weight in weights]
+    return _combined(shares, [one for one, _ in kept]), _combined(shares, [other for _, other in kept])
+
+
+def _combined(shares: list[float], parts: list[Summary]) -> Summary:
+    if not parts:
+        return Summary(0, math.nan, 0.0)
+    freedom = sum(part.n - 1 for part in parts)
+    squares = math.fsum((part.n - 1) * part.variance for part in parts)
+    effective = 1 / math.fsum(share**2 / part.n for share, part in zip(shares, parts, strict=True))
+    mean = math.fsum(share * part.mean for share, part in zip(shares, parts, strict=True))
+    # The sum behind it rounds: one stratum's count must not become one less.
+    return Summary(int(effective * (1 + 1e-12)), mean, squares / freedom if freedom else 0.0)
+
+
+def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, Summary]:
+    """`stratified` of both arms' blocks, variances scaled so that s_t^2 / n_t + s_c^2 / n_c is the variance of the
+    difference by groups.
+
+    Raised by one standard error of that variance, so that its noise spends no alpha. With less than `MIN_BATCHES` groups
+    it is never below the two-sample variance: so few groups cannot show that neighbours are alike.
+    """
+    kept = [(one, other) for one, other in strata if one and other]
+    summaries = [(summary_of(list(one.values())), summary_of(list(other.values()))) for one, other in kept]
+    first, second = stratified(summaries)
+    apart = first.variance / first.n + second.variance / second.n if first.n and second.n else 0.0
+    total = math.fsum(one.n * other.n / (one.n + other.n) for one, other in summaries)
+    groups: dict[int, float] = {}
+    for blocks, (one, other) in zip(kept, summaries, strict=True):
+        weight = one.n * other.n / (one.n + other.n) / total
+        for sign, values, arm in ((weight, blocks[0], one), (-weight, blocks[1], other)):
+            for (group, _), value in values.items():
+                groups[group] = groups.get(group, 0.0) + sign * (value - arm.mean) / arm.n
+    k = len(groups)
+    if not apart > 0 or k < 2:
+        return first, second
+    together = k / (k - 1) * math.fsum(total**2 for total in groups.values())
+    scale = together / apart * (1 + math.sqrt(2 / (k - 1)))
+    scale = max(scale, 1.0) if k < MIN_BATCHES else scale
+    return replace(first, variance=first.variance * scale), replace(second, variance=second.variance * scale)

@@ -1,0 +1,267 @@
+"""Requests of people and their tools: experiments, models, health, metrics."""
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from pydantic import ValidationError
+
+from marl_ray.config import ExperimentConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.states import RETREATS, Action, StaleEpochError
+from marl_ray.experiments.store import StoreError
+from marl_ray.policies.bundle import Bundle, load_bundle
+from marl_ray.serving.acting import is_identifier
+from marl_ray.serving.arms import load_bundles
+from marl_ray.serving.breaker import CircuitState
+from marl_ray.serving.decisions import findings
+from marl_ray.serving.http import Request, RequestError, Response
+from marl_ray.serving.metrics import CONTENT_TYPE
+from marl_ray.serving.report import curves, describe
+from marl_ray.serving.router import LoadedExperiment, Router
+
+if TYPE_CHECKING:
+    from marl_ray.serving.gateway import Gateway
+
+REASON_LENGTH = 1_000
+CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
+ARM_LENGTH, REASON_LENGTH = 100, 1000
+FROM_API = {"origin": "api"}
+"""Marks stored experiments that no gateway's config names; every replica loads them from the store."""
+_CIRCUITS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
+
+
+def _name(request: Request, part: int = 3) -> str:
+    return request.path.split("/")[part]
+
+
+def rows(gateway: "Gateway") -> list[dict[str, Any]]:
+    """Every experiment of this replica in a few words."""
+    return [
+        {
+            "name": name,
+            "endpoint": router.config.served_as,
+            "status": router.state.status.value,
+            "strategy": router.config.strategy,
+            "stage": router.state.stage,
+            "stages": list(router.config.stages) if router.config.strategy == "gradual" else [1.0],
+            "epoch": router.table.epoch,
+            "control": router.control,
+            "arms": router.table.propensities,
+            "created": router.created,
+        }
+        for name, router in gateway.endpoints.routers.items()
+    ]
+
+
+async def experiments(gateway: "Gateway", request: Request) -> Response:
+    """`GET /v1/experiments`."""
+    return Response(orjson.dumps({"experiments": rows(gateway)}))
+
+
+async def create(gateway: "Gateway", request: Request) -> Response:
+    """`POST /v1/experiments`: a new experiment from an `ExperimentConfig`; every replica takes it up by itself."""
+    actor = gateway.admit(request, "admin")
+    data = await request.object(frozenset({*ExperimentConfig.model_fields, "reason"}))
+    reason = _reason(data.pop("reason", None))
+    config = _config(data)
+
+    def open_it() -> bytes:
+        if gateway.store.experiment(config.name) is not None:
+            raise RequestError(409, "name", f"experiment {config.name!r} exists already; expected a new name")
+        bundles = load_bundles(config, gateway.config.tracking_uri, gateway.models)
+        router = gateway.open(LoadedExperiment(config, bundles), actor, reason, **FROM_API)
+        return report(gateway, router)
+
+    return Response(await _tried(gateway, "experiment", open_it), 201)
+
+
+def _config(data: dict[str, Any]) -> ExperimentConfig:
+    """The config in a request, or RequestError 400. Strict, because "Infinity" is a number otherwise."""
+    try:
+        text = orjson.dumps(data)
+        config = ExperimentConfig.model_validate_json(text, strict=True)
+    except TypeError:
+        raise RequestError(400, "body", "expected an ExperimentConfig, got JSON that is nested too deeply") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "body"
+        raise RequestError(400, field, first["msg"].removeprefix("Value error, ")) from None
+    if rb"\u0000" in text:  # which no path and no text of PostgreSQL may have
+        raise RequestError(400, "body", "expected no NUL characters")
+    if not all(is_identifier(arm, ARM_LENGTH) for arm in config.arms):
+        raise RequestError(400, "arms", f"expected names of 1 to {ARM_LENGTH} printable characters")
+    if not math.isfinite(sum(arm.weight for arm in config.arms.values())):
+        raise RequestError(400, "arms", "expected weights whose sum is finite")
+    return config
+
+
+async def experiment(gateway: "Gateway", request: Request) -> Response:
+    """`GET /v1/experiments/{name}`."""
+    router = gateway.endpoints.experiment(_name(request))
+    return Response(await gateway.in_thread(report, gateway, router))
+
+
+def report(gateway: "Gateway", router: Router) -> bytes:
+    """JSON of an experiment and what its outcomes prove; blocks on the database."""
+    return orjson.dumps(described(gateway, router))
+
+
+def described(gateway: "Gateway", router: Router) -> dict[str, Any]:
+    """`report` as plain data."""
+    gateway.exposures.flush()
+    store, name = gateway.store, router.config.name
+    record = store.experiment(name)
+    if record is None:
+        raise StoreError(f"experiment {name!r} is not in the database any more")
+    bundles = {
+        arm: {"digest": part.bundle.digest, "lineage": part.bundle.manifest.lineage.model_dump(mode="json")}
+        for arm, part in router.arms.items()
+    }
+    found = findings(store, record, router.config)
+    return describe(record, router.config, bundles, found, store.shadow_totals(name))
+
+
+async def series(gateway: "Gateway", request: Request) -> Response:
+    """`GET /v1/experiments/{name}/curves`: outcomes over time, with their confidence sequences."""
+    router = gateway.endpoints.experiment(_name(request))
+
+    def read() -> bytes:
+        found = curves(gateway.store.series(router.config.name), router.config)
+        return orjson.dumps({"experiment": router.config.name, "curves": found})
+
+    return Response(await gateway.in_thread(read))
+
+
+async def audit(gateway: "Gateway", request: Request) -> Response:
+    """`GET /v1/experiments/{name}/audit`."""
+    name = gateway.endpoints.experiment(_name(request)).config.name
+    entries = await gateway.in_thread(gateway.store.audit, name)
+    return Response(orjson.dumps({"experiment": name, "audit": [asdict(entry) for entry in entries]}))
+
+
+async def change(gateway: "Gateway", request: Request) -> Response:
+    """`POST /v1/experiments/{name}/{action}`."""
+    actor = gateway.admit(request, "admin")
+    router = gateway.endpoints.experiment(_name(request))
+    data = await request.object(CHANGE_FIELDS)
+    state = await changed(gateway, router, actor, _name(request, 4), data)
+    return Response(orjson.dumps({"experiment": router.config.name} | state))
+
+
+async def changed(gateway: "Gateway", router: Router, actor: str, action: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Do what a person asks of an experiment; the state that came of it, or RequestError."""
+    reason = _reason(data.get("reason"))
+    # What only takes traffic away is right on any epoch, and must not fail because another change was faster.
+    arm, epoch = data.get("arm"), data.get("epoch", None if Action(action) in RETREATS else router.state.epoch)
+    if arm is not None and arm not in list(router.arms):  # a list, as JSON has values that cannot be looked up
+        raise RequestError(400, "arm", f"expected one of {', '.join(router.arms)}")
+    if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int)):
+        raise RequestError(400, "epoch", "expected the epoch that the change was decided on")
+
+    def write() -> dict[str, Any]:
+        gateway.store.change(router.config.name, Action(action), epoch=epoch, actor=actor, reason=reason, arm=arm)
+        gateway.follower.look(decide_too=False)  # this replica answers by the new state from now on
+        return {"status": router.state.status.value, "epoch": router.state.epoch}
+
+    return await _tried(gateway, action, write)
+
+
+async def _tried(gateway: "Gateway", field: str, function: Any) -> Any:
+    try:
+        return await gateway.in_thread(function)
+    except StaleEpochError as error:
+        raise RequestError(409, "epoch", str(error).removeprefix("epoch: ")) from None
+    except (StoreError, RequestError):
+        raise
+    except MarlRayError as error:
+        raise RequestError(409, field, str(error)) from None
+
+
+def _reason(reason: Any) -> str:
+    if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON_LENGTH or not _is_text(reason):
+        raise RequestError(400, "reason", f"expected why, for the audit log, in 1 to {REASON_LENGTH} characters")
+    return reason
+
+
+def _is_text(value: str) -> bool:
+    """Whether every database keeps it: neither NUL nor half a surrogate pair."""
+    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
+
+
+async def endpoints(gateway: "Gateway", request: Request) -> Response:
+    """`GET /v1/endpoints`: the names that clients act on, their experiments, and what serves them in production."""
+
+    def read() -> bytes:
+        found = {}
+        for router in gateway.endpoints.routers.values():
+            name = router.config.served_as
+            if name not in found:
+                newest_first = [r.config.name for r in gateway.endpoints.served(name)]
+                production = gateway.store.production(name)
+                found[name] = {
+                    "experiments": newest_first,
+                    "production": asdict(production) if production is not None else None,
+                }
+        return orjson.dumps({"endpoints": found})
+
+    return Response(await gateway.in_thread(read))
+
+
+async def models(gateway: "Gateway", request: Request) -> Response:
+    """`GET /v1/models`: every bundle that this replica holds."""
+    found: dict[str, dict[str, Any]] = {}
+    for reference, bundle in gateway.models.items():
+        found[bundle.digest] = _model(bundle, reference)
+    for router in gateway.endpoints.routers.values():
+        for arm, part in router.arms.items():
+            row = found.setdefault(part.bundle.digest, _model(part.bundle, router.config.arms[arm].bundle))
+            row["arms"].append(f"{router.config.name}/{arm}")
+    return Response(orjson.dumps({"models": list(found.values())}))
+
+
+async def load(gateway: "Gateway", request: Request) -> Response:
+    """`POST /models/{version}/load`: fetch NAME:VERSION of the registry and verify it before an experiment names it."""
+    gateway.admit(request, "admin")
+    name, _, version = _name(request, 2).rpartition(":")
+    if not name or not version:
+        raise RequestError(400, "version", "expected NAME:VERSION of the model registry")
+    reference = f"models:/{name}/{version}"
+    if reference not in gateway.models:
+        gateway.models[reference] = await _tried(
+            gateway, "version", lambda: load_bundle(reference, gateway.config.tracking_uri)
+        )
+    return Response(orjson.dumps(_model(gateway.models[reference], reference)))
+
+
+def _model(bundle: Bundle, reference: str) -> dict[str, Any]:
+    manifest = bundle.manifest
+    return {
+        "version": bundle.digest,
+        "bundle": reference,
+        "family": manifest.family,
+        "agents": manifest.agents,
+        "lineage": manifest.lineage.model_dump(mode="json"),
+        "arms": [],
+    }
+
+
+async def health(gateway: "Gateway", request: Request) -> Response:
+    """`GET /health`."""
+    return Response(orjson.dumps({"status": "ok", "experiments": list(gateway.endpoints.routers)}))
+
+
+async def metrics(gateway: "Gateway", request: Request) -> Response:
+    """`GET /metrics`."""
+    shown = gateway.metrics
+    shown.dropped.set(gateway.exposures.dropped)
+    shown.waiting.set(gateway.exposures.waiting)
+    shown.decisions_dropped.set(gateway.decisions.dropped if gateway.decisions is not None else 0)
+    for name, router in gateway.endpoints.routers.items():
+        for arm, circuit in router.circuits.items():
+            shown.circuit.labels(name, arm).set(_CIRCUITS[circuit.state])
+        for arm, totals in router.shadows.totals.items():
+            for count in ("acts", "errors", "dropped", "decisions", "agreed"):
+                shown.shadows.labels(name, arm, count).set(getattr(totals, count))
+    return Response(shown.text(), content_type=CONTENT_TYPE)

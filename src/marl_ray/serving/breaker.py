@@ -1,0 +1,95 @@
+"""The circuit breaker of an arm: a replica stops asking an arm that fails, and tries it again after a while."""
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+from marl_ray.config import BreakerConfig
+
+
+class CircuitState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Breaker:
+    """One arm in one replica, on one event loop.
+
+    A request that may try the arm gets a ticket, and hands it in with its result. A result counts only in the state in
+    which its ticket was given: what was asked before the circuit opened says nothing about the arm of now.
+    """
+
+    def __init__(self, config: BreakerConfig, clock: Callable[[], float] = time.monotonic):
+        """`clock` gives seconds."""
+        self.opened = 0
+        """How often the circuit has opened."""
+        self._config = config
+        self._clock = clock
+        self._until = 0.0  # end of the open state
+        self._last = 0  # ticket
+        self._enter(CircuitState.CLOSED)
+
+    @property
+    def state(self) -> CircuitState:
+        if self._state is CircuitState.OPEN and self._clock() >= self._until:
+            self._enter(CircuitState.HALF_OPEN)
+        return self._state
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds until an open circuit lets probes through; 0 in the other states."""
+        return self._until - self._clock() if self.state is CircuitState.OPEN else 0.0
+
+    def allow(self) -> int:
+        """A ticket (above 0) if a request may try the arm now, else 0. Half-open, at most `probes` tickets are out.
+
+        Every ticket is to be handed in, to `success`, `failure` or `forget`; a second time does no harm.
+        """
+        state = self.state
+        if state is CircuitState.OPEN or len(self._probes) >= self._config.probes:
+            return 0
+        self._last += 1
+        if state is CircuitState.HALF_OPEN:
+            self._probes.add(self._last)
+        return self._last
+
+    def success(self, ticket: int) -> None:
+        """The request of this ticket was answered."""
+        if not self._counts(ticket):
+            return
+        if self._state is CircuitState.CLOSED:
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        if self._in_a_row >= self._config.probes:
+            self._enter(CircuitState.CLOSED)
+
+    def failure(self, ticket: int) -> None:
+        """The request of this ticket failed, or took too long."""
+        if not self._counts(ticket):
+            return
+        if self._state is CircuitState.CLOSED:
+            self._in_a_row += 1
+            if self._in_a_row < self._config.failures:
+                return
+        self._enter(CircuitState.OPEN)
+        self.opened += 1
+        self._until = self._clock() + self._config.open_s
+
+    def forget(self, ticket: int) -> None:
+        """The request of this ticket ended with neither, say because its client left: its probe is free again."""
+        self._probes.discard(ticket)
+
+    def _counts(self, ticket: int) -> bool:
+        if self._state is not CircuitState.HALF_OPEN:
+            return ticket >= self._first
+        counts = ticket in self._probes
+        self._probes.discard(ticket)
+        return counts
+
+    def _enter(self, state: CircuitState) -> None:
+        self._state = state
+        self._first = self._last + 1  # ticket of this state
+        self._in_a_row = 0  # failures when closed, successes when half-open
+        self._probes: set[int] = set()  # tickets that are out, when half-open

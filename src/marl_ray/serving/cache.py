@@ -1,0 +1,170 @@
+"""Kept answers to greedy acts, in this process or in Redis. Values are opaque bytes."""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from marl_ray.config import CacheConfig
+from marl_ray.errors import MarlRayError, one_line
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+DEADLINE_S = 0.05
+"""Of one get or put in Redis, with its connection."""
+PAUSE_S = 1.0
+"""Redis is left alone for this long after a failure, so that not every request pays the deadline."""
+COMPLAINT_S = 60.0
+"""One line per outage, but none this soon after another: a full Redis still reads and fails again with each put."""
+CONNECTIONS = 64
+"""Requests beyond these, at the same moment, go without the cache."""
+PREFIX = b"marl-ray:"
+"""Of the keys in Redis."""
+_log = logging.getLogger(__name__)
+
+
+class Cache(Protocol):
+    """Answers by key. A key that was put may be missing at any time."""
+
+    async def get(self, key: bytes) -> bytes | None: ...
+
+    async def put(self, key: bytes, value: bytes) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def make_cache(config: CacheConfig | None) -> Cache | None:
+    """The cache that the config asks for, if any. MarlRayError where Redis is asked for and its package is missing."""
+    if config is None:
+        return None
+    return MemoryCache(config) if config.url == "memory:" else RedisCache(config)
+
+
+def cache_key(digest: str, observations: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> bytes:
+    """32 bytes that differ wherever bundle (its digest), agents, dtypes, shapes or numbers do; the agents' order does
+    not matter. Arrays of numbers and flags only."""
+    arrays = [*_sorted(observations), None, *_sorted(masks)]
+    # The quoted names and the shapes say where each array's bytes begin and end, and the length where they do.
+    head = repr((digest, [a and (a[0], a[1].dtype.str, a[1].shape) for a in arrays])).encode()
+    return hashlib.blake2b(
+        b"".join([len(head).to_bytes(8, "big"), head, *(a[1].tobytes() for a in arrays if a)]), digest_size=32
+    ).digest()
+
+
+def _sorted(arrays: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
+    return [(agent, arrays[agent]) for agent in sorted(arrays)]
+
+
+class MemoryCache:
+    """The replica's own: the least recently used answer goes first, and each goes after its time."""
+
+    def __init__(self, config: CacheConfig, clock: Callable[[], float] = time.monotonic):
+        """`clock` gives seconds."""
+        self._config = config
+        self._clock = clock
+        self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()  # the last used is the last
+
+    async def get(self, key: bytes) -> bytes | None:
+        kept = self._kept.get(key)
+        if kept is None:
+            return None
+        until, value = kept
+        if self._clock() >= until:
+            del self._kept[key]
+            return None
+        self._kept.move_to_end(key)
+        return value
+
+    async def put(self, key: bytes, value: bytes) -> None:
+        self._kept[key] = self._clock() + self._config.ttl_s, value
+        self._kept.move_to_end(key)
+        if len(self._kept) > self._config.entries:
+            self._kept.popitem(last=False)
+
+    async def close(self) -> None:
+        self._kept.clear()
+
+
+class RedisCache:
+    """Shared by all replicas. Redis that is away, slow or wrong is an empty cache and one line in the log, no error."""
+
+    def __init__(self, config: CacheConfig, clock: Callable[[], float] = time.monotonic):
+        """Connects at the first use. `clock` gives seconds. MarlRayError if the URL or the package is wrong."""
+        self._redis, self._where = _connect(config.url)
+        self._ttl_ms = max(1, round(config.ttl_s * 1000))
+        self._clock = clock
+        self._away = False
+        self._ask_from = 0.0
+        self._complain_from = 0.0
+        self._under_way = 0
+
+    async def get(self, key: bytes) -> bytes | None:
+        return await self._ask(lambda: self._redis.get(PREFIX + key))
+
+    async def put(self, key: bytes, value: bytes) -> None:
+        """At most the deadline, as `get`; it need not be waited for."""
+        await self._ask(lambda: self._redis.set(PREFIX + key, value, px=self._ttl_ms))
+
+    async def close(self) -> None:
+        try:
+            async with asyncio.timeout(PAUSE_S):
+                await self._redis.aclose()
+        except Exception as error:
+            _log.warning("cache: %s was not closed: %s", self._where, one_line(error))
+
+    async def _ask(self, command: Callable[[], Awaitable[Any]]) -> Any:
+        if self._clock() < self._ask_from or self._under_way >= CONNECTIONS:
+            return None
+        first = self._away  # to ask again: the others go on without until it is back
+        if first:
+            self._ask_from = self._clock() + PAUSE_S
+        self._under_way += 1
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                answer = await command()
+        except Exception as error:  # whatever goes wrong here must not become a client's error
+            now = self._clock()
+            self._ask_from = now + PAUSE_S
+            if not self._away and now >= self._complain_from:
+                self._complain_from = now + COMPLAINT_S
+                _log.warning("cache: going on without %s: %s", self._where, one_line(error))
+            self._away = True
+            return None
+        finally:
+            self._under_way -= 1
+        if first:
+            self._away, self._ask_from = False, 0.0
+        return answer
+
+
+def _connect(url: str) -> "tuple[Redis, str]":
+    """A client that has not connected yet, and the server's address without its password."""
+    try:
+        from redis.asyncio import ConnectionPool, Redis
+        from redis.asyncio.connection import parse_url
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+    except ImportError as error:
+        raise MarlRayError("cache.url: Redis needs its package: pip install 'marl-ray[redis]'") from error
+    ours = {
+        "decode_responses": False,
+        "max_connections": CONNECTIONS,
+        "protocol": 2,  # one round trip less per connection, and all that GET and SET need
+        "retry": Retry(NoBackoff(), 0),
+        "socket_connect_timeout": DEADLINE_S,
+        # With one, redis-py writes through `asyncio.wait_for`, which loses cancellations on Python 3.11, `_ask`'s too.
+        "socket_timeout": None,
+    }
+    try:
+        options: dict[str, Any] = {**parse_url(url), **ours}
+        pool = ConnectionPool(**options)
+        pool.make_connection()  # does not connect, but knows which options there are
+    except (TypeError, ValueError):  # not quoted: a password could be in it
+        raise MarlRayError("cache.url: expected redis://host:port/0, with options that redis.asyncio has") from None
+    return Redis.from_pool(pool), f"redis://{options.get('host', 'localhost')}:{options.get('port', 6379)}"

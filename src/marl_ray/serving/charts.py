@@ -1,0 +1,221 @@
+"""Geometry of the drawings on the page for people: numbers in, coordinates and labels out; the templates draw them."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+
+LAST_TIME = 253_402_300_799
+"""The last second of the year 9999."""
+MAX_POINTS = 240
+"""Points drawn per line; more would not be seen."""
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+_TIME_STEPS = (
+    *(1, 2, 5, 10, 15, 30),
+    *(_MINUTE * k for k in (1, 2, 5, 10, 15, 30)),
+    *(_HOUR * k for k in (1, 2, 3, 6, 12)),
+    *(_DAY * k for k in (1, 2, 7, 14, 30, 91, 182, 365)),
+)
+_NOTHING = 1e-90
+_LEFT_OUT = 1 / 3
+"""Bands are far too wide at first: the scale is that of what comes after this part of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+    """Coordinate along its axis."""
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One arm's curve as SVG path data."""
+
+    arm: str
+    path: str
+    band: str
+    end: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of `width` x `height` units; its plot lies between left and right, top and bottom."""
+
+    width: float
+    height: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+    times: tuple[Tick, ...]
+    values: tuple[Tick, ...]
+    first_day: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An interval as coordinates on a scale from 0 to 100."""
+
+    low: float
+    high: float
+    middle: float
+    zero: float
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    at: float
+    mean: float
+    band: tuple[float, float] | None
+
+
+def shown(value: float, step: float, sign: bool = False) -> str:
+    """A number at the resolution of `step`, so that the numbers of a column or an axis have equally many decimals."""
+    if max(abs(value), step) >= 1e7 or step < 1e-6:
+        text = f"{value:{'+' if sign else ''}.4g}"
+    else:
+        decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+        text = f"{value:{'+' if sign else ''},.{decimals}f}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def resolution(values: Iterable[float]) -> float:
+    """The step that shows the largest of the values with four digits."""
+    largest = max((abs(value) for value in values), default=0.0)
+    return 10.0 ** (math.floor(math.log10(largest)) - 3) if largest > 0 else 0.001
+
+
+def moment(seconds: float | None) -> datetime | None:
+    """Seconds since 1970 in UTC; None if that is no time."""
+    if seconds is None or not 0 <= seconds <= LAST_TIME:
+        return None
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def towards(e_value: float, alpha: float) -> float:
+    """How far evidence is from nothing (0) to proof (1): ln e / ln(1 / alpha), as evidence multiplies."""
+    if not e_value > 1:
+        return 0.0
+    return min(1.0, math.log(e_value) / math.log(1 / alpha))
+
+
+def spans(intervals: Mapping[str, tuple[float, float, float]], margin: float) -> dict[str, Span]:
+    """Arm -> its (low, estimate, high) on the scale that holds all of them, zero and -margin."""
+    marks = [0.0, -margin, *(value for interval in intervals.values() for value in interval)]
+    low, size = min(marks), (max(marks) - min(marks)) or 1.0
+
+    def on(value: float) -> float:
+        return round(4 + 92 * (value - low) / size, 2)
+
+    return {arm: Span(on(a), on(b), on(middle), on(0.0), on(-margin)) for arm, (a, middle, b) in intervals.items()}
+
+
+def curve_chart(
+    curves: Mapping[str, Sequence[Sequence[float | None]]], width: float, height: float, character: float = 7.2
+) -> Chart | None:
+    """The chart of arm -> rows (seconds since 1970, n, mean, low or None, high or None); None without any mean.
+
+    `character` is the width of a label's character in units of the chart.
+    """
+    arms = {arm: points for arm, rows in curves.items() if (points := _points(rows))}
+    if not arms:
+        return None
+    first, last = min(p[0].at for p in arms.values()), max(p[-1].at for p in arms.values())
+    if first == last:
+        first, last = first - _MINUTE, last + _MINUTE
+    low, high = _range(arms.values(), first + _LEFT_OUT * (last - first))
+    step = _value_step(high - low, int(height // 48))
+    ticks = [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    labels = [shown(value, step) for value in ticks]
+    left = 12 + character * max((len(label) for label in labels), default=0)
+    right, top, bottom = width - 14, 10.0, height - 28
+
+    def x(at: float) -> float:
+        return round(left + (right - left) * (at - first) / (last - first), 1)
+
+    def y(value: float) -> float:
+        # What is outside is clipped; far outside is as good as a little.
+        inside = min(max((value - low) / (high - low), -5.0), 6.0)
+        return round(bottom - (bottom - top) * inside, 1)
+
+    def draw(arm: str, points: list[_Point]) -> Line:
+        line = "M" + "L".join(f"{x(p.at)} {y(p.mean)}" for p in points)
+        return Line(arm, line, _bands(points, x, y), (x(points[-1].at), y(points[-1].mean)))
+
+    begin = moment(max(first, 0.0))
+    return Chart(
+        *(width, height, round(left, 1), right, top, bottom),
+        times=tuple(Tick(x(at), label) for at, label in _times(first, last, (right - left) / (character * 9))),
+        values=tuple(Tick(y(value), label) for value, label in zip(ticks, labels, strict=True)),
+        first_day=f"{begin:%Y-%m-%d}" if begin else "",
+        lines=tuple(draw(arm, points) for arm, points in arms.items()),
+    )
+
+
+def _points(rows: Sequence[Sequence[float | None]]) -> list[_Point]:
+    """The rows with a mean and a time, in time order and not too many."""
+    found = []
+    for at, _, mean, low, high in rows:
+        if at is not None and moment(at) is not None and mean is not None and math.isfinite(mean):
+            band = (low, high) if low is not None and high is not None and math.isfinite(high - low) else None
+            found.append(_Point(at, mean, band))
+    found.sort(key=lambda point: point.at)
+    if len(found) <= MAX_POINTS:
+        return found
+    return [found[round(k * (len(found) - 1) / (MAX_POINTS - 1))] for k in range(MAX_POINTS)]
+
+
+def _range(arms: Iterable[list[_Point]], since: float) -> tuple[float, float]:
+    seen: list[float] = []
+    for points in arms:
+        for point in [p for p in points if p.at >= since] or points[-1:]:
+            seen += [point.mean, *(point.band or ())]
+    low, high = min(seen), max(seen)
+    largest = max(abs(low), abs(high))
+    if largest < _NOTHING:
+        pad = 1.0
+    elif high - low < 1e-9 * largest:
+        pad = 0.1 * largest
+    else:
+        pad = 0.06 * (high - low)
+    return low - pad, high + pad
+
+
+def _bands(points: list[_Point], x: Callable[[float], float], y: Callable[[float], float]) -> str:
+    paths = []
+    for _, run in groupby(points, key=lambda point: point.band is None):
+        edges = [(x(point.at), *point.band) for point in run if point.band is not None]
+        if edges:
+            there = [f"{at} {y(high)}" for at, _, high in edges]
+            back = [f"{at} {y(low)}" for at, low, _ in reversed(edges)]
+            paths.append("M" + "L".join(there + back) + "Z")
+    return "".join(paths)
+
+
+def _value_step(size: float, most: int) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that gives `most` steps at most."""
+    rough = size / max(most, 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(power * k for k in (1, 2, 5, 10) if power * k >= rough * (1 - 1e-9))
+
+
+def _times(first: float, last: float, most: float) -> list[tuple[float, str]]:
+    """(seconds, label) of the ticks, on round times in UTC; midnights show the day."""
+    year = _TIME_STEPS[-1]
+    longer = year * max(1, math.ceil((last - first) / year / most))
+    step = next((step for step in _TIME_STEPS if (last - first) / step <= most), longer)
+    ticks = []
+    for k in range(math.ceil(first / step), math.floor(last / step) + 1):
+        at = datetime.fromtimestamp(k * step, UTC)
+        if step >= 91 * _DAY:
+            label = f"{at:%b %Y}"
+        elif k * step % _DAY == 0:
+            label = f"{at.day} {at:%b}"
+        else:
+            label = f"{at:%H:%M:%S}" if step < _MINUTE else f"{at:%H:%M}"
+        ticks.append((float(k * step), label))
+    return ticks

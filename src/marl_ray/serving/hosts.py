@@ -1,0 +1,87 @@
+"""Large policies: each arm in a Serve application of its own, asked through a handle.
+
+An application per bundle, not a deployment inside the gateway's application: so a changed gateway config restarts no
+policy, experiments that share a bundle share its replicas, and experiments created over HTTP can be hosted too.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+from ray import serve
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from marl_ray.config import ArmConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundle import Bundle, load_bundle
+from marl_ray.serving.arms import Answer, ArmBatcher, Observations
+
+START_S = 300.0
+"""How long an arm's deployment may take to start."""
+MAX_ONGOING_REQUESTS = 2_000
+_POLL_S = 0.25
+
+
+class ArmHost:
+    """One replica of one arm."""
+
+    def __init__(self, reference: str, digest: str, tracking_uri: str | None, max_batch: int):
+        import torch
+
+        torch.set_num_threads(1)
+        bundle = load_bundle(reference, tracking_uri)
+        if bundle.digest != digest:
+            raise MarlRayError(f"bundle {reference!r}: expected digest {digest[:16]}, got {bundle.digest[:16]}")
+        self._batcher = ArmBatcher(bundle, max_batch, np.random.default_rng())
+
+    async def act(self, observations: Observations, greedy: bool, masks: Observations) -> Answer:
+        return await self._batcher.act(observations, greedy, masks)
+
+
+class RemoteArm:
+    """An arm behind a handle."""
+
+    def __init__(self, bundle: Bundle, handle: DeploymentHandle, deadline_s: float):
+        self.bundle = bundle
+        self._handle, self._deadline_s = handle, deadline_s
+
+    async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
+        """As `ArmBatcher.act`; TimeoutError after the deadline."""
+        async with asyncio.timeout(self._deadline_s):
+            answer: Answer = await self._handle.act.remote(observations, greedy, masks or {})
+        return answer
+
+
+def host(
+    bundle: Bundle,
+    reference: str,
+    size: ArmConfig,
+    *,
+    tracking_uri: str | None,
+    max_batch: int,
+    deadline_s: float,
+) -> RemoteArm:
+    """The arm's application, started if it does not run yet; waits until it does. Raises MarlRayError."""
+    name = f"arm-{bundle.digest[:16]}"
+    states = serve.status().applications
+    if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):
+        make: Any = serve.deployment(
+            name="ArmHost",
+            num_replicas=size.replicas,
+            max_ongoing_requests=MAX_ONGOING_REQUESTS,
+            ray_actor_options={"num_cpus": size.cpus, "num_gpus": size.gpus},
+        )(ArmHost)
+        # Two gateway replicas that come here together start it twice, which Serve makes one.
+        application = make.bind(reference, bundle.digest, tracking_uri, max_batch)
+        serve.run_many([serve.RunTarget(application, name, None)], wait_for_applications_running=False)
+    deadline = time.monotonic() + START_S
+    while (status := serve.status().applications[name]).status != "RUNNING":
+        if status.status == "DEPLOY_FAILED" or time.monotonic() > deadline:
+            raise MarlRayError(f"bundle {reference!r}: its deployment {name} is {status.status}: {status.message}")
+        time.sleep(_POLL_S)
+    try:
+        return RemoteArm(bundle, serve.get_app_handle(name), deadline_s)
+    except RayServeException as error:
+        raise MarlRayError(f"bundle {reference!r}: {error}") from error

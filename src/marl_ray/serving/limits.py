@@ -1,0 +1,49 @@
+"""Rate limits: a token bucket per key."""
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from marl_ray.config import RateLimitConfig
+
+KEYS = 10_000
+"""Buckets that are kept; beyond it the one that has been quiet for longest is forgotten, which fills it."""
+_TOLERANCE_S = 1e-6  # more than the rounding of any clock, less than any token
+
+
+class RateLimiter:
+    """Buckets of `burst` tokens that get `per_s` tokens a second, on one event loop.
+
+    Of each bucket only the time is kept at which it will be full (the generic cell rate algorithm of ITU-T I.371): n
+    missing tokens are a time n / per_s ahead, and a time that has passed means a full bucket, which need not be kept.
+    """
+
+    def __init__(self, config: RateLimitConfig, clock: Callable[[], float] = time.monotonic):
+        """`clock` gives seconds."""
+        self._per_s = config.per_s
+        self._burst = config.burst
+        self._clock = clock
+        self._full_at: OrderedDict[str, float] = OrderedDict()  # the last asked for is the last
+
+    def __len__(self) -> int:
+        """Buckets that are kept."""
+        return len(self._full_at)
+
+    def take(self, key: str, cost: int = 1) -> float:
+        """Take `cost` tokens: 0.0 if they were there, else the seconds until they will be (infinity where the bucket is
+        too small), and nothing is taken."""
+        if cost > self._burst:
+            return math.inf
+        now = self._clock()
+        full_at = max(self._full_at.get(key, now), now)
+        after = full_at + cost / self._per_s
+        wait = after - now - self._burst / self._per_s
+        allowed = wait <= _TOLERANCE_S
+        self._full_at[key] = after if allowed else full_at
+        self._full_at.move_to_end(key)
+        # One at most may have come, so the quietest one at a time will do.
+        quietest = next(iter(self._full_at))
+        if self._full_at[quietest] <= now or len(self._full_at) > KEYS:
+            del self._full_at[quietest]
+        return 0.0 if allowed else wait

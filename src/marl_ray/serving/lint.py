@@ -1,0 +1,232 @@
+"""Read Serve configs strictly: every unknown key at every depth, every wrong value, and what would fail in production."""
+
+import copy
+import difflib
+import json
+import re
+import types
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from marl_ray.config import GatewayConfig, read_yaml
+from marl_ray.errors import MarlRayError, one_line
+
+IMPORT_PATHS = ("marl_ray.serving.app:build", "serve.app:build")
+"""Applications of ours, whose `args` are a GatewayConfig."""
+INGRESS = "Gateway"
+"""Name of the deployment that takes the requests."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+Finding = tuple[str, str]
+"""Path of a key, and what was expected there."""
+
+_SECRET_NAME = re.compile(
+    r"(PASSWORD|PASSWD|SECRET(_ACCESS)?|TOKEN|API_?KEY|PRIVATE_?KEY|CREDENTIALS?)(_KEY)?$", re.IGNORECASE
+)
+_PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@|[?&]password=", re.IGNORECASE)
+_IMPORTED = ("policy", "request_router_class")
+"""Keys of Serve's models that import what they name as soon as they are validated."""
+
+
+def read_serve_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """A Serve config from a YAML file or a mapping, checked strictly. Raises MarlRayError naming file and key.
+
+    Serve ignores keys that it does not know, so a misspelt one would pass in silence; here it is refused.
+    """
+    source = "serve config" if isinstance(config, Mapping) else str(config)
+    data: Any = dict(config) if isinstance(config, Mapping) else read_yaml(config)
+    findings = lint_serve_config(data, source)
+    if findings:
+        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        raise MarlRayError(findings[0] + more)
+    return dict(data)
+
+
+def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | None = None) -> list[str]:
+    """All findings in a Serve config, each one line `SOURCE: key.path: what was expected`; none if it is good.
+
+    `where` stands before every path (such as `spec.serveConfigV2.`). `pods` is given for a config inside a Kubernetes
+    manifest: how many pods may run replicas.
+    """
+    if not isinstance(data, Mapping):
+        found: list[Finding] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
+    else:
+        try:
+            plain = json.loads(json.dumps(data))
+        except (TypeError, ValueError, RecursionError) as error:
+            found = [("", f"expected plain data: {one_line(error)}")]
+        else:
+            found = list(_findings(plain, pods))
+    return [": ".join(filter(None, (source, (where + path).rstrip("."), message))) for path, message in found]
+
+
+def _findings(data: dict[str, Any], pods: int | None) -> Iterator[Finding]:
+    from ray.serve.schema import ServeDeploySchema
+
+    yield from _unknown_keys(data, ServeDeploySchema, "")
+    yield from _wrong_values(_without_unknown_keys(data, ServeDeploySchema), ServeDeploySchema, "")
+    options = data.get("http_options")
+    # Serve's REST API, unlike its Python API, binds to all interfaces when nothing is said.
+    host = options.get("host", "0.0.0.0") if isinstance(options, dict) else "0.0.0.0"
+    if pods is not None and host in LOOPBACK:
+        yield "http_options.host", f"expected 0.0.0.0, got {host!r}, which nothing outside the pod reaches"
+    proxies = data.get("proxy_location", "EveryNode")
+    if pods is not None and proxies != "EveryNode":
+        message = f"expected EveryNode, got {proxies!r}: KubeRay calls a worker ready when the proxy on it answers"
+        yield "proxy_location", message
+    for k, application in _items(data, "applications"):
+        if application.get("import_path") in IMPORT_PATHS:
+            yield from _gateway(application, f"applications.{k}.", host, pods)
+
+
+def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | None) -> Iterator[Finding]:
+    args = application.get("args", {})
+    if not isinstance(args, dict):
+        return  # Serve's own schema has reported it
+    yield from _unknown_keys(args, GatewayConfig, f"{where}args.")
+    known = _without_unknown_keys(args, GatewayConfig)
+    wrong = list(_wrong_values(known, GatewayConfig, f"{where}args."))
+    yield from wrong
+    config = None if wrong else GatewayConfig.model_validate(known)
+    scaled = False
+    for j, deployment in _items(application, "deployments"):
+        path = f"{where}deployments.{j}."
+        if "num_replicas" in deployment:
+            yield f"{path}num_replicas", "expected the replicas in `args`, which this key overrides"
+        if deployment.get("user_config") is not None:
+            message = "expected none: weights, stages and all state of a rollout belong to the database"
+            yield f"{path}user_config", f"{message}, for Serve sends this again whenever the config is submitted"
+        if deployment.get("name") != INGRESS:
+            continue
+        ongoing = deployment.get("max_ongoing_requests")
+        if config and isinstance(ongoing, int) and ongoing < config.max_batch:
+            message = f"expected at least max_batch ({config.max_batch}), got {ongoing}: batches would never fill"
+            yield f"{path}max_ongoing_requests", message
+        scaled = deployment.get("autoscaling_config") is not None
+        if config and scaled and config.replicas < 2:
+            message = "expected `replicas` in `args` of 2 at least, which tells the replicas that there are others"
+            yield f"{path}autoscaling_config", message
+    if config is None:
+        return
+    if host not in LOOPBACK and config.api_keys is None:
+        message = f"expected 127.0.0.1 or {where}args.api_keys: at {host!r} anybody could act and post outcomes"
+        yield "http_options.host", message
+    if config.database.startswith("sqlite") and pods is not None and (pods > 1 or config.replicas > 1 or scaled):
+        message = "expected PostgreSQL, such as postgresql:// with PGHOST and the like in the environment"
+        yield f"{where}args.database", f"{message}: every pod would have an SQLite file of its own"
+    urls = {"database": config.database, "tracking_uri": config.tracking_uri}
+    urls |= {"cache.url": config.cache.url} if config.cache else {}
+    for key, url in urls.items():
+        if url and _PASSWORD_IN_URL.search(url):
+            yield f"{where}args.{key}", "expected no password here; the environment has it (such as PGPASSWORD)"
+
+
+def _models(value: Any, annotation: Any, where: str) -> Iterator[tuple[type[BaseModel], dict[str, Any], str, bool]]:
+    """All mappings of plain data that a model describes, at every depth: (model, mapping, path with a dot at its end,
+    whether the type accepts any other mapping too)."""
+    alternatives = list(_alternatives(annotation))
+    models = [a for a in alternatives if isinstance(a, type) and issubclass(a, BaseModel)]
+    if isinstance(value, dict) and models:
+        model = models[0]
+        yield model, value, where, any(dict in (a, get_origin(a)) for a in alternatives)
+        for key, part in value.items():
+            if key in model.model_fields:
+                yield from _models(part, model.model_fields[key].annotation, f"{where}{key}.")
+    elif isinstance(value, dict):
+        for values in (get_args(a)[1] for a in alternatives if get_origin(a) is dict and get_args(a)):
+            for key, part in value.items():
+                yield from _models(part, values, f"{where}{key}.")
+    elif isinstance(value, list):
+        for items in (get_args(a)[0] for a in alternatives if get_origin(a) in (list, tuple) and get_args(a)):
+            for k, item in enumerate(value):
+                yield from _models(item, items, f"{where}{k}.")
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _alternatives(get_args(annotation)[0])
+    elif origin in (Union, types.UnionType):
+        for part in get_args(annotation):
+            yield from _alternatives(part)
+    else:
+        yield annotation
+
+
+def _unknown_keys(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[Finding]:
+    for part_model, part, path, _ in _models(data, model, where):
+        yield from _unknown(part, part_model.model_fields, path)
+        if "runtime_env" in part_model.model_fields and isinstance(part.get("runtime_env"), dict):
+            yield from _runtime_env(part["runtime_env"], f"{path}runtime_env.")
+
+
+def _runtime_env(value: dict[str, Any], where: str) -> Iterator[Finding]:
+    from ray.runtime_env import RuntimeEnv, RuntimeEnvConfig
+
+    yield from _unknown(value, RuntimeEnv.known_fields, where)
+    if isinstance(value.get("config"), dict):
+        yield from _unknown(value["config"], RuntimeEnvConfig.known_fields, f"{where}config.")
+    variables = value.get("env_vars")
+    for name, text in variables.items() if isinstance(variables, dict) else ():
+        if text and (_SECRET_NAME.search(name) or _PASSWORD_IN_URL.search(str(text))):
+            message = "expected no secret here, where the dashboard shows it; set it on the cluster's machines"
+            yield f"{where}env_vars.{name}", message
+
+
+def _unknown(part: dict[str, Any], known: Collection[str], where: str) -> Iterator[Finding]:
+    for key in (key for key in part if key not in known):
+        close = difflib.get_close_matches(key, known, 1)
+        yield where + key, "unknown key" + (f", did you mean {close[0]!r}?" if close else "")
+
+
+def _without_unknown_keys(data: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    copied = copy.deepcopy(data)
+    for part_model, part, _, _ in _models(copied, model, ""):
+        for key in part.keys() - part_model.model_fields.keys():
+            del part[key]
+    return copied
+
+
+def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[Finding]:
+    """What pydantic says about the values, one finding for each key. The keys are known ones."""
+    yield from _validate(data, model, where)
+    # Serve types some parts as "any mapping, or this model", and looks at their values only when it deploys them.
+    for part_model, part, path, any_mapping in _models(data, model, where):
+        if any_mapping:
+            safe = {key: value for key, value in part.items() if key not in _IMPORTED}
+            yield from _validate(safe, part_model, path)
+
+
+def _validate(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[Finding]:
+    seen = set()
+    try:
+        model.model_validate(copy.deepcopy(data))  # Serve's validators write into what they are given
+    except ValidationError as error:
+        for part in error.errors():
+            path = ".".join(_within(data, part["loc"], missing=part["type"] == "missing"))
+            if path not in seen:
+                message = "missing" if part["type"] == "missing" else part["msg"].removeprefix("Value error, ")
+                yield (where + path).rstrip("."), " ".join(message.split())
+            seen.add(path)
+    except (ImportError, NotImplementedError, AttributeError, TypeError) as error:  # validators that do more than judge
+        yield where.rstrip("."), one_line(error)
+
+
+def _within(data: Any, location: tuple[int | str, ...], missing: bool) -> Iterator[str]:
+    """The part of pydantic's location that is in the data: behind it stand the names of a union's members."""
+    for part in location:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            if missing:
+                yield str(part)
+            return
+        yield str(part)
+
+
+def _items(data: dict[str, Any], key: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    part = data.get(key)
+    return ((k, item) for k, item in enumerate(part if isinstance(part, list) else []) if isinstance(item, dict))

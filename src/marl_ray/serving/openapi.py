@@ -1,0 +1,280 @@
+"""The gateway's OpenAPI 3.1 document, made of the table of routes and of pydantic models."""
+# ruff: noqa: UP013, UP035 (with a line per field the answers would take three pages; pydantic wants this TypedDict)
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import orjson
+from pydantic import TypeAdapter
+from typing_extensions import NotRequired, TypedDict
+
+from marl_ray import __version__
+from marl_ray.config import ExperimentConfig
+from marl_ray.config.run import NAME_PATTERN
+from marl_ray.experiments.states import Status, Step
+from marl_ray.experiments.statistics import Verdict
+from marl_ray.experiments.store import AuditEntry, Production
+from marl_ray.policies.bundle import Lineage
+from marl_ray.serving.acting import ACT_FIELDS, GENERATE_FIELDS, SESSION_LENGTH
+from marl_ray.serving.administration import CHANGE_FIELDS, REASON_LENGTH
+from marl_ray.serving.keys import Permission
+from marl_ray.serving.outcomes import LARGEST_OUTCOME, OUTCOME_FIELDS
+
+if TYPE_CHECKING:
+    from marl_ray.serving.routes import Route
+
+Schema = dict[str, Any]
+
+
+# fmt: off
+Problem = TypedDict("Problem", {"field": str | None, "message": str})
+Error = TypedDict("Error", {"error": Problem})
+ActAnswer = TypedDict("ActAnswer", {
+    "experiment": str, "arm": str, "epoch": int, "propensity": float, "actions": dict[str, Any],
+    "log_probs": dict[str, float], "fallback_for": NotRequired[str],
+})
+PartError = TypedDict("PartError", {"status": int, "error": Problem})
+BatchAnswer = TypedDict("BatchAnswer", {"answers": list[ActAnswer | PartError]})
+OutcomeAnswer = TypedDict("OutcomeAnswer", {"experiment": str, "arm": str, "value": float})
+ExperimentRow = TypedDict("ExperimentRow", {
+    "name": str, "endpoint": str, "status": Status, "strategy": str, "stage": int, "epoch": int, "control": str,
+    "arms": dict[str, float], "created": float,
+})
+ExperimentList = TypedDict("ExperimentList", {"experiments": list[ExperimentRow]})
+TestReport = TypedDict("TestReport", {
+    "margin": float, "alpha": float, "gain": float | None, "bound": float | None, "e_value": float | None, "proven": bool,
+})
+GuardrailReport = TypedDict("GuardrailReport", {
+    "name": str, "arm": str, "better": Literal["lower", "higher"], "n": int, "control_n": int, "mean": float | None,
+    "control_mean": float | None, "margin": float, "alpha": float, "gain": float | None, "bound": float | None,
+    "e_value": float | None, "proven": bool,
+})
+ArmReport = TypedDict("ArmReport", {
+    "bundle": str | None, "digest": str, "lineage": Lineage | None, "propensity": float, "rolled_back": bool,
+    "exposures": int, "outcomes": int, "observations": int, "mean": float | None, "variance": float | None,
+    "interval": tuple[float, float] | None,
+    # Of treatments only:
+    "difference": NotRequired[float | None], "difference_interval": NotRequired[tuple[float, float] | None],
+    "verdict": NotRequired[Verdict], "harm": NotRequired[TestReport], "promotion": NotRequired[TestReport],
+})
+DecisionReport = TypedDict("DecisionReport", {"step": Step, "arm": str | None, "reason": str})
+SampleRatio = TypedDict("SampleRatio", {"p_value": float, "alarm": bool})
+Report = TypedDict("Report", {
+    "name": str, "endpoint": str, "created": float, "status": Status, "winner": str | None, "strategy": str,
+    "randomize": str, "stages": list[float], "stage": int, "epoch": int, "control": str, "decision": DecisionReport,
+    "srm": SampleRatio, "guardrails": list[GuardrailReport], "shadow": dict[str, dict[str, float]],
+    "config": ExperimentConfig, "arms": dict[str, ArmReport],
+})
+Audit = TypedDict("Audit", {"experiment": str, "audit": list[AuditEntry]})
+# Seconds since 1970, observations until then, their mean and its bounds.
+Point = tuple[float, int, float | None, float | None, float | None]
+Curves = TypedDict("Curves", {"experiment": str, "curves": dict[str, list[Point]]})
+Changed = TypedDict("Changed", {"experiment": str, "status": Status, "epoch": int})
+Endpoint = TypedDict("Endpoint", {"experiments": list[str], "production": Production | None})
+EndpointList = TypedDict("EndpointList", {"endpoints": dict[str, Endpoint]})
+Model = TypedDict("Model", {
+    "version": str, "bundle": str, "family": str, "agents": dict[str, str], "lineage": Lineage, "arms": list[str],
+})
+ModelList = TypedDict("ModelList", {"models": list[Model]})
+Health = TypedDict("Health", {"status": Literal["ok"], "experiments": list[str]})
+# fmt: on
+
+_IDENTIFIER: Schema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
+_NUMBER: Schema = {"type": "number", "minimum": -LARGEST_OUTCOME, "maximum": LARGEST_OUTCOME}
+_REASON: Schema = {"type": "string", "minLength": 1, "maxLength": REASON_LENGTH, "description": "For the audit log."}
+_FIELDS: dict[str, Schema] = {
+    "experiment": {"type": ["string", "null"], "description": "Endpoint or experiment; optional where there is one."},
+    "session_id": _IDENTIFIER | {"description": "The unit, in printable characters; or else the header x-session-id."},
+    "cluster_id": _IDENTIFIER | {"description": "Of experiments that randomize clusters: the match, the lobby."},
+    "observations": {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#/components/schemas/Array"}},
+    "action_masks": {
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": {"enum": [0, 1, False, True]}},
+        "description": "By agent, of those observed: whether each action is allowed.",
+    },
+    "mode": {"enum": ["sample", "greedy"], "default": "sample"},
+    "prompt": {"type": "string"},
+    "max_tokens": {"type": "integer", "minimum": 1},
+    "temperature": {"type": "number", "minimum": 0},
+    "value": _NUMBER | {"description": "The session's outcome; larger is better."},
+    "metrics": {
+        "type": "object",
+        "propertyNames": {"minLength": 1, "maxLength": 100, "not": {"const": "outcome"}},
+        "additionalProperties": _NUMBER,
+        "description": "What guardrails ask for, by name.",
+    },
+    "reason": _REASON,
+    "arm": {"type": ["string", "null"], "description": "The treatment that is meant, where it could be several."},
+    "epoch": {"type": "integer", "description": "The epoch that the change was decided on; the one of now if not given."},
+}  # fmt: skip
+
+
+def _object(fields: Iterable[str], *required: str, example: Schema | None = None) -> Schema:
+    properties = {field: _FIELDS[field] for field in sorted(fields)}
+    made = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return made | ({"examples": [example]} if example is not None else {})
+
+
+_SCHEMAS: dict[str, Schema] = {
+    "Array": {
+        "anyOf": [{"type": ["number", "boolean"]}, {"type": "array", "items": {"$ref": "#/components/schemas/Array"}}]
+    },
+    "ActRequest": _object(ACT_FIELDS, "observations", example={
+        "session_id": "episode-17",
+        "observations": {"agent_0": [0, 1, 2], "agent_1": [2, 3, 4]},
+        "mode": "sample",
+    }),
+    "BatchRequest": {
+        "type": "object",
+        "properties": {"requests": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ActRequest"}}},
+        "required": ["requests"],
+        "additionalProperties": False,
+    },
+    "GenerateRequest": _object(GENERATE_FIELDS, "prompt"),
+    "OutcomeRequest": _object(OUTCOME_FIELDS, "value", example={
+        "session_id": "episode-17", "value": 0.83, "metrics": {"cost": 3},
+    }),
+    "ChangeRequest": _object(CHANGE_FIELDS, "reason", example={"reason": "players complain", "epoch": 1}),
+}  # fmt: skip
+
+
+class _Operation(NamedTuple):
+    summary: str
+    answer: Any
+    """None where it is text, or where there is none yet."""
+    problems: tuple[int, ...] = ()
+    """Statuses besides those that every operation may answer with."""
+    body: str | None = None
+    scope: Permission | None = None
+    headers: tuple[str, ...] = ()
+
+
+_ADMIN = (401, 403, 409, 429)
+_CLIENT = (401, 403, 404, 413, 429)
+_OPERATIONS = {
+    "act": _Operation(
+        "Actions for the agents observed", ActAnswer, (*_CLIENT, 503), "ActRequest", "inference", ("x-session-id", "x-arm"),
+    ),
+    "batch": _Operation(
+        "Many acts at once, each answered by itself", BatchAnswer, (401, 403, 413, 429), "BatchRequest", "inference",
+        ("x-session-id", "x-arm"),
+    ),
+    "generate": _Operation("Text of token policies", None, (*_CLIENT, 422), "GenerateRequest", "inference"),
+    "outcome": _Operation(
+        "How a session went, once", OutcomeAnswer, (*_CLIENT, 409, 503), "OutcomeRequest", "outcomes", ("x-session-id",),
+    ),
+    "endpoints": _Operation("What clients act on, and what serves it", EndpointList, (503,)),
+    "experiments": _Operation("All experiments in a few words", ExperimentList),
+    "create": _Operation("Begin an experiment", Report, (*_ADMIN, 413, 503), "ExperimentRequest", "admin"),
+    "experiment": _Operation("An experiment and what its outcomes prove", Report, (404, 503)),
+    "audit": _Operation("Every change of an experiment", Audit, (404, 503)),
+    "series": _Operation("Outcomes over time", Curves, (404, 503)),
+    "change": _Operation("Change an experiment", Changed, (*_ADMIN, 404, 413, 503), "ChangeRequest", "admin"),
+    "models": _Operation("The bundles that this replica holds", ModelList),
+    "load": _Operation("Fetch and verify a bundle ahead of its experiment", Model, _ADMIN, scope="admin"),
+    "health": _Operation("Whether this replica serves", Health),
+    "metrics": _Operation("Numbers for Prometheus, of this replica", None),
+    "document": _Operation("This document", None),
+}  # fmt: skip
+_PROBLEMS = {
+    400: "A field is unknown, missing or wrong.",
+    401: "No known key.",
+    403: "The key lacks the scope.",
+    404: "No such experiment, or no such session in it.",
+    409: "Not possible now: it exists already, is decided already, or the epoch is over.",
+    413: "Larger than the gateway's config allows.",
+    422: "The experiment's policies are of another kind.",
+    429: "The key has used up its rate.",
+    503: "The database is away, or no arm answers.",
+    504: "Not done in time.",
+}
+_TEXT: Schema = {"type": "string"}
+_PARAMETERS: dict[str, Schema] = {
+    "x-request-timeout-seconds": {"type": "number", "exclusiveMinimum": 0},
+    "x-session-id": _TEXT | {"minLength": 1, "maxLength": SESSION_LENGTH},
+    "x-arm": _TEXT | {"description": "Needs an admin key: act with this arm, outside of the experiment."},
+    "name": _TEXT | {"pattern": NAME_PATTERN},
+    "version": _TEXT | {"pattern": "^[^/]+:[^/]+$", "description": "NAME:VERSION of the model registry."},
+}
+_HEADERS: Schema = {"x-request-id": {"schema": _TEXT, "description": "The caller's own if it sent a sane one."}}
+
+
+@lru_cache(maxsize=8)
+def openapi(routes: tuple["Route", ...], base: str, keyed: bool) -> bytes:
+    """The document, as JSON. `base` is the prefix that the gateway is mounted at; `keyed` says whether it has keys."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        if not route.template.startswith("/ui"):
+            paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, keyed)
+    return orjson.dumps(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "marl-ray gateway",
+                "version": __version__,
+                "description": "Units (sessions) meet arms (bundles of policies), and tell how it went.",
+            },
+            "servers": [{"url": base or "/"}],
+            "paths": paths,
+            "components": {
+                "schemas": _SCHEMAS | _models(),
+                "parameters": {name: _parameter(name, schema) for name, schema in _PARAMETERS.items()},
+                "responses": {str(status): _problem(status) for status in _PROBLEMS},
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            },
+        }
+    )
+
+
+def _models() -> dict[str, Schema]:
+    models = [Error, ExperimentConfig, *(asked.answer for asked in _OPERATIONS.values() if asked.answer is not None)]
+    inputs: Any = [(number, "validation", TypeAdapter(model)) for number, model in enumerate(models)]
+    made = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")[1]
+    schemas: dict[str, Schema] = made["$defs"]
+    schemas["GuardrailConfig"]["required"].remove("better")  # which is known of some metrics
+    new = schemas["ExperimentConfig"]
+    parts = {"properties": new["properties"] | {"reason": _REASON}, "required": [*new["required"], "reason"]}
+    return schemas | {"ExperimentRequest": new | parts | {"title": "ExperimentRequest"}}
+
+
+def _operation(route: "Route", keyed: bool) -> dict[str, Any]:
+    kind, last = route.handler.__name__, route.template.rpartition("/")[2]
+    asked = _OPERATIONS[kind]
+    headers = _HEADERS
+    content: Schema = {"application/json": {"schema": {"type": "object"}}}
+    if kind == "metrics":
+        content = {"text/plain": {"schema": _TEXT}}
+    elif asked.answer is not None:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{asked.answer.__name__}"}}}
+    good = {"description": "Done.", "headers": headers, "content": content}
+    statuses = sorted({400, 504, *asked.problems})
+    responses = {"201" if kind == "create" else "200": good} if kind != "generate" else {}
+    path = [part.strip("{}") for part in route.template.split("/") if part.startswith("{")]
+    operation: dict[str, Any] = {
+        "operationId": last if kind == "change" else kind,
+        "summary": f"{asked.summary}: {last}" if kind == "change" else asked.summary,
+        "parameters": [
+            {"$ref": f"#/components/parameters/{name}"} for name in (*path, *asked.headers, "x-request-timeout-seconds")
+        ],
+        "responses": responses | {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
+    }
+    if asked.body is not None:
+        schema = {"$ref": f"#/components/schemas/{asked.body}"}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if asked.scope is not None:
+        operation["description"] = f"Needs a key with the scope {asked.scope!r}, where keys are configured."
+        if keyed or asked.scope == "admin":
+            operation["security"] = [{"key": []}]
+    return operation
+
+
+def _parameter(name: str, schema: Schema) -> Schema:
+    where = "header" if name.startswith("x-") else "path"
+    return {"name": name, "in": where, "required": where == "path", "schema": schema}
+
+
+def _problem(status: int) -> Schema:
+    retry = {"retry-after": {"schema": {"type": "integer"}, "description": "Seconds."}} if status in (429, 503) else {}
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {"description": _PROBLEMS[status], "headers": _HEADERS | retry, "content": content}

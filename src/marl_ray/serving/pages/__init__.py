@@ -1,0 +1,1 @@
+"""Templates, style sheet and rows of the page for people."""

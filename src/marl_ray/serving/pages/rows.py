@@ -1,0 +1,284 @@
+"""What the templates print: plain data in, texts, classes and coordinates out. Whatever is missing shows as a dash."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marl_ray.experiments.states import ALLOWED, Action
+from marl_ray.serving.charts import moment, resolution, shown, spans, towards
+
+UNKNOWN = "—"
+_COLOURS = 6
+"""Of treatments; the control has its own, and a seventh treatment the first one's with dashes."""
+_ENDS = ("promoted", "rolled_back", "stopped")
+_DOES = {
+    Action.START: "Start",
+    Action.NEXT_STAGE: "Next stage",
+    Action.PAUSE: "Pause",
+    Action.RESUME: "Resume",
+    Action.STOP: "Stop for good",
+}
+_BETTER = {"lower": "lower is better", "higher": "higher is better"}
+_LINEAGE = ("run", "steps", "seed", "code_version", "config_hash")
+
+
+def part_of(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = data.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def finite(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None
+
+
+def _interval(value: Any) -> tuple[float, float] | None:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return None
+    low, high = finite(value[0]), finite(value[1])
+    return None if low is None or high is None else (low, high)
+
+
+def text_of(value: Any) -> str:
+    return UNKNOWN if value is None or value == "" else str(value)
+
+
+def _count(value: Any) -> str:
+    number = finite(value)
+    return UNKNOWN if number is None else f"{number:,.0f}"
+
+
+def _percent(value: Any) -> str:
+    number = finite(value)
+    return UNKNOWN if number is None else f"{100 * number:.1f}\N{NARROW NO-BREAK SPACE}%"
+
+
+def _share(value: Any) -> str:
+    """A percentage in a label, with as few digits as it has."""
+    number = finite(value)
+    return UNKNOWN if number is None else f"{100 * number:.3g}\N{NARROW NO-BREAK SPACE}%"
+
+
+def _size(value: Any, step: float | None = None, sign: bool = False) -> str:
+    number = finite(value)
+    return UNKNOWN if number is None else shown(number, resolution([number]) if step is None else step, sign)
+
+
+def _bounds(interval: tuple[float, float] | None, step: float, sign: bool = False) -> str:
+    return "" if interval is None else f"{shown(interval[0], step, sign)} to {shown(interval[1], step, sign)}"
+
+
+def time_of(value: Any) -> str:
+    found = moment(finite(value))
+    return UNKNOWN if found is None else f"{found:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def control_of(report: Mapping[str, Any]) -> str | None:
+    arms = part_of(report, "arms")
+    named = report.get("control")
+    return named if named in arms else next(iter(arms), None)
+
+
+def colours_of(arms: Sequence[str], control: str | None) -> dict[str, str]:
+    """Arm -> the classes of its colour."""
+    treatments = [arm for arm in dict.fromkeys(arms) if arm != control]
+    found = {arm: f"c{k % _COLOURS + 1}{' dashed' * (k >= _COLOURS)}" for k, arm in enumerate(treatments)}
+    return found | ({control: "c0"} if control is not None else {})
+
+
+def index_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    arms = part_of(row, "arms")
+    colours = colours_of(list(arms), control_of(row))
+    stages, stage = row.get("stages"), finite(row.get("stage"))
+    many = len(stages) if isinstance(stages, list | tuple) else None
+    return {
+        "name": row["name"],
+        "endpoint": text_of(row.get("endpoint")),
+        "status": row.get("status"),
+        "stage": UNKNOWN if stage is None or many == 1 else f"{stage + 1:.0f}{f' of {many}' if many else ''}",
+        "epoch": _count(row.get("epoch")),
+        "shares": [
+            {"arm": arm, "colour": colours[arm], "share": _share(share), "width": round(100 * (finite(share) or 0), 2)}
+            for arm, share in arms.items()
+        ],
+    }
+
+
+def _stages(report: Mapping[str, Any]) -> list[str]:
+    """Labels of the steps between draft and the end."""
+    found = report.get("stages") or part_of(report, "config").get("stages")
+    strategy = report.get("strategy")
+    if strategy not in (None, "gradual") or not isinstance(found, list | tuple) or len(found) < 2:
+        return ["shadowing" if strategy == "shadow" else "running"]
+    return [_share(share) for share in found]
+
+
+def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(label, class) of the stations: `done`, `here`, `ahead`, or `skipped` where the end came before."""
+    status, stages = report["status"], _stages(report)
+    labels = ["draft", *stages, status if status in _ENDS else "promoted"]
+    stage = min(int(finite(report.get("stage")) or 0), len(stages) - 1)
+    reached = 0 if status == "draft" else 1 + stage
+    here = len(labels) - 1 if status in _ENDS else reached
+    marks = ["done" if k <= reached else "skipped" if status in _ENDS else "ahead" for k in range(len(labels))]
+    marks[here] = f"here {status}"
+    return list(zip(labels, marks, strict=True))
+
+
+def decision_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    found = part_of(report, "decision")
+    return (
+        {"step": text_of(found.get("step")), "arm": found.get("arm"), "reason": text_of(found.get("reason"))}
+        if found
+        else None
+    )
+
+
+def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
+    arms = {name: arm if isinstance(arm, Mapping) else {} for name, arm in part_of(report, "arms").items()}
+    of_means, of_gaps, gaps = [], [], {}
+    for name, arm in arms.items():
+        mean, gap, around = finite(arm.get("mean")), finite(arm.get("difference")), _interval(arm.get("interval"))
+        of_means += [value for value in (mean, *(around or ())) if value is not None]
+        between = _interval(arm.get("difference_interval"))
+        of_gaps += [value for value in (gap, *(between or ())) if value is not None]
+        if between is not None and gap is not None:
+            gaps[name] = (between[0], gap, between[1])
+    step, gap_step = resolution(of_means), resolution(of_gaps)
+    scale = spans(gaps, finite(part_of(report, "config").get("margin")) or 0.0)
+    return [
+        {
+            "name": name,
+            "colour": colours[name],
+            "control": name == control_of(report),
+            "rolled_back": bool(arm.get("rolled_back")),
+            "winner": name == report.get("winner"),
+            "traffic": _percent(arm.get("propensity")),
+            "exposures": _count(arm.get("exposures")),
+            "outcomes": _count(arm.get("outcomes")),
+            "mean": _size(arm.get("mean"), step),
+            "interval": _bounds(_interval(arm.get("interval")), step),
+            "difference": _size(arm.get("difference"), gap_step, sign=True),
+            "difference_interval": _bounds(_interval(arm.get("difference_interval")), gap_step, sign=True),
+            "span": scale.get(name),
+            "verdict": arm.get("verdict"),
+            "bundle": text_of(arm.get("bundle")),
+            "digest": text_of(arm.get("digest")),
+            "lineage": [(key, text_of(value)) for key, value in part_of(arm, "lineage").items() if key in _LINEAGE],
+        }
+        for name, arm in arms.items()
+    ]
+
+
+def harm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The tests that can roll an arm back, arm by arm: the outcome's first, then the guardrails'."""
+    rails = [rail for rail in report.get("guardrails") or () if isinstance(rail, Mapping)]
+    tests = _of_outcome(report, "harm", "alpha_rollback") + rails
+    order = list(part_of(report, "arms"))
+    tests.sort(key=lambda test: order.index(test["arm"]) if test.get("arm") in order else len(order))
+    return [_test_row(test, "<", colours) for test in tests]
+
+
+def promotion_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The tests that can promote an arm."""
+    return [_test_row(test, ">", colours) for test in _of_outcome(report, "promotion", "alpha")]
+
+
+def _of_outcome(report: Mapping[str, Any], key: str, level: str) -> list[Mapping[str, Any]]:
+    """The outcome's tests, one per treatment, in the form of a guardrail."""
+    arms, config = part_of(report, "arms"), part_of(report, "config")
+    control = part_of(arms, str(control_of(report)))
+    tests: list[Mapping[str, Any]] = []
+    for name in arms:
+        arm = part_of(arms, name)
+        found = part_of(arm, key)
+        if found:
+            means = {"mean": arm.get("mean"), "control_mean": control.get("mean")}
+            counts = {"n": _observed(arm), "control_n": _observed(control)}
+            accepted = {"margin": config.get("margin"), "alpha": config.get(level)}
+            tests.append({"name": "outcome", "better": "higher", "arm": name} | means | counts | accepted | dict(found))
+    return tests
+
+
+def _observed(arm: Mapping[str, Any]) -> Any:
+    """What the tests count: clusters or blocks where these are assigned, else outcomes."""
+    return arm.get("observations", arm.get("outcomes"))
+
+
+def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -> dict[str, Any]:
+    """One test; `wants` is on which side of -margin its bound is a proof."""
+    e_value, alpha, margin = (finite(test.get(key)) for key in ("e_value", "alpha", "margin"))
+    level = alpha if alpha is not None and 0 < alpha < 1 else None
+    means = [mean for key in ("mean", "control_mean") if (mean := finite(test.get(key))) is not None]
+    step = resolution(means)
+    return {
+        "metric": text_of(test.get("name")),
+        "better": _BETTER.get(str(test.get("better")), ""),
+        "arm": text_of(test.get("arm")),
+        "colour": colours.get(str(test.get("arm")), "c0"),
+        "mean": _size(test.get("mean"), step),
+        "control_mean": _size(test.get("control_mean"), step),
+        "n": _count(test.get("n")),
+        "control_n": _count(test.get("control_n")),
+        "gain": _size(test.get("gain"), step, sign=True),
+        "bound": _size(test.get("bound"), step, sign=True),
+        "needs": "" if margin is None else f"{wants} {0 - margin:g}".replace("-", "\N{MINUS SIGN}"),
+        "e_value": UNKNOWN if e_value is None else f"{e_value:.2f}" if e_value < 1000 else "> 1,000",
+        "needed": UNKNOWN if level is None else f"{1 / level:.3g}",
+        "width": 0 if level is None or e_value is None else round(100 * towards(e_value, level), 1),
+        "proven": bool(test.get("proven")),
+    }
+
+
+def split_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    found = part_of(report, "srm")
+    p_value = finite(found.get("p_value"))
+    p = UNKNOWN if p_value is None else f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
+    return {"p_value": p, "alarm": bool(found.get("alarm"))} if found else None
+
+
+def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
+    rows = []
+    for arm in part_of(report, "shadow"):
+        totals = part_of(report["shadow"], arm)
+        acts, seconds = finite(totals.get("acts")), finite(totals.get("seconds"))
+        decisions, agreed = finite(totals.get("decisions")), finite(totals.get("agreed"))
+        rows.append(
+            {
+                "arm": arm,
+                "colour": colours.get(arm, "c0"),
+                **{key: _count(totals.get(key)) for key in ("acts", "errors", "dropped", "decisions")},
+                "agreed": _percent(agreed / decisions) if decisions and agreed is not None else UNKNOWN,
+                "pass": f"{1000 * seconds / acts:,.1f} ms" if acts and seconds is not None else UNKNOWN,
+            }
+        )
+    return rows
+
+
+def change_row(entry: Mapping[str, Any]) -> dict[str, Any]:
+    before, after = part_of(entry, "before").get("status"), part_of(entry, "after").get("status")
+    return {
+        "at": time_of(entry.get("at")),
+        "action": text_of(entry.get("action")),
+        "arm": entry.get("arm"),
+        "before": before if before != after else None,
+        "after": after if before != after else None,
+        "actor": text_of(entry.get("actor")),
+        "reason": text_of(entry.get("reason")),
+        "epoch": _count(entry.get("epoch")),
+    }
+
+
+def actions_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be done: for each treatment, and with the whole experiment as (action, label)."""
+    allowed = {action for action in Action if report["status"] in ALLOWED[action]}
+    stage, stages = int(finite(report.get("stage")) or 0), _stages(report)
+    if stage + 1 >= len(stages):
+        allowed.discard(Action.NEXT_STAGE)
+    labels = _DOES | {Action.NEXT_STAGE: f"Next stage: {stages[min(stage + 1, len(stages) - 1)]}"}
+    arms = part_of(report, "arms")
+    left = [arm for arm in arms if arm != control_of(report) and not part_of(arms, arm).get("rolled_back")]
+    return {
+        "arms": [{"name": arm, "promote": Action.PROMOTE in allowed, "rollback": True} for arm in left],
+        "whole": [(action.value, label) for action, label in labels.items() if action in allowed],
+    }

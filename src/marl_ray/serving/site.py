@@ -1,0 +1,86 @@
+"""The page for people and the description for machines: `/ui` and `/openapi.json`."""
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from marl_ray.experiments.states import RETREATS, Action
+from marl_ray.serving import ui
+from marl_ray.serving.administration import changed, described, rows
+from marl_ray.serving.http import HTML, Request, RequestError, Response
+from marl_ray.serving.openapi import openapi
+from marl_ray.serving.report import curves
+from marl_ray.serving.router import Router
+
+if TYPE_CHECKING:
+    from marl_ray.serving.gateway import Gateway
+
+
+def _base(request: Request) -> str:
+    return str(request.scope.get("root_path") or "").rstrip("/")
+
+
+def _page(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, HTML, ui.HEADERS)
+
+
+async def document(gateway: "Gateway", request: Request) -> Response:
+    """`GET /openapi.json`."""
+    from marl_ray.serving.routes import ROUTES  # which name this function
+
+    # In a thread, as making it takes a fifth of a second; it is kept then.
+    return Response(await gateway.in_thread(openapi, ROUTES, _base(request), bool(gateway.keys.keys)))
+
+
+async def index(gateway: "Gateway", request: Request) -> Response:
+    """`GET /ui`."""
+    return _page(ui.index_page(rows(gateway), _base(request)))
+
+
+async def stylesheet(gateway: "Gateway", request: Request) -> Response:
+    """`GET /ui/style.css`."""
+    return Response(ui.stylesheet(), content_type=b"text/css; charset=utf-8")
+
+
+async def experiment(gateway: "Gateway", request: Request) -> Response:
+    """`GET /ui/experiments/{name}`."""
+    router = gateway.endpoints.experiment(request.path.split("/")[3])
+    live = request.path.count("/") == 4
+    return _page(await gateway.in_thread(_experiment_page, gateway, router, _base(request), None, {}, live))
+
+
+def _experiment_page(
+    gateway: "Gateway", router: Router, base: str, message: str | None, form: dict[str, str], live: bool = False
+) -> bytes:
+    name = router.config.name
+    audit = [asdict(entry) for entry in gateway.store.audit(name)]
+    found = curves(gateway.store.series(name), router.config)
+    return ui.experiment_page(
+        described(gateway, router), found, audit, base, message, given=form, live=live, at=time.time()
+    )
+
+
+async def change(gateway: "Gateway", request: Request) -> Response:
+    """`POST /ui/experiments/{name}/{action}`: the form's own field holds the admin key, so no site can act for a person."""
+    parts = request.path.split("/")
+    router, action, base = gateway.endpoints.experiment(parts[3]), parts[4], _base(request)
+    form: dict[str, str] = {}
+    try:
+        form = ui.parse_form(await request.body())
+        actor = gateway.keys.check_secret(form.get("key", ""), "admin")
+        gateway.limit(actor, 1)
+        data: dict[str, Any] = {"reason": form.get("reason"), "arm": form.get("arm") or None}
+        epoch = form.get("epoch", "")
+        # A form may be old: what only takes traffic away is right all the same.
+        if epoch.isdecimal() and Action(action) not in RETREATS:
+            data["epoch"] = int(epoch)
+        await changed(gateway, router, actor, action, data)
+    except RequestError as error:
+        message = f"{error.field}: {error}" if error.field else str(error)
+        if error.status in (401, 403):
+            message = "admin key: expected the secret of a key with the scope admin"
+        page = await gateway.in_thread(_experiment_page, gateway, router, base, message, form)
+        return _page(page, error.status)
+    # A fresh page: reloading it must not send the form again.
+    headers = ((b"location", f"{base}/ui/experiments/{router.config.name}".encode()),)
+    return Response(b"", 303, HTML, headers)

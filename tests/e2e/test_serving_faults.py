@@ -1,0 +1,297 @@
+"""The gateway under load while its processes are killed, and while its database is away.
+
+Clients play sessions of five acts and an outcome, repeat every request until it succeeds, and write down what they were
+told. That is then compared with the database.
+"""
+
+import hashlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from load_client import ACT, OUTCOME, Load, Sent, running
+from toy_faults import CONTROLLER, PROXY, REPLICA, OwnRay, Postgres, own_ray, postgres
+from toy_gateways import SEES, make_bundle
+
+from marl_ray.cluster.local import free_port
+from marl_ray.experiments import schema
+
+SECRET = "admin's secret"
+CONTROL, TREATMENT = "one", "four"
+REPLICAS = 2
+CUT_S = 1.0
+"""How soon after the acknowledgement of a rollback no replica exposes the arm any more."""
+QUIET_S = 2.0
+"""Load before a fault and after all is whole again."""
+AWAY_S = 10.0
+KILLS = {"replica": REPLICA, "controller": CONTROLLER, "proxy": PROXY}
+NOTICED_S = 2.0
+"""How soon after a replica's death no request is sent to it any more."""
+RECOVERY_S = 5.0
+"""How soon after the database's return no request is refused any more."""
+SPOOLED_S = 3.0
+"""When exposures that the database does not take are on disk."""
+DELIVERED_S = 30.0
+"""How soon other replicas deliver what a dead one left on disk."""
+KEPT = [f"kept{k}" for k in range(30)]
+"""Sessions that begin in the first epoch."""
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A gateway under test: for every fault an experiment `main-FAULT` and one, for the rollback, `cut-FAULT`."""
+
+    ray: OwnRay
+    config: dict[str, Any]
+    url: str
+    database: str
+
+    def load(self, fault: str) -> Load:
+        return Load(self.url, SECRET, (f"main-{fault}", f"cut-{fault}"), SEES)
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {SECRET}"}
+        answer = httpx.post(self.url + path, json=body, headers=headers, timeout=10)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def arms(self, experiment: str, sessions: Sequence[str]) -> dict[str, str]:
+        """Session -> the arm that an act of it gets now."""
+        asked = {s: {"experiment": experiment, "session_id": s, "observations": SEES} for s in sessions}
+        return {session: self.post(ACT, body)["arm"] for session, body in asked.items()}
+
+    def rows(self, table: sa.Table, experiment: str) -> dict[str, Any]:
+        """Unit -> row of the database."""
+        engine = schema.open_engine(self.database)
+        try:
+            with engine.connect() as connection:
+                found = connection.execute(sa.select(table).where(table.c.experiment == experiment))
+                return {row.unit: row for row in found}
+        finally:
+            engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory) -> Iterator[OwnRay]:
+    # By default Serve looks at its proxy every ten seconds and replaces it after three failures.
+    with own_ray(tmp_path_factory.mktemp("ray"), RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S="1") as ray:
+        yield ray
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """Serve keeps the port that it was started with."""
+    return free_port()
+
+
+def deployed(ray: OwnRay, port: int, folder: Path, database: str, faults: Sequence[str]) -> Deployed:
+    keys = [
+        {
+            "name": "ops",
+            "sha256": hashlib.sha256(SECRET.encode()).hexdigest(),
+            "scopes": ["admin", "inference", "outcomes"],
+        }
+    ]
+    (folder / "keys.yaml").write_text(json.dumps({"keys": keys}))
+    # Another test's rollback bars the bundle there; here it is an arm all the same.
+    treatment = {"bundle": make_bundle(folder, 4), "allow_rolled_back": True}
+    arms = {CONTROL: {"bundle": make_bundle(folder, 1)}, TREATMENT: treatment}
+    # Nothing is decided but by the test: for that there are never outcomes or exposures enough.
+    common = {"arms": arms, "min_outcomes": 10**6, "min_exposures": 10**6}
+    climbing = {"strategy": "gradual", "stages": [0.2, 0.6], "promotion": "manual"}
+    experiments = [{"name": f"main-{fault}", **common, **climbing} for fault in faults]
+    experiments += [{"name": f"cut-{fault}", **common, "on_rollback": "cut"} for fault in faults]
+    args = {
+        "experiments": experiments,
+        "database": database,
+        "api_keys": str(folder / "keys.yaml"),
+        "spool": str(folder / "spool"),
+        "replicas": REPLICAS,
+        "cpus_per_replica": 0.5,
+    }
+    application = {"name": "ab", "route_prefix": "/", "import_path": "marl_ray.serving.app:build", "args": args}
+    config = {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": port},
+        "applications": [application],
+    }
+    return Deployed(ray, config, ray.deploy(config)["ab"].rstrip("/"), database)
+
+
+@pytest.fixture(scope="module")
+def gateway(ray: OwnRay, port: int, tmp_path_factory) -> Deployed:
+    folder = tmp_path_factory.mktemp("sqlite")
+    return deployed(ray, port, folder, f"sqlite:///{folder}/experiments.db", (*KILLS, "crash"))
+
+
+@contextmanager
+def loaded(gateway: Deployed, fault: str) -> Iterator[list[Sent]]:
+    """Load on the fault's two experiments. The main one has reached its second epoch, in which replicas ask the database for
+    sessions that they do not know, and the other one's treatment has been rolled back under load.
+
+    Afterwards what clients were told is compared with the database.
+    """
+    main, cut = f"main-{fault}", f"cut-{fault}"
+    before = gateway.arms(main, KEPT)
+    gateway.post(f"/v1/experiments/{main}/next_stage", {"reason": "test"})
+    time.sleep(CUT_S)
+    with running(gateway.load(fault)) as requests:
+        time.sleep(QUIET_S)
+        gateway.post(f"/v1/experiments/{cut}/rollback", {"reason": "test", "arm": TREATMENT})
+        rolled_back = time.monotonic()
+        time.sleep(CUT_S + QUIET_S)
+        yield requests
+        time.sleep(QUIET_S)
+    late = [r.sent - rolled_back for r in requests if r.experiment == cut and r.path == ACT and r.arm == TREATMENT]
+    print(f"rollback: the arm's last answer was to a request sent {max(late):+.3f} s from the acknowledgement")
+    assert max(late) < CUT_S
+    assert any(r.arm == TREATMENT for r in requests if r.experiment == main and r.sent > rolled_back + CUT_S)
+    assert set(before.values()) == {CONTROL, TREATMENT}
+    for _ in range(3):  # by one replica and the other
+        assert gateway.arms(main, KEPT) == before
+    check_against_database(gateway, requests, main, cut)
+
+
+def check_against_database(gateway: Deployed, requests: Sequence[Sent], main: str, cut: str) -> None:
+    for experiment in (main, cut):
+        mine = [r for r in requests if r.experiment == experiment and r.status == 200]
+        exposures, outcomes = (gateway.rows(table, experiment) for table in (schema.exposures, schema.outcomes))
+        answered = defaultdict(set)
+        for request in mine:
+            if request.path == ACT:
+                answered[request.session].add(request.arm)
+        assert len(answered) > 20
+        # Each session that acted is exposed, and to nothing but the arm that it was told.
+        if experiment == main:
+            assert {session: {exposures[session].arm} for session in answered} == answered
+        # Each acknowledged outcome is there, with its value and for the arm that was answered; and no other is.
+        acknowledged = {r.session: (r.value, r.arm) for r in mine if r.path == OUTCOME}
+        assert acknowledged.keys() == answered.keys()
+        assert {unit: (row.value, exposures[unit].arm) for unit, row in outcomes.items()} == acknowledged
+
+
+def failures(requests: Sequence[Sent], fault: float) -> list[Sent]:
+    """Failed requests; their window, in seconds after the fault, is printed."""
+    failed = [r for r in requests if r.status != 200]
+    counts = defaultdict(list)
+    for r in failed:
+        counts[(r.path, r.status)].append(r.sent - fault)
+    for (path, status), sent in counts.items():
+        print(f"{len(sent)} x {path} {status or 'no answer'}: sent {min(sent):+.3f} to {max(sent):+.3f} s")
+    return failed
+
+
+@pytest.mark.parametrize("fault", KILLS)
+def test_a_killed_process_costs_only_the_requests_of_that_moment(gateway: Deployed, fault: str) -> None:
+    with loaded(gateway, fault) as requests:
+        victims = gateway.ray.actors(KILLS[fault])
+        assert len(victims) == (REPLICAS if fault == "replica" else 1)
+        killed = time.monotonic()
+        victims[0].kill()
+        gateway.ray.wait_until_whole(REPLICAS)
+        whole = time.monotonic()
+    print(f"{fault}: whole after {whole - killed:.1f} s, {len(requests)} requests in all")
+    failed = failures(requests, killed)
+    assert [r for r in failed if r.answered < killed] == []
+    if fault == "controller":  # no request goes through it
+        assert failed == []
+    elif fault == "replica":
+        assert [r for r in failed if r.status != 500 or r.sent > killed + NOTICED_S] == []
+    else:  # the only proxy: until there is another one nobody listens, but nothing else may go wrong
+        assert [r for r in failed if r.status != 0 or r.sent > whole] == []
+
+
+def test_a_rollback_survives_the_death_of_all_replicas_and_a_redeployment(gateway: Deployed) -> None:
+    sessions = [f"s{k}" for k in range(40)]
+    before = gateway.arms("cut-crash", sessions)
+    assert set(before.values()) == {CONTROL, TREATMENT}
+    gateway.post("/v1/experiments/cut-crash/rollback", {"reason": "test", "arm": TREATMENT})
+    victims = gateway.ray.actors(REPLICA)
+    assert len(victims) == REPLICAS
+    for victim in victims:
+        victim.kill()
+    gateway.ray.wait_until_whole(REPLICAS)
+    gateway.ray.deploy(gateway.config)
+    gateway.ray.wait_until_whole(REPLICAS)
+    after = gateway.arms("cut-crash", [*sessions, *(f"new{k}" for k in range(40))])
+    assert set(after.values()) == {CONTROL}
+    assert {
+        unit: row.arm for unit, row in gateway.rows(schema.exposures, "cut-crash").items() if unit in before
+    } == before
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[Postgres]:
+    with postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def on_postgres(ray: OwnRay, port: int, database: Postgres, tmp_path_factory) -> Deployed:
+    """Takes the place of `gateway`, whose tests come first: a Serve config is the whole truth."""
+    return deployed(ray, port, tmp_path_factory.mktemp("postgres"), database.url, ("away", "memory", "death"))
+
+
+def test_sessions_go_on_while_the_database_is_away(on_postgres: Deployed, database: Postgres) -> None:
+    with loaded(on_postgres, "away") as requests:
+        stopping = time.monotonic()
+        database.stop()
+        stopped = time.monotonic()
+        time.sleep(AWAY_S)
+        starting = time.monotonic()
+        database.start()
+        started = time.monotonic()
+        time.sleep(RECOVERY_S)
+    print(f"down at {stopped - stopping:.2f} s, up between {starting - stopping:.2f} and {started - stopping:.2f} s")
+    failed = failures(requests, stopping)
+    away = [r for r in requests if stopped < r.sent and r.answered < starting]
+    # Nobody who acts notices; no outcome is acknowledged that is not stored.
+    assert len([r for r in away if r.path == ACT]) > 100
+    assert {r.status for r in away if r.path == OUTCOME} == {503}
+    assert [r for r in failed if r.path == ACT] == []
+    assert [r for r in failed if r.status != 503 or r.answered < stopping or r.sent > started + RECOVERY_S] == []
+
+
+def test_a_session_has_its_arm_again_when_the_database_is_back(on_postgres: Deployed, database: Postgres) -> None:
+    experiment = "main-memory"
+    before = on_postgres.arms(experiment, KEPT)
+    on_postgres.post(f"/v1/experiments/{experiment}/next_stage", {"reason": "test"})
+    time.sleep(CUT_S)
+    database.stop()
+    try:
+        # The weights have changed: what a replica answers a session that another one knows, it can only guess.
+        guessed = [on_postgres.arms(experiment, KEPT) for _ in range(2)]
+    finally:
+        database.start()
+    time.sleep(RECOVERY_S)
+    print(f"{[sum(arms[s] != before[s] for s in KEPT) for arms in guessed]} of {len(KEPT)} sessions had another arm")
+    for _ in range(3):  # by one replica and the other
+        assert on_postgres.arms(experiment, KEPT) == before
+
+
+def test_exposures_outlive_a_replica_that_dies_while_the_database_is_away(
+    on_postgres: Deployed, database: Postgres
+) -> None:
+    experiment = "main-death"
+    database.stop()
+    try:
+        answered = on_postgres.arms(experiment, [f"s{k}" for k in range(60)])
+        time.sleep(SPOOLED_S)
+        on_postgres.ray.actors(REPLICA)[0].kill()
+        time.sleep(1.0)
+    finally:
+        database.start()
+    on_postgres.ray.wait_until_whole(REPLICAS)
+    deadline = time.monotonic() + DELIVERED_S
+    while (stored := on_postgres.rows(schema.exposures, experiment)).keys() != answered.keys():
+        assert time.monotonic() < deadline, f"{len(stored)} of {len(answered)} exposures after {DELIVERED_S:g} s"
+        time.sleep(0.5)
+    assert {session: row.arm for session, row in stored.items()} == answered

@@ -1,0 +1,244 @@
+"""What a look proves, what is done then, and how the API tells it."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from marl_ray.config import ExperimentConfig, parse_config
+from marl_ray.experiments.assignment import Assignment, AssignmentTable, draw
+from marl_ray.experiments.states import Action, Status, Step
+from marl_ray.experiments.store import ExperimentStore, Exposure
+from marl_ray.serving.decisions import config_of, decide, findings
+from marl_ray.serving.report import curves, describe
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ExperimentStore]:
+    store = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db")
+    yield store
+    store.close()
+
+
+def opened(store: ExperimentStore, arms: str = "ab", **more: Any) -> ExperimentConfig:
+    given = {arm: {"bundle": f"bundle-{arm}"} for arm in arms}
+    data = {"name": "exp", "arms": given, "min_outcomes": 20, "min_duration_s": 0.0, "min_exposures": 10} | more
+    config = parse_config(ExperimentConfig, data)
+    stored = config.model_dump(mode="json") | {"salt": "s", "control": arms[0], "origin": "api"}
+    for arm in arms:
+        stored["arms"][arm]["digest"] = f"digest-{arm}"
+    store.open_experiment("exp", stored)
+    return config
+
+
+def sessions(
+    store: ExperimentStore, n: int, value, cluster=lambda k: None, prefix: str = "u", at=lambda k: 0.0
+) -> None:
+    """Units that meet an arm as the store says and have an outcome `value(arm, k)` (none if that is None)."""
+    state = store.table("exp")
+    table = AssignmentTable(state.weights, state.salt, state.epoch)
+    rows = []
+    for k in range(n):
+        asked = {"cluster": cluster(k), "at": at(k), "block_s": state.block_s}
+        assignment, of = draw(table, state.randomize, f"{prefix}{k}", **asked)
+        rows.append(Exposure("exp", f"{prefix}{k}", assignment, at(k), of))
+    store.record_exposures(rows)
+    for k, row in enumerate(rows):
+        found = value(row.assignment.arm, k)
+        if found is not None:
+            store.record_outcome("exp", row.unit, found)
+
+
+def found(store: ExperimentStore, config: ExperimentConfig):
+    return findings(store, store.experiment("exp"), config)
+
+
+def test_weights_that_change_within_a_stage_are_no_mismatch(store):
+    config = opened(store, "abc", min_exposures=10**9)
+    sessions(store, 900, lambda arm, k: None)
+    record = store.experiment("exp")
+    store.change("exp", Action.ROLLBACK, epoch=record.epoch, actor="test", reason="", arm="c")
+    sessions(store, 900, lambda arm, k: None, prefix="later")
+    look = found(store, config)
+    assert look.look.shares == {1: {"a": 1, "b": 1, "c": 1}, 2: {"a": 2, "b": 1, "c": 0}}
+    assert sum(arm.exposures for arm in look.evidence.arms.values()) == 1_800
+    assert not look.srm.alarm
+    # A third of what the control should get: the weights of neither epoch.
+    table = AssignmentTable({"a": 1.0, "b": 4.0, "c": 0.0}, "s", 2)
+    store.record_exposures([Exposure("exp", f"x{k}", table.assign(f"x{k}"), 0.0) for k in range(600)])
+    assert found(store, config).srm.alarm
+    assert decide(store, config).step is Step.HOLD_SRM
+
+
+def test_a_mismatch_of_clusters_counts_clusters(store):
+    """Twenty sessions of each cluster would be a mismatch, were they twenty draws."""
+    config = opened(store, randomize="cluster")
+    chosen = {arm: [] for arm in "ab"}
+    table = AssignmentTable({"a": 1.0, "b": 1.0}, "s", 1)
+    for k in range(500):
+        chosen[table.assign(f"c{k}").arm].append(f"c{k}")
+    clusters = chosen["a"][:24] + chosen["b"][:16]
+    sessions(store, 800, lambda arm, k: None, lambda k: clusters[k // 20])
+    assert found(store, config).look.exposed == {1: {"a": 480, "b": 320}}
+    assert found(store, config).look.assigned == {1: {"a": 24, "b": 16}}
+    assert not found(store, config).srm.alarm
+
+
+@pytest.mark.parametrize("randomize", ["session", "cluster"])
+def test_a_few_bad_clusters_are_no_proof_where_clusters_are_assigned(store, randomize):
+    """The treatment's sessions are worse, but only because they are of a few matches."""
+    config = opened(store, randomize=randomize, min_exposures=10**9)
+    luck = np.random.default_rng(0).normal(size=12)
+
+    def value(arm: str, k: int) -> float:
+        return luck[k // 50] + (k % 7 - 3) / 10 - 1.0 * (arm == "b")
+
+    sessions(store, 600, value, lambda k: f"match{k // 50}")
+    decision = decide(store, config)
+    if randomize == "session":
+        assert (decision.step, decision.arm) == (Step.ROLLBACK, "b")
+    else:
+        assert decision.step is Step.HOLD
+        assert found(store, config).harm[0].treatment.n + found(store, config).harm[0].control.n == 12
+
+
+def test_a_switchback_rolls_back_on_blocks_that_are_over(store):
+    config = opened(store, randomize="switchback", block_s=60.0, washout_s=5.0, min_exposures=10**9)
+    start = math.floor((time.time() - 100 * 60) / 60) * 60.0
+
+    def value(arm: str, k: int) -> float:
+        bad = -2.0 if arm == "b" else 0.0
+        # In the first five seconds the block before is still felt.
+        return bad + (k % 5) / 5 + 10 * math.sin(k / 300) if k % 10 else 99.0
+
+    sessions(store, 1_000, value, at=lambda k: start + 6.0 * k + 0.5)
+    look = found(store, config)
+    blocks = look.harm[0]
+    assert blocks.treatment.n + blocks.control.n == 100
+    assert abs(blocks.treatment.n - blocks.control.n) <= 2  # half a pair at either end
+    assert blocks.test.gain == pytest.approx(-2.0, abs=0.5)
+    assert decide(store, config).step is Step.ROLLBACK
+    assert store.experiment("exp").state.status is Status.ROLLED_BACK
+
+
+def rail(**more: Any) -> dict[str, Any]:
+    return {"guardrails": [{"name": "error", "margin": 0.02} | more]}
+
+
+def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
+    config = opened(store, **rail())
+    sessions(store, 800, lambda arm, k: 0.0)
+    for k in range(800):
+        arm = store.assignment("exp", f"u{k}").arm
+        store.record_metrics("exp", f"u{k}", {"error": float(arm == "b" and k % 4 == 0)})
+    look = found(store, config)
+    assert (look.guardrails[0].name, look.guardrails[0].arm, look.guardrails[0].test.proven) == ("error", "b", True)
+    assert look.evidence.arms["b"].harm == "error"
+    # One client counts: the values are not 0 or 1 any more, and the looks go on.
+    state = store.table("exp")
+    store.record_exposures([Exposure("exp", "x", Assignment("a", state.epoch, 0.5), 0.0)])
+    store.record_metrics("exp", "x", {"error": 5_000.0})
+    assert not found(store, config).guardrails[0].test.proven
+
+
+def test_without_news_a_stage_still_ends_in_time(store, tmp_path):
+    config = opened(store, strategy="gradual", stages=[0.5, 0.9], min_duration_s=3_600.0)
+    sessions(store, 100, lambda arm, k: None)
+    assert decide(store, config).step is Step.HOLD
+    later = sa.create_engine(f"sqlite:///{tmp_path}/experiments.db")  # an hour passes
+    with later.begin() as connection:
+        connection.execute(sa.text("UPDATE experiments SET stage_since = stage_since - 3600"))
+    later.dispose()
+    assert decide(store, config).step is Step.NEXT_STAGE
+
+
+def test_a_promoted_arm_is_not_judged_by_what_comes_after(store):
+    """Without a control nothing more is proven, whatever the season does to the outcomes."""
+    config = opened(store, promotion="manual")
+    sessions(store, 400, lambda arm, k: float(k % 5) + (arm == "b"))
+    record = store.experiment("exp")
+    store.change("exp", Action.PROMOTE, epoch=record.epoch, actor="test", reason="")
+    sessions(store, 400, lambda arm, k: float(k % 5) - 9.0, prefix="later")
+    look = found(store, config)
+    assert look.look.units["b"].exposures > 500
+    assert not look.harm[0].test.proven and look.harm[0].test.gain == pytest.approx(1.0, abs=0.5)
+    assert decide(store, config).step is Step.HOLD
+    # Late outcomes of the experiment's own sessions still count.
+    store.record_exposures([Exposure("exp", f"x{k}", Assignment("b", 1, 0.5), 0.0) for k in range(200)])
+    for k in range(200):
+        store.record_outcome("exp", f"x{k}", -9.0)
+    assert decide(store, config).step is Step.ROLLBACK
+
+
+def told(store: ExperimentStore, config: ExperimentConfig, arms: dict | None = None) -> dict[str, Any]:
+    record = store.experiment("exp")
+    report = describe(
+        record, config_of(record), arms or {}, findings(store, record, config), store.shadow_totals("exp")
+    )
+    return json.loads(json.dumps(report, allow_nan=False))
+
+
+def test_an_experiment_without_units_can_be_told(store):
+    config = opened(store, "abc", endpoint="game", autostart=False, **rail())
+    assert config_of(store.experiment("exp")) == config.model_copy(update={"salt": "s"})
+    report = told(store, config)
+    assert (report["endpoint"], report["randomize"], report["status"], report["winner"]) == (
+        "game",
+        "session",
+        "draft",
+        None,
+    )
+    assert report["decision"] == {"step": "hold", "arm": None, "reason": "the experiment is draft"}
+    assert report["srm"] == {"p_value": 1.0, "alarm": False}
+    assert report["arms"]["b"]["verdict"] == "undecided"
+    assert {
+        report["arms"]["c"][key] for key in ("mean", "interval", "difference", "difference_interval", "lineage")
+    } == {None}
+    assert report["arms"]["c"]["digest"] == "digest-c"
+    assert "verdict" not in report["arms"]["a"]
+    assert [(one["name"], one["arm"], one["n"], one["bound"]) for one in report["guardrails"]] == [
+        ("error", "b", 0, None),
+        ("error", "c", 0, None),
+    ]
+
+
+def test_an_experiment_is_told_with_its_tests_and_intervals(store):
+    config = opened(store, guardrails=[{"name": "cost"}], stages=[0.5, 1.0], strategy="gradual")
+    rng = np.random.default_rng(4)
+    sessions(store, 600, lambda arm, k: float(rng.normal()) + (arm == "b"))
+    for k in range(600):
+        store.record_metrics("exp", f"u{k}", {"cost": float(rng.normal())})
+    store.record_shadows("exp", "r", {"b": {"acts": 3}})
+    report = told(store, config, {"b": {"digest": "full", "lineage": {"run": "r"}}})
+    b, a = report["arms"]["b"], report["arms"]["a"]
+    assert (b["digest"], b["lineage"], b["bundle"], b["propensity"]) == ("full", {"run": "r"}, "bundle-b", 0.5)
+    assert b["exposures"] + a["exposures"] == b["outcomes"] + a["outcomes"] == 600
+    assert b["verdict"] == "better" and b["difference_interval"][0] < 1.0 < b["difference_interval"][1]
+    assert b["difference_interval"][0] < b["difference"] < b["difference_interval"][1]
+    assert a["interval"][0] < 0.0 < a["interval"][1]
+    assert b["promotion"]["proven"] and b["promotion"]["e_value"] > 20 and not b["harm"]["proven"]
+    assert report["stages"] == [0.5, 1.0] and report["shadow"]["b"]["acts"] == 3
+    assert report["decision"]["step"] == "next_stage"
+    (cost,) = report["guardrails"]
+    assert (cost["better"], cost["n"], cost["control_n"]) == ("lower", b["outcomes"], a["outcomes"])
+    assert cost["gain"] == pytest.approx(cost["control_mean"] - cost["mean"])
+
+
+def test_curves_have_bounds_once_there_are_enough_outcomes_and_end_at_the_mean(store):
+    config = opened(store)
+    sessions(store, 200, lambda arm, k: float(k % 5))
+    drawn = curves(store.series("exp", 10), config)
+    assert drawn.keys() == {"a", "b"}
+    for arm, rows in drawn.items():
+        seen = found(store, config).look.summary("outcome", arm)
+        *_, (at, n, mean, low, high) = rows
+        assert (n, mean) == (seen.n, pytest.approx(seen.mean))
+        assert low < mean < high and at <= time.time() + 1
+        assert all((low is None) == (high is None) and (low is not None or n < 20) for _, n, _, low, high in rows)
+    assert curves({}, config) == {}
