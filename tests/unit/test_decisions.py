@@ -149,7 +149,7 @@ def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
 
 def test_without_news_a_stage_still_ends_in_time(store, tmp_path):
     config = opened(store, strategy="gradual", stages=[0.5, 0.9], min_duration_s=3_600.0)
-    sessions(store, 100, lambda arm, k: None)
+    sessions(store, 400, lambda arm, k: float(k % 2))
     assert decide(store, config).step is Step.HOLD
     later = sa.create_engine(f"sqlite:///{tmp_path}/experiments.db")  # an hour passes
     with later.begin() as connection:

@@ -107,7 +107,7 @@ def test_shadows_get_copies_and_are_compared(bundles, tmp_path):
             answers = await sessions(client, [f"s{k}" for k in range(10)])
             totals = app.endpoints.routers["exp"].shadows.totals
             await until(lambda: "four" in totals and totals["four"].acts == 10)
-            app.follower.look()
+            app.follower.decide()
             report = (await client.get("/v1/experiments/exp")).json()
             return answers, report, (await client.get("/metrics")).text
 

@@ -92,6 +92,7 @@ def test_a_good_arm_climbs_its_stages_and_is_promoted(bundles, tmp_path):
             assert router.state.weights == {"one": 0.5, "four": 0.5}
             for batch in range(60):
                 await play(client, [f"s{batch}-{k}" for k in range(20)], lambda arm, k: k % 3 + 4 * (arm == "four"))
+                app.follower.decide()
                 app.follower.look()
                 if router.state.status is Status.PROMOTED:
                     break
@@ -228,7 +229,7 @@ def test_without_its_database_a_gateway_goes_on_with_the_last_weights(bundles, t
                 raise StoreError("experiment store: away")
 
             with monkeypatch.context() as patch:
-                for name in ("table", "assignment", "record_exposures", "experiment"):
+                for name in ("states", "assignment", "record_exposures", "experiment"):
                     patch.setattr(type(app.store), name, away)
                 with pytest.raises(MarlRayError):
                     app.follower.look()

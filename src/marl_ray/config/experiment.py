@@ -49,7 +49,7 @@ class GuardrailConfig(Config):
     """Which direction is good. Known for the five names above, to be given for any other."""
     margin: NonNegativeFloat = 0.0
     """How much worse than the control is still accepted, in units of the metric."""
-    alpha: float = Field(0.05, gt=0, lt=1)
+    alpha: float = Field(0.05, gt=0, lt=0.5)
     """Probability of a false rollback by this guardrail, over all looks."""
     binary: bool | None = None
     """Whether the metric is 0 or 1 per unit, which has an exact test for rare events; `error` and `violation` are, when
@@ -129,9 +129,9 @@ class ExperimentConfig(Config):
     """Of `shadow`: copies of requests under way per replica; more are dropped and counted."""
     guardrails: tuple[GuardrailConfig, ...] = ()
     """What a treatment must not make worse, besides the outcome's own harm test."""
-    alpha: float = Field(0.05, gt=0, lt=1)
+    alpha: float = Field(0.05, gt=0, lt=0.5)
     """Error probability of the confidence sequences, valid at any time."""
-    alpha_rollback: float = Field(0.05, gt=0, lt=1)
+    alpha_rollback: float = Field(0.05, gt=0, lt=0.5)
     """Probability of a false rollback by the outcome's harm test, over all looks."""
     margin: PositiveFloat = 0.02
     """Non-inferiority margin in units of the outcome."""

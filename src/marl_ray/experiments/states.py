@@ -260,6 +260,8 @@ class ArmEvidence:
     """Units that met the arm since the stage began."""
     harm: str | None = None
     """What proved harm: `outcome` or a guardrail's name."""
+    tested: bool = True
+    """It has outcomes enough for the harm test to speak."""
     promotable: bool = False
     """The promotion bound holds."""
     estimate: float = 0.0
@@ -308,6 +310,9 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Decisio
         return Decision(
             Step.HOLD, state.epoch, f"{now - state.stage_since:.0f} of {plan.min_duration_s:g} s in this stage"
         )
+    untested = [arm for arm in left if record.weights[arm] > 0 and not known[arm].tested]
+    if untested:  # no proof of harm means nothing yet
+        return Decision(Step.HOLD, state.epoch, f"too few outcomes to test {', '.join(untested)} for harm")
     promotable = [arm for arm in left if known[arm].promotable]
     more = plan.stages[state.stage + 1 :]
     # Where the control gets nothing any more, the comparison cannot grow: the proof must come before.

@@ -234,6 +234,9 @@ class ExperimentStore(UnitStore):
             if sums.design != design:
                 sums, last = Sums(design), None
             with self._transaction() as connection:
+                if connection.dialect.name == "postgresql":
+                    # A fresh table has no statistics, and a nested loop over its units would take minutes.
+                    connection.execute(sa.text("SET LOCAL enable_nestloop = off"))
                 exposures, values, news = sums.read(connection, name)
                 shares = self._shares(connection, record)
             # Blocks end without any news.

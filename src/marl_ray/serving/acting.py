@@ -1,6 +1,7 @@
 """Requests for actions: `/v1/act`, and `/batch`, which is many of them."""
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -11,19 +12,24 @@ import orjson
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment import Assignment
+from marl_ray.experiments.store import StoreError
 from marl_ray.serving.cache import cache_key
 from marl_ray.serving.decision_log import Decision
 from marl_ray.serving.endpoints import current, draining, remembering
 from marl_ray.serving.http import Request, RequestError, Response, known_fields
-from marl_ray.serving.router import Router
+from marl_ray.serving.router import Assigned, Router
 
 if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
 
 SESSION_LENGTH = 256
+LOOK_UP_S = 0.5
+"""How long an act waits for the database to tell a session's arm."""
 ACT_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "observations", "action_masks", "mode"})
 
 GENERATE_FIELDS = frozenset({"experiment", "session_id", "prompt", "max_tokens", "temperature"})
+
+_log = logging.getLogger(__name__)
 
 Arrays = dict[str, np.ndarray]
 
@@ -81,22 +87,20 @@ async def answer(gateway: "Gateway", request: Request, data: Mapping[str, Any]) 
     given_masks = _masks(data, given)
     router = remembering(routers, session) if len(routers) > 1 else routers[0]
     if router is None:
-        router = current(routers, session)
+        router = current(routers, session, cluster_id)
         for older in draining(routers, router):
-            if await gateway.in_thread(older.stored, session) is not None:
+            if (await _asked(gateway, older, session))[1] is not None:
                 router = older
                 break
     forced = _override(gateway, request, router)
-    takes_part = forced is None and router.takes_part(session)
-    assignment, cluster = forced or router.with_control(), None
+    takes_part = forced is None and router.takes_part(session, cluster_id)
     if takes_part:
-        known = router.recall(session, cluster_id)
-        if known is None:
-            known = await gateway.in_thread(router.look_up, session, cluster_id)
-        assignment, cluster = known
-    observations, masks = _checked(router, assignment.arm, given, given_masks)
+        assigned = router.recall(session, cluster_id) or await _assigned(gateway, router, session, cluster_id)
+    else:
+        assigned = Assigned(forced or router.with_control())
+    observations, masks = _checked(router, assigned.assignment.arm, given, given_masks)
     # Exposed before the pass: a session whose arm then fails has met that arm all the same.
-    first, assignment = router.expose(session, assignment, cluster) if takes_part else (False, assignment)
+    first, assignment = router.expose(session, assigned) if takes_part else (False, assigned.assignment)
     meters = gateway.meters(router)
     if first:
         meters[assignment.arm].exposures.inc()
@@ -124,6 +128,32 @@ async def answer(gateway: "Gateway", request: Request, data: Mapping[str, Any]) 
     }
     # An answer of the control in its stead does not change whose session it is.
     return head | parts | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
+
+
+async def _assigned(gateway: "Gateway", router: Router, session: str, cluster_id: str | None) -> Assigned:
+    """The arm of a session that this replica does not remember for sure."""
+    answered, stored = await _asked(gateway, router, session)
+    return router.settle(session, cluster_id, stored) if answered else router.guess(session, cluster_id)
+
+
+async def _asked(gateway: "Gateway", router: Router, session: str) -> tuple[bool, Assignment | None]:
+    """Whether the database told, and the arm of the session's exposure there. One that is away or hangs is left alone for a
+    while, because acting goes on without it."""
+    ticket = gateway.look_ups.allow()
+    if not ticket:
+        return False, None
+    try:
+        async with asyncio.timeout(LOOK_UP_S):
+            stored = await gateway.in_thread(router.look_up, session, threads=gateway.look_up_threads)
+    except (StoreError, TimeoutError) as error:
+        gateway.look_ups.failure(ticket)
+        _log.error("%s: assigning without the store: %s", router.config.name, str(error) or "it does not answer")
+        return False, None
+    except BaseException:
+        gateway.look_ups.forget(ticket)
+        raise
+    gateway.look_ups.success(ticket)
+    return True, stored
 
 
 async def _acted(

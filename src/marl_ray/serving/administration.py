@@ -1,6 +1,7 @@
 """Requests of people and their tools: experiments, models, health, metrics."""
 
 import math
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from marl_ray.serving.router import LoadedExperiment, Router
 if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
 
+PLOT_S = 5.0
 REASON_LENGTH = 1_000
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
 ARM_LENGTH, REASON_LENGTH = 100, 1000
@@ -126,12 +128,19 @@ def described(gateway: "Gateway", router: Router) -> dict[str, Any]:
 async def series(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments/{name}/curves`: outcomes over time, with their confidence sequences."""
     router = gateway.endpoints.experiment(_name(request))
+    found = await gateway.in_thread(plotted, gateway, router)
+    return Response(orjson.dumps({"experiment": router.config.name, "curves": found}))
 
-    def read() -> bytes:
-        found = curves(gateway.store.series(router.config.name), router.config)
-        return orjson.dumps({"experiment": router.config.name, "curves": found})
 
-    return Response(await gateway.in_thread(read))
+def plotted(gateway: "Gateway", router: Router) -> dict[str, list[list[float | None]]]:
+    """Outcomes over time, by arm; blocks on the database. Every outcome is read for it, so pages that reload share one
+    reading for some seconds."""
+    name = router.config.name
+    at, found = gateway.plots.get(name, (-math.inf, {}))
+    if time.monotonic() - at > PLOT_S:
+        found = curves(gateway.store.series(name), router.config)
+        gateway.plots[name] = time.monotonic(), found
+    return found
 
 
 async def audit(gateway: "Gateway", request: Request) -> Response:
@@ -162,7 +171,7 @@ async def changed(gateway: "Gateway", router: Router, actor: str, action: str, d
 
     def write() -> dict[str, Any]:
         gateway.store.change(router.config.name, Action(action), epoch=epoch, actor=actor, reason=reason, arm=arm)
-        gateway.follower.look(decide_too=False)  # this replica answers by the new state from now on
+        gateway.follower.look()  # this replica answers by the new state from now on
         return {"status": router.state.status.value, "epoch": router.state.epoch}
 
     return await _tried(gateway, action, write)

@@ -103,7 +103,8 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
     for asked, bound in zip(harms, promotions, strict=True):
         mine = [asked, *(found for found in guardrails if found.arm == asked.arm)]
         proof = next((found.name for found in mine if found.test.proven), None)
-        arms[asked.arm] = ArmEvidence(exposures.get(asked.arm, 0), proof, bound.test.proven, bound.test.gain)
+        tested = min(asked.treatment.n, asked.control.n) >= config.min_outcomes
+        arms[asked.arm] = ArmEvidence(exposures.get(asked.arm, 0), proof, tested, bound.test.proven, bound.test.gain)
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
     return Findings(look, harms, guardrails, promotions, srm, Evidence(arms, srm.alarm))
 

@@ -53,11 +53,11 @@ class Endpoints:
         return ", ".join(self._served) or "none yet"
 
 
-def current(routers: Sequence[Router], unit: str) -> Router:
+def current(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Router:
     """Which of an endpoint's experiments a new unit enters: of the newest ones that run, that whose share of a layer it
     is in; else the newest that has begun."""
     for router in routers:
-        if not router.is_over and router.state.status is not Status.DRAFT and router.takes_part(unit):
+        if not router.is_over and router.state.status is not Status.DRAFT and router.takes_part(unit, cluster_id):
             return router
     return next((router for router in routers if router.state.status is not Status.DRAFT), routers[-1])
 

@@ -6,6 +6,7 @@ import random
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,8 @@ _log = logging.getLogger(__name__)
 
 
 class Follower:
-    """One thread per replica. While the database is away the last state stays in force."""
+    """Two threads per replica, so that following never waits for statistics. While the database is away the last state
+    stays in force."""
 
     def __init__(self, gateway: "Gateway"):
         self._gateway = gateway
@@ -39,27 +41,32 @@ class Follower:
         self._loading: dict[str, float] = {}
         """Experiment -> when loading it was begun."""
         self._told: dict[str, Any] = {}
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start the thread; twice is once."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
-            self._thread.start()
+        """Start the threads; twice is once."""
+        if not self._threads:
+            # Replicas look at different moments, so that one change is rarely tried by two.
+            loops = ((self.look, POLL_S, 0.0), (self.decide, DECIDE_S, random.uniform(0, DECIDE_S)))
+            self._threads = [threading.Thread(target=self._run, args=a, name="follower", daemon=True) for a in loops]
+            for thread in self._threads:
+                thread.start()
 
     def close(self) -> None:
         self._closing.set()
-        if self._thread is not None:
-            self._thread.join(CLOSE_S)
-            self._thread = None
+        for thread in self._threads:
+            thread.join(CLOSE_S)
+        self._threads = []
 
-    def look(self, decide_too: bool = True) -> None:
+    def decide(self) -> None:
+        """Look at the evidence of every experiment once."""
+        for router in self._gateway.endpoints.routers.values():
+            decide(self._gateway.store, router.config)
+            self._tell_shadows(router.config.name)
+
+    def look(self) -> None:
         """Follow every experiment once. Raises MarlRayError if the store cannot be read."""
         gateway = self._gateway
-        if decide_too:
-            for router in gateway.endpoints.routers.values():
-                decide(gateway.store, router.config)
-                self._tell_shadows(router.config.name)
         # One at a time, so that no state is followed after a later one.
         with self._looking:
             for name, state in gateway.store.states().items():
@@ -99,16 +106,12 @@ class Follower:
         else:
             self._loading.pop(name, None)
 
-    def _run(self) -> None:
+    def _run(self, step: Callable[[], None], every_s: float, pause: float) -> None:
         failing = False
-        # Replicas look at different moments, so that one change is rarely tried by two.
-        next_decision = time.monotonic() + random.uniform(0, DECIDE_S)
-        while not self._closing.wait(POLL_S):
-            due = time.monotonic() >= next_decision
-            if due:
-                next_decision = time.monotonic() + DECIDE_S
+        while not self._closing.wait(pause):
+            pause = every_s
             try:
-                self.look(due)
+                step()
                 failing = False
             except MarlRayError as error:
                 if not failing:  # one line per outage, not four per second

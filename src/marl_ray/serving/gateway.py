@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
-from marl_ray.config import ArmConfig, GatewayConfig
+from marl_ray.config import ArmConfig, BreakerConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.store import ExperimentStore, StoreError
 from marl_ray.policies.bundle import Bundle
 from marl_ray.serving.arms import ArmBatcher, load_bundles
+from marl_ray.serving.breaker import Breaker
 from marl_ray.serving.cache import make_cache
 from marl_ray.serving.decision_log import DecisionLog
 from marl_ray.serving.endpoints import Endpoints
@@ -51,6 +52,8 @@ Host = Callable[[Bundle, str, ArmConfig], Arm]
 STORE_THREADS = 4
 LOADING_S = 600.0
 """Deadline of requests that fetch bundles."""
+LOOK_UPS = BreakerConfig(failures=1, open_s=1.0, probes=1)
+"""After a look-up that failed acts do without the database for a second."""
 ACTOR = "gateway"
 
 _log = logging.getLogger(__name__)
@@ -79,9 +82,14 @@ class Gateway:
         self.endpoints = Endpoints()
         self.models: dict[str, Bundle] = {}
         """Bundles loaded ahead of any experiment, by reference into the registry, where versions never change."""
+        self.plots: dict[str, tuple[float, dict[str, list[list[float | None]]]]] = {}
+        """Experiment -> when its curves were read, and they."""
         self._host, self._noise = host, np.random.default_rng(seed)
         self._limiter = RateLimiter(config.rate_limit) if config.rate_limit else None
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
+        # Of their own, because acts must not wait behind outcomes and reports.
+        self.look_up_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-look-up")
+        self.look_ups = Breaker(LOOK_UPS)
         for part in loaded:
             self.open(part)
         self.follower = Follower(self)
@@ -99,7 +107,8 @@ class Gateway:
         self.exposures.close()
         if self.decisions is not None:
             self.decisions.close()
-        self._threads.shutdown(cancel_futures=True)
+        for threads in (self._threads, self.look_up_threads):
+            threads.shutdown(cancel_futures=True)
         self.store.close()
 
     def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: Any) -> Router:
@@ -215,7 +224,7 @@ class Gateway:
         def change() -> None:
             try:
                 self.store.change(name, Action.ROLLBACK, epoch=None, actor=ACTOR, reason=reason, arm=arm)
-                self.follower.look(decide_too=False)
+                self.follower.look()
             except MarlRayError as error:
                 _log.error("experiment %s: arm %s is not rolled back: %s", name, arm, error)
 
@@ -239,6 +248,8 @@ class Gateway:
         """One line of JSON in the log."""
         _access.warning("%s", orjson.dumps({"at": time.time(), "event": event, **fields}).decode())
 
-    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def in_thread(
+        self, function: Callable[..., T], *arguments: Any, threads: ThreadPoolExecutor | None = None
+    ) -> T:
         """Run what blocks on the database elsewhere."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(threads or self._threads, function, *arguments)

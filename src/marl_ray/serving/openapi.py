@@ -3,10 +3,10 @@
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import orjson
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
 from marl_ray import __version__
@@ -42,6 +42,7 @@ ExperimentRow = TypedDict("ExperimentRow", {
     "arms": dict[str, float], "created": float,
 })
 ExperimentList = TypedDict("ExperimentList", {"experiments": list[ExperimentRow]})
+Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
 TestReport = TypedDict("TestReport", {
     "margin": float, "alpha": float, "gain": float | None, "bound": float | None, "e_value": float | None, "proven": bool,
 })
@@ -53,9 +54,9 @@ GuardrailReport = TypedDict("GuardrailReport", {
 ArmReport = TypedDict("ArmReport", {
     "bundle": str | None, "digest": str, "lineage": Lineage | None, "propensity": float, "rolled_back": bool,
     "exposures": int, "outcomes": int, "observations": int, "mean": float | None, "variance": float | None,
-    "interval": tuple[float, float] | None,
+    "interval": Interval | None,
     # Of treatments only:
-    "difference": NotRequired[float | None], "difference_interval": NotRequired[tuple[float, float] | None],
+    "difference": NotRequired[float | None], "difference_interval": NotRequired[Interval | None],
     "verdict": NotRequired[Verdict], "harm": NotRequired[TestReport], "promotion": NotRequired[TestReport],
 })
 DecisionReport = TypedDict("DecisionReport", {"step": Step, "arm": str | None, "reason": str})
@@ -68,7 +69,7 @@ Report = TypedDict("Report", {
 })
 Audit = TypedDict("Audit", {"experiment": str, "audit": list[AuditEntry]})
 # Seconds since 1970, observations until then, their mean and its bounds.
-Point = tuple[float, int, float | None, float | None, float | None]
+Point = Annotated[list[float | None], Field(min_length=5, max_length=5)]
 Curves = TypedDict("Curves", {"experiment": str, "curves": dict[str, list[Point]]})
 Changed = TypedDict("Changed", {"experiment": str, "status": Status, "epoch": int})
 Endpoint = TypedDict("Endpoint", {"experiments": list[str], "production": Production | None})
@@ -106,7 +107,7 @@ _FIELDS: dict[str, Schema] = {
     },
     "reason": _REASON,
     "arm": {"type": ["string", "null"], "description": "The treatment that is meant, where it could be several."},
-    "epoch": {"type": "integer", "description": "The epoch that the change was decided on; the one of now if not given."},
+    "epoch": {"type": ["integer", "null"], "description": "The epoch that the change was decided on."},
 }  # fmt: skip
 
 
@@ -192,7 +193,7 @@ _PROBLEMS = {
 _TEXT: Schema = {"type": "string"}
 _PARAMETERS: dict[str, Schema] = {
     "x-request-timeout-seconds": {"type": "number", "exclusiveMinimum": 0},
-    "x-session-id": _TEXT | {"minLength": 1, "maxLength": SESSION_LENGTH},
+    "x-session-id": _TEXT | {"description": "The unit, where the body names none."},
     "x-arm": _TEXT | {"description": "Needs an admin key: act with this arm, outside of the experiment."},
     "name": _TEXT | {"pattern": NAME_PATTERN},
     "version": _TEXT | {"pattern": "^[^/]+:[^/]+$", "description": "NAME:VERSION of the model registry."},

@@ -1,15 +1,14 @@
 """One experiment inside a replica: its assignment table, the sessions it remembers, and its arms."""
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment import Assignment, AssignmentTable, draw, in_layer
 from marl_ray.experiments.states import Status
-from marl_ray.experiments.store import AssignmentState, Exposure, StoreError
+from marl_ray.experiments.store import AssignmentState, Exposure
 from marl_ray.policies.bundle import Bundle
 from marl_ray.serving.arms import Answer, Observations
 from marl_ray.serving.breaker import Breaker
@@ -19,7 +18,8 @@ from marl_ray.serving.shadow import Shadows
 REMEMBERED = 100_000
 """Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one look-up."""
 
-_log = logging.getLogger(__name__)
+OVERLAP_S = 2.0
+"""How long two replicas may assign by different tables, with some room."""
 
 
 class Arm(Protocol):
@@ -30,8 +30,14 @@ class Arm(Protocol):
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer: ...
 
 
-Assigned = tuple[Assignment, str | None]
-"""A unit's arm, and the cluster or block of time that was assigned with it (for its exposure)."""
+class Assigned(NamedTuple):
+    """A unit's arm."""
+
+    assignment: Assignment
+    cluster: str | None = None
+    """The cluster or block of time that was assigned with it, for its exposure."""
+    sure: bool = True
+    """The store knows of no other arm, as far as this replica can tell."""
 
 
 @dataclass(slots=True)
@@ -39,6 +45,10 @@ class Session:
     """What a replica knows of one unit."""
 
     assignment: Assignment
+    at: float
+    """When it was first met here, monotonic seconds."""
+    sure: bool
+    """Else the store is asked again at its next act."""
     acts: int = 0
     seconds: float = 0.0
     """Time that its acts took here."""
@@ -85,11 +95,18 @@ class Router:
             raise ValueError(f"the table has arms {sorted(state.weights)}, loaded are {sorted(self.arms)}")
         self.table = AssignmentTable(state.weights, state.salt, state.epoch)
         self.state = state
+        # Another replica may have met the same unit by the other table meanwhile, and have been the first to say so.
+        just_now = time.monotonic() - OVERLAP_S
+        for session in list(self._remembered.values()):
+            if session.at > just_now:
+                session.sure = False
 
-    def takes_part(self, unit: str) -> bool:
-        """Whether the unit is in the experiment's share of its layer; others are with the control and are not counted."""
+    def takes_part(self, unit: str, cluster_id: str | None = None) -> bool:
+        """Whether the unit is in the experiment's share of its layer, with its whole cluster where clusters are
+        randomized; others are with the control and are not counted."""
         layer = self.state.layer
-        return layer is None or in_layer(layer, self.state.layer_share, unit)
+        key = cluster_id or unit if self.config.randomize == "cluster" else unit
+        return layer is None or in_layer(layer, self.state.layer_share, key)
 
     def with_control(self) -> Assignment:
         """The control, by no draw."""
@@ -103,46 +120,56 @@ class Router:
         """The unit's arm if it is known without the database."""
         known = self._remembered.get(unit)
         if known is not None:
-            return self._standing(known.assignment), None
+            return Assigned(self._standing(known.assignment)) if known.sure else None
         if self.table.epoch > 1 or self.config.randomize == "switchback":
             return None
-        return self._drawn(unit, cluster_id)
+        return Assigned(*self._drawn(unit, cluster_id))
 
-    def look_up(self, unit: str, cluster_id: str | None) -> Assigned:
-        """The unit's arm by the store or else by the table; blocks on the database, and does without it if it is away."""
-        stored = self.stored(unit)
-        return (self._standing(stored), None) if stored is not None else self._drawn(unit, cluster_id)
+    def look_up(self, unit: str) -> Assignment | None:
+        """The arm of the unit's exposure in the store; blocks on the database, and raises StoreError."""
+        return self._log.store.assignment(self.config.name, unit)
 
-    def _drawn(self, unit: str, cluster_id: str | None) -> Assigned:
+    def settle(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> Assigned:
+        """The unit's arm when the store has been asked and knows this."""
+        known = self._remembered.get(unit)
+        if stored is not None:
+            if known is not None:
+                known.assignment, known.sure = stored, True
+            return Assigned(self._standing(stored))
+        if known is not None:  # its exposure is on its way to the store
+            return self.guess(unit, cluster_id)
+        return Assigned(*self._drawn(unit, cluster_id))
+
+    def guess(self, unit: str, cluster_id: str | None) -> Assigned:
+        """The unit's arm when the store cannot be asked."""
+        known = self._remembered.get(unit)
+        if known is not None:
+            return Assigned(self._standing(known.assignment), sure=False)
+        return Assigned(*self._drawn(unit, cluster_id), sure=False)
+
+    def _drawn(self, unit: str, cluster_id: str | None) -> tuple[Assignment, str | None]:
         """By the table of now. A unit that names no cluster is a cluster of its own."""
         config = self.config
         return draw(
             self.table, config.randomize, unit, cluster=cluster_id or unit, at=time.time(), block_s=config.block_s
         )
 
-    def stored(self, unit: str) -> Assignment | None:
-        """The arm of the unit's exposure in the store, None also if the database is away."""
-        try:
-            return self._log.store.assignment(self.config.name, unit)
-        except StoreError as error:
-            _log.error("%s: assigning without the store: %s", self.config.name, error)
-            return None
-
     def _standing(self, assignment: Assignment) -> Assignment:
         """What the unit's assignment comes to: with `on_rollback: cut` a rolled-back arm's units go on with the control."""
         state = self.state
         return self.with_control() if state.cut and assignment.arm in state.rolled_back else assignment
 
-    def expose(self, unit: str, assignment: Assignment, cluster: str | None) -> tuple[bool, Assignment]:
+    def expose(self, unit: str, assigned: Assigned) -> tuple[bool, Assignment]:
         """Note that the unit meets the arm. Returns whether that is new to this replica, and the unit's arm, which is
         the one it met before if another request was faster."""
         remembered = self._remembered.get(unit)
         if remembered is not None:
             return False, self._standing(remembered.assignment)
-        if self._log.put(Exposure(self.config.name, unit, assignment, time.time(), cluster)):
+        assignment = assigned.assignment
+        if self._log.put(Exposure(self.config.name, unit, assignment, time.time(), assigned.cluster)):
             if len(self._remembered) >= REMEMBERED:
                 del self._remembered[next(iter(self._remembered))]  # the oldest
-            self._remembered[unit] = Session(assignment)
+            self._remembered[unit] = Session(assignment, time.monotonic(), assigned.sure)
         return True, assignment
 
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from marl_ray.experiments.states import RETREATS, Action
 from marl_ray.serving import ui
-from marl_ray.serving.administration import changed, described, rows
+from marl_ray.serving.administration import changed, described, plotted, rows
 from marl_ray.serving.http import HTML, Request, RequestError, Response
 from marl_ray.serving.openapi import openapi
-from marl_ray.serving.report import curves
 from marl_ray.serving.router import Router
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def _experiment_page(
 ) -> bytes:
     name = router.config.name
     audit = [asdict(entry) for entry in gateway.store.audit(name)]
-    found = curves(gateway.store.series(name), router.config)
+    found = plotted(gateway, router)
     return ui.experiment_page(
         described(gateway, router), found, audit, base, message, given=form, live=live, at=time.time()
     )
