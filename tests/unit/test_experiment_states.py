@@ -193,7 +193,7 @@ def test_a_config_makes_the_plan():
     [
         ({"strategy": "canary"}, "strategy"),
         ({"stages": []}, "stages"),
-        ({"stages": [0.5, 0.25]}, r"stages: expected rising shares above 0 and at most 1, got \[0.5, 0.25\]"),
+        ({"stages": [0.5, 0.25]}, r"stages: expected rising shares of 1e-06 at least and 1 at most, got \[0.5, 0.25\]"),
         ({"stages": [0.0, 1.0]}, "stages: expected rising"),
         ({"stages": [0.5, 1.5]}, "stages.1"),
         ({"layer": "l", "layer_share": [0.5, 0.5]}, r"layer_share: expected low < high, got \[0.5, 0.5\)"),

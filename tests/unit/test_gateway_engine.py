@@ -212,7 +212,7 @@ def test_an_experiment_created_over_http_reaches_every_replica(bundles, tmp_path
     [
         ({"reason": ""}, 400, "reason"),
         ({"arms": {}}, 400, "arms"),
-        ({"stages": [0.5, 0.1]}, 400, "body"),
+        ({"stages": [0.5, 0.1]}, 400, "stages"),
         ({"weight": 1}, 400, "weight"),
         ({"arms": {"a": {"bundle": "/no/such/bundle"}}}, 409, "experiment"),
         ({"placement": "deployment"}, 409, "experiment"),

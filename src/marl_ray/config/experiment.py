@@ -8,7 +8,12 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from marl_ray.config.base import Config
 from marl_ray.config.run import NAME_PATTERN, Name
 
+LEAST = 1e-6
+"""Of weights and probabilities: below it floating-point arithmetic says nothing about an experiment any more."""
 Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, le=1 / LEAST)]
+Alpha = Annotated[float, Field(ge=LEAST, lt=0.5)]
+ArmName = Annotated[str, Field(min_length=1, max_length=100)]
 BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
     "outcome": "higher",
     "latency_s": "lower",
@@ -27,8 +32,8 @@ class ArmConfig(Config):
 
     bundle: str
     """Bundle folder or `models:/name/version`."""
-    weight: NonNegativeFloat = 1.0
-    """Share of the units, relative to the other arms' weights."""
+    weight: Weight = 1.0
+    """Share of the units, relative to the other arms' weights; 0, or from 1e-6 to 1e6."""
     replicas: PositiveInt = 1
     """With `placement: deployment`: replicas of the arm's own deployment."""
     cpus: NonNegativeFloat = 1.0
@@ -49,7 +54,7 @@ class GuardrailConfig(Config):
     """Which direction is good. Known for the five names above, to be given for any other."""
     margin: NonNegativeFloat = 0.0
     """How much worse than the control is still accepted, in units of the metric."""
-    alpha: float = Field(0.05, gt=0, lt=0.5)
+    alpha: Alpha = 0.05
     """Probability of a false rollback by this guardrail, over all looks."""
     binary: bool | None = None
     """Whether the metric is 0 or 1 per unit, which has an exact test for rare events; `error` and `violation` are, when
@@ -89,7 +94,7 @@ class ExperimentConfig(Config):
     name: str = Name
     endpoint: str | None = Field(None, pattern=NAME_PATTERN)
     """The name that clients act on, kept from one experiment to the next; the experiment's name when not given."""
-    arms: dict[str, ArmConfig] = Field(min_length=1)
+    arms: dict[ArmName, ArmConfig] = Field(min_length=1)
     """The first is the control. One alone is served as it is."""
     placement: Literal["replica", "deployment"] = "replica"
     """Where the arms' policies run: in every gateway replica (one hop; small policies), or each arm in a deployment of its
@@ -98,7 +103,7 @@ class ExperimentConfig(Config):
     """What is assigned to an arm: a session; all sessions of one `cluster_id` of the requests (a match, a lobby); or all
     sessions that begin in one block of time. The last two are for arms that influence each other's sessions; the
     statistics then take a cluster or block as one observation."""
-    block_s: PositiveFloat = 600.0
+    block_s: float = Field(600.0, ge=1, allow_inf_nan=False)
     """Of `switchback`: length of a block in seconds."""
     washout_s: NonNegativeFloat = 0.0
     """Of `switchback`: sessions that begin this soon after a change of block do not count."""
@@ -129,9 +134,9 @@ class ExperimentConfig(Config):
     """Of `shadow`: copies of requests under way per replica; more are dropped and counted."""
     guardrails: tuple[GuardrailConfig, ...] = ()
     """What a treatment must not make worse, besides the outcome's own harm test."""
-    alpha: float = Field(0.05, gt=0, lt=0.5)
+    alpha: Alpha = 0.05
     """Error probability of the confidence sequences, valid at any time."""
-    alpha_rollback: float = Field(0.05, gt=0, lt=0.5)
+    alpha_rollback: Alpha = 0.05
     """Probability of a false rollback by the outcome's harm test, over all looks."""
     margin: PositiveFloat = 0.02
     """Non-inferiority margin in units of the outcome."""
@@ -161,8 +166,12 @@ class ExperimentConfig(Config):
 
     @model_validator(mode="after")
     def _shares_make_sense(self) -> "ExperimentConfig":
-        if self.stages[0] <= 0 or any(after <= before for before, after in pairwise(self.stages)):
-            raise ValueError(f"stages: expected rising shares above 0 and at most 1, got {list(self.stages)}")
+        if any(0 < arm.weight < LEAST for arm in self.arms.values()):
+            raise ValueError(f"arms: expected weights of 0, or {LEAST:g} at least")
+        if not all(name.isprintable() for name in self.arms):
+            raise ValueError("arms: expected printable names")
+        if self.stages[0] < LEAST or any(after <= before for before, after in pairwise(self.stages)):
+            raise ValueError(f"stages: expected rising shares of {LEAST:g} at least and 1 at most, got {list(self.stages)}")
         low, high = self.layer_share
         if low >= high:
             raise ValueError(f"layer_share: expected low < high, got [{low:g}, {high:g})")

@@ -150,7 +150,9 @@ class Bundle:
             raise MarlRayError(f"observations.{agent}: expected {expected}") from None
         if array.shape != (space.shape or ()):
             raise MarlRayError(f"observations.{agent}: expected {expected}, got shape {list(array.shape)}")
-        if not np.isfinite(array.astype(np.float32)).all():
+        with np.errstate(over="ignore"):  # too large is infinite here
+            finite = np.isfinite(array.astype(np.float32)).all()
+        if not finite:
             raise MarlRayError(f"observations.{agent}: expected {expected}, got NaN or infinity")
         if space.dtype == np.uint8 and ((array < 0) | (array > 255)).any():
             raise MarlRayError(f"observations.{agent}: expected {expected} from 0 to 255")

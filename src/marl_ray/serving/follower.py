@@ -60,9 +60,14 @@ class Follower:
 
     def decide(self) -> None:
         """Look at the evidence of every experiment once."""
-        for router in self._gateway.endpoints.routers.values():
-            decide(self._gateway.store, router.config)
-            self._tell_shadows(router.config.name)
+        for name, router in self._gateway.endpoints.routers.items():
+            try:
+                decide(self._gateway.store, router.config)
+                self._tell_shadows(name)
+            except MarlRayError:
+                raise
+            except Exception:  # one experiment's numbers must not keep the others from being rolled back
+                _log.exception("experiment %s: its evidence cannot be judged", name)
 
     def look(self) -> None:
         """Follow every experiment once. Raises MarlRayError if the store cannot be read."""
