@@ -28,11 +28,13 @@ from serving_cluster import ARMS, Running, admin_key, gateway, make_bundles, ser
 from serving_load import ACTS, ArmLoad, latencies, milliseconds, wrk
 from serving_tables import markdown
 
-from marl_ray.experiments.assignment import AssignmentTable
+from marl_ray.experiments.assignment import Assignment, AssignmentTable
 from marl_ray.experiments.srm import sample_ratio
-from marl_ray.serving.router import REMEMBERED
+from marl_ray.serving.router import REMEMBERED, Session
 
-OPTIMIZED = ("bare", "bare_alone", "gateway", "bare_two_hops", "gateway_two_hops")
+OPTIMIZED = (
+    "bare", "bare_alone", "bare_turns", "gateway", "bare_two_hops", "bare_two_hops_turns", "gateway_two_hops"
+)  # fmt: skip
 """Applications behind HAProxy with Serve's throughput mode; `default` runs in Serve's defaults."""
 APPLICATIONS = (*OPTIMIZED, "default")
 CONNECTIONS = 32
@@ -55,15 +57,16 @@ SRM_LOOKS = 100
 
 def application(name: str, folder: Path, bundles: dict[str, str]) -> dict[str, Any]:
     """Import path and args of one of APPLICATIONS."""
-    one = {"bundle": bundles[ARMS[0]], "batched": name in ("bare", "bare_two_hops")}
+    taken = list(bundles.values())[: 2 if name.endswith("turns") else 1]
+    one = {"bundles": taken, "batched": name not in ("bare_alone", "default")}
     match name:
         case "gateway":
             return gateway(folder / name, bundles)
         case "gateway_two_hops":
             return gateway(folder / name, bundles, more={"placement": "deployment"})
-        case "bare" | "bare_alone":
+        case "bare" | "bare_alone" | "bare_turns":
             return {"import_path": "serve_apps:one_hop", "args": one}
-        case "bare_two_hops":
+        case "bare_two_hops" | "bare_two_hops_turns":
             return {"import_path": "serve_apps:two_hops", "args": one}
         case _:
             return {"import_path": "serve_apps:default", "args": one}
@@ -142,8 +145,9 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
     late = seconds >= seconds[-1] / 4
     slope, start = np.polyfit(seconds[late], rss[late], 1)
     first = seconds[late][0]
-    sessions = {f"{'0' * 8}-31-{k}": None for k in range(REMEMBERED)}
-    bound = sys.getsizeof(sessions) + sum(map(sys.getsizeof, sessions))
+    sessions = {f"{'0' * 8}-31-{k}": Session(Assignment("", 1, 0.5), 1000 + k, k / 7) for k in range(REMEMBERED)}
+    parts = (part for name, known in sessions.items() for part in (name, known, known.acts, known.seconds))
+    bound = sys.getsizeof(sessions) + sum(map(sys.getsizeof, parts))
     return {
         "requests": sent,
         "sessions": sent // ACTS,
@@ -171,7 +175,8 @@ def rollback(options: argparse.Namespace) -> dict[str, Any]:
             used = [
                 psutil.Process(pid).cpu_times().user - b for pid, b in zip(app.pids["Gateway"], before, strict=True)
             ]
-    return {"connections": CONNECTIONS, "shares_of_cpu": [u / sum(used) for u in used], "repeats": repeats}
+    shares = [u / sum(used) for u in used]
+    return {"connections": CONNECTIONS, "shares_of_cpu": shares, "closed": load.closed, "repeats": repeats}
 
 
 async def _roll_back_all(load: ArmLoad, url: str, key: str, names: tuple[str, ...]) -> list[dict[str, float]]:
@@ -195,7 +200,6 @@ async def _roll_back(load: ArmLoad, client: httpx.AsyncClient, name: str) -> dic
         return [answer.sent for answer in load.answers if answer.experiment == name and answer.arm == arm]
 
     await _until(lambda: min(len(sent_to(control)), len(sent_to(treatment))) >= SEEN, f"{SEEN} answers of each arm")
-    rate = len(load.answers) / (time.perf_counter() - started)
     decided = time.perf_counter()
     answer = await client.post(f"/v1/experiments/{name}/rollback", json={"arm": treatment, "reason": "benchmark"})
     known = time.perf_counter()
@@ -203,6 +207,7 @@ async def _roll_back(load: ArmLoad, client: httpx.AsyncClient, name: str) -> dic
         raise SystemExit(f"rollback of {name}: {answer.status_code} {answer.text}")
     await _until(lambda: time.perf_counter() - max(known, *sent_to(treatment)) > QUIET_S, f"{treatment} to fall silent")
     last = max(sent_to(treatment))
+    rate = len(load.answers) / (time.perf_counter() - started)
     return {
         "acknowledged_s": known - decided,
         "after_acknowledgement_s": max(0.0, last - known),

@@ -7,6 +7,7 @@ import secrets
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ OBSERVATIONS = 256
 """Distinct requests but for their sessions."""
 ARMS = ("control", "treatment")
 DEPLOY_S = 180.0
+SETTLE_S = 5.0
+"""HAProxy is reloaded when replicas come, a little later than they are said to run; that closes connections."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ def serving(applications: Mapping[str, Mapping[str, Any]], optimized: bool) -> I
             "applications": [{"name": name, "route_prefix": f"/{name}", **part} for name, part in applications.items()],
         }
         urls = deploy(config, ray.dashboard_url, DEPLOY_S).urls
+        time.sleep(SETTLE_S)
         pids = _pids(ray.dashboard_url)
         # `placement: deployment` makes an application of its own for every arm.
         arms = {name: found for name, part in pids.items() if name not in applications for found in part.values()}

@@ -102,31 +102,42 @@ class ArmLoad:
     observations: Path
     experiment: str
     answers: list[Acted] = field(default_factory=list)
+    closed: int = 0
+    """Connections that the server closed in place of an answer."""
 
     async def run(self, connections: int) -> None:
-        """Act until cancelled; SystemExit on any answer but 200."""
+        """Act until cancelled, each session on a connection of its own; RuntimeError on any answer but 200."""
         async with asyncio.TaskGroup() as group:
             for _ in range(connections):
                 group.create_task(self._connection())
 
     async def _connection(self) -> None:
         parts = urlsplit(self.url)
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        try:
-            for session, body in acts(self.observations):
-                experiment = self.experiment
-                named = b'{"experiment":"%b",' % experiment.encode() + body[1:]
-                sent = time.perf_counter()
-                async with asyncio.timeout(REQUEST_S):
-                    writer.write(request_bytes(self.url, named, f"Authorization: Bearer {self.key}\r\n"))
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    length = _LENGTH.search(head)
-                    answer = await reader.readexactly(int(length[1]) if length else 0)
-                if not head.startswith(b"HTTP/1.1 200"):
-                    raise RuntimeError(f"{self.url}: session {session}: {head!r} {answer!r}")
-                self.answers.append(Acted(experiment, sent, json.loads(answer)["arm"]))
-        finally:
-            writer.close()
+        for session, bodies in itertools.groupby(acts(self.observations), key=lambda act: act[0]):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            try:
+                for _, body in bodies:
+                    await self._act(reader, writer, body)
+            except asyncio.IncompleteReadError as error:
+                # A server may close a connection that is kept alive; without a byte of an answer nothing was answered.
+                if error.partial:
+                    raise RuntimeError(f"{self.url}: session {session}: {error.partial!r}") from error
+                self.closed += 1
+            finally:
+                writer.close()
+
+    async def _act(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> None:
+        experiment = self.experiment
+        named = b'{"experiment":"%b",' % experiment.encode() + body[1:]
+        sent = time.perf_counter()
+        async with asyncio.timeout(REQUEST_S):
+            writer.write(request_bytes(self.url, named, f"Authorization: Bearer {self.key}\r\n"))
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = _LENGTH.search(head)
+            answer = await reader.readexactly(int(length[1]) if length else 0)
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"{self.url}: {head!r} {answer!r}")
+        self.answers.append(Acted(experiment, sent, json.loads(answer)["arm"]))
 
 
 def milliseconds(times: list[float]) -> dict[str, float]:

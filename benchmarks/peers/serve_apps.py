@@ -1,11 +1,12 @@
-"""Serve applications that answer as the gateway does, without experiments: one bundle, no arms, no log of exposures.
+"""Serve applications that answer as the gateway does, without experiments: no assignment, no log of exposures.
 
 `benchmarks/serving.py` measures what the gateway costs beside them. Serve configs name `serve_apps:one_hop`,
-`serve_apps:two_hops` and `serve_apps:default`; `args` are `{bundle, batched}`.
+`serve_apps:two_hops` and `serve_apps:default`; `args` are `{bundles, batched}`. Several bundles take turns.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,8 @@ class Team:
 class Bare:
     """The least that an ASGI application can do with a request: read, parse, act, answer."""
 
-    def __init__(self, act: Callable[[dict[str, Any]], Awaitable[Answer]]):
-        self._act = act
+    def __init__(self, acts: Iterable[Callable[[dict[str, Any]], Awaitable[Answer]]]):
+        self._turns = itertools.cycle(acts)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -88,27 +89,27 @@ class Bare:
             body += message.get("body", b"")
             if not message.get("more_body", False):
                 break
-        answer = orjson.dumps(await self._act(orjson.loads(body)["observations"]))
+        answer = orjson.dumps(await next(self._turns)(orjson.loads(body)["observations"]))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
 
 class OneHop:
-    """The team in the ingress replica itself."""
+    """The teams in the ingress replica itself."""
 
-    def __init__(self, bundle: str, batched: bool):
-        self._app = Bare(Team(bundle, batched).act)
+    def __init__(self, bundles: list[str], batched: bool):
+        self._app = Bare([Team(bundle, batched).act for bundle in bundles])
 
     def __serve_build_asgi_app__(self) -> Bare:
         return self._app
 
 
 class TwoHops:
-    """The team in a deployment of its own, behind a raw ASGI ingress."""
+    """Each team in a deployment of its own, behind a raw ASGI ingress."""
 
-    def __init__(self, model: Any):
-        self._app = Bare(model.act.remote)
+    def __init__(self, *models: Any):
+        self._app = Bare([model.act.remote for model in models])
 
     def __serve_build_asgi_app__(self) -> Bare:
         return self._app
@@ -141,17 +142,20 @@ def _deployed(kind: type, **options: Any) -> Any:
 
 
 def one_hop(args: dict[str, Any]) -> serve.Application:
-    """HTTP -> replica with the team."""
+    """HTTP -> replica with the teams."""
     return _deployed(serve.ingress()(OneHop), name="OneHop", max_ongoing_requests=MAX_ONGOING_REQUESTS).bind(**args)
 
 
 def two_hops(args: dict[str, Any]) -> serve.Application:
-    """HTTP -> ingress replica -> replica with the team."""
-    model = _deployed(Model, max_ongoing_requests=MAX_ONGOING_REQUESTS).bind(**args)
+    """HTTP -> ingress replica -> replica with one of the teams."""
+    models = [
+        _deployed(Model, name=f"Model{k}", max_ongoing_requests=MAX_ONGOING_REQUESTS).bind(bundle, args["batched"])
+        for k, bundle in enumerate(args["bundles"])
+    ]
     ingress = _deployed(serve.ingress()(TwoHops), name="TwoHops", max_ongoing_requests=MAX_ONGOING_REQUESTS)
-    return ingress.bind(model)
+    return ingress.bind(*models)
 
 
 def default(args: dict[str, Any]) -> serve.Application:
-    """The same with Serve's own defaults: Starlette requests, five requests at a time per replica."""
-    return _deployed(Plain).bind(_deployed(Model).bind(**args))
+    """The same with Serve's own defaults: Starlette requests, five requests at a time per replica; the first team alone."""
+    return _deployed(Plain).bind(_deployed(Model).bind(args["bundles"][0], args["batched"]))

@@ -43,7 +43,7 @@ async def act(gateway: "Gateway", request: Request) -> Response:
 
 async def batch(gateway: "Gateway", request: Request) -> Response:
     """`POST /batch`: each part is answered as by `/v1/act`, or with its own status and error."""
-    key = gateway.keys.check(request.scope, "inference")
+    key = gateway.keys.check(request, "inference")
     data = await request.object(frozenset({"requests"}))
     parts, limit = data.get("requests"), gateway.config.max_batch_requests
     if not isinstance(parts, list) or not parts:
@@ -103,7 +103,7 @@ async def answer(gateway: "Gateway", request: Request, data: Mapping[str, Any]) 
     first, assignment = router.expose(session, assigned) if takes_part else (False, assigned.assignment)
     meters = gateway.meters(router)
     if first:
-        meters[assignment.arm].exposures.inc()
+        meters[assignment.arm].exposures += 1
     parts, arm = await _acted(gateway, router, session, assignment.arm, observations, mode == "greedy", masks)
     seconds = time.perf_counter() - start
     noted = router.session(session) if takes_part else None
@@ -118,8 +118,7 @@ async def answer(gateway: "Gateway", request: Request, data: Mapping[str, Any]) 
                 given, parts["actions"], parts["log_probs"], given_masks,
             )
         )  # fmt: skip
-    meters[arm].acts.inc()
-    meters[arm].seconds.observe(seconds)
+    meters[arm].observe(seconds)
     head = {
         "experiment": router.config.name,
         "arm": arm,
@@ -243,7 +242,7 @@ def _override(gateway: "Gateway", request: Request, router: Router) -> Assignmen
     arm = request.header(b"x-arm")
     if arm is None:
         return None
-    gateway.keys.check(request.scope, "admin")
+    gateway.keys.check(request, "admin")
     if arm not in router.arms:
         raise RequestError(400, "x-arm", f"expected one of {', '.join(router.arms)}")
     return Assignment(arm, router.state.epoch, 1.0)

@@ -57,7 +57,7 @@ def _interface(bundle: Bundle) -> dict[str, tuple[Any, Any]]:
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting:
     observations: Observations
     masks: Observations

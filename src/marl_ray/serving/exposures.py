@@ -25,7 +25,7 @@ from marl_ray.errors import one_line
 from marl_ray.experiments.store import ExperimentStore, Exposure, StoreError
 from marl_ray.serving.spool import Spool
 
-FLUSH_INTERVAL_S = 0.05
+FLUSH_INTERVAL_S = 0.1
 CAPACITY = 100_000
 """Exposures that may wait in memory; beyond that they are dropped, counted, and logged by the next request."""
 BATCH = 1_000

@@ -22,6 +22,7 @@ from marl_ray.policies.bundle import Bundle
 from marl_ray.serving.arms import ArmBatcher, load_bundles
 from marl_ray.serving.breaker import Breaker
 from marl_ray.serving.cache import make_cache
+from marl_ray.serving.deadlines import Deadlines
 from marl_ray.serving.decision_log import DecisionLog
 from marl_ray.serving.endpoints import Endpoints
 from marl_ray.serving.exposures import ExposureLog
@@ -34,9 +35,7 @@ from marl_ray.serving.http import (
     Response,
     Scope,
     Send,
-    request_id,
     respond,
-    route_path,
 )
 from marl_ray.serving.keys import Keys, Permission
 from marl_ray.serving.limits import RateLimiter
@@ -80,6 +79,7 @@ class Gateway:
         self.store = ExperimentStore(config.database)
         self.exposures = ExposureLog(self.store, Spool(spool_folder(config.spool, config.database), config.spool_bytes))
         self.endpoints = Endpoints()
+        self._deadlines = Deadlines()
         self.models: dict[str, Bundle] = {}
         """Bundles loaded ahead of any experiment, by reference into the registry, where versions never change."""
         self.plots: dict[str, tuple[float, dict[str, list[list[float | None]]]]] = {}
@@ -155,12 +155,11 @@ class Gateway:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.perf_counter()
-        path = route_path(scope)
-        request = Request(scope, receive, path, request_id(scope), self.config.max_body_bytes)
+        request = Request(scope, receive, self.config.max_body_bytes)
         # Metrics are labelled by route: paths are the caller's choice and would be labels without end.
         endpoint = "other"
         try:
-            route = find(path, scope["method"])
+            route = find(request.path, scope["method"])
             endpoint = route.template
             response = await self._handled(route, request)
         except ClientGoneError:
@@ -179,7 +178,7 @@ class Gateway:
                 "request",
                 request_id=request.id,
                 method=scope["method"],
-                path=path[:200],
+                path=request.path[:200],
                 status=response.status,
                 ms=round(1000 * (time.perf_counter() - start), 3),
             )
@@ -196,14 +195,13 @@ class Gateway:
             if not seconds > 0:
                 raise RequestError(400, "x-request-timeout-seconds", "expected a number of seconds above 0")
         try:
-            async with asyncio.timeout(seconds):
-                return await route.handler(self, request)
+            return await self._deadlines.run(route.handler(self, request), seconds)
         except TimeoutError:
             raise RequestError(504, None, f"no answer within {seconds:g} s") from None
 
     def admit(self, request: Request, permission: Permission) -> str:
         """The name of the request's key; RequestError 401, 403, or 429 if it has used up its rate."""
-        key = self.keys.check(request.scope, permission)
+        key = self.keys.check(request, permission)
         self.limit(key, 1)
         return key
 

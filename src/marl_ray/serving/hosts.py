@@ -4,7 +4,6 @@ An application per bundle, not a deployment inside the gateway's application: so
 policy, experiments that share a bundle share its replicas, and experiments created over HTTP can be hosted too.
 """
 
-import asyncio
 import time
 from typing import Any
 
@@ -17,6 +16,7 @@ from marl_ray.config import ArmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle, load_bundle
 from marl_ray.serving.arms import Answer, ArmBatcher, Observations
+from marl_ray.serving.deadlines import Deadlines
 
 START_S = 300.0
 """How long an arm's deployment may take to start."""
@@ -45,12 +45,14 @@ class RemoteArm:
 
     def __init__(self, bundle: Bundle, handle: DeploymentHandle, deadline_s: float):
         self.bundle = bundle
-        self._handle, self._deadline_s = handle, deadline_s
+        self._act = handle.options(method_name="act")  # once: it costs as much as a request
+        self._deadlines, self._deadline_s = Deadlines(), deadline_s
 
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
         """As `ArmBatcher.act`; TimeoutError after the deadline."""
-        async with asyncio.timeout(self._deadline_s):
-            answer: Answer = await self._handle.act.remote(observations, greedy, masks or {})
+        answer: Answer = await self._deadlines.run(
+            self._act.remote(observations, greedy, masks or {}), self._deadline_s
+        )
         return answer
 
 

@@ -4,8 +4,7 @@ import itertools
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -52,70 +51,66 @@ def route_path(scope: Scope) -> str:
     return path.rstrip("/") or "/"
 
 
-def header(scope: Scope, name: bytes) -> str | None:
-    """A request header's value by its lower-case name."""
-    for key, value in scope["headers"]:
-        if key.lower() == name:
-            return bytes(value).decode("latin-1")
-    return None
-
-
-@dataclass(slots=True)
 class Request:
     """One HTTP request, its body not read yet."""
 
-    scope: Scope
-    receive: Receive
-    path: str
-    id: str
-    max_body_bytes: int
+    __slots__ = ("_limit", "_receive", "headers", "id", "path", "root_path")
+
+    def __init__(self, scope: Scope, receive: Receive, max_body_bytes: int):
+        self._receive, self._limit = receive, max_body_bytes
+        self.path = route_path(scope)
+        self.root_path = str(scope.get("root_path") or "").rstrip("/")
+        """The prefix that the application is mounted at."""
+        # Looked at several times; of a header that comes twice the first counts.
+        self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        self.id = self._given_id() or f"{_REQUEST_IDS[0]}-{next(_REQUEST_IDS[1])}"
+        """The caller's `x-request-id` if it is a sane one, else a new one."""
+
+    def _given_id(self) -> str | None:
+        given = self.header(b"x-request-id")
+        sane = given is not None and 0 < len(given) <= 100 and given.isascii() and given.isprintable()
+        return given if sane else None
 
     def header(self, name: bytes) -> str | None:
-        return header(self.scope, name)
+        """A header's value by its lower-case name."""
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
 
     async def body(self) -> bytes:
-        return await read_body(self.scope, self.receive, self.max_body_bytes)
+        """The whole body. Raises RequestError 413 as soon as it is known to be longer than allowed."""
+        declared = self.headers.get(b"content-length")
+        # The length first: int() refuses thousands of digits.
+        if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit):
+            raise self._too_large()
+        message = await self._receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body", False):
+            parts = bytearray(body)
+            while message.get("more_body", False) and len(parts) <= self._limit:
+                message = await self._receive()
+                parts += message.get("body", b"")
+            body = bytes(parts)
+        if len(body) > self._limit:
+            raise self._too_large()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        return body
+
+    def _too_large(self) -> RequestError:
+        return RequestError(413, "body", f"expected at most {self._limit} bytes")
 
     async def object(self, known: frozenset[str]) -> dict[str, Any]:
         """The body as a JSON object with known keys only, or RequestError 400 or 413."""
         return parse_object(await self.body(), known)
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """What a handler answers."""
 
     body: bytes
     status: int = 200
     content_type: bytes = JSON
     headers: Headers = ()
-
-
-def request_id(scope: Scope) -> str:
-    """The caller's `x-request-id` if it is a sane one, else a new one."""
-    given = header(scope, b"x-request-id")
-    if given is not None and 0 < len(given) <= 100 and given.isascii() and given.isprintable():
-        return given
-    return f"{_REQUEST_IDS[0]}-{next(_REQUEST_IDS[1])}"
-
-
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole request body. Raises RequestError 413 as soon as it is known to be longer than `limit` bytes."""
-    too_large = RequestError(413, "body", f"expected at most {limit} bytes")
-    declared = header(scope, b"content-length")
-    # The length first: int() refuses thousands of digits.
-    if declared is not None and declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
-        raise too_large
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise too_large
-        if not message.get("more_body", False):
-            return bytes(body)
 
 
 def parse_object(body: bytes, known: frozenset[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from marl_ray.config import read_yaml
 from marl_ray.config.base import Config
 from marl_ray.errors import MarlRayError
-from marl_ray.serving.http import RequestError, Scope, header
+from marl_ray.serving.http import Request, RequestError
 
 Permission = Literal["inference", "outcomes", "admin"]
 ANYONE = "anyone"
@@ -45,11 +45,11 @@ class Keys:
                 where = ".".join(map(str, first["loc"]))
                 raise MarlRayError(f"api_keys: {path!r}: {where}: {first['msg']}") from error
 
-    def check(self, scope: Scope, permission: Permission) -> str:
+    def check(self, request: Request, permission: Permission) -> str:
         """The name of the key that a request shows (`authorization: Bearer KEY`), or RequestError 401 or 403."""
         if not self.keys:
             return self.check_secret("", permission) if permission == "admin" else ANYONE
-        shown = header(scope, b"authorization") or ""
+        shown = request.header(b"authorization") or ""
         kind, _, secret = shown.partition(" ")
         return self.check_secret(secret if kind.lower() == "bearer" else "", permission)
 

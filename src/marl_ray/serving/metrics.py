@@ -1,25 +1,64 @@
 """Prometheus metrics of one gateway replica."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 LATENCY_BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Ray Serve's own histograms start at 1 ms, where a small policy has long answered."""
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 OF_ARM = ("experiment", "arm")
+OF_ANSWER = ("endpoint", "status")
 
 
-@dataclass(frozen=True, slots=True)
 class ArmMeters:
-    """The hot metrics of one arm, looked up once: finding a label costs more than counting."""
+    """What is counted of an arm at every act: plain numbers, because the library's counters cost a lock each."""
 
-    exposures: Any
-    acts: Any
-    seconds: Any
+    __slots__ = ("exposures", "seconds", "total")
+
+    def __init__(self) -> None:
+        self.exposures = 0
+        self.seconds = [0] * (len(LATENCY_BUCKETS_S) + 1)
+        """Acts by bucket."""
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """An act that took this long."""
+        self.seconds[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        self.total += seconds
+
+
+class _Hot(Collector):
+    """The plain numbers, as Prometheus wants them."""
+
+    def __init__(self, arms: dict[str, dict[str, ArmMeters]], answers: dict[tuple[str, int], int]):
+        self._arms, self._answers = arms, answers
+
+    def collect(self) -> Iterator[Metric]:
+        exposures = CounterMetricFamily("marl_ray_gateway_exposures", "Sessions first seen.", labels=OF_ARM)
+        seconds = HistogramMetricFamily(
+            "marl_ray_gateway_act_seconds",
+            "Time from the request's fields to its answer, successful acts.",
+            labels=OF_ARM,
+        )
+        bounds = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
+        for experiment, arms in self._arms.items():
+            for arm, meters in arms.items():
+                exposures.add_metric([experiment, arm], meters.exposures)
+                counts = [float(count) for count in accumulate(meters.seconds)]
+                seconds.add_metric([experiment, arm], list(zip(bounds, counts, strict=True)), meters.total)
+        requests = CounterMetricFamily("marl_ray_gateway_requests", "Requests answered.", labels=OF_ANSWER)
+        errors = CounterMetricFamily("marl_ray_gateway_errors", "Of these, with 4xx or 5xx.", labels=OF_ANSWER)
+        for (endpoint, status), count in list(self._answers.items()):
+            requests.add_metric([endpoint, str(status)], count)
+            if status >= 400:
+                errors.add_metric([endpoint, str(status)], count)
+        yield from (exposures, seconds, requests, errors)
 
 
 class Metrics:
@@ -27,54 +66,33 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = self._counter("requests", "Requests answered.", "endpoint", "status")
-        self.errors = self._counter("errors", "Of these, with 4xx or 5xx.", "endpoint", "status")
-        self.exposures = self._counter("exposures", "Sessions first seen.", *OF_ARM)
-        self.acts = self._counter("acts", "Acts of an arm.", *OF_ARM)
-        self.failures = self._counter("arm_failures", "Passes of an arm that failed.", *OF_ARM)
-        self.latency = Histogram(
-            "marl_ray_gateway_act_seconds",
-            "Time from the request's fields to its answer, successful acts.",
-            OF_ARM,
-            buckets=LATENCY_BUCKETS_S,
-            registry=self.registry,
+        self._arms: dict[str, dict[str, ArmMeters]] = {}
+        self._answers: dict[tuple[str, int], int] = {}
+        self.registry.register(_Hot(self._arms, self._answers))
+        self.failures = Counter(
+            "marl_ray_gateway_arm_failures", "Passes of an arm that failed.", OF_ARM, registry=self.registry
         )
         self.circuit = self._gauge("circuit", "0 closed, 0.5 half-open, 1 open.", *OF_ARM)
         self.shadows = self._gauge("shadow", "Copies of requests: acts, errors, dropped, agreed.", *OF_ARM, "count")
         self.dropped = self._gauge("exposures_dropped", "Exposures dropped by a full queue and spool.")
         self.waiting = self._gauge("exposures_waiting", "Exposures not written to the store yet.")
         self.decisions_dropped = self._gauge("decisions_dropped", "Decisions dropped by a full queue.")
-        self._arms: dict[str, dict[str, ArmMeters]] = {}
-        self._statuses: dict[tuple[str, int], Any] = {}
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"marl_ray_gateway_{name}", text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"marl_ray_gateway_{name}", text, labels, registry=self.registry)
 
     def arms(self, experiment: str, arms: Iterable[str]) -> dict[str, ArmMeters]:
-        """Arm -> its metrics."""
+        """Arm -> its numbers; to be counted on the event loop."""
         found = self._arms.get(experiment)
         if found is None:
-            found = self._arms[experiment] = {
-                arm: ArmMeters(
-                    self.exposures.labels(experiment, arm),
-                    self.acts.labels(experiment, arm),
-                    self.latency.labels(experiment, arm),
-                )
-                for arm in arms
-            }
+            found = {arm: ArmMeters() for arm in arms}
+            self._arms[experiment] = found
         return found
 
     def count(self, endpoint: str, status: int) -> None:
         """One request answered."""
-        counter = self._statuses.get((endpoint, status))
-        if counter is None:
-            counter = self._statuses[endpoint, status] = self.requests.labels(endpoint, status)
-        counter.inc()
-        if status >= 400:
-            self.errors.labels(endpoint, status).inc()
+        key = (endpoint, status)
+        self._answers[key] = self._answers.get(key, 0) + 1
 
     def text(self) -> bytes:
         """The metrics in Prometheus' text format."""

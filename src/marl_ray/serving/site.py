@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
 
 
-def _base(request: Request) -> str:
-    return str(request.scope.get("root_path") or "").rstrip("/")
-
-
 def _page(body: bytes, status: int = 200) -> Response:
     return Response(body, status, HTML, ui.HEADERS)
 
@@ -28,12 +24,12 @@ async def document(gateway: "Gateway", request: Request) -> Response:
     from marl_ray.serving.routes import ROUTES  # which name this function
 
     # In a thread, as making it takes a fifth of a second; it is kept then.
-    return Response(await gateway.in_thread(openapi, ROUTES, _base(request), bool(gateway.keys.keys)))
+    return Response(await gateway.in_thread(openapi, ROUTES, request.root_path, bool(gateway.keys.keys)))
 
 
 async def index(gateway: "Gateway", request: Request) -> Response:
     """`GET /ui`."""
-    return _page(ui.index_page(rows(gateway), _base(request)))
+    return _page(ui.index_page(rows(gateway), request.root_path))
 
 
 async def stylesheet(gateway: "Gateway", request: Request) -> Response:
@@ -45,7 +41,7 @@ async def experiment(gateway: "Gateway", request: Request) -> Response:
     """`GET /ui/experiments/{name}`."""
     router = gateway.endpoints.experiment(request.path.split("/")[3])
     live = request.path.count("/") == 4
-    return _page(await gateway.in_thread(_experiment_page, gateway, router, _base(request), None, {}, live))
+    return _page(await gateway.in_thread(_experiment_page, gateway, router, request.root_path, None, {}, live))
 
 
 def _experiment_page(
@@ -62,7 +58,7 @@ def _experiment_page(
 async def change(gateway: "Gateway", request: Request) -> Response:
     """`POST /ui/experiments/{name}/{action}`: the form's own field holds the admin key, so no site can act for a person."""
     parts = request.path.split("/")
-    router, action, base = gateway.endpoints.experiment(parts[3]), parts[4], _base(request)
+    router, action, base = gateway.endpoints.experiment(parts[3]), parts[4], request.root_path
     form: dict[str, str] = {}
     try:
         form = ui.parse_form(await request.body())
