@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -134,8 +135,28 @@ class Bundle:
         """Agent -> policy."""
         return self.manifest.agents
 
+    @cached_property
+    def _categories(self) -> dict[str, np.ndarray]:
+        """Agent -> number of categories at each place, for observations that are nothing but categories from zero on."""
+        found = {}
+        for agent, policy in self.agents.items():
+            space = self.policies[policy].observation_space
+            if isinstance(space, spaces.MultiDiscrete) and not np.any(space.start):
+                found[agent] = space.nvec.astype(np.uint64)
+        return found
+
     def check(self, agent: str, observation: Any) -> np.ndarray:
         """One observation from outside as an array, or MarlRayError that says what was expected of the agent."""
+        categories = self._categories.get(agent)
+        if categories is not None and isinstance(observation, list):
+            # The usual case in one comparison; as unsigned, negative numbers are too large.
+            try:
+                array = np.array(observation)
+            except ValueError:
+                array = np.empty(0)
+            same = array.dtype == np.int64 and array.shape == categories.shape
+            if same and (array.view(np.uint64) < categories).all():
+                return array
         if agent not in self.agents:
             raise MarlRayError(f"observations.{agent}: unknown agent, expected one of {', '.join(self.agents)}")
         space = self.policies[self.agents[agent]].observation_space

@@ -1,5 +1,6 @@
 """The gateway on Ray Serve: all arms in one ingress replica, one hop behind the proxy."""
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,9 @@ class GatewayReplica:
             deadline_s=given.request_timeout_s / 2,
         )
         self._gateway = Gateway(given, host=make_arm)
+        # What is loaded now stays; a collection that walks through all of it would hold requests for a tenth of a second.
+        gc.collect()
+        gc.freeze()
 
     def __serve_build_asgi_app__(self) -> Gateway:
         return self._gateway
