@@ -45,7 +45,9 @@ class RemoteArm:
 
     def __init__(self, bundle: Bundle, handle: DeploymentHandle, deadline_s: float):
         self.bundle = bundle
-        self._act = handle.options(method_name="act")  # once: it costs as much as a request
+        # Once, because it costs as much as a request; and what crosses is arrays and numbers, which plain pickle (between
+        # processes of one application) packs in a fraction of cloudpickle's time.
+        self._act = handle.options(method_name="act", request_serialization="pickle", response_serialization="pickle")
         self._deadlines, self._deadline_s = Deadlines(), deadline_s
 
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
