@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from toy_gateways import AGENTS, SEES, bearer, gateway_config, make_bundle, write_keys
 
 from marl_ray.serving.gateway import Gateway
-from marl_ray.serving.http import RequestError, read_body
+from marl_ray.serving.http import Request, RequestError
 from marl_ray.serving.openapi import openapi
 from marl_ray.serving.routes import ROUTES, Route
 
@@ -372,5 +372,5 @@ def test_a_body_that_is_announced_too_long_is_not_waited_for(length):
         raise AssertionError("read")
 
     with pytest.raises(RequestError) as refused:
-        asyncio.run(read_body({"headers": [(b"content-length", length)]}, receive, 10))
+        asyncio.run(Request({"path": "/", "headers": [(b"content-length", length)]}, receive, 10).body())
     assert refused.value.status == 413
