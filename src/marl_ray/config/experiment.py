@@ -171,7 +171,9 @@ class ExperimentConfig(Config):
         if not all(name.isprintable() for name in self.arms):
             raise ValueError("arms: expected printable names")
         if self.stages[0] < LEAST or any(after <= before for before, after in pairwise(self.stages)):
-            raise ValueError(f"stages: expected rising shares of {LEAST:g} at least and 1 at most, got {list(self.stages)}")
+            raise ValueError(
+                f"stages: expected rising shares of {LEAST:g} at least and 1 at most, got {list(self.stages)}"
+            )
         low, high = self.layer_share
         if low >= high:
             raise ValueError(f"layer_share: expected low < high, got [{low:g}, {high:g})")
