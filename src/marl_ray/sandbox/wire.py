@@ -1,0 +1,79 @@
+"""What client, servers and judges send each other: payloads in sealed memory files, frames on streams."""
+
+import fcntl
+import os
+import struct
+from collections.abc import Sequence
+
+LARGEST_FRAME = 4 << 20
+"""Bytes of one value that crosses between candidate and judge."""
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_LENGTH = struct.Struct("<I")
+
+
+class Malformed(Exception):
+    """The other side broke the protocol."""
+
+
+def memory_file(name: str, parts: Sequence[bytes]) -> int:
+    """A descriptor of a read-only file in memory, at offset 0."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    for part in parts:
+        view = memoryview(part)
+        while view:
+            view = view[os.write(fd, view) :]
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def payload(*blobs: bytes) -> int:
+    """A memory file of blobs behind their sizes. The fork servers pass it on and never read it."""
+    sizes = (len(blobs), *map(len, blobs))
+    return memory_file("payload", [struct.pack(f"<{len(sizes)}Q", *sizes), *blobs])
+
+
+def read_payload(fd: int) -> list[bytes]:
+    """The inverse of `payload`."""
+    (count,) = struct.unpack("<Q", os.pread(fd, 8, 0))
+    at = 8 + 8 * count
+    blobs = []
+    for size in struct.unpack(f"<{count}Q", os.pread(fd, 8 * count, 8)):
+        blob = os.pread(fd, size, at)
+        while len(blob) < size:
+            blob += os.pread(fd, size - len(blob), at + len(blob))
+        blobs.append(blob)
+        at += size
+    return blobs
+
+
+def text(blob: bytes) -> str:
+    return blob.decode("utf-8", "surrogatepass")
+
+
+def blob(string: str) -> bytes:
+    return string.encode("utf-8", "surrogatepass")
+
+
+def _exactly(channel: int, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        chunk = os.read(channel, min(count - len(data), 1 << 20))
+        if not chunk:
+            raise EOFError
+        data += chunk
+    return data
+
+
+def send_frame(channel: int, data: bytes) -> None:
+    view = memoryview(_LENGTH.pack(len(data)) + data)
+    while view:
+        view = view[os.write(channel, view) :]
+
+
+def receive_frame(channel: int) -> bytes:
+    """One frame. EOFError when the other side is gone, `Malformed` when the frame is larger than any may be."""
+    (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
+    if length > LARGEST_FRAME:
+        raise Malformed(f"a frame of {length} bytes")
+    return _exactly(channel, length)

@@ -1,0 +1,244 @@
+"""The client's view of one worker: a fork server and, once something is judged, a judge."""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_ray.errors import MarlRayError
+from marl_ray.sandbox import child, server
+from marl_ray.sandbox.limits import Level, Limits
+
+START_S, ANSWER_S, CLOSE_S = 60.0, 10.0, 5.0
+"""Deadlines: a server's start, its answer beyond a run's own limits, its end."""
+_JUDGE_GRACE_S = 0.2
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # the same order of sets in every run
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",  # arenas of threads would use up the address space
+    "TZ": "UTC",
+}
+_SOURCE = str(Path(__file__).resolve().parents[2])
+_BOOT = "import sys; sys.path.append(sys.argv.pop()); from marl_ray.sandbox.server import main; main()"
+
+
+class Dead(Exception):
+    """A server or a judge ended or did not answer in time."""
+
+
+class Process:
+    """A server or a judge: a process with a socket to it."""
+
+    def __init__(self, role: str, folder: str, max_level: Level, warm: Sequence[str]):
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        options = {"fd": theirs.fileno(), "folder": folder, "max_level": max_level, "warm": list(warm), "role": role}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-B", "-c", _BOOT, json.dumps(options), _SOURCE],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                env=_ENVIRONMENT,
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def hello(self) -> dict[str, Any]:
+        """Its first message; MarlRayError when it cannot start."""
+        try:
+            return json.loads(self.receive(time.monotonic() + START_S))
+        except Dead:
+            text = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace").strip()
+            last = text.splitlines()[-1] if text else f"no answer in {START_S:.0f} s"
+            raise MarlRayError(f"the sandbox cannot start: {last}") from None
+
+    def receive(self, deadline: float) -> bytes:
+        if not readable([self.socket], deadline):
+            raise Dead
+        try:
+            data = self.socket.recv(4096)
+        except OSError:
+            raise Dead from None
+        if not data:
+            raise Dead
+        return data
+
+    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        try:
+            if fds:
+                socket.send_fds(self.socket, [data], list(fds))
+            else:
+                self.socket.send(data)
+        except OSError:
+            raise Dead from None
+
+    def close(self, wait_s: float) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # a fork of our process may hold a copy
+        self.socket.close()
+        self._errors.close()
+        try:
+            self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            self.process.wait(CLOSE_S)
+
+
+def readable(items: Sequence[Any], deadline: float) -> list[Any]:
+    """Which of these sockets and descriptors can be read, as soon as one can; none at the deadline."""
+    poll = select.poll()
+    numbers = {item if isinstance(item, int) else item.fileno(): item for item in items}
+    for number in numbers:
+        poll.register(number, select.POLLIN)
+    left = deadline - time.monotonic()
+    return [numbers[number] for number, _ in poll.poll(max(0, int(left * 1000) + 1))]
+
+
+@dataclass(frozen=True)
+class End:
+    """How the server saw a run end."""
+
+    why: int
+    status: int
+    wall_s: float
+    cpu_s: float
+
+    @property
+    def signal(self) -> int:
+        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
+
+    def timed_out(self, limits: Limits) -> bool:
+        cpu = limits.wall_s if limits.cpu_s is None else limits.cpu_s
+        by_rlimit = (
+            self.signal in (signal.SIGXCPU, signal.SIGKILL) and self.why == server.ENDED and self.cpu_s >= cpu - 0.1
+        )
+        return self.why == server.WALL or self.cpu_s > cpu or by_rlimit
+
+
+class Worker:
+    """One fork server and its judge; replaced when either fails."""
+
+    def __init__(self, max_level: Level, warm: Sequence[str]):
+        self._max_level, self._warm = max_level, warm
+        self._judge: Process | None = None
+        self.start()
+
+    def start(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="marl-ray-sandbox-")
+        os.chmod(self._folder, 0o711)  # the runs' own user passes through
+        self._server = Process("server", self._folder, self._max_level, self._warm)
+
+    def hello(self) -> dict[str, Any]:
+        return self._server.hello()
+
+    def close(self, wait_s: float = CLOSE_S) -> None:
+        self._server.close(wait_s)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self.drop_judge()
+
+    def drop_judge(self) -> None:
+        if self._judge:
+            self._judge.process.kill()
+            self._judge.close(CLOSE_S)
+            self._judge = None
+
+    def abandon(self) -> None:
+        """What the processes say next belongs to a run that nobody waits for: end them, and the next use replaces them."""
+        for process in (self._server, self._judge):
+            if process:
+                process.process.kill()
+                process.socket.close()
+
+    def restart(self) -> None:
+        self.close(0)
+        self.start()
+        self.hello()
+
+    def request(self, kind: bytes, limits: Limits, fds: Sequence[int]) -> None:
+        self._server.send(kind + limits.pack(), fds)
+
+    def kill_run(self) -> None:
+        self._server.send(server.KILL)
+
+    def _end(self, deadline: float) -> End:
+        why, confined, status, wall, cpu = server.REPLY.unpack(self._server.receive(deadline))
+        if not confined and why == server.ENDED:
+            raise MarlRayError("the sandbox could not confine a run on this host, and did not start it")
+        return End(why, status, wall, cpu)
+
+    def drain(self, pipes: dict[int, int], limits: Limits) -> tuple[End, dict[int, bytearray], bool]:
+        """Read pipes (descriptor: most bytes) until the run ends; a run that writes more is killed (third result)."""
+        got: dict[int, bytearray] = {fd: bytearray() for fd in pipes}
+        deadline = time.monotonic() + limits.wall_s + ANSWER_S
+        todo, flooded = set(pipes), False
+        while True:
+            ready = readable([*todo, self._server.socket], deadline)
+            if not ready:
+                raise Dead
+            for fd in todo.intersection(item for item in ready if isinstance(item, int)):
+                flooded |= not self._read(fd, got[fd], pipes[fd], todo)
+            if flooded and todo:
+                todo.clear()
+                self.kill_run()
+            if self._server.socket in ready:
+                end = self._end(deadline)
+                for fd in list(todo):  # what was written before the end
+                    while fd in todo and readable([fd], 0):
+                        flooded |= not self._read(fd, got[fd], pipes[fd], todo)
+                return end, got, flooded
+
+    @staticmethod
+    def _read(fd: int, buffer: bytearray, most: int, todo: set[int]) -> bool:
+        """Read once; False, and nothing more from this pipe, when it holds more than it may."""
+        chunk = os.read(fd, 1 << 16)
+        if not chunk:
+            todo.discard(fd)
+        buffer += chunk
+        if len(buffer) > most:
+            del buffer[most:]
+            todo.discard(fd)
+            return False
+        return True
+
+    def judged(self, program: int, tests: int, limits: Limits) -> tuple[End, str, str]:
+        """How the candidate ended, and the judge's verdict and message. Takes both descriptors."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                if self._judge is None:
+                    self._judge = Process("judge", self._folder, self._max_level, self._warm)
+                    self._judge.hello()
+                self._judge.send(str(limits.wall_s).encode(), [tests, ours.fileno()])
+                self.request(child.CALLS, limits, [program, theirs.fileno()])
+            deadline = time.monotonic() + limits.wall_s + ANSWER_S
+            judge, end = self._judge, None
+            ready = readable([judge.socket, self._server.socket], deadline)
+            if judge.socket in ready:
+                answer = json.loads(judge.receive(deadline))
+                self.kill_run()
+                return self._end(deadline), answer["verdict"], answer["message"]
+            end = self._end(deadline)
+            ours.shutdown(socket.SHUT_RDWR)  # whoever else may hold the candidate's side: its end reaches the judge
+            try:
+                answer = json.loads(judge.receive(time.monotonic() + _JUDGE_GRACE_S))
+            except Dead:
+                self.drop_judge()
+                answer = {"verdict": "timeout", "message": "the tests did not end"}
+            return end, answer["verdict"], answer["message"]

@@ -1,0 +1,214 @@
+"""Programs that mean no harm: they run as `python -c` runs them, and are judged as their tests say."""
+# ruff: noqa: E501  rows of tables
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from marl_ray.errors import MarlRayError
+from marl_ray.sandbox import Level, Limits, Pool, Status, probe
+
+if not sys.platform.startswith("linux"):
+    pytest.skip("the sandbox needs Linux", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(workers=2) as pool:
+        yield pool
+
+
+SCRIPTS = {
+    "prints": "print('a', 'b')",
+    "main": "if __name__ == '__main__': print(__name__, __builtins__.__name__)",
+    "reads lines": "import sys\nfor line in sys.stdin: print(line, end='|')",
+    "input": "print(int(input()) + int(input()))\ninput()\ninput()",
+    "stat of stdin": "import os\nprint(os.read(0, os.fstat(0).st_size))",
+    "argv": "import sys\nprint(sys.argv, sys.path[0] == '')",
+    "exit": "import sys\nprint('x')\nsys.exit(3)",
+    "exit by site": "exit()",
+    "exit with text": "raise SystemExit('sorry')",
+    "exit with none": "raise SystemExit",
+    "error": "def f():\n    return 1 / 0\nf()",
+    "chained error": "try:\n    {}['a']\nexcept KeyError:\n    int('x')",
+    "syntax error": "def f(:",
+    "atexit": "import atexit\natexit.register(print, 'late')\nprint('early')",
+    "thread": "import threading, time\ndef f():\n    time.sleep(0.05)\n    print('thread')\nthreading.Thread(target=f).start()\nprint('main')",
+    "unicode": "print('\u00fc \U0001f600')",
+    "stderr": "import sys\nprint('x', file=sys.stderr)",
+    "recursion limit": "import sys\nsys.setrecursionlimit(10000)\ndef f(n): return n and f(n - 1)\nprint(f(5000))",
+    "dataclass": "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int = 0\nprint(P(3))",
+    "asyncio": "import asyncio\nasync def f(): return 5\nprint(asyncio.run(f()))",
+    "future": "from __future__ import annotations\ndef f(x: nothing): pass\nprint(f.__annotations__)",
+    "temporary file": "import tempfile\nwith tempfile.TemporaryFile() as f:\n    f.write(b'x')\nprint('ok')",
+    "class cycle printed at the end": "class A:\n    def __del__(self): print('gone')\na = A()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs_as_the_interpreter_runs_it(pool: Pool, name: str) -> None:
+    stdin = b"1\n2\n\n"
+    ran = pool.run(SCRIPTS[name], stdin=stdin)
+    with tempfile.TemporaryFile() as file:
+        file.write(stdin)
+        file.seek(0)
+        peer = subprocess.run([sys.executable, "-c", SCRIPTS[name]], stdin=file, capture_output=True, timeout=30)
+    assert (ran.returncode, ran.stdout) == (peer.returncode, peer.stdout)
+    assert ran.stderr.splitlines()[-1:] == peer.stderr.splitlines()[-1:]
+    assert ran.stderr.count(b"Traceback") == peer.stderr.count(b"Traceback")
+    assert ran.status == (Status.EXIT if peer.returncode else Status.OK)
+
+
+def test_files_and_the_folder(pool: Pool) -> None:
+    ran = pool.run(
+        "import os, helper\nprint(sorted(os.listdir()), helper.x, open('a/b.txt').read())",
+        files={"helper.py": b"x = 5", "a/b.txt": b"text"},
+    )
+    assert ran.stdout == b"['a', 'helper.py'] 5 text\n", ran.stderr
+    assert pool.run("import os\nprint(os.listdir())").stdout == b"[]\n"
+    for path in ("/etc/x", "../x", "", "a/../../x"):
+        with pytest.raises(MarlRayError, match="files"):
+            pool.run("", files={path: b""})
+
+
+def test_the_environment_is_scrubbed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_KEY", "hidden")
+    ran = pool.run("import os\nprint(sorted(os.environ), os.getcwd() == os.environ['HOME'])")
+    assert b"SECRET_KEY" not in ran.stdout
+    assert b"True" in ran.stdout
+
+
+def test_limits_decide_the_status(pool: Pool) -> None:
+    small = Limits(wall_s=0.5, memory_bytes=200 << 20, output_bytes=100, file_bytes=1000)
+    assert pool.run("while True: pass", limits=small).status == Status.TIMEOUT
+    assert pool.run("import time\ntime.sleep(99)", limits=small).status == Status.TIMEOUT
+    assert pool.run("while True: pass", limits=Limits(wall_s=30, cpu_s=0.2)).status == Status.TIMEOUT
+    assert pool.run("x = 'a' * (1 << 30)", limits=small).status == Status.OOM
+    flood = pool.run("while True: print('x' * 50)", limits=small)
+    assert (flood.status, len(flood.stdout)) == (Status.OUTPUT_LIMIT, 100)
+    assert pool.run("import os\nos.abort()").status == Status.CRASH
+    assert (
+        b"File too large"
+        in pool.run("f = open('f', 'wb')\nf.write(b'x' * 2000)\nf.close()", limits=Limits(file_bytes=1000)).stderr
+    )
+
+
+def test_every_run_has_randomness_of_its_own_and_the_same_hashes(pool: Pool) -> None:
+    program = "import random\nprint(random.random())\nprint(hash('a'), [*{'a', 'b', 'c'}])"
+    runs = [pool.run(program).stdout.splitlines() for _ in range(4)]
+    assert len({first for first, _ in runs}) == 4
+    assert len({second for _, second in runs}) == 1
+
+
+OFFICIAL = {
+    "assert 1 + 1 == 2": "passed",
+    "assert False, 'no'": "failed: no",
+    "raise KeyError('k')": "failed: 'k'",
+    "def f(:": "failed: invalid syntax (<string>, line 1)",
+    "import sys\nsys.exit(0)": "failed: 0",
+    "raise KeyboardInterrupt": "failed: ",
+    "import os\nos._exit(0)": "timed out",
+    "while True: pass": "timed out",
+    "while True:\n    try:\n        while True: pass\n    except BaseException: pass": "timed out",
+    "import os\nos.getcwd()": "failed: 'NoneType' object is not callable",
+    "exit()": "failed: 'NoneType' object is not callable",
+    "import subprocess\nsubprocess.run(['true'])": "failed: 'NoneType' object is not callable",
+    "import resource": "failed: import of resource halted; None in sys.modules",
+    "input()": "failed: ",
+    "print('x')\nassert __name__ == 'builtins'": "passed",
+    "class E(Exception):\n    def __str__(self): raise self\nraise E": "timed out",
+    "import sys\nf = sys._getframe()\nwhile 'result' not in f.f_locals: f = f.f_back\nf.f_locals['result'].append('passed')\n1/0": "passed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", OFFICIAL)
+def test_the_official_mode_says_what_the_official_harness_says(pool: Pool, program: str) -> None:
+    assert pool.official(program, Limits(wall_s=0.7)) == OFFICIAL[program]
+
+
+JUDGED = {
+    "right": ("def f(x): return x + 1", "assert f(1) == 2", "passed"),
+    "wrong": ("def f(x): return x", "assert f(1) == 2, 'off by one'", "fail:wrong"),
+    "error": ("def f(x): return y", "assert f(1) == 2", "fail:error"),
+    "expected error": ("def f(x): raise ValueError('no')", "try: f(1)\nexcept ValueError as e: assert str(e) == 'no'", "passed"),
+    "own error class": ("class E(KeyError): pass\ndef f(x): raise E(x)", "try: f(1)\nexcept KeyError: pass", "passed"),
+    "missing": ("def g(x): return 2", "assert f(1) == 2", "fail:error"),
+    "syntax": ("def f(x: return 2", "assert f(1) == 2", "fail:error"),
+    "in place": ("def f(x):\n    x.sort()\n    x[0].append(9)", "x = [[2], [1]]\ny = x[1]\nf(x)\nassert x == [[1, 9], [2]]", "passed"),
+    "keywords": ("def f(x, *, y): y.add(x)", "s = set()\nf(1, y=s)\nassert s == {1}", "passed"),
+    "default kept": ("def f(x, seen=[]):\n    seen.append(x)\n    return len(seen)", "f(1)\nassert f(1) == 2", "passed"),
+    "types": ("def f(x): return x", "for v in (1, 1.5, 'a', b'b', (1, [2]), {1: {2}}, 1j, None): assert f(v) == v", "passed"),
+    "function as argument": ("def f(g): return g(1)", "assert f(lambda x: x) == 1", "fail:nonbuiltin"),
+    "function as result": ("def f(x): return lambda: x", "assert f(1)() == 1", "fail:nonbuiltin"),
+    "tests forgive nothing": ("def f(x): return iter([])", "try: f(1)\nexcept BaseException: pass", "fail:nonbuiltin"),
+    "main block": ("def f(x): return 1\nif __name__ == '__main__': f = None", "assert f(0) == 1", "passed"),
+    "helper of the prompt": ("def f(x): return helper(x)\ndef helper(x): return -x", "assert f(helper(1)) == 1", "passed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_candidates_are_judged(pool: Pool, name: str) -> None:
+    candidate, tests, verdict = JUDGED[name]
+    judged = pool.judge(candidate, tests, entry_point="f", setup="def helper(x): return -x")
+    assert judged.verdict == verdict, judged.message
+    assert judged.passed == (verdict == "passed")
+    assert judged.level == pool.level
+
+
+def test_tests_that_do_not_end_are_a_timeout(pool: Pool) -> None:
+    judged = pool.judge("def f(x): return x", "while f(1): pass", entry_point="f", limits=Limits(wall_s=0.5))
+    assert judged.verdict == "timeout"
+    judged = pool.judge("def f(x): return x", "f(1)\nwhile True: pass", entry_point="f", limits=Limits(wall_s=0.5))
+    assert judged.verdict == "timeout"
+    assert pool.judge("def f(x): return x", "assert f(1)", entry_point="f").passed
+
+
+def test_threads_share_the_pool(pool: Pool) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        texts = [*threads.map(lambda n: pool.run(f"print({n})").stdout, range(24))]
+    assert texts == [b"%d\n" % n for n in range(24)]
+
+
+def test_a_dead_server_is_replaced(pool: Pool) -> None:
+    for worker in pool._all:
+        worker._server.process.kill()
+    for _ in pool._all:
+        assert pool.run("print(1)").stdout == b"1\n"
+
+
+def test_an_interrupted_run_does_not_answer_for_the_next(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_execution", interrupted)
+        for _ in pool._all:
+            with pytest.raises(KeyboardInterrupt):
+                pool.run("print('old')")
+    for number in range(4):
+        assert pool.run(f"print({number})").stdout == b"%d\n" % number
+
+
+def test_closing_leaves_nothing() -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    with Pool(workers=1) as pool:
+        pool.run("open('f', 'w')")
+        pool.judge("def f(): pass", "f()", entry_point="f")
+        folder = pool._all[0]._folder
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not os.path.exists(folder)
+    with pytest.raises(MarlRayError, match="closed"):
+        pool.run("")
+
+
+def test_a_level_that_the_host_lacks_is_refused() -> None:
+    with pytest.raises(MarlRayError, match="min_level NAMESPACES: this host allows only LIMITS"):
+        Pool(workers=1, min_level=Level.NAMESPACES, max_level=Level.LIMITS)
+    with pytest.raises(MarlRayError, match="workers"):
+        Pool(workers=0)
+    assert Level.LIMITS <= probe() <= Level.NAMESPACES
