@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marl_ray.cli import serving
+from marl_ray.cli import evaluation, serving, sweep
 from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ config_app = typer.Typer(help="Inspect configs.", no_args_is_help=True)
 submit_app = typer.Typer(help="Run a command as a Ray Job on a cluster.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 serving.register(app)
+evaluation.register(app)
 app.add_typer(submit_app, name="submit")
+sweep.register(app, submit_app)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 Overrides = Annotated[

@@ -1,6 +1,7 @@
 """Run marl-ray's entry scripts as Ray Jobs: submit, follow the log, bring back the exit status."""
 
 import asyncio
+import json
 import logging
 import os
 import secrets
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from urllib.parse import urlsplit
 
 from marl_ray.config import RunConfig, config_hash, load_config
+from marl_ray.config.sweep import SweepConfig, load_sweep
 from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ _INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
 def submit(
-    kind: Literal["train"],
+    kind: Literal["train", "sweep"],
     config_path: str | Path,
     overrides: Sequence[str] = (),
     *,
@@ -53,7 +55,7 @@ def submit(
     `submission_id` a second call joins the job that the first one started. `python` is the interpreter's name in the
     cluster's image, which must have marl-ray installed.
     """
-    config = load_config(RunConfig, config_path, overrides)
+    config = _load(kind, config_path, overrides)
     if (
         urlsplit(address).hostname in LOOPBACK
         and not Path(config.storage).is_absolute()
@@ -61,7 +63,7 @@ def submit(
     ):
         # The cluster is this machine, so "here" means the same folder to both.
         overrides = [*overrides, f"storage={Path(config.storage).resolve()}"]
-        config = load_config(RunConfig, config_path, overrides)
+        config = _load(kind, config_path, overrides)
     _refuse_relative_paths(config)
     script = Path(__file__).parents[3] / "jobs" / f"{kind}.py"
     if not script.is_file():
@@ -72,7 +74,10 @@ def submit(
         shutil.copytree(
             script.parent, Path(folder, "jobs"), ignore=lambda _, names: {n for n in names if n[-3:] != ".py"}
         )
-        shutil.copyfile(config_path, Path(folder, "config.yaml"))
+        if isinstance(config, SweepConfig):  # its file may name its run's, which stays here
+            Path(folder, "config.yaml").write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)))
+        else:
+            shutil.copyfile(config_path, Path(folder, "config.yaml"))
         return run_job(
             client,
             shlex.join([python, f"jobs/{kind}.py", "config.yaml", *overrides]),
@@ -81,6 +86,10 @@ def submit(
             metadata={"kind": kind, "run": config.name, "config_hash": config_hash(config)},
             timeout_s=timeout_s,
         )
+
+
+def _load(kind: str, path: str | Path, overrides: Sequence[str]) -> RunConfig | SweepConfig:
+    return load_sweep(path, overrides) if kind == "sweep" else load_config(RunConfig, path, overrides)
 
 
 def connect(address: str) -> "JobSubmissionClient":
@@ -264,10 +273,11 @@ def _exit_status(info: "JobDetails") -> int:
     return 128 - code if code < 0 else code or 1
 
 
-def _refuse_relative_paths(config: RunConfig) -> None:
+def _refuse_relative_paths(config: RunConfig | SweepConfig) -> None:
     """A job runs in a temporary folder of its own, where relative files are missing and results are lost."""
-    paths = {"storage": config.storage, "tracking.uri": config.tracking.uri}
-    paths |= {f"team.{name}.bundle": policy.bundle for name, policy in config.team.items()}
+    run = config.example() if isinstance(config, SweepConfig) else config
+    paths = {"storage": config.storage, "tracking.uri": run.tracking.uri}
+    paths |= {f"team.{name}.bundle": policy.bundle for name, policy in run.team.items()}
     for key, path in paths.items():
         local = (path or "/").removeprefix("sqlite:///")
         if not local.startswith(("/", "models:/")) and "://" not in local:

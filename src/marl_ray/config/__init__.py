@@ -1,6 +1,7 @@
 """Typed configs. Importing this package loads pydantic and YAML only, never torch or Ray."""
 
 from marl_ray.config.algorithms import COMMON_KNOBS, SPECS, AlgorithmName, Spec
+from marl_ray.config.evaluation import CodeRewardConfig
 from marl_ray.config.experiment import (
     ArmConfig,
     BreakerConfig,
@@ -35,6 +36,7 @@ __all__ = [
     "BreakerConfig",
     "CacheConfig",
     "CheckpointConfig",
+    "CodeRewardConfig",
     "ConstraintConfig",
     "CostConfig",
     "EnvConfig",

@@ -30,8 +30,11 @@ def save(folder: Path, learners: dict[str, Learner], state: dict[str, Any], envs
         (folder / "state.json").write_text(json.dumps(whole))
 
 
-def load(folder: Path, learners: dict[str, Learner]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Restore the learners from `folder`; returns the run's state and the environment copies of all workers."""
+def load(folder: Path, learners: dict[str, Learner], own_hyper: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Restore the learners from `folder`; returns the run's state and the environment copies of all workers.
+
+    An optimiser's state and a learner's hold hyper-parameters too. With `own_hyper` the learners keep their own.
+    """
     sharded = _sharded(learners)
     dcp.load(sharded, storage_reader=dcp.FileSystemReader(folder / WEIGHTS))
     for name, learner in learners.items():
@@ -42,6 +45,8 @@ def load(folder: Path, learners: dict[str, Learner]) -> tuple[dict[str, Any], di
     state = json.loads((folder / "state.json").read_text())
     for name, learner in learners.items():
         learner.load_state(state["learners"][name])
+        if own_hyper:
+            learner.apply_hyper()
     envs: dict[str, Any] = {}
     for path in folder.glob("envs-*.json"):
         envs |= json.loads(path.read_text())

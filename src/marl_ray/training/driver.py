@@ -90,7 +90,7 @@ def train(config: RunConfig) -> Outcome:
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.util.queue import Queue
 
-    use_gpu = _check_capacity(config)
+    use_gpu = check_capacity(config)
     filesystem, folder = _filesystem(config)
     record = _claim(config, filesystem, folder)
     tracker = Tracker(config, record.get("mlflow_run_id"))
@@ -127,7 +127,7 @@ def train(config: RunConfig) -> Outcome:
         status = "FINISHED"
         return outcome
     except ray.train.TrainingFailedError as error:
-        raise MarlRayError(f"run {config.name!r} failed: {_cause(error)}") from error
+        raise MarlRayError(f"run {config.name!r} failed: {cause(error)}") from error
     except KeyboardInterrupt:
         status = "KILLED"
         raise
@@ -185,7 +185,7 @@ class _Rows:
             self.rows, self.sent = [], time.monotonic()
 
 
-def _check_capacity(config: RunConfig) -> bool:
+def check_capacity(config: RunConfig) -> bool:
     """Whether to use GPUs; raises MarlRayError if the cluster can never hold the workers, however it scales."""
     import ray
     from ray._private.state import state
@@ -357,7 +357,7 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
     )
 
 
-def _cause(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
     """The first line of what went wrong in a worker, not of the wrappers around it."""
     failures = getattr(error, "worker_failures", None)
     if failures:

@@ -40,6 +40,9 @@ from marl_ray.training.collectives import total, totals, world
 from marl_ray.training.cuts import Cut, Shape, minibatches
 from marl_ray.trajectories import Trajectories
 
+LEARNED = ("value", "first_moment", "second_moment", "updates", "integral", "error", "costs")
+"""Fields of a multiplier that are state; the others are its settings."""
+
 
 class Learner:
     """Trains one policy; holds a plain copy of it for the rollout, refreshed after every update."""
@@ -86,6 +89,7 @@ class Learner:
         actor = list(self.model.actor.parameters()) if by_gradient else []
         critics = [parameter for critic in self.model.critics for parameter in critic.parameters()]
         groups = ((actor, hyper.lr), (critics, hyper.critic_lr or hyper.lr))
+        self.rates = [rate for params, rate in groups if params]
         self.optimizer = torch.optim.Adam(
             [{"params": params, "lr": rate, "initial_lr": rate} for params, rate in groups if params],
             eps=hyper.adam_eps,
@@ -320,6 +324,24 @@ class Learner:
         self.entropy_coef, self.kl_coef = state["entropy_coef"], state["kl_coef"]
         self.decisions_per_episode = state["decisions_per_episode"]
         self.refresh_rollout_model()
+
+    def apply_hyper(self) -> None:
+        """Put this learner's hyper-parameters over those that came with a loaded state. What a controller has learned
+        (multipliers, coefficients with a target) stays as it came."""
+        hyper = self.hyper
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group |= {"lr": rate, "initial_lr": rate, "eps": hyper.adam_eps}
+        if hyper.entropy_target is None:
+            self.entropy_coef = hyper.entropy_coef
+        if hyper.kl_target is None:
+            self.kl_coef = hyper.kl_coef
+        start = self.algorithm.multiplier
+        if start is not None:
+            fresh = [start(hyper, budget) for budget in self.budgets]
+            self.multipliers = tuple(
+                replace(new, **{key: value for key, value in vars(old).items() if key in LEARNED})
+                for new, old in zip(fresh, self.multipliers, strict=True)
+            )
 
 
 def _mean(found: Tensor) -> float:

@@ -51,6 +51,86 @@ class Clock:
         return {"steps_per_second": steps / whole, **shares, "time/other": max(0.0, 1 - sum(shares.values()))}
 
 
+class Run:
+    """A run on this worker, an iteration at a time; the process group is up, and every worker makes the same calls."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        device: torch.device,
+        resume_from: Path | None,
+        emit: Callable[[Metrics], None],
+        run_id: str | None = None,
+        own_hyper: bool = False,
+    ):
+        """`emit` gets each epoch's metrics of a warm start. `own_hyper`: the checkpoint is of a run with other
+        hyper-parameters; its weights and optimiser state are taken, and this config's hyper-parameters count."""
+        torch.set_num_threads(config.resources.threads_per_worker)
+        self.config = config
+        self.rank, workers = world()
+        mesh = init_device_mesh(device.type, (workers,))
+        mixed = config.resources.mixed_precision
+        self.env = make_env(config.env, config.constraints)
+        self.team = build_team(config, self.env, mesh, mixed == "bf16" or (mixed == "auto" and device.type == "cuda"))
+        self.state, envs = _fresh_state(run_id), None
+        if resume_from is not None:
+            self.state, envs = checkpoint.load(resume_from, self.team.learners, own_hyper)
+        elif config.warm_start is not None:
+            warm_start(config, self.env, self.team, emit)
+        self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, envs)
+        self.recent = Recent(config, self.state["recent"])
+        self.clock = Clock()
+        self.iteration, self.steps, self.costs = self.state["iteration"], self.state["steps"], self.state["costs"]
+        self.metrics: Metrics = self.state["metrics"]
+        """Of the last iteration."""
+
+    @property
+    def done(self) -> bool:
+        return bool(self.steps >= self.config.train.total_steps)
+
+    @property
+    def save_due(self) -> bool:
+        return self.done or self.iteration % self.config.checkpoint.every == 0
+
+    def step(self) -> Metrics:
+        """One iteration: collect and update; its metrics."""
+        before = self.steps
+        with self.clock.phase("rollout"):
+            batch = self.collector.collect(self.team.players(), self.iteration)
+        episodes, played = _together(batch)
+        self.steps += played
+        stats = _cost_stats(self.config, episodes, self.costs)
+        self.costs = stats.means
+        with self.clock.phase("update"):
+            losses = _update(self.config, self.team, batch.trajectories, self.iteration, before, stats)
+        self.recent.add(episodes)
+        self.iteration += 1
+        progress = {"iteration": self.iteration, "steps": self.steps}
+        self.metrics = progress | losses | self.recent.metrics() | self.clock.read(played)
+        return self.metrics
+
+    def save(self, folder: Path) -> float:
+        """Write a checkpoint, with a bundle where the score is the best so far; the score."""
+        score = self.recent.score()
+        best = score >= self.state["best_score"]
+        self.state |= {
+            "iteration": self.iteration,
+            "steps": self.steps,
+            "costs": self.costs,
+            "recent": self.recent.state(),
+            "metrics": self.metrics,
+            "best_score": max(score, self.state["best_score"]),
+        }
+        checkpoint.save(folder, self.team.learners, self.state, self.collector.state())
+        if best and self.rank == 0:
+            export_bundle(folder / BUNDLE, self.config, self.env, self.team, self.steps, self.metrics)
+        return score
+
+    def close(self) -> None:
+        self.collector.close()
+        self.env.close()
+
+
 def run_worker(
     config: RunConfig,
     device: torch.device,
@@ -65,56 +145,16 @@ def run_worker(
     checkpoint folder and its metrics, on every worker; the folder is removed when it returns. Returns the last
     iteration's metrics.
     """
-    torch.set_num_threads(config.resources.threads_per_worker)
-    rank, workers = world()
-    mesh = init_device_mesh(device.type, (workers,))
-    mixed = config.resources.mixed_precision
-    env = make_env(config.env, config.constraints)
-    team = build_team(config, env, mesh, mixed == "bf16" or (mixed == "auto" and device.type == "cuda"))
-    state, envs = _fresh_state(run_id), None
-    if resume_from is not None:
-        state, envs = checkpoint.load(resume_from, team.learners)
-    elif config.warm_start is not None:
-        warm_start(config, env, team, emit)
-    collector = build_collector(config, env, team.agents, rank, workers, envs)
-    recent = Recent(config, state["recent"])
-    clock, metrics = Clock(), state["metrics"]
-    iteration, steps, costs = state["iteration"], state["steps"], state["costs"]
-    while steps < config.train.total_steps:
-        before = steps
-        with clock.phase("rollout"):
-            batch = collector.collect(team.players(), iteration)
-        episodes, played = _together(batch)
-        steps += played
-        stats = _cost_stats(config, episodes, costs)
-        costs = stats.means
-        with clock.phase("update"):
-            losses = _update(config, team, batch.trajectories, iteration, before, stats)
-        recent.add(episodes)
-        metrics = {"iteration": iteration + 1, "steps": steps} | losses | recent.metrics() | clock.read(played)
-        iteration += 1
-        if rank == 0:
+    run = Run(config, device, resume_from, emit, run_id)
+    while not run.done:
+        metrics = run.step()
+        if run.rank == 0:
             emit(metrics)
-        if steps >= config.train.total_steps or iteration % config.checkpoint.every == 0:
-            score = recent.score()
-            best = score >= state["best_score"]
-            state |= {
-                "iteration": iteration,
-                "steps": steps,
-                "costs": costs,
-                "recent": recent.state(),
-                "metrics": metrics,
-                "best_score": max(score, state["best_score"]),
-            }
-            with tempfile.TemporaryDirectory(prefix="marl-ray-checkpoint-") as temporary:
-                folder = Path(temporary)
-                checkpoint.save(folder, team.learners, state, collector.state())
-                if best and rank == 0:
-                    export_bundle(folder / BUNDLE, config, env, team, steps, metrics)
-                report(folder, metrics | {"score": score})
-    collector.close()
-    env.close()
-    return metrics
+        if run.save_due:
+            with tempfile.TemporaryDirectory(prefix="marl-ray-checkpoint-") as folder:
+                report(Path(folder), metrics | {"score": run.save(Path(folder))})
+    run.close()
+    return run.metrics
 
 
 def build_collector(

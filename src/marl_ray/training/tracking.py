@@ -32,12 +32,12 @@ def tracking_uri(config: RunConfig) -> str:
 class Tracker:
     """One MLflow run. All calls are explicit about the run: nothing is global to the process."""
 
-    def __init__(self, config: RunConfig, run_id: str | None = None):
-        """Look at `run_id`, or begin a run. Raises MarlRayError if the server or database does not answer."""
+    def __init__(self, config: RunConfig, run_id: str | None = None, tags: Mapping[str, str] | None = None):
+        """Look at `run_id`, or begin a run with these tags. Raises MarlRayError if the server does not answer."""
         import mlflow
 
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it announces every table
-        self.config = config
+        self.config, self.tags = config, dict(tags or {})
         self.uri = tracking_uri(config)
         try:
             self.client = mlflow.MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
@@ -60,7 +60,8 @@ class Tracker:
             experiment = found.experiment_id
         run = self.client.create_run(experiment, run_name=self.config.name)
         params = [Param(key, str(value)[:6000]) for key, value in flatten(self.config.resolved()).items()]
-        self.client.log_batch(run.info.run_id, tags=[RunTag("config_hash", config_hash(self.config))])
+        tags = {"config_hash": config_hash(self.config)} | self.tags
+        self.client.log_batch(run.info.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
         for start in range(0, len(params), PARAM_BATCH):
             self.client.log_batch(run.info.run_id, params=params[start : start + PARAM_BATCH])
         return str(run.info.run_id)
@@ -107,6 +108,11 @@ class Tracker:
         source = f"{self.client.get_run(self.run_id).info.artifact_uri}/{folder}"
         version = self.client.create_model_version(name, source, self.run_id, tags={"digest": digest})
         return f"models:/{name}/{version.version}"
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the run."""
+        for key, value in tags.items():
+            self.client.set_tag(self.run_id, key, value[:5000])
 
     def reopen(self) -> None:
         """Mark a run that ended, or whose driver died, as running again."""

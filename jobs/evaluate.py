@@ -1,0 +1,12 @@
+"""Entry point of an evaluation job: python jobs/evaluate.py --benchmark NAME --samples URI [options of marl-ray evaluate]
+
+Start it with `ray job submit --working-dir . -- python jobs/evaluate.py ...`. Samples and problems are read by the driver,
+so URIs (`s3://...`) work wherever it runs; `--out` is a folder of the driver's machine.
+"""
+
+import sys
+
+from marl_ray.cli import main
+
+if __name__ == "__main__":
+    main(["evaluate", *sys.argv[1:]])

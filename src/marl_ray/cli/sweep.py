@@ -1,0 +1,114 @@
+"""The commands of sweeps."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from marl_ray.config.sweep import SweepConfig
+    from marl_ray.tuning.driver import SweepOutcome
+
+SweepFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the sweep.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as budget.trials=20 or run.hyper.lr=3e-4."),
+]
+Retry = Annotated[bool, typer.Option("--retry", help="Take up trials again that failed, where they were.")]
+
+
+def register(app: typer.Typer, submit_app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(sweep)
+    submit_app.command("sweep")(submit_sweep)
+
+
+def sweep(
+    config: SweepFile,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the trials, and stop.")] = False,
+    retry: Retry = False,
+) -> None:
+    """Train many configurations and find the best. The same command goes on with a sweep that was killed."""
+    from marl_ray.config.sweep import load_sweep
+    from marl_ray.tuning.results import shown
+
+    whole = load_sweep(config, overrides or ())
+    if dry_run:
+        _list(whole)
+        return
+    outcome = _sweep_here(whole, retry)
+    records = outcome.records
+    counts: dict[str, int] = {}
+    for record in records.trials:
+        status = record.status or record.state
+        counts[status] = counts.get(status, 0) + 1
+    told = ", ".join(f"{count} {status}" for status, count in counts.items())
+    print(f"{outcome.name}: {len(records.trials)} trials ({told}), {records.played:,} steps, {records.seconds:.0f} s")
+    if records.error:
+        print(f"  {records.error}")
+    if records.winner is None:
+        print("  no winner: no trial has a result")
+        raise typer.Exit(1)
+    winner = records.trials[records.winner]
+    scores = ", ".join(f"{m.name} {v:.4g}" for m, v in zip(whole.metric, winner.objectives or [], strict=False))
+    print(f"  winner  trial {winner.number:04d} ({shown(winner.values)}): {scores}")
+    if records.winner_model:
+        print(f"  bundle  {records.winner_model}")
+    print(f"  records {outcome.folder}/sweep.json")
+
+
+def submit_sweep(
+    config: SweepFile,
+    overrides: Overrides = None,
+    address: Annotated[
+        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="URL of the cluster's dashboard.")
+    ] = "http://127.0.0.1:8265",
+    submission_id: Annotated[
+        str | None, typer.Option(help="Name of the job; submitting it twice joins the first.")
+    ] = None,
+) -> None:
+    """Sweep as a Ray Job: submit, follow its log, exit with its status."""
+    from marl_ray.cluster.jobs import submit
+
+    raise typer.Exit(submit("sweep", config, overrides or (), address=address, submission_id=submission_id))
+
+
+def _list(whole: "SweepConfig") -> None:
+    """The configurations that would run; of an endless search the first."""
+    from marl_ray.tuning.results import shown
+    from marl_ray.tuning.spaces import SEARCHES, check_space
+
+    check_space(whole)
+    search = SEARCHES[whole.search.kind](whole)
+    most = whole.budget.trials or (10**6 if whole.search.kind == "grid" else 10)
+    for number in range(most):
+        values = search.ask(number)
+        if values is None:
+            break
+        print(f"{number:04d}  {shown(values)}")
+    print(f"seeds {', '.join(map(str, whole.seeds))}; scheduler {whole.scheduler.kind}; search {whole.search.kind}")
+
+
+def _sweep_here(whole: "SweepConfig", retry: bool) -> "SweepOutcome":
+    import logging
+
+    import ray
+
+    from marl_ray.cluster.local import local_ray
+    from marl_ray.errors import MarlRayError, one_line
+    from marl_ray.tuning.driver import check_sweep, run_sweep
+
+    check_sweep(whole)
+    if "RAY_ADDRESS" not in os.environ:
+        with local_ray(dashboard=False):
+            return run_sweep(whole, retry)
+    try:  # the address of a cluster; a Ray Job has it set
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+    except (OSError, RuntimeError) as error:
+        raise MarlRayError(f"RAY_ADDRESS: no cluster at {os.environ['RAY_ADDRESS']!r}: {one_line(error)}") from error
+    try:
+        return run_sweep(whole, retry)
+    finally:
+        ray.shutdown()

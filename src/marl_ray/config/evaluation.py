@@ -1,0 +1,22 @@
+"""Config of the rewards for code."""
+
+from pydantic import Field
+
+from marl_ray.config.base import Config
+
+
+class CodeRewardConfig(Config):
+    """Weights of the parts of a reward for code, and the limits of its tests."""
+
+    correctness: float = Field(1.0, ge=0)
+    """Weight of the fraction of hidden tests that pass."""
+    style: float = Field(0.0, ge=0)
+    """Weight of 1 / (1 + ruff violations). Counts only where all hidden tests pass."""
+    efficiency: float = Field(0.0, ge=0)
+    """Weight of the reference's CPU time over the program's, at most 1. Counts only where all hidden tests pass."""
+    shaping: float = Field(0.0, ge=0)
+    """Weight of the change in the fraction of public tests that pass, from one turn to the next."""
+    timeout_s: float = Field(3.0, gt=0)
+    """Wall time of one test."""
+    memory_bytes: int = Field(1 << 30, ge=1 << 26)
+    """Address space of one test."""

@@ -1,0 +1,334 @@
+"""The config of a sweep: a run config, what varies, how it is searched, what is stopped early, and the seeds."""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from marl_ray.config.base import Config
+from marl_ray.config.load import parse_config, read_yaml
+from marl_ray.config.run import NAME_PATTERN, RunConfig
+from marl_ray.errors import MarlRayError
+
+OWNED = ("name", "seed", "storage", "tracking")
+"""Keys of the run config that the sweep itself sets."""
+KINDS = ("grid", "choice", "uniform", "loguniform", "int")
+
+
+WholeBounds = tuple[int, int]
+
+
+class DimensionConfig(Config):
+    """One key of the run config and where its values come from; exactly one of the five."""
+
+    grid: tuple[Any, ...] | None = None
+    """Every one of these values."""
+    choice: tuple[Any, ...] | None = None
+    """One of these values."""
+    uniform: tuple[float, float] | None = None
+    """A number between low and high."""
+    loguniform: tuple[PositiveFloat, PositiveFloat] | None = None
+    """A number between low and high, uniform in its logarithm."""
+    int: WholeBounds | None = None
+    """A whole number from low to high, both included."""
+    when: dict[str, tuple[Any, ...]] = {}
+    """Only where these keys of the run config have one of these values, as in `{algorithm: [grpo, rloo]}`."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "DimensionConfig":
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"expected one of {', '.join(KINDS)}, got {', '.join(given) or 'none'}")
+        if self.values is not None and not self.values:
+            raise ValueError(f"{given[0]}: expected at least one value, got none")
+        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"{given[0]}: expected low < high, got {list(self.bounds)}")
+        for key, values in self.when.items():
+            if not values:
+                raise ValueError(f"when.{key}: expected at least one value, got none")
+        return self
+
+    @property
+    def values(self) -> tuple[Any, ...] | None:
+        """Of a dimension that can be listed."""
+        return self.choice if self.grid is None else self.grid
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Of a dimension of numbers."""
+        return self.uniform or self.loguniform or self.int
+
+
+class SearchConfig(Config):
+    """How configurations are chosen."""
+
+    kind: Literal["grid", "random", "tpe"] = "grid"
+    """`grid`: every combination once. `random`: drawn from the space, for every combination of its `grid` keys. `tpe`:
+    Optuna's tree-structured Parzen estimator; with several metrics, towards their Pareto front."""
+    seed: NonNegativeInt = 0
+    startup: PositiveInt = 10
+    """`tpe`: configurations drawn at random before the estimator is asked."""
+
+
+class Fifo(Config):
+    """Every configuration runs to its end."""
+
+    kind: Literal["fifo"] = "fifo"
+
+
+class Asha(Config):
+    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934): all run to a first rung; the best go on."""
+
+    kind: Literal["asha"]
+    grace: PositiveInt
+    """Environment steps of the first rung."""
+    reduction: int = Field(3, ge=2)
+    """One of so many goes on at each rung, and the next rung has so many times the steps."""
+
+
+class Median(Config):
+    """Median stopping (Golovin et al. 2017): stopped when the best so far is below the median of the others' means."""
+
+    kind: Literal["median"]
+    grace: PositiveInt
+    """Environment steps before the first decision."""
+    interval: PositiveInt
+    """Environment steps between decisions."""
+    least: int = Field(3, ge=1)
+    """Configurations to compare with before any is stopped."""
+
+
+class Pbt(Config):
+    """Population-based training (Jaderberg et al. 2017, arXiv 1711.09846), synchronous: the worst take the weights and
+    optimiser state of the best, and perturbed hyper-parameters."""
+
+    kind: Literal["pbt"]
+    interval: PositiveInt
+    """Environment steps between exploits."""
+    quantile: float = Field(0.25, gt=0, le=0.5)
+    """Share of the population that is replaced, and that is copied from."""
+    resample: float = Field(0.25, ge=0, le=1)
+    """Probability that a hyper-parameter is drawn anew from the space, not perturbed."""
+    factors: tuple[PositiveFloat, PositiveFloat] = (0.8, 1.2)
+    """What a number is multiplied by, one of the two."""
+
+
+class Pb2(Config):
+    """Population-based bandits (Parker-Holder et al. 2020, arXiv 2002.02518): exploits as in PBT; the new
+    hyper-parameters maximise a time-varying Gaussian process's upper confidence bound. Numbers only."""
+
+    kind: Literal["pb2"]
+    interval: PositiveInt
+    """Environment steps between exploits."""
+    quantile: float = Field(0.25, gt=0, le=0.5)
+    """Share of the population that is replaced, and that is copied from."""
+
+
+Scheduler = Annotated[Fifo | Asha | Median | Pbt | Pb2, Field(discriminator="kind")]
+
+
+class MetricConfig(Config):
+    """What configurations are compared by: the interquartile mean over the seeds of a smoothed metric of the run."""
+
+    name: str = "return"
+    """Any metric that a run reports."""
+    mode: Literal["max", "min"] = "max"
+    window: PositiveInt = 3
+    """Iterations that are averaged (`return` itself is a mean over `evaluation.window` episodes)."""
+
+
+class BudgetConfig(Config):
+    """Where the sweep ends; what is not given has no bound."""
+
+    hours: PositiveFloat | None = None
+    """Wall time, of all sittings together."""
+    trials: PositiveInt | None = None
+    """Configurations."""
+    steps: PositiveInt | None = None
+    """Environment steps of all trials and seeds together."""
+
+
+class SweepConfig(Config):
+    """Many runs that differ in some keys."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    """Name of the sweep. The same name under the same storage goes on with it."""
+    run: dict[str, Any]
+    """The run config that all trials share: a mapping, or (in a file) the path of a run's YAML file, relative to the
+    sweep's."""
+    set: dict[str, Any] = {}
+    """Dotted keys that are put over `run`, as in `{train.total_steps: 50000}`."""
+    space: dict[str, DimensionConfig] = Field(min_length=1)
+    """Dotted keys of the run config and their values."""
+    search: SearchConfig = SearchConfig()
+    scheduler: Scheduler = Fifo()
+    seeds: tuple[NonNegativeInt, ...] = Field((0, 1, 2), min_length=1)
+    """Seeds of every configuration: a list, or how many. They train side by side and count as one trial."""
+    metric: tuple[MetricConfig, ...] = Field((MetricConfig(),), min_length=1)
+    """One, or for `search.kind: tpe` several. The scheduler and the choice of the winner see the first."""
+    budget: BudgetConfig = BudgetConfig()
+    max_concurrent: PositiveInt | None = None
+    """Trials at a time; as many as the cluster holds when not given."""
+    storage: str = "runs"
+    """Folder or URI under which the sweep's folder is made."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, data: Any) -> Any:
+        """`seeds: 3` is 0, 1, 2; one metric needs no list; `search: random` needs no mapping."""
+        if not isinstance(data, Mapping):
+            return data
+        data = dict(data)
+        if isinstance(data.get("seeds"), int) and not isinstance(data["seeds"], bool):
+            data["seeds"] = list(range(data["seeds"]))
+        if isinstance(data.get("metric"), str):
+            data["metric"] = {"name": data["metric"]}
+        if isinstance(data.get("metric"), Mapping):
+            data["metric"] = [data["metric"]]
+        for key in ("search", "scheduler"):
+            if isinstance(data.get(key), str):
+                data[key] = {"kind": data[key]}
+        return data
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "SweepConfig":
+        for key in (*self.space, *self.set):
+            if key.split(".")[0] in OWNED:
+                raise ValueError(f"{key!r} is set by the sweep itself" + (": use `seeds`" if key == "seed" else ""))
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds: each may be given once")
+        kind = self.search.kind
+        for key, dimension in self.space.items():
+            if kind == "grid" and dimension.values is None:
+                raise ValueError(f"space.{key}: a grid search needs `grid` or `choice`; or set search: random")
+            if kind == "tpe" and dimension.grid is not None:
+                raise ValueError(f"space.{key}: `grid` is gone through, not searched; use `choice` with search: tpe")
+        if kind != "grid" and self.budget.trials is None and self.budget.hours is None and self.budget.steps is None:
+            raise ValueError(f"budget: search: {kind} never ends by itself; give trials, hours or steps")
+        if len(self.metric) > 1 and kind != "tpe":
+            raise ValueError("metric: several metrics need search: tpe")
+        order(self.space)
+        self._check_population()
+        return self
+
+    def _check_population(self) -> None:
+        if self.scheduler.kind not in ("pbt", "pb2"):
+            return
+        if self.search.kind != "grid" and self.budget.trials is None:
+            raise ValueError(f"budget.trials: {self.scheduler.kind} needs it as the size of the population")
+        for key, dimension in self.space.items():
+            if not (key.startswith("hyper.") or ".hyper." in key) or dimension.when:
+                raise ValueError(
+                    f"space.{key}: {self.scheduler.kind} hands weights from trial to trial, "
+                    "so only hyper-parameters that all have may vary"
+                )
+            if self.scheduler.kind == "pb2" and dimension.bounds is None:
+                raise ValueError(f"space.{key}: pb2 searches numbers; use uniform, loguniform or int")
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """Plain data of the run config with `set` on top, before anything varies."""
+        data: dict[str, Any] = json.loads(json.dumps(self.run))
+        for key, value in self.set.items():
+            put(data, key, value)
+        return data
+
+    def run_config(self, values: Mapping[str, Any], name: str, seed: int) -> RunConfig:
+        """The run config of one trial and seed; raises MarlRayError naming the values and the key."""
+        data = self.base
+        for key, value in values.items():
+            put(data, key, value)
+        data |= {"name": name, "seed": seed, "storage": self.storage}
+        shown = ", ".join(f"{key}={value}" for key, value in values.items())
+        return parse_config(RunConfig, data, source=f"sweep {self.name!r} with {shown or 'no changes'}")
+
+    def example(self) -> RunConfig:
+        """The run config of the space's first values; what does not vary is the same in all."""
+        return self.run_config(corners(self)[0], self.name, self.seeds[0])
+
+
+def put(data: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; raises MarlRayError if a part of it is a value."""
+    *parents, last = key.split(".")
+    node = data
+    for depth, part in enumerate(parents):
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise MarlRayError(f"{key!r}: {'.'.join(parents[: depth + 1])} is a value, not a group of keys")
+    node[last] = value
+
+
+def get(data: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, None where there is none."""
+    node: Any = data
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def order(space: Mapping[str, DimensionConfig]) -> list[str]:
+    """The keys of the space, each after those that its `when` names; raises ValueError where they go in a circle."""
+    done: list[str] = []
+    left = list(space)
+    while left:
+        free = [key for key in left if not any(other in left for other in space[key].when)]
+        if not free:
+            raise ValueError(f"space: the `when` of {', '.join(left)} go in a circle")
+        done.append(free[0])
+        left.remove(free[0])
+    return done
+
+
+def applies(dimension: DimensionConfig, values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """Whether a dimension's `when` holds, given the values chosen so far and the run config they change."""
+    return all((values[key] if key in values else get(base, key)) in allowed for key, allowed in dimension.when.items())
+
+
+def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice")) -> list[dict[str, Any]]:
+    """Every combination of the dimensions of these kinds, conditions kept, in the order of the file; none twice."""
+    base = config.base
+    found: list[dict[str, Any]] = [{}]
+    for key in order(config.space):
+        dimension = config.space[key]
+        values = next((getattr(dimension, kind) for kind in kinds if getattr(dimension, kind) is not None), None)
+        if values is None:
+            continue
+        found = [
+            combination | addition
+            for combination in found
+            for addition in ([{key: value} for value in values] if applies(dimension, combination, base) else [{}])
+        ]
+    unique = {json.dumps(one, sort_keys=True): one for one in found}
+    return list(unique.values())
+
+
+def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
+    """Read a sweep's YAML file and the run's file that it names; raises MarlRayError."""
+    data = read_yaml(path)
+    if isinstance(data, dict) and isinstance(data.get("run"), str):
+        data["run"] = read_yaml(Path(path).parent / data["run"])
+    return parse_config(SweepConfig, data, overrides, source=str(path))
+
+
+def corners(config: SweepConfig) -> list[dict[str, Any]]:
+    """Combinations that between them have every listed value and both ends of every range, conditions kept."""
+    base, keys = config.base, order(config.space)
+    ends = {key: config.space[key].values or config.space[key].bounds or () for key in keys}
+
+    def fill(fixed: Mapping[str, Any]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key in keys:
+            if applies(config.space[key], values, base):
+                values[key] = fixed.get(key, ends[key][0])
+        return values
+
+    def enabled(key: str, value: Any) -> list[dict[str, Any]]:
+        wanted = [[(other, one) for one in some] for other, some in config.space[key].when.items() if other in keys]
+        return [{key: value} | dict(pick) for pick in itertools.islice(itertools.product(*wanted), 64)]
+
+    found = [fill(fixed) for key in keys for value in ends[key] for fixed in enabled(key, value)]
+    unique = {json.dumps(one, sort_keys=True): one for one in found}
+    return list(unique.values())

@@ -1,0 +1,48 @@
+"""Code benchmarks behind one interface; an explicit dictionary registers them."""
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks.base import (
+    KINDS,
+    Benchmark,
+    Kind,
+    Mode,
+    Problem,
+    Row,
+    Source,
+    Verdict,
+    Verdicts,
+    program_of,
+)
+from marl_ray.evaluation.benchmarks.bigcodebench import COMPLETE, INSTRUCT
+from marl_ray.evaluation.benchmarks.codecontests import CODECONTESTS
+from marl_ray.evaluation.benchmarks.humaneval import HUMANEVAL
+from marl_ray.evaluation.benchmarks.jsonl import JSONL
+from marl_ray.evaluation.benchmarks.mbpp import MBPP, MBPP_SANITIZED
+
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark
+    for benchmark in (HUMANEVAL, MBPP, MBPP_SANITIZED, COMPLETE, INSTRUCT, CODECONTESTS, JSONL)
+}
+
+
+def benchmark(name: str) -> Benchmark:
+    """A benchmark by name. Raises MarlRayError listing those there are."""
+    if name not in BENCHMARKS:
+        raise MarlRayError(f"benchmark {name!r} is unknown; expected one of {', '.join(BENCHMARKS)}")
+    return BENCHMARKS[name]
+
+
+__all__ = [
+    "BENCHMARKS",
+    "KINDS",
+    "Benchmark",
+    "Kind",
+    "Mode",
+    "Problem",
+    "Row",
+    "Source",
+    "Verdict",
+    "Verdicts",
+    "benchmark",
+    "program_of",
+]

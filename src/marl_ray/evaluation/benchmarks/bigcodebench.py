@@ -1,0 +1,193 @@
+"""BigCodeBench (Zhuo et al. 2024, arXiv 2406.15877): 1,140 functions that use libraries, tested by unittest.
+
+Executed locally and calibrated: `code_prompt + "\\n    pass\\n" + solution`. The tests patch modules of the program under
+test, so they cannot run in another process. The verdict is therefore of lower trust: good for evaluation, never a reward.
+"""
+
+import ast
+import json
+import os
+import re
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import resources
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks.base import (
+    Benchmark,
+    Mode,
+    Problem,
+    Record,
+    Row,
+    Source,
+    Verdict,
+    Verdicts,
+    read_record,
+    syntax,
+    unique,
+)
+from marl_ray.sandbox import Limits, Pool, Status
+
+MEMORY_BYTES = min(30 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+"""Of address space: officially 30 GiB, here at most half of the machine's memory, which it might use."""
+STACK_BYTES = 10 << 20
+OFFLINE_FAILURES = frozenset({176, 314, 812, 832, 1005, 1040, 1104})
+"""Of the 300 problems that use the standard library alone: those whose references need a network or another machine, or
+take longer than a minute anywhere. What the sandbox itself forbids is found by running the references."""
+SUSPICIOUS = (
+    "_getframe",
+    "f_back",
+    "tb_frame",
+    "f_globals",
+    "gc.get_objects",
+    "currentframe",
+    "inspect.stack",
+    "SkipTest",
+    "TestResult",
+    "TestCase",
+    "unittest",
+    "settrace",
+    "setprofile",
+    "_exit",
+    "sys.modules",
+    "__builtins__",
+    "os.dup",
+    "os.read",
+    "F_DUPFD",
+)
+_SUSPICIOUS = re.compile("|".join(map(re.escape, SUSPICIOUS)))
+
+
+class BigCodeBenchRecord(Record):
+    """A line of the data set."""
+
+    task_id: str
+    complete_prompt: str
+    instruct_prompt: str
+    canonical_solution: str
+    code_prompt: str
+    test: str
+    entry_point: str
+    libs: str
+
+
+@dataclass(frozen=True)
+class BigCodeBenchProblem(Problem):
+    """A function and a `TestCases`."""
+
+    complete_prompt: str
+    code_prompt: str
+    test: str
+    tests: int
+    libraries: frozenset[str]
+    """Top-level modules that reference and tests import."""
+
+    @property
+    def packages(self) -> frozenset[str]:
+        return self.libraries - sys.stdlib_module_names
+
+    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+        """Both modes run tests and program in one interpreter; hardened adds the guards of `unittest_driver`."""
+        solution = self.complete_prompt + source.text if source.kind == "completion" else source.text
+        code = f"{self.code_prompt}\n    pass\n{solution}"
+        limits = Limits(wall_s=timeout_s, cpu_s=timeout_s, memory_bytes=MEMORY_BYTES, stack_bytes=STACK_BYTES)
+        flags = tuple(sorted(set(_SUSPICIOUS.findall(source.text))))
+        return {mode: self._run(pool, code, mode, limits, flags) for mode in modes}
+
+    def _run(self, pool: Pool, code: str, mode: Mode, limits: Limits, flags: tuple[str, ...]) -> Verdict:
+        nonce = secrets.token_hex(32).encode()
+        job = {"code": code, "test": self.test, "tests": self.tests, "hardened": mode == "hardened"}
+        payload = json.dumps(job).encode()
+        stdin = b"%d\n%b%b" % (len(payload), payload, nonce)
+        done = pool.run(_driver(), stdin=stdin, limits=limits)
+        parts = done.stdout.split(b"\n" + nonce)
+        passed, result = False, str(done.status) if done.status is not Status.OK else "no verdict"
+        if done.status is Status.OK and len(parts) == 2:
+            verdict = json.loads(parts[1])
+            passed = verdict["passed"] is True
+            result = "passed" if passed else f"failed: {verdict['message']}"
+        return Verdict(passed, result, done.wall_s, done.cpu_s, done.level.name.lower(), flags)
+
+
+@cache
+def _driver() -> str:
+    return resources.files("marl_ray.evaluation.benchmarks").joinpath("unittest_driver.py").read_text()
+
+
+def parse(prompt: str, rows: Iterable[Row]) -> tuple[Problem, ...]:
+    """Problems of a BigCodeBench file; `prompt` is `complete` or `instruct`."""
+    return unique((row, _problem(read_record(BigCodeBenchRecord, row), prompt, row.where)) for row in rows)
+
+
+def _problem(record: BigCodeBenchRecord, prompt: str, where: str) -> Problem:
+    reference = record.complete_prompt + record.canonical_solution
+    try:
+        tests = syntax(record.test)
+        libraries = _imports(syntax(reference)) | _imports(tests)
+    except SyntaxError as error:
+        raise MarlRayError(f"{where}: test or canonical_solution: not Python: {error.msg}") from error
+    return BigCodeBenchProblem(
+        record.task_id,
+        record.complete_prompt if prompt == "complete" else record.instruct_prompt,
+        record.entry_point,
+        (reference,),
+        record.complete_prompt,
+        record.code_prompt,
+        record.test,
+        _count(tests, where),
+        libraries,
+    )
+
+
+def _imports(tree: ast.AST) -> frozenset[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return frozenset(found)
+
+
+def _count(tests: ast.Module, where: str) -> int:
+    """Test methods of TestCases."""
+    for node in tests.body:
+        if isinstance(node, ast.ClassDef) and node.name == "TestCases":
+            return len({f.name for f in node.body if isinstance(f, ast.FunctionDef) and f.name.startswith("test")})
+    raise MarlRayError(f"{where}: test: expected a class TestCases")
+
+
+def _all(problem: Problem) -> bool:
+    return True
+
+
+def _standard_library(problem: Problem) -> bool:
+    assert isinstance(problem, BigCodeBenchProblem)
+    number = problem.task_id.rpartition("/")[2]
+    return problem.libraries <= sys.stdlib_module_names and int(number) not in OFFLINE_FAILURES
+
+
+def _benchmark(prompt: str) -> Benchmark:
+    splits: dict[str, Callable[[Problem], bool]] = {"all": _all, "stdlib": _standard_library}
+    return Benchmark(
+        name=f"bigcodebench-{prompt}",
+        title=f"BigCodeBench {prompt.title()}",
+        parse=partial(parse, prompt),
+        modes=("official", "hardened"),
+        timeout_s=241.0,
+        ks=(1, 5, 10),
+        known={
+            "410f12abaeea8441c8e1d0b928e3c148897cc4e494dba50b32083dd6e7640450": "v0.1.4, 1,140 problems",
+        },
+        splits=splits,
+        filters_references=True,
+        hub=("bigcode/bigcodebench", None, ("v0.1.4",)),
+        notes="local execution, calibrated, tests share the program's interpreter (lower trust)",
+    )
+
+
+COMPLETE = _benchmark("complete")
+INSTRUCT = _benchmark("instruct")

@@ -1,0 +1,183 @@
+"""CodeContests (Li et al. 2022, arXiv 2203.07814): programs that read stdin and print.
+
+All public, private and generated tests, the official compare of tokens, stdin as a regular file. One run of a test serves
+both modes: official looks at the output alone, as the C++ does; hardened also wants the program to have ended well.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks.base import (
+    Benchmark,
+    Mode,
+    Problem,
+    Record,
+    Row,
+    Source,
+    Verdict,
+    Verdicts,
+    read_record,
+    unique,
+)
+from marl_ray.rewards.code import StdioTest
+from marl_ray.rewards.outputs import outputs_match
+from marl_ray.sandbox import Limits, Pool, Status
+
+PYTHON3 = 3
+"""Its number among the languages of the data; 1 is Python 2."""
+REFERENCES = 3
+"""How many of a problem's Python 3 solutions are tried before the problem is left out."""
+MEMORY_FLOOR = 1 << 30
+EXTRA_MEMORY = 32 << 20
+WALL_FACTOR = 3.0
+"""Wall time over CPU time. Officially 30: it only ends programs that sleep, and ten seconds of CPU made it five minutes."""
+OUTPUT_BYTES = 1 << 20
+
+
+class Tests(BaseModel):
+    """Inputs and outputs, in two lists."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    input: list[str]
+    output: list[str]
+
+
+class Solutions(BaseModel):
+    """Programs and their languages, in two lists."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    language: list[int]
+    solution: list[str]
+
+
+class ContestRecord(Record):
+    """A row of the data set on the hub."""
+
+    name: str
+    description: str
+    public_tests: Tests
+    private_tests: Tests
+    generated_tests: Tests
+    solutions: Solutions = Solutions(language=[], solution=[])
+    memory_limit_bytes: int = 0
+
+
+class FusionRecord(Record):
+    """A line of SandboxFusion's sample: some fields are JSON in strings. It has no solutions."""
+
+    content: str
+    labels: str
+    test: str
+
+
+@dataclass(frozen=True)
+class ContestProblem(Problem):
+    """A program to write, and its tests."""
+
+    tests: tuple[StdioTest, ...]
+    memory_bytes: int
+
+    @property
+    def runs(self) -> float:
+        return WALL_FACTOR * len(self.tests)
+
+    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+        """Runs tests until one has failed in every mode asked for."""
+        found = run_stdio(pool, source.text, self.tests, timeout_s, self.memory_bytes)
+        return {mode: found[mode] for mode in modes}
+
+
+def run_stdio(
+    pool: Pool, program: str, tests: Sequence[StdioTest], timeout_s: float, memory_bytes: int = MEMORY_FLOOR
+) -> dict[Mode, Verdict]:
+    """Verdicts of both modes. `timeout_s` is the CPU time of one test."""
+    limits = Limits(wall_s=WALL_FACTOR * timeout_s, cpu_s=timeout_s, memory_bytes=memory_bytes)
+    failed: dict[Mode, str] = {}
+    wall_s = cpu_s = 0.0
+    level = ""
+    for number, test in enumerate(tests, 1):
+        room = max(OUTPUT_BYTES, 2 * len(test.stdout))
+        done = pool.run(program, stdin=test.stdin, limits=replace(limits, output_bytes=room))
+        wall_s, cpu_s, level = wall_s + done.wall_s, cpu_s + done.cpu_s, done.level.name.lower()
+        ended, matches = done.status is Status.OK, outputs_match(done.stdout, test.stdout)
+        what = "wrong output" if ended else str(done.status)
+        if not matches:
+            failed.setdefault("official", f"test {number} of {len(tests)}: {what}")
+        if not matches or not ended:
+            failed.setdefault("hardened", f"test {number} of {len(tests)}: {what}")
+        if "official" in failed:
+            break
+    modes: tuple[Mode, Mode] = ("official", "hardened")
+    return {mode: Verdict(mode not in failed, failed.get(mode, "passed"), wall_s, cpu_s, level) for mode in modes}
+
+
+def parse(rows: Iterable[Row]) -> tuple[Problem, ...]:
+    """Problems of the hub's format, or of SandboxFusion's."""
+    return unique((row, _problem(row)) for row in rows)
+
+
+def _problem(row: Row) -> Problem:
+    if isinstance(row.values, dict) and "content" in row.values:
+        return _fusion_problem(row)
+    record = read_record(ContestRecord, row)
+    try:
+        tests = [
+            StdioTest(given.encode(), wanted.encode())
+            for part in (record.public_tests, record.private_tests, record.generated_tests)
+            for given, wanted in zip(part.input, part.output, strict=True)
+        ]
+        solutions = zip(record.solutions.language, record.solutions.solution, strict=True)
+        references = [text for language, text in solutions if language == PYTHON3][:REFERENCES]
+    except ValueError as error:
+        raise MarlRayError(f"{row.where}: tests or solutions: expected two lists of the same length") from error
+    return ContestProblem(
+        record.name,
+        record.description,
+        "",
+        tuple(references),
+        _some(tests, row),
+        max(MEMORY_FLOOR, record.memory_limit_bytes + EXTRA_MEMORY),
+    )
+
+
+def _fusion_problem(row: Row) -> Problem:
+    record = read_record(FusionRecord, row)
+    try:
+        name = str(json.loads(record.labels)["name"])
+        tests = [_fusion_test(test) for test in json.loads(record.test)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MarlRayError(f"{row.where}: labels or test: expected SandboxFusion's JSON in a string") from error
+    return ContestProblem(name, record.content, "", (), _some(tests, row), MEMORY_FLOOR)
+
+
+def _fusion_test(test: Any) -> StdioTest:
+    return StdioTest(test["input"]["stdin"].encode(), test["output"]["stdout"].encode())
+
+
+def _some(tests: Sequence[StdioTest], row: Row) -> tuple[StdioTest, ...]:
+    if not tests:
+        raise MarlRayError(f"{row.where}: expected at least one test")
+    return tuple(tests)
+
+
+CODECONTESTS = Benchmark(
+    name="codecontests",
+    title="CodeContests",
+    parse=parse,
+    modes=("official", "hardened"),
+    timeout_s=10.0,
+    ks=(1, 10, 100),
+    known={
+        "e286e28fe9d118f34580a36627ddd4f9105d651ef81c22f4cca406c96f94ac8f": "SandboxFusion's sample, 20 problems",
+    },
+    filters_references=True,
+    hub=("deepmind/code_contests", None, ("test",)),
+    notes="all tests, official token compare",
+)

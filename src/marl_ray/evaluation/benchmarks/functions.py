@@ -1,0 +1,36 @@
+"""Scoring of a function by assertions: HumanEval, MBPP and our own format."""
+
+import time
+from collections.abc import Sequence
+
+from marl_ray.evaluation.benchmarks.base import Mode, Verdict, Verdicts
+from marl_ray.sandbox import Limits, Pool
+
+
+def score_function(
+    pool: Pool,
+    *,
+    official: str,
+    candidate: str,
+    tests: str,
+    entry_point: str,
+    setup: str,
+    modes: Sequence[Mode],
+    timeout_s: float,
+) -> Verdicts:
+    """`official` is the whole program of the official mode. Hardened: tests and candidate in two processes.
+
+    `setup` is trusted code that the tests of the hardened judge may need, such as imports and helpers.
+    """
+    limits = Limits(wall_s=timeout_s)
+    found: dict[Mode, Verdict] = {}
+    if "official" in modes:
+        begin = time.perf_counter()
+        result = pool.official(official, limits)
+        wall_s = time.perf_counter() - begin
+        found["official"] = Verdict(result == "passed", result, wall_s, level=pool.level.name.lower())
+    if "hardened" in modes:
+        done = pool.judge(candidate, tests, entry_point=entry_point, setup=setup, limits=limits)
+        result = done.verdict if not done.message else f"{done.verdict}: {done.message}"
+        found["hardened"] = Verdict(done.passed, result, done.wall_s, done.cpu_s, done.level.name.lower())
+    return found

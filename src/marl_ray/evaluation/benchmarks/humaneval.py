@@ -1,0 +1,79 @@
+"""HumanEval (Chen et al. 2021, arXiv 2107.03374): 164 functions, the file and the semantics of openai/human-eval."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from marl_ray.evaluation.benchmarks.base import (
+    Benchmark,
+    Mode,
+    Problem,
+    Record,
+    Row,
+    Source,
+    Verdicts,
+    read_record,
+    unique,
+)
+from marl_ray.evaluation.benchmarks.functions import score_function
+from marl_ray.sandbox import Pool
+
+
+class HumanEvalRecord(Record):
+    """A line of HumanEval.jsonl.gz."""
+
+    task_id: str
+    prompt: str
+    entry_point: str
+    canonical_solution: str
+    test: str
+
+
+@dataclass(frozen=True)
+class HumanEvalProblem(Problem):
+    """A function to complete, and a `check` that asserts."""
+
+    test: str
+
+    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+        """Official: `prompt + completion`, the test and `check(entry_point)` in one interpreter; hardened: two."""
+        program, tests = self.program(source), f"{self.test}\ncheck({self.entry_point})"
+        return score_function(
+            pool,
+            official=f"{program}\n{tests}",
+            candidate=program,
+            tests=tests,
+            entry_point=self.entry_point,
+            setup=self.references[0],
+            modes=modes,
+            timeout_s=timeout_s,
+        )
+
+    def program(self, source: Source) -> str:
+        """A whole program comes after the prompt, whose imports and helpers it may count on; its definition wins."""
+        return self.prompt + ("\n" if source.kind == "solution" else "") + source.text
+
+
+def parse(rows: Iterable[Row]) -> tuple[Problem, ...]:
+    """Problems of a HumanEval file."""
+    return unique((row, _problem(read_record(HumanEvalRecord, row))) for row in rows)
+
+
+def _problem(record: HumanEvalRecord) -> Problem:
+    whole = record.prompt + record.canonical_solution
+    return HumanEvalProblem(record.task_id, record.prompt, record.entry_point, (whole,), record.test)
+
+
+HUMANEVAL = Benchmark(
+    name="humaneval",
+    title="HumanEval",
+    parse=parse,
+    modes=("official", "hardened"),
+    timeout_s=3.0,
+    ks=(1, 10, 100),
+    known={
+        "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef": "164 problems",
+        "701442bbe5a65db1e4ac218d0d2bb29a6caf9615a769759bcf4ca38621ba1d7f": "the official example, 1 problem",
+    },
+    hub=("openai/openai_humaneval", None, ("test",)),
+    stop=("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
+)

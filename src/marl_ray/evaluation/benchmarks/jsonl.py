@@ -1,0 +1,119 @@
+"""Our own format: one JSON object a line, functions tested by assertions or programs tested by what they print.
+
+    {"task_id": "add", "prompt": "...", "entry_point": "add", "tests": ["assert add(1, 2) == 3"],
+     "public_tests": [], "setup": "import math", "reference": "def add(a, b): return a + b"}
+    {"task_id": "double", "prompt": "...", "cases": [{"stdin": "2", "stdout": "4"}], "public_cases": [], "reference": "..."}
+
+Public tests are for prompts and for shaping; they do not count here.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks.base import Benchmark, Mode, Problem, Row, Source, Verdicts, read_record, unique
+from marl_ray.evaluation.benchmarks.codecontests import WALL_FACTOR, run_stdio
+from marl_ray.evaluation.benchmarks.functions import score_function
+from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
+from marl_ray.sandbox import Pool
+
+
+class Strict(BaseModel):
+    """Our own format has no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Case(Strict):
+    """What a program reads and prints."""
+
+    stdin: str
+    stdout: str
+
+
+class OwnRecord(Strict):
+    """A line of the file."""
+
+    task_id: str
+    prompt: str
+    entry_point: str = ""
+    setup: str = ""
+    tests: list[str] = []
+    public_tests: list[str] = []
+    cases: list[Case] = []
+    public_cases: list[Case] = []
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class OwnProblem(Problem):
+    """A problem of our own."""
+
+    task: CodeTask
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        return ("hardened",)
+
+    @property
+    def runs(self) -> float:
+        return 1.0 if self.entry_point else WALL_FACTOR * len(self.task.hidden)
+
+    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+        """All hidden tests; a completion continues the prompt."""
+        program = self.prompt + source.text if source.kind == "completion" else source.text
+        if not self.entry_point:
+            cases = [test for test in self.task.hidden if isinstance(test, StdioTest)]
+            return {"hardened": run_stdio(pool, program, cases, timeout_s)["hardened"]}
+        tests = "\n".join(test.source for test in self.task.hidden if isinstance(test, CallTest))
+        return score_function(
+            pool,
+            official="",
+            candidate=program,
+            tests=tests,
+            entry_point=self.entry_point,
+            setup=self.task.setup,
+            modes=("hardened",),
+            timeout_s=timeout_s,
+        )
+
+
+def parse(rows: Iterable[Row]) -> tuple[Problem, ...]:
+    """Problems of our own format. Raises MarlRayError where a line is neither of its two kinds."""
+    return unique((row, _problem(read_record(OwnRecord, row), row.where)) for row in rows)
+
+
+def _problem(record: OwnRecord, where: str) -> Problem:
+    if bool(record.tests) == bool(record.cases):
+        raise MarlRayError(f"{where}: expected either tests or cases")
+    if bool(record.entry_point) != bool(record.tests):
+        raise MarlRayError(f"{where}: entry_point: expected with tests, and only there")
+    if record.tests:
+        task = CodeTask(
+            tuple(CallTest(test) for test in record.tests),
+            tuple(CallTest(test) for test in record.public_tests),
+            record.entry_point,
+            record.setup,
+            record.reference,
+        )
+    else:
+        task = CodeTask(_stdio(record.cases), _stdio(record.public_cases), reference=record.reference)
+    references = (record.reference,) if record.reference else ()
+    return OwnProblem(record.task_id, record.prompt, record.entry_point, references, task)
+
+
+def _stdio(cases: Iterable[Case]) -> tuple[StdioTest, ...]:
+    return tuple(StdioTest(case.stdin.encode(), case.stdout.encode()) for case in cases)
+
+
+JSONL = Benchmark(
+    name="jsonl",
+    title="Own problems",
+    parse=parse,
+    modes=("hardened",),
+    timeout_s=3.0,
+    ks=(1, 10, 100),
+    known={},
+)

@@ -1,0 +1,196 @@
+"""MBPP (Austin et al. 2021, arXiv 2108.07732): short functions from a sentence and three assertions.
+
+There is no official executor. Here: the code, the set-up of its tests, all of its tests, in one interpreter as HumanEval's
+harness runs it, 10 s; the prompt is the paper's, with the problems 2, 3 and 4 as its shots.
+"""
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks.base import (
+    Benchmark,
+    Mode,
+    Problem,
+    Record,
+    Row,
+    Source,
+    Verdicts,
+    read_record,
+    syntax,
+    unique,
+)
+from marl_ray.evaluation.benchmarks.functions import score_function
+from marl_ray.sandbox import Pool
+
+SHOTS = (2, 3, 4)
+NOT_SPLIT = frozenset({367, 533, 601, 927})
+"""Their tests hand objects of the candidate's own classes, or types, to the function: no split judge can serve them."""
+BEGIN, DONE = "[BEGIN]", "[DONE]"
+
+
+class MbppRecord(Record):
+    """A line of mbpp.jsonl."""
+
+    task_id: int
+    text: str
+    code: str
+    test_setup_code: str
+    test_list: list[str]
+
+    @property
+    def setup(self) -> str:
+        """What the tests need."""
+        return self.test_setup_code
+
+
+class SanitizedRecord(Record):
+    """An element of sanitized-mbpp.json."""
+
+    task_id: int
+    prompt: str
+    code: str
+    test_imports: list[str]
+    test_list: list[str]
+
+    @property
+    def text(self) -> str:
+        """The task in words."""
+        return self.prompt
+
+    @property
+    def setup(self) -> str:
+        """What the tests need; without it 13 references fail."""
+        return "\n".join(self.test_imports)
+
+
+@dataclass(frozen=True)
+class MbppProblem(Problem):
+    """A function and its assertions."""
+
+    number: int
+    setup: str
+    tests: tuple[str, ...]
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        return ("official",) if self.number in NOT_SPLIT else ("official", "hardened")
+
+    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+        """A completion ends where the prompt's stop word stands."""
+        program = source.text.split(DONE)[0] if source.kind == "completion" else source.text
+        tests = "\n".join(self.tests)
+        return score_function(
+            pool,
+            official="\n".join([program, *([self.setup] if self.setup else []), tests]),
+            candidate=program,
+            tests=tests,
+            entry_point=self.entry_point,
+            setup=f"{self.references[0]}\n{self.setup}",
+            modes=modes,
+            timeout_s=timeout_s,
+        )
+
+
+def parse(model: type[MbppRecord] | type[SanitizedRecord], rows: Iterable[Row]) -> tuple[Problem, ...]:
+    """Problems of an MBPP file. Raises MarlRayError where one of the prompt's shots is missing."""
+    records = [(row, read_record(model, row)) for row in rows]
+    by_number = {record.task_id: record for _, record in records}
+    missing = [number for number in SHOTS if number not in by_number]
+    if records and missing:
+        where = records[0][0].where
+        raise MarlRayError(f"{where}: problem {missing[0]} is missing; the prompt's examples are 2, 3 and 4")
+    shots = "".join(f"{_question(by_number[n])}\n{_lines(by_number[n].code)}\n{DONE}\n" for n in SHOTS if by_number)
+    return unique((row, _problem(record, f"{shots}{_question(record)}\n", row.where)) for row, record in records)
+
+
+def _problem(record: MbppRecord | SanitizedRecord, prompt: str, where: str) -> Problem:
+    return MbppProblem(
+        f"Mbpp/{record.task_id}",
+        prompt,
+        _entry_point(record.code, record.test_list, where),
+        (record.code,),
+        record.task_id,
+        record.setup,
+        tuple(record.test_list),
+    )
+
+
+def _question(record: MbppRecord | SanitizedRecord) -> str:
+    tests = "\n".join(record.test_list)
+    return (
+        f"You are an expert Python programmer, and here is your task: {record.text} "
+        f"Your code should pass these tests:\n\n{tests}\n{BEGIN}"
+    )
+
+
+def _lines(code: str) -> str:
+    return code.replace("\r\n", "\n")
+
+
+def _entry_point(code: str, tests: Sequence[str], where: str) -> str:
+    """The function of the reference that the tests call."""
+    try:
+        functions = {node.name for node in syntax(code).body if isinstance(node, ast.FunctionDef)}
+        names = [node.id for test in tests for node in ast.walk(syntax(test)) if isinstance(node, ast.Name)]
+    except SyntaxError as error:
+        raise MarlRayError(f"{where}: code or test_list: not Python: {error.msg}") from error
+    called = [name for name in names if name in functions]
+    if not called:
+        raise MarlRayError(f"{where}: test_list: no test calls a function that `code` defines")
+    return called[0]
+
+
+def _same_id(task_id: str) -> str:
+    prefix, _, number = task_id.rpartition("/")
+    return f"Mbpp/{number}" if prefix.lower() in ("", "mbpp") else task_id
+
+
+def _between(low: int, high: int) -> Callable[[Problem], bool]:
+    return partial(_in, low, high)
+
+
+def _in(low: int, high: int, problem: Problem) -> bool:
+    assert isinstance(problem, MbppProblem)
+    return low <= problem.number <= high
+
+
+SPLITS = {
+    "all": _between(0, 10**9),
+    "test": _between(11, 510),
+    "validation": _between(511, 600),
+    "train": _between(601, 974),
+    "prompt": _between(1, 10),
+}
+NOTES = "all tests, in HumanEval's harness"
+
+MBPP = Benchmark(
+    name="mbpp",
+    title="MBPP",
+    parse=partial(parse, MbppRecord),
+    modes=("official", "hardened"),
+    timeout_s=10.0,
+    ks=(1, 10, 100),
+    known={"ccf64ceae9c5403bf50a044cb6d505bfd2a2963ee58338ba268fd65beab92a9f": "974 problems"},
+    splits=SPLITS,
+    same_id=_same_id,
+    hub=("google-research-datasets/mbpp", "full", ("prompt", "test", "validation", "train")),
+    stop=(DONE,),
+    notes=NOTES,
+)
+MBPP_SANITIZED = Benchmark(
+    name="mbpp-sanitized",
+    title="MBPP sanitized",
+    parse=partial(parse, SanitizedRecord),
+    modes=("official", "hardened"),
+    timeout_s=10.0,
+    ks=(1, 10, 100),
+    known={"ca95deaa9a01ef0a6f439f88bcf0dd3db3563d22f22aad6cae04ebb9a8d8c8e9": "427 problems"},
+    splits=SPLITS,
+    same_id=_same_id,
+    hub=("google-research-datasets/mbpp", "sanitized", ("prompt", "test", "validation", "train")),
+    stop=(DONE,),
+    notes=NOTES,
+)

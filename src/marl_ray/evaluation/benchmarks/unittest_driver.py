@@ -1,0 +1,173 @@
+"""Runs a BigCodeBench problem inside the sandbox; this file is the program that is run there, not a module to import.
+
+stdin: one line of JSON {"code", "test", "tests", "hardened"}, then a nonce. The last line of stdout that begins with the
+nonce is the verdict. Tests and candidate share this interpreter, as `mock.patch` in the tests demands, so a candidate that
+knows this file can forge the verdict. What is done against those that do not know it, where `hardened`:
+results are kept by a class made before the candidate was loaded; unittest is put back as it was before every test, and a
+test that changed it fails; the number of tests is known beforehand, and none may be skipped or expected to fail; the nonce
+is still unread while the candidate runs, and stdout is somewhere else.
+"""
+
+import builtins
+import contextlib
+import fcntl
+import io
+import json
+import os
+import sys
+import time
+import types
+import unittest
+import unittest.case
+import unittest.loader
+import unittest.mock
+import unittest.result
+import unittest.suite
+from collections.abc import Callable
+from typing import Any
+
+_PARTS: list[Any] = [
+    unittest,
+    unittest.case,
+    unittest.loader,
+    unittest.result,
+    unittest.suite,
+    unittest.TestCase,
+    unittest.TestResult,
+    unittest.TestSuite,
+    unittest.TestLoader,
+    unittest.case._Outcome,  # type: ignore[attr-defined]
+    unittest.case._AssertRaisesContext,
+    unittest.mock.NonCallableMock,
+]
+
+
+class Closed(io.StringIO):
+    """Takes what is written and has nothing to read."""
+
+    def read(self, *args: Any, **kwargs: Any) -> str:
+        raise OSError
+
+    readline = readlines = read  # type: ignore[assignment]
+
+    def readable(self) -> bool:
+        return False
+
+
+def make_result(check: Callable[[], bool]) -> tuple[unittest.TestResult, dict[str, int], list[str]]:
+    """A result whose counts live in a closure; `check` runs before and after every test."""
+    counts = {"ran": 0, "passed": 0, "bad": 0}
+    notes: list[str] = []
+
+    class Result(unittest.TestResult):
+        def startTest(self, test: unittest.TestCase) -> None:
+            check()
+            counts["ran"] += 1
+
+        def stopTest(self, test: unittest.TestCase) -> None:
+            if check():
+                counts["bad"] += 1
+                notes.append("the test framework was changed")
+
+        def addSuccess(self, test: unittest.TestCase) -> None:
+            counts["passed"] += 1
+
+        def _bad(self, test: Any, *details: Any) -> None:
+            counts["bad"] += 1
+            error = details[0] if details else None
+            what = f"{error[0].__name__}: {error[1]}" if isinstance(error, tuple) else "skipped, or unexpected"
+            notes.append(f"{getattr(test, '_testMethodName', 'set-up')}: {what}"[:300])
+
+        addError = addFailure = addSkip = addExpectedFailure = addUnexpectedSuccess = _bad  # type: ignore[assignment]
+
+        def addSubTest(self, test: Any, subtest: Any, error: Any) -> None:
+            if error is not None:
+                self._bad(test, error)
+
+    return Result(), counts, notes
+
+
+def snapshot() -> Callable[[], bool]:
+    """What unittest is made of, and a function that puts it back and says whether it had changed."""
+    before = [(part, dict(vars(part))) for part in _PARTS]
+    setter, deleter, names = setattr, delattr, vars
+
+    def restore() -> bool:
+        changed = False
+        for part, known in before:
+            now = dict(names(part))
+            for name, value in known.items():
+                if name not in now or now[name] is not value:
+                    if name.startswith("__") or name in ("_warn", "_testRunEntered"):
+                        continue
+                    setter(part, name, value)
+                    changed = True
+            for name in now:
+                if name not in known and not name.startswith("__") and not isinstance(now[name], types.ModuleType):
+                    deleter(part, name)
+                    changed = True
+        return changed
+
+    return restore
+
+
+def main() -> None:
+    size, payload = b"", b""
+    while not size.endswith(b"\n"):
+        size += os.read(0, 1)
+    while len(payload) < int(size):
+        payload += os.read(0, int(size) - len(payload))
+    job = json.loads(payload)
+    verdict_out, rest_of_stdin = os.dup(1), fcntl.fcntl(0, fcntl.F_DUPFD, 40)
+    os.dup2(2, 1)
+    os.close(0)
+
+    os.environ.update(TZ="UTC", OMP_NUM_THREADS="1")
+    time.tzset()
+    vars(builtins).update(exit=None, quit=None)
+    module = types.ModuleType("__test__")
+    module.__dict__.update(
+        {"__builtins__": builtins, "__file__": "__test__.py", "__package__": None, "__doc__": None}
+        | {"sys": sys, "os": os, "environ": os.environ}
+    )
+    hardened = job["hardened"]
+    restore = snapshot() if hardened else (lambda: False)
+    load, find = unittest.TestLoader().loadTestsFromTestCase, getattr
+    result, counts, notes = make_result(restore)
+    stream = Closed()
+    say, read, exit_now = os.write, os.read, os._exit
+    dumps = json.dumps
+    try:
+        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+            sys.stdin = stream
+            if hardened:
+                exec(compile(job["code"], "__test__.py", "exec"), module.__dict__)
+                changed = restore()
+                exec(compile("\n" + job["test"], "__test__.py", "exec"), module.__dict__)
+                if changed or restore():
+                    counts["bad"] += 1
+                    notes.append("the test framework was changed")
+            else:
+                exec(compile(job["code"] + "\n" + job["test"], "__test__.py", "exec"), module.__dict__)
+            sys.modules["__test__"] = module
+            suite = load(find(module, "TestCases"))
+            if hardened:
+                suite.run(result)
+                ok = counts["ran"] == counts["passed"] == job["tests"] and counts["bad"] == 0
+                message = "; ".join(notes) or f"{counts['passed']} of {job['tests']} tests passed"
+            else:
+                plain = unittest.TestResult()
+                suite.run(plain)
+                issues = plain.failures + plain.errors
+                ok, message = not issues, "; ".join(f"{test.id()}: {trace.splitlines()[-1]}" for test, trace in issues)
+    except BaseException as error:
+        ok, message = False, f"{type(error).__name__}: {error}"
+    nonce = read(rest_of_stdin, 4096)
+    text = b"\n" + nonce + dumps({"passed": bool(ok), "message": str(message)[:1000]}).encode() + b"\n"
+    while text:
+        text = text[say(verdict_out, text) :]
+    exit_now(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""pass@k and its uncertainty."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.statistics import Interval
+
+RESAMPLES = 10_000
+_CHUNK = 500
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate of the chance that one of k samples passes, from n samples of which c pass.
+
+    Chen et al. 2021 (arXiv 2107.03374), equation 1, in the official harness' own expression: it agrees to the last bit,
+    which `1 - comb(n - c, k) / comb(n, k)` does not. Needs n >= k.
+    """
+    if n - c < k:
+        return 1.0
+    return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
+
+
+def possible_ks(counts: Mapping[str, int], wanted: Sequence[int] | None, default: Sequence[int]) -> tuple[int, ...]:
+    """The k to report for these numbers of samples by problem.
+
+    Without `wanted`: those of `default` for which every problem has enough samples, as the official harness does.
+    Raises MarlRayError naming a problem with fewer samples than a wanted k.
+    """
+    task_id, fewest = min(counts.items(), key=lambda item: item[1])
+    if wanted is None:
+        return tuple(k for k in default if k <= fewest)
+    for k in wanted:
+        if k < 1:
+            raise MarlRayError(f"--k {k}: expected at least 1")
+        if k > fewest:
+            raise MarlRayError(f"--k {k}: problem {task_id!r} has only {fewest} sample{'s' * (fewest != 1)}")
+    return tuple(sorted(set(wanted)))
+
+
+def bootstrap(
+    groups: Sequence[np.ndarray], weights: Sequence[float], confidence: float = 0.95, seed: int = 0
+) -> Interval:
+    """Weighted mean of the groups' means, with its percentile bootstrap interval over problems.
+
+    A group is a benchmark: (problems,) scores in [0, 1], drawn anew within it. Weights are relative. The interval says
+    how much the value depends on which problems were asked; where all scores are equal it has no width.
+    """
+    scores = [np.asarray(group, float) for group in groups]
+    share = np.asarray(weights, float)
+    if not scores or any(not len(group) for group in scores) or (share < 0).any() or share.sum() <= 0:
+        raise MarlRayError("aggregate: expected evaluations with problems, and weights that add up to more than 0")
+    share = share / share.sum()
+    value = float(sum(part * group.mean() for part, group in zip(share, scores, strict=True)))
+    generator, means = np.random.default_rng(seed), np.zeros(RESAMPLES)
+    for part, group in zip(share, scores, strict=True):
+        for begin in range(0, RESAMPLES, _CHUNK):
+            drawn = group[generator.integers(len(group), size=(_CHUNK, len(group)))]
+            means[begin : begin + _CHUNK] += part * drawn.mean(axis=1)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(value, float(low), float(high))

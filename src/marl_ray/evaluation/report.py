@@ -1,0 +1,154 @@
+"""The report of an evaluation: numbers, what they are of, and every problem; as JSON and as Markdown."""
+
+import json
+import platform
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_ray import __version__
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks.base import Mode
+from marl_ray.evaluation.pass_at_k import bootstrap, pass_at_k
+from marl_ray.evaluation.statistics import Interval
+
+REPORT, MARKDOWN = "report.json", "report.md"
+SHOWN = 50
+"""How many task ids of a kind the Markdown lists."""
+
+
+def make_report(
+    manifest: Mapping[str, Any],
+    task_ids: Sequence[str],
+    rows: Iterable[Mapping[str, Any]],
+    modes: Sequence[Mode],
+    ks: Sequence[int],
+    filtered: Sequence[str] = (),
+    unchecked: int = 0,
+) -> dict[str, Any]:
+    """Numbers of the samples' results. `filtered` problems (their references fail) are counted and left out.
+
+    Problems are in the order of `task_ids`, so the means do not depend on the order in which samples were scored.
+    """
+    left_out = set(filtered)
+    kept = [task_id for task_id in task_ids if task_id not in left_out]
+    by_task: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_task[row["task_id"]].append(row)
+    if not kept:
+        raise MarlRayError("evaluate: the references of all problems fail here, so there is nothing to score")
+    for found in by_task.values():
+        found.sort(key=lambda row: row["sample"])
+    everything = [row for task_id in kept for row in by_task[task_id]]
+    verdicts = [(row, mode, row[mode]) for row in everything for mode in modes if row[mode]]
+    return {
+        "evaluation": dict(manifest),
+        "scores": {mode: _scores([t for t in kept if by_task[t][0][mode]], by_task, mode, ks) for mode in modes},
+        "problems": {task_id: _problem(by_task[task_id], modes, ks) for task_id in kept},
+        "filtered": list(filtered),
+        "not_judged": {mode: [t for t in kept if not by_task[t][0][mode]] for mode in modes},
+        "without_reference": unchecked,
+        "suspected_hacks": [_name(row) for row in everything if row["suspected_hack"]],
+        "flagged": {
+            _name(row): verdict["flags"] for row, _, verdict in verdicts if verdict["flags"] and verdict["passed"]
+        },
+        "verdicts": {
+            mode: dict(Counter(_kind(verdict["result"]) for _, of, verdict in verdicts if of == mode).most_common())
+            for mode in modes
+        },
+        "levels": sorted({verdict["level"] for _, _, verdict in verdicts} - {""}),
+        "samples": len(everything),
+        "marl_ray": __version__,
+        "python": platform.python_version(),
+    }
+
+
+def _scores(
+    task_ids: Sequence[str], by_task: Mapping[str, Sequence[Mapping[str, Any]]], mode: Mode, ks: Sequence[int]
+) -> dict[str, dict[str, float]]:
+    found = {}
+    for k in ks:
+        scores = [pass_at_k(len(by_task[t]), sum(row[mode]["passed"] for row in by_task[t]), k) for t in task_ids]
+        found[f"pass@{k}"] = bootstrap([np.array(scores)], [1.0])._asdict()
+    return found
+
+
+def _problem(rows: Sequence[Mapping[str, Any]], modes: Sequence[Mode], ks: Sequence[int]) -> dict[str, Any]:
+    judged = [mode for mode in modes if rows[0][mode]]
+    correct = {mode: sum(row[mode]["passed"] for row in rows) for mode in judged}
+    scores = {mode: {f"pass@{k}": pass_at_k(len(rows), correct[mode], k) for k in ks} for mode in judged}
+    return {"samples": len(rows), "passed": correct} | scores
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['task_id']}#{row['sample']}"
+
+
+def _kind(result: str) -> str:
+    """What kind of verdict it is, such as `fail:wrong` of `fail:wrong: 1 is not 2`."""
+    first, _, rest = result.partition(":")
+    return f"fail:{rest.partition(':')[0]}" if first == "fail" else first
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """The report for people."""
+    about = report["evaluation"]
+    lines = [f"# {about['variant']}", "", "| mode | number | value | 95 % interval |", "|---|---|---|---|"]
+    for mode, scores in report["scores"].items():
+        for name, score in scores.items():
+            lines.append(f"| {mode} | {name} | {score['value']:.4f} | {score['low']:.4f} to {score['high']:.4f} |")
+    lines += [
+        "",
+        f"{report['samples']} samples of {len(report['problems'])} problems, limit {about['timeout_s']:g} s, "
+        f"sandbox level {', '.join(report['levels']) or 'none'}, Python {report['python']}, marl-ray {report['marl_ray']}.",
+        "Intervals are over problems (bootstrap).",
+        "",
+        f"- samples: {about['samples']}, sha256 {about['samples_sha256']}",
+        f"- problems: {about['data']}, sha256 {about['data_sha256']}",
+    ]
+    for mode, verdicts in report["verdicts"].items():
+        lines.append(f"- verdicts, {mode}: " + ", ".join(f"{name} {count}" for name, count in verdicts.items()))
+    if report["filtered"]:
+        lines.append(f"- left out, their own references fail: {len(report['filtered'])}: {_some(report['filtered'])}")
+    if report["without_reference"]:
+        lines.append(f"- without a reference to check them by: {report['without_reference']}")
+    for mode, task_ids in report["not_judged"].items():
+        if task_ids:
+            lines.append(f"- cannot be judged in {mode} mode and do not count there: {_some(task_ids)}")
+    hacks = report["suspected_hacks"]
+    lines.append(f"- suspected hacks, the modes disagree: {len(hacks)}{': ' + _some(hacks) if hacks else ''}")
+    if report["flagged"]:
+        flagged = [f"{name} ({', '.join(flags)})" for name, flags in report["flagged"].items()]
+        lines.append(f"- passed with suspicious words: {len(flagged)}: {_some(flagged)}")
+    return "\n".join(lines) + "\n"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def aggregate(
+    folders: Mapping[Path, float], number: str, mode: Mode
+) -> tuple[Interval, dict[str, tuple[float, float]]]:
+    """Weighted mean of one number over evaluations: its interval, and each one's variant with value and share.
+
+    Raises MarlRayError naming the folder that has no report, or not this number.
+    """
+    groups, parts = [], {}
+    for folder, weight in folders.items():
+        try:
+            report = json.loads((folder / REPORT).read_bytes())
+            groups.append(np.array([p[mode][number] for p in report["problems"].values() if mode in p["passed"]]))
+            parts[f"{report['evaluation']['variant']} [{folder}]"] = (report["scores"][mode][number]["value"], weight)
+        except OSError as error:
+            raise MarlRayError(f"{folder / REPORT}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise MarlRayError(f"{folder / REPORT}: not JSON") from error
+        except (KeyError, TypeError) as error:
+            raise MarlRayError(f"{folder / REPORT}: has no {number} of mode {mode}") from error
+    total = bootstrap(groups, list(folders.values()))
+    return total, parts

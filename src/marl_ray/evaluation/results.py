@@ -1,0 +1,112 @@
+"""The folder of an evaluation: what it is of, every result as soon as it is known, and the report.
+
+evaluation.json   benchmark, data, samples, limits: what may not change when it goes on
+results.jsonl     one line a sample, appended and synced; a line that a kill cut short is dropped
+report.json, report.md
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from marl_ray.errors import MarlRayError
+
+MANIFEST, RESULTS = "evaluation.json", "results.jsonl"
+PLACES = ("data", "samples")
+"""Where files lay: they may be elsewhere when an evaluation goes on; their digests may not differ."""
+Key = tuple[str, str, int]
+"""Of a result: what was run (`sample` or `reference`), task id, number."""
+
+
+class Results:
+    """Appends results; knows those that are there."""
+
+    def __init__(self, file: int, rows: dict[Key, dict[str, Any]]) -> None:
+        self._file = file
+        self.rows = rows
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write results; when this returns they are on the disk."""
+        new = [dict(row) for row in rows]
+        data = b"".join(json.dumps(row).encode() + b"\n" for row in new)
+        while data:
+            data = data[os.write(self._file, data) :]
+        os.fsync(self._file)
+        self.rows |= {key_of(row): row for row in new}
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """What a result is of."""
+    return row["what"], row["task_id"], row["sample"]
+
+
+@contextmanager
+def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Results]:
+    """Begin an evaluation in a folder, or go on with it.
+
+    Raises MarlRayError where the folder holds another evaluation (naming what differs), or one that is running now.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / RESULTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise MarlRayError(f"--out {folder}: cannot be written: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise MarlRayError(f"--out {folder}: another evaluation is writing there") from error
+        _same(folder, manifest, empty=os.fstat(file).st_size == 0)
+        yield Results(file, _read(folder / RESULTS, file))
+    finally:
+        os.close(file)
+
+
+def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
+    path = folder / MANIFEST
+    if not path.exists():
+        if not empty:
+            raise MarlRayError(f"--out {folder}: has {RESULTS} but no {MANIFEST}; choose another folder")
+        write_whole(path, json.dumps(manifest, indent=2) + "\n")
+        return
+    try:
+        before = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise MarlRayError(f"{path}: not JSON; choose another folder") from error
+    for key, value in manifest.items():
+        if key in PLACES:
+            continue
+        there = before.get(key) if isinstance(before, dict) else None
+        if there != value:
+            raise MarlRayError(
+                f"--out {folder}: holds an evaluation with {key} {there!r}, not {value!r}; choose another"
+            )
+
+
+def _read(path: Path, file: int) -> dict[Key, dict[str, Any]]:
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):  # a kill cut the last line short
+        os.ftruncate(file, whole)
+    found = {}
+    for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+            found[key_of(row)] = row
+        except (ValueError, KeyError, TypeError) as error:
+            raise MarlRayError(f"{path}:{number}: not a result; remove the line to have it measured again") from error
+    return found
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -1,0 +1,147 @@
+"""Rewards for code: what a program earns by its tests, its style and its speed.
+
+Hidden tests score; public tests only shape, by the difference of a potential (Ng et al. 1999), so over the turns of an
+episode shaping adds up to what the last answer passes and no detour earns more. Style and speed count only for programs
+that pass every hidden test, so neither is earned by doing less than was asked.
+"""
+
+from dataclasses import dataclass, replace
+
+from marl_ray.config import CodeRewardConfig
+from marl_ray.rewards.extraction import extract
+from marl_ray.rewards.outputs import outputs_match
+from marl_ray.rewards.style import style
+from marl_ray.sandbox import Limits, Pool, Status
+
+CPU_NOISE_S = 0.01
+"""Added to both CPU times: below it a difference is the machine's and not the program's."""
+_OUTPUT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class CallTest:
+    """Python statements that call the entry point and assert."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class StdioTest:
+    """What a program is given and what it should print."""
+
+    stdin: bytes
+    stdout: bytes
+
+
+Test = CallTest | StdioTest
+
+
+@dataclass(frozen=True)
+class CodeTask:
+    """A programming problem. Call tests need an entry point; stdio tests run the whole program."""
+
+    hidden: tuple[Test, ...]
+    public: tuple[Test, ...] = ()
+    entry_point: str = ""
+    setup: str = ""
+    """Trusted code that the tests need, such as imports. The program under test never sees it."""
+    reference: str = ""
+    """A correct program; needed for efficiency."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What some tests said."""
+
+    passed: int
+    total: int
+    cpu_s: float
+    verdicts: tuple[str, ...]
+
+    @property
+    def fraction(self) -> float:
+        """Of tests that passed; 0 where there is none."""
+        return self.passed / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True)
+class CodeReward:
+    """A reward and its parts; the parts are unweighted, in [0, 1]."""
+
+    score: float
+    """Correctness, style and efficiency, weighted."""
+    shaping: float
+    """Weighted change of the potential; add it to the score, or use it as the reward of a turn."""
+    correctness: float
+    style: float
+    efficiency: float
+    public: float
+    """Fraction of public tests: the next turn's `public_before`."""
+    code: str | None
+    """What was tested; None where the answer has no complete block."""
+    verdicts: tuple[str, ...]
+    """Of the hidden tests, in order. For people and logs, never for the policy."""
+
+
+def run_tests(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, limits: Limits) -> Tested:
+    """Run every test by itself, in hardened mode."""
+    passed, cpu_s, verdicts = 0, 0.0, []
+    for test in tests:
+        if isinstance(test, StdioTest):
+            ok, verdict, cpu = _run_stdio(pool, code, test, limits)
+        else:
+            judged = pool.judge(code, test.source, entry_point=task.entry_point, setup=task.setup, limits=limits)
+            ok, verdict, cpu = judged.passed, judged.verdict, judged.cpu_s
+        passed += ok
+        cpu_s += cpu
+        verdicts.append(verdict)
+    return Tested(passed, len(tests), cpu_s, tuple(verdicts))
+
+
+def code_reward(
+    pool: Pool,
+    task: CodeTask,
+    answer: str,
+    config: CodeRewardConfig,
+    *,
+    public_before: float = 0.0,
+    reference_cpu_s: float | None = None,
+) -> CodeReward:
+    """The reward of a model's answer (its code is extracted) to a task.
+
+    `public_before`: the fraction of public tests that the previous turn's answer passed. `reference_cpu_s`: what
+    `reference_cpu` measured, if at hand; the reference is run again otherwise.
+    """
+    code = extract(answer, task.entry_point)
+    limits = Limits(wall_s=config.timeout_s, memory_bytes=config.memory_bytes)
+    if code is None:
+        return CodeReward(0.0, -config.shaping * public_before, 0.0, 0.0, 0.0, 0.0, None, ("no code",))
+    public = run_tests(pool, code, task.public, task, limits).fraction
+    hidden = run_tests(pool, code, task.hidden, task, limits)
+    clean = fast = 0.0
+    if hidden.passed == hidden.total > 0:
+        clean = style(code) if config.style else 0.0
+        if config.efficiency:
+            reference = reference_cpu(pool, task, config) if reference_cpu_s is None else reference_cpu_s
+            if reference is not None:
+                fast = min(1.0, (reference + CPU_NOISE_S) / (hidden.cpu_s + CPU_NOISE_S))
+    score = config.correctness * hidden.fraction + config.style * clean + config.efficiency * fast
+    shaping = config.shaping * (public - public_before)
+    return CodeReward(score, shaping, hidden.fraction, clean, fast, public, code, hidden.verdicts)
+
+
+def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float | None:
+    """CPU seconds of the reference for all hidden tests; None, and so no efficiency, where there is none or it fails."""
+    if not task.reference:
+        return None
+    limits = Limits(wall_s=config.timeout_s, memory_bytes=config.memory_bytes)
+    measured = run_tests(pool, task.reference, task.hidden, task, limits)
+    return measured.cpu_s if measured.passed == measured.total else None
+
+
+def _run_stdio(pool: Pool, code: str, test: StdioTest, limits: Limits) -> tuple[bool, str, float]:
+    room = max(limits.output_bytes, _OUTPUT_BYTES, 2 * len(test.stdout))
+    done = pool.run(code, stdin=test.stdin, limits=replace(limits, output_bytes=room))
+    if done.status is not Status.OK:
+        return False, str(done.status), done.cpu_s
+    return (True, "passed", done.cpu_s) if outputs_match(done.stdout, test.stdout) else (False, "wrong", done.cpu_s)

@@ -1,0 +1,41 @@
+"""When what a program printed is what was expected: the compare of CodeContests.
+
+`OutputsMatch` and `ValuesMatch` of google-deepmind/code_contests, execution/tester_sandboxer.cc.
+"""
+
+import re
+
+PRECISION = 1e-5
+_LONGEST_NUMBER = 4096  # reading millions of digits as one number takes minutes; no expected output has such a token
+_NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?inf(?:inity)?")
+_NAN = re.compile(rb"[+-]?nan(?:\([a-z0-9_]*\))?")
+
+
+def outputs_match(output: bytes, expected: bytes) -> bool:
+    """Whether the tokens are equal, case aside, or are as many and pairwise equal as numbers to 1e-5, absolutely.
+
+    Tokens are parted by space, line feed, tab, carriage return and vertical tab. Numbers are compared as doubles, so
+    whole numbers beyond 2**53 may be equal to their neighbours. `inf` and `nan` are numbers, and equal to none.
+    """
+    given, wanted = _tokens(output), _tokens(expected)
+    return given == wanted or (len(given) == len(wanted) and all(map(_values_match, given, wanted)))
+
+
+def _tokens(text: bytes) -> list[bytes]:
+    return [token for token in re.split(rb"[ \n\t\r\v]+", text.lower()) if token]
+
+
+def _values_match(a: bytes, b: bytes) -> bool:
+    first, second = _number(a), _number(b)
+    if first is None or second is None:
+        return a == b
+    return abs(first - second) < PRECISION
+
+
+def _number(token: bytes) -> float | None:
+    """The value of what absl::SimpleAtod reads; None for the rest. Python's own float() reads more (`1_0`)."""
+    if len(token) > _LONGEST_NUMBER:
+        return None
+    if _NAN.fullmatch(token):
+        return float("nan")
+    return float(token) if _NUMBER.fullmatch(token) else None

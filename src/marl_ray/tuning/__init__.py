@@ -1,0 +1,1 @@
+"""Sweeps: many runs that differ in some keys, searched, stopped early, compared over seeds."""

@@ -1,0 +1,119 @@
+"""Files of a sweep under its storage, local or remote. JSON only; nothing is a pickle.
+
+NAME/sweep.json                       records of all trials, written by the sweep's driver
+NAME/trials/0003/trial.json           what the trial has, written by its process; the driver writes while it waits
+NAME/trials/0003/rows.jsonl           metrics, a row per iteration
+NAME/trials/0003/attempt-1/checkpoint-000010/   seed-0/, seed-1/, ...: a checkpoint of each seed
+NAME/trials/0003/bundles/seed-0/      the best bundle of each seed
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from marl_ray.errors import MarlRayError, one_line
+
+
+def absolute(storage: str) -> str:
+    """A storage folder as a URI or an absolute path."""
+    return storage if "://" in storage else str(Path(storage).resolve())
+
+
+class Folder:
+    """A folder of plain files on any storage. Errors of the storage are OSErrors, as everywhere."""
+
+    def __init__(self, storage: str, *parts: str):
+        """Raises MarlRayError if the storage cannot be used at all."""
+        try:
+            self.filesystem, root = fs.FileSystem.from_uri(absolute(storage))
+        except (OSError, ValueError) as error:
+            raise MarlRayError(f"storage: {storage!r} cannot be used: {one_line(error)}") from error
+        self.path = "/".join([root.rstrip("/"), *parts])
+        self.uri = "/".join([absolute(storage).rstrip("/"), *parts])
+        """As Ray takes it."""
+
+    def exists(self, name: str) -> bool:
+        return bool(self._kind(name) != fs.FileType.NotFound)
+
+    def _kind(self, name: str) -> Any:
+        return self.filesystem.get_file_info(f"{self.path}/{name}").type
+
+    def read_json(self, name: str) -> Any:
+        """None where there is no such file."""
+        if not self.exists(name):
+            return None
+        with self.filesystem.open_input_stream(f"{self.path}/{name}") as stream:
+            return json.loads(stream.read())
+
+    def write(self, name: str, data: bytes) -> None:
+        """In whole or not at all: object stores do so by themselves, elsewhere a file is moved into its place."""
+        target = f"{self.path}/{name}"
+        self.filesystem.create_dir(target.rpartition("/")[0])
+        if not isinstance(self.filesystem, fs.LocalFileSystem):
+            with self.filesystem.open_output_stream(target) as stream:
+                stream.write(data)
+            return
+        temporary = f"{target}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def write_json(self, name: str, data: Any) -> None:
+        self.write(name, json.dumps(data, indent=1).encode())
+
+    def read_rows(self) -> list[dict[str, float]]:
+        if not self.exists("rows.jsonl"):
+            return []
+        with self.filesystem.open_input_stream(f"{self.path}/rows.jsonl") as stream:
+            return [json.loads(line) for line in stream.read().splitlines()]
+
+    def write_rows(self, rows: list[dict[str, float]]) -> None:
+        self.write("rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def upload(self, local: Path, name: str) -> None:
+        self.filesystem.create_dir(f"{self.path}/{name}")
+        fs.copy_files(str(local), f"{self.path}/{name}", fs.LocalFileSystem(), self.filesystem, use_threads=False)
+
+    def upload_file(self, local: Path, name: str) -> None:
+        self.write(name, local.read_bytes())
+
+    def copy_from(self, other: "Folder", source: str, name: str) -> None:
+        """Copy a folder of another trial of the same sweep; what was there under the name goes."""
+        self.remove(name)
+        self.filesystem.create_dir(f"{self.path}/{name}")
+        fs.copy_files(
+            f"{other.path}/{source}", f"{self.path}/{name}", self.filesystem, self.filesystem, use_threads=False
+        )
+
+    def remove(self, name: str) -> None:
+        if self._kind(name) == fs.FileType.Directory:
+            self.filesystem.delete_dir(f"{self.path}/{name}")
+
+    @contextmanager
+    def local(self, name: str | None) -> Iterator[Path | None]:
+        """A local copy of a folder, or the folder itself where it is local."""
+        if name is None:
+            yield None
+        elif isinstance(self.filesystem, fs.LocalFileSystem):
+            yield Path(self.path, name)
+        else:
+            with tempfile.TemporaryDirectory(prefix="marl-ray-checkpoint-") as temporary:
+                fs.copy_files(f"{self.path}/{name}", temporary, self.filesystem, fs.LocalFileSystem())
+                yield Path(temporary)
+
+
+def trial_folder(storage: str, sweep: str, number: int) -> Folder:
+    """Its name is the trial's number, whichever process runs it: a lost one is taken up where it was."""
+    return Folder(storage, sweep, "trials", f"{number:04d}")

@@ -1,0 +1,157 @@
+"""The records of a sweep: every trial's values, state, cost and where its files are; the winner."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from marl_ray.config.sweep import MetricConfig, SweepConfig
+from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.schedulers import Standing
+
+RECORDS = "sweep.json"
+FAILED = ("failed", "lost", "refused")
+"""Endings that say nothing about the configuration's worth."""
+
+
+@dataclass
+class Record:
+    """One trial: a configuration with all its seeds."""
+
+    number: int
+    values: dict[str, Any]
+    """Dotted key -> value, of what varies; after an exploit the new ones."""
+    state: str = "running"
+    """`running` until the next decision point, `waiting` at one, `ended`."""
+    status: str = ""
+    """How it ended: `finished`, `stopped` (by the scheduler), `failed`, `lost` (its process died too often), `refused`
+    (before it started), `cut` (by the budget; goes on when that is raised)."""
+    error: str = ""
+    """One line, where it failed, was lost or refused."""
+    legs: int = 0
+    scores: dict[int, float] = field(default_factory=dict)
+    """Decision point -> score, greater is better."""
+    history: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Decision point of an exploit -> the values until then."""
+    exploits: list[dict[str, Any]] = field(default_factory=list)
+    """`at`, `donor`, `values`."""
+    objectives: list[float] | None = None
+    """The metrics at the end, in their own sign: IQM over the seeds, smoothed."""
+    steps: int = 0
+    """Environment steps that every seed has made."""
+    played: int = 0
+    """Environment steps paid for, all seeds together."""
+    seconds: float = 0.0
+    """Wall time."""
+    cpus: float = 0.0
+    """CPUs it occupies; `seconds * cpus` is its cost."""
+    gpus: float = 0.0
+    configs: list[dict[str, Any]] = field(default_factory=list)
+    """The run config of each seed, as given; `marl-ray train` takes one as a file."""
+    mlflow_run_id: str = ""
+
+    def standing(self) -> Standing:
+        state: Any = self.state
+        return Standing(self.number, state, self.scores, self.values, self.history)
+
+
+@dataclass
+class Records:
+    """A sweep."""
+
+    name: str
+    config: dict[str, Any]
+    """The sweep's config, resolved."""
+    identity: dict[str, Any]
+    """What must be equal to go on with it."""
+    status: str = "running"
+    """`running` (also where its driver was killed), `finished`, `cut` (by the budget)."""
+    error: str = ""
+    seconds: float = 0.0
+    """Wall time of all sittings."""
+    mlflow_run_id: str = ""
+    winner: int | None = None
+    winner_seed: int | None = None
+    """The seed of the winner's registered bundle: of middle score, so never the lucky one."""
+    winner_model: str = ""
+    """`models:/name/version`."""
+    trials: list[Record] = field(default_factory=list)
+
+    @property
+    def played(self) -> int:
+        return sum(record.played for record in self.trials)
+
+
+def identity_of(config: SweepConfig) -> dict[str, Any]:
+    """All but what may change when a sweep is taken up again."""
+    data = config.resolved()
+    return {key: value for key, value in data.items() if key not in ("budget", "max_concurrent", "storage")}
+
+
+def load_records(folder: Folder) -> Records | None:
+    """Raises ValueError or TypeError if the file is not a sweep's."""
+    data = folder.read_json(RECORDS)
+    if data is None:
+        return None
+    data.pop("format", None)
+    data["trials"] = [_record(trial) for trial in data["trials"]]
+    return Records(**data)
+
+
+def _record(data: dict[str, Any]) -> Record:
+    for key in ("rows", "bundles"):
+        data.pop(key, None)
+    for key in ("scores", "history"):
+        data[key] = {int(at): value for at, value in data[key].items()}
+    return Record(**data)
+
+
+def save_records(folder: Folder, records: Records) -> None:
+    """Write `sweep.json`, with the place of each trial's rows and bundles relative to it."""
+    data = asdict(records)
+    for trial in data["trials"]:
+        home = f"trials/{trial['number']:04d}"
+        trial["rows"] = f"{home}/rows.jsonl"
+        trial["bundles"] = {str(config["seed"]): f"{home}/bundles/seed-{config['seed']}" for config in trial["configs"]}
+    folder.write_json(RECORDS, {"format": 1} | data)
+
+
+def signed(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) -> list[float] | None:
+    """Objectives as scores: greater is better."""
+    if objectives is None:
+        return None
+    return [value if m.mode == "max" else -value for m, value in zip(metrics, objectives, strict=True)]
+
+
+def best(records: Records, metrics: Sequence[MetricConfig]) -> Record | None:
+    """The finished trial with the best first metric; if none has finished, the one that came furthest."""
+    scored = [record for record in records.trials if record.objectives is not None and record.status not in FAILED]
+    if not scored:
+        return None
+
+    def merit(record: Record) -> tuple[bool, int, float]:
+        found = signed(metrics, record.objectives)
+        value = -math.inf if found is None else found[0]
+        finished = record.status == "finished"
+        return finished, 0 if finished else record.steps, value
+
+    return max(scored, key=merit)
+
+
+def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: MetricConfig) -> int:
+    """The seed whose last value is the median of all seeds (the lower one of two)."""
+    last: dict[int, float] = {}
+    for row in rows:
+        last |= {seed: row[f"seed-{seed}/{metric.name}"] for seed in seeds if f"seed-{seed}/{metric.name}" in row}
+    ranked = sorted(seeds, key=lambda seed: last.get(seed, -math.inf) * (1 if metric.mode == "max" else -1))
+    return ranked[(len(ranked) - 1) // 2]
+
+
+def shown(values: Mapping[str, Any]) -> str:
+    """A configuration in a line."""
+    return " ".join(
+        f"{key.removeprefix('hyper.')}={value:.4g}"
+        if isinstance(value, float)
+        else f"{key.removeprefix('hyper.')}={value}"
+        for key, value in values.items()
+    )

@@ -1,0 +1,271 @@
+"""Sweeps on a real Ray: grids, exploits that copy weights, resume, faults."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from marl_ray.cluster import jobs
+from marl_ray.cluster.local import LocalRay
+from marl_ray.config import RunConfig, parse_config
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundle import load_bundle
+from marl_ray.tuning.driver import SweepOutcome, check_sweep, run_sweep
+
+TOY: dict[str, Any] = {
+    "env": {"id": "toy_envs:countdown"},
+    "train": {"total_steps": 192, "env_copies": 4, "horizon": 8},
+    "checkpoint": {"every": 2},
+    "hyper": {"lr": 0.01, "epochs": 2, "minibatches": 2},
+}
+
+
+def sweep_config(storage: Path, **keys: Any) -> SweepConfig:
+    data = {"name": "toy-sweep", "run": TOY, "seeds": 2, "storage": str(storage)} | keys
+    return parse_config(SweepConfig, data)
+
+
+def sweep(storage: Path, **keys: Any) -> SweepOutcome:
+    config = sweep_config(storage, **keys)
+    check_sweep(config)
+    return run_sweep(config)
+
+
+def rows_of(outcome: SweepOutcome, number: int) -> list[dict[str, float]]:
+    path = Path(outcome.folder, "trials", f"{number:04d}", "rows.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def tensors(checkpoint: Path, folder: Path) -> dict[str, Any]:
+    """Everything that a checkpoint's weights hold: `model` and `optimizer` of each policy, whatever workers wrote it."""
+    folder.mkdir(exist_ok=True)
+    dcp_to_torch_save(checkpoint / "seed-0" / "weights", folder / "whole.pt")
+    return flat(torch.load(folder / "whole.pt", weights_only=False))
+
+
+def flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(data, dict):
+        return {k: v for key, value in data.items() for k, v in flat(value, f"{prefix}/{key}").items()}
+    if isinstance(data, list | tuple):
+        return {k: v for key, value in enumerate(data) for k, v in flat(value, f"{prefix}/{key}").items()}
+    return {prefix: data}
+
+
+def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(ray_cluster: LocalRay, tmp_path: Path):
+    grid = {
+        "algorithm": {"grid": ["ippo", "grpo"]},
+        "train.group_size": {"grid": [2], "when": {"algorithm": ["grpo"]}},
+    }
+    outcome = sweep(tmp_path, space=grid)
+    records = outcome.records
+    assert [trial.status for trial in records.trials] == ["finished", "finished"], [t.error for t in records.trials]
+    assert [trial.values for trial in records.trials] == [
+        {"algorithm": "ippo"},
+        {"algorithm": "grpo", "train.group_size": 2},
+    ]
+    written = json.loads(Path(outcome.folder, "sweep.json").read_text())
+    for trial, record in zip(written["trials"], records.trials, strict=True):
+        rows = rows_of(outcome, record.number)
+        assert rows[-1]["steps"] >= 192
+        assert rows[-1]["objective/return"] == record.objectives[0]
+        assert {"seed-0/return", "seed-1/return", "policy_loss"} <= set(rows[-1])
+        assert record.played == rows[-1]["played"] >= 2 * 192
+        assert record.seconds > 0
+        assert [
+            load_bundle(Path(outcome.folder, path)).manifest.lineage.seed for path in trial["bundles"].values()
+        ] == [
+            0,
+            1,
+        ]
+        assert parse_config(RunConfig, trial["configs"][1]).seed == 1
+
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    children = client.search_runs(["1"], f"tags.`mlflow.parentRunId` = '{records.mlflow_run_id}'")
+    assert {child.data.tags["trial"] for child in children} == {"0000", "0001"}
+    assert {child.info.status for child in children} == {"FINISHED"}
+    assert client.get_run(records.mlflow_run_id).info.status == "FINISHED"
+    assert all("objective/return" in child.data.metrics for child in children)
+    assert records.winner_model == "models:/toy-sweep/1"
+    best = max(records.trials, key=lambda trial: trial.objectives[0])
+    assert records.winner == best.number
+    served = load_bundle(records.winner_model, f"sqlite:///{tmp_path}/mlflow.db")
+    assert served.manifest.lineage.run == f"toy-sweep-{best.number:04d}-seed-{records.winner_seed}"
+
+    again = run_sweep(sweep_config(tmp_path, space=grid))
+    assert [trial.legs for trial in again.records.trials] == [1, 1]
+    assert again.records.winner_model == records.winner_model
+    with pytest.raises(MarlRayError, match=r"name: sweep 'toy-sweep' exists under .* with another seeds; choose"):
+        run_sweep(sweep_config(tmp_path, space=grid, seeds=3))
+
+
+def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, tmp_path: Path):
+    disk = tmp_path / "toy-sweep" / "trials" / "0001"
+    disk.mkdir(parents=True)
+    full = (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", disk], capture_output=True).returncode == 0
+    )
+    fragile = {"marker": str(tmp_path / "died"), "at": 11}
+    try:
+        outcome = sweep(
+            tmp_path,
+            space={
+                "env.id": {"grid": ["toy_envs:countdown", "toy_envs:poisoned", "toy_envs:fragile"]},
+                "env.kwargs": {
+                    "grid": [fragile, {"marker": "/no/such/folder", "at": 5}],
+                    "when": {"env.id": ["toy_envs:fragile"]},
+                },
+                "env.kwargs.after": {"grid": [3], "when": {"env.id": ["toy_envs:poisoned"]}},
+                "resources.cpus_per_worker": {"grid": [1.0, 3.0, 9.0], "when": {"env.id": ["toy_envs:countdown"]}},
+            },
+        )
+    finally:
+        if full:
+            subprocess.run(["umount", disk], check=True)
+    found = [(trial.status, trial.error) for trial in outcome.records.trials]
+    assert found[0] == ("finished", "")
+    assert found[1][0] == ("failed" if full else "finished")
+    assert ("No space left on device" in found[1][1]) == full
+    assert found[2][0] == "refused"
+    assert "resources.workers=1 with cpus_per_worker=9 needs 9 CPUs" in found[2][1]
+    assert found[3][0] == "failed"
+    assert found[3][1].startswith("seed 0: policy 'shared', iteration")
+    assert Path(fragile["marker"]).exists()  # its process was lost, and it was taken up again
+    assert found[4] == ("finished", "")
+    assert found[5][0] == "failed"
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/folder'" in found[5][1]
+    assert not any("\n" in error for _, error in found)
+    assert outcome.records.status == "finished"
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    runs = client.search_runs(["1"], f"tags.`mlflow.parentRunId` = '{outcome.records.mlflow_run_id}'")
+    assert {run.data.tags["trial"]: run.data.tags.get("error", "") for run in runs} == {
+        f"{trial.number:04d}": trial.error for trial in outcome.records.trials
+    }
+
+
+def test_a_metric_that_is_never_reported_is_named_with_those_that_are(ray_cluster: LocalRay, tmp_path: Path):
+    outcome = sweep(tmp_path, space={"hyper.lr": {"grid": [0.01]}}, seeds=1, metric="retrun")
+    (trial,) = outcome.records.trials
+    assert trial.status == "failed"
+    assert trial.error.startswith("metric 'retrun' is never reported; a run reports clip_fraction, ")
+    assert outcome.records.winner is None
+
+
+KILLED = """
+import json, sys
+import ray
+from marl_ray.config import parse_config
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.tuning.driver import run_sweep
+ray.init(address=sys.argv[1], log_to_driver=False)
+run_sweep(parse_config(SweepConfig, json.loads(sys.argv[2])))
+"""
+
+
+def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: LocalRay, tmp_path: Path):
+    keys: dict[str, Any] = {
+        "run": TOY,
+        "set": {"train.total_steps": 640, "checkpoint.every": 1},
+        "space": {"hyper.lr": {"grid": [0.001, 0.003, 0.01, 0.03]}},
+        "scheduler": {"kind": "asha", "grace": 160, "reduction": 2},
+        "max_concurrent": 1,
+        "seeds": 2,
+    }
+    calm = sweep(tmp_path / "calm", **keys)
+    config = {"name": "toy-sweep", "storage": str(tmp_path / "killed")} | keys
+    process = subprocess.Popen([sys.executable, "-c", KILLED, ray_cluster.address, json.dumps(config)])
+    records = tmp_path / "killed" / "toy-sweep" / "sweep.json"
+    try:
+        deadline = time.monotonic() + 200
+        while not records.exists() or sum(bool(t["scores"]) for t in json.loads(records.read_text())["trials"]) < 2:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait(30)
+    before = json.loads(records.read_text())["trials"]
+    assert any(trial["state"] != "ended" for trial in before)
+    resumed = run_sweep(parse_config(SweepConfig, config))
+    ends = [(t.status, t.steps, t.scores, t.objectives, t.played) for t in resumed.records.trials]
+    assert ends == [(t.status, t.steps, t.scores, t.objectives, t.played) for t in calm.records.trials]
+    assert resumed.records.winner == calm.records.winner
+    for number in range(4):
+        curves = [
+            [
+                (row["iteration"], row["steps"], row["objective/return"], row["seed-1/return"])
+                for row in rows_of(o, number)
+            ]
+            for o in (calm, resumed)
+        ]
+        assert curves[0] == curves[1]
+
+
+@pytest.mark.timeout(900)  # worker groups start four times, on a machine that may be busy
+def test_an_exploit_copies_weights_and_optimiser_state_between_trials_of_two_workers(
+    ray_cluster: LocalRay, tmp_path: Path
+):
+    outcome = sweep(
+        tmp_path,
+        set={"train.total_steps": 128, "resources.workers": 2, "checkpoint.keep": 100},
+        space={"hyper.lr": {"choice": [0.01, 0.02, 0.04]}, "hyper.entropy_coef": {"uniform": [0.0, 0.02]}},
+        search={"kind": "random", "seed": 1},
+        scheduler={"kind": "pbt", "interval": 64, "quantile": 0.5, "resample": 0.0},
+        budget={"trials": 2},
+        seeds=1,
+    )
+    trials = outcome.records.trials
+    assert [trial.status for trial in trials] == ["finished", "finished"], [trial.error for trial in trials]
+    ((recipient, exploit),) = [(trial, exploit) for trial in trials for exploit in trial.exploits]
+    assert exploit["at"] == 64 and exploit["values"] != recipient.history[64]
+    check_exploit(Path(outcome.folder), recipient.number, exploit, tmp_path)
+
+
+def check_exploit(folder: Path, recipient: int, exploit: dict[str, Any], scratch: Path) -> None:
+    """The donor's last checkpoint before the exploit, and the first that the recipient's workers wrote after it, from what
+    is in their learners: equal but for the hyper-parameters, which are the exploit's."""
+    (theirs,) = (folder / f"trials/{exploit['donor']:04d}").glob("attempt-1/checkpoint-000002-*")
+    (ours,) = (folder / f"trials/{recipient:04d}").glob("attempt-2/checkpoint-000002-*")
+    given, got = tensors(theirs, scratch / "a"), tensors(ours, scratch / "b")
+    assert set(given) == set(got)
+    assert any("/optimizer/" in key and key.endswith("exp_avg_sq") for key in given)
+    assert any("/model/" in key for key in given)
+    rates = {key for key in given if key.endswith(("lr", "initial_lr"))}
+    for key in set(given) - rates:
+        same = torch.equal(given[key], got[key]) if isinstance(given[key], torch.Tensor) else given[key] == got[key]
+        assert same, key
+    assert {got[key] for key in rates} == {exploit["values"]["hyper.lr"]}
+    learner = json.loads((ours / "seed-0" / "state.json").read_text())["learners"]["shared"]
+    assert learner["entropy_coef"] == exploit["values"]["hyper.entropy_coef"]
+
+
+@pytest.mark.timeout(900)
+def test_a_trial_of_two_workers_of_which_one_dies_goes_on_from_its_checkpoint(ray_cluster: LocalRay, tmp_path: Path):
+    marker = tmp_path / "died"
+    outcome = sweep(
+        tmp_path,
+        set={"resources.workers": 2, "checkpoint.every": 1, "env.kwargs": {"marker": str(marker), "at": 35}},
+        space={"env.id": {"grid": ["toy_envs:fragile"]}},
+    )
+    (trial,) = outcome.records.trials
+    assert (trial.status, trial.error) == ("finished", "")
+    assert marker.exists()
+    assert trial.cpus == 2
+    assert [row["iteration"] for row in rows_of(outcome, 0)] == [1, 2, 3, 4, 5, 6]
+    assert trial.played == 2 * 192
+
+
+def test_a_sweep_runs_as_a_job(ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", ray_cluster.token)
+    (tmp_path / "run.yaml").write_text(json.dumps(TOY | {"name": "run"}))
+    file = tmp_path / "sweep.yaml"
+    file.write_text(json.dumps({"name": "job", "run": "run.yaml", "seeds": 1, "space": {"hyper.lr": {"grid": [0.01]}}}))
+    overrides = [f"storage={tmp_path}"]
+    assert jobs.submit("sweep", file, overrides, address=ray_cluster.dashboard_url, python=sys.executable) == 0
+    assert json.loads((tmp_path / "job" / "sweep.json").read_text())["winner"] == 0

@@ -1,0 +1,386 @@
+"""Every benchmark: how its files are read, and what its verdicts are."""
+
+import ast
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks import BENCHMARKS, Problem, Row, Source
+from marl_ray.evaluation.benchmarks.codecontests import ContestProblem
+from marl_ray.evaluation.files import ANY, load
+from marl_ray.evaluation.samples import Sample
+from marl_ray.evaluation.scoring import MAX_SOURCE_BYTES, Job, make_pool, score
+from marl_ray.rewards import outputs_match
+from marl_ray.sandbox import Level, Pool
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+FILES = {
+    "humaneval": "humaneval.jsonl",
+    "mbpp": "mbpp.jsonl",
+    "mbpp-sanitized": "sanitized-mbpp.json",
+    "bigcodebench-complete": "bigcodebench.jsonl",
+    "bigcodebench-instruct": "bigcodebench.jsonl",
+    "codecontests": "codecontests.jsonl",
+    "jsonl": "own.jsonl",
+}
+
+
+def problems(name: str, split: str | None = None, file: str | None = None) -> dict[str, Problem]:
+    data = load(BENCHMARKS[name], str(FIXTURES / (file or FILES[name])), split, ANY)
+    return {problem.task_id: problem for problem in data.problems}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with make_pool(1, {"numpy"}, Level.LIMITS) as pool:
+        yield pool
+
+
+def judged(pool: Pool, problem: Problem, text: str, kind="solution", timeout_s=3.0):
+    """Passed, by mode, and the whole result."""
+    job = Job("sample", Sample(problem, 0, Source(kind, text)), problem.modes, timeout_s)
+    row = score(pool, job)
+    return {mode: row[mode]["passed"] for mode in problem.modes}, row
+
+
+BOTH = {"official": True, "hardened": True}
+NEITHER = {"official": False, "hardened": False}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_references_pass_in_every_mode_they_can_be_judged_in(pool, name):
+    for problem in problems(name).values():
+        if problem.task_id in ("1_B. Any", "BigCodeBench/1", "Mbpp/12"):  # many right answers; needs pandas; see below
+            continue
+        found = [judged(pool, problem, reference)[0] for reference in problem.references]
+        assert not found or all(found[-1].values())
+
+
+def test_a_humaneval_program_is_the_prompt_the_sample_the_test_and_the_check(pool):
+    problem = problems("humaneval")["own/0"]
+    assert problem.program(Source("completion", "    return 1")).startswith("from typing import List")
+    for kind, text in (
+        ("completion", "    return sum(n for n in numbers if n % 2 == 0)"),
+        ("solution", "def total(numbers: List[int]):\n    return sum(n for n in numbers if n % 2 == 0)"),
+        (
+            "output",
+            "Sure!\n```python\ndef total(numbers):\n    return sum(n for n in numbers if n % 2 == 0)\n```\nDone.",
+        ),
+    ):
+        assert judged(pool, problem, text, kind)[0] == BOTH
+
+
+@pytest.mark.parametrize(
+    ("body", "official", "hardened"),
+    [
+        ("    return 0", "failed: ", "fail:wrong"),
+        ("    return 1 / 0", "failed: division by zero", "fail:error: ZeroDivisionError"),
+        ("    return input()", "failed: ", "fail:"),
+        ("    exit()", "failed: 'NoneType' object is not callable", "fail:"),
+        ("    raise SystemExit", "failed: ", "fail:exit"),
+        ("    while True: pass", "timed out", "timeout"),
+        ("    return (", "failed: '(' was never closed", "fail:error: SyntaxError"),
+        ("    return '\0'", "failed: source code string cannot contain null bytes", "fail:"),
+        ("    return '\ud800'", "failed: 'utf-8' codec can't encode character", "fail:"),
+    ],
+)
+def test_what_fails_has_the_official_words(pool, body, official, hardened):
+    passed, row = judged(pool, problems("humaneval")["own/0"], body, "completion", timeout_s=0.5)
+    assert passed == NEITHER
+    assert row["official"]["result"].startswith(official)
+    assert row["hardened"]["result"].startswith(hardened), row
+
+
+EQUAL = "    class Equal(int):\n        def __eq__(self, other):\n            return True\n    return Equal()"
+FRAMES = """    import sys
+    frame = sys._getframe()
+    while frame:
+        if "result" in frame.f_locals:
+            frame.f_locals["result"].append("passed")
+        frame = frame.f_back
+    return -1"""
+
+
+@pytest.mark.parametrize("body", [EQUAL, FRAMES], ids=["always equal", "walks frames"])
+def test_a_forged_official_pass_is_a_suspected_hack(pool, body):
+    passed, row = judged(pool, problems("humaneval")["own/0"], body, "completion")
+    assert passed == {"official": True, "hardened": False} and row["suspected_hack"]
+
+
+def test_functions_that_the_official_guard_takes_away_fail_in_official_mode_alone(pool):
+    body = "    import os\n    os.getcwd()\n    return sum(n for n in numbers if n % 2 == 0)"
+    passed, row = judged(pool, problems("humaneval")["own/0"], body, "completion")
+    assert passed == {"official": False, "hardened": True} and row["suspected_hack"]
+
+
+def test_answers_without_a_complete_block_and_oversized_programs_are_not_run(pool):
+    problem = problems("humaneval")["own/0"]
+    passed, row = judged(pool, problem, "```python\ndef total", "output")
+    assert passed == NEITHER and row["official"]["result"] == "no code" and row["extracted"] is None
+    assert row["raw"] == "```python\ndef total"
+    passed, row = judged(pool, problem, "#" * (MAX_SOURCE_BYTES + 1))
+    assert passed == NEITHER and row["hardened"]["result"] == "too large"
+
+
+def test_a_program_of_ten_megabytes_has_an_ordinary_verdict(pool):
+    text = "    return sum(n for n in numbers if n % 2 == 0)\n#" + "x" * 10_000_000
+    assert judged(pool, problems("humaneval")["own/0"], text, "completion", timeout_s=20.0)[0] == BOTH
+
+
+def test_the_mbpp_prompt_is_the_papers_with_problems_2_3_and_4():
+    prompt = problems("mbpp")["Mbpp/11"].prompt
+    assert prompt.count("You are an expert Python programmer, and here is your task: ") == 4
+    assert prompt.startswith(
+        "You are an expert Python programmer, and here is your task: Write a function to join two lists without repeats, "
+        "sorted. Your code should pass these tests:\n\nassert join([1], [2]) == [1, 2]\nassert join([2], [2]) == [2]\n"
+        "assert join([], []) == []\n[BEGIN]\ndef join(a, b):\n\treturn sorted(set(a) | set(b))\n[DONE]\nYou are"
+    )
+    assert prompt.endswith("assert area(2) > 12\n[BEGIN]\n")
+
+
+def test_an_mbpp_completion_ends_at_the_stop_word(pool):
+    problem = problems("mbpp")["Mbpp/3"]
+    text = "def vowels(text):\n    return sum(map(text.count, 'aeiou'))\n[DONE]\nYou are an expert"
+    assert judged(pool, problem, text, "completion")[0] == BOTH
+
+
+def test_mbpp_tests_that_hand_over_objects_are_left_to_the_official_mode(pool):
+    data = load(BENCHMARKS["mbpp"], str(FIXTURES / "mbpp.jsonl"), sha256=ANY)
+    own = problems("mbpp")["Mbpp/12"]
+    passed, row = judged(pool, own, own.references[0])
+    assert passed == {"official": True, "hardened": False}
+    assert row["hardened"]["result"].startswith("fail:nonbuiltin: argument of type Link")
+    assert all(problem.modes == ("official", "hardened") for problem in data.problems)
+
+
+def test_mbpp_without_the_prompts_examples_is_refused(tmp_path):
+    lines = (FIXTURES / "mbpp.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "m.jsonl").write_text("".join(lines[1:]))
+    with pytest.raises(MarlRayError, match=r"m\.jsonl:1: problem 2 is missing"):
+        load(BENCHMARKS["mbpp"], str(tmp_path / "m.jsonl"), sha256=ANY)
+
+
+def test_mbpp_samples_may_name_their_problem_in_three_ways():
+    same = BENCHMARKS["mbpp"].same_id
+    assert {same("2"), same("Mbpp/2"), same("MBPP/2")} == {"Mbpp/2"}
+    assert same("HumanEval/2") == "HumanEval/2"
+
+
+def test_mbpp_splits_are_the_papers():
+    assert set(problems("mbpp", "test")) == {"Mbpp/11", "Mbpp/12"}
+    assert set(problems("mbpp", "prompt")) == {"Mbpp/2", "Mbpp/3", "Mbpp/4"}
+
+
+def test_bigcodebench_prompts_and_the_part_that_needs_no_packages():
+    assert problems("bigcodebench-complete")["BigCodeBench/0"].prompt.startswith("import random\ndef task_func")
+    assert problems("bigcodebench-instruct")["BigCodeBench/0"].prompt.startswith("A random number")
+    assert set(problems("bigcodebench-complete", "stdlib")) == {"BigCodeBench/0"}
+
+
+HEAD = "import random\n"
+RIGHT = "def task_func(low, high):\n    return random.randint(low, high)\n"
+WRONG = "def task_func(low, high):\n    return -1\n"
+
+
+CALLS_NOTHING = """def task_func(low, high):
+    if low > high:
+        raise ValueError
+    return 7 if high == 9 else 2
+"""
+FORGED = """import os
+for fd in range(64):
+    try: os.write(fd, b'{"passed": true}')
+    except OSError: pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "official", "hardened"),
+    [
+        (RIGHT, True, True),
+        (WRONG, False, False),
+        ("import unittest\ndef task_func(*_):\n    raise unittest.SkipTest('no')", True, False),
+        (
+            f"import unittest\nR = unittest.TestResult\nR.addFailure = R.addError = R.addSubTest = lambda *_: None\n{WRONG}",
+            True,
+            False,
+        ),
+        (
+            f"import unittest\nT = unittest.TestCase\nT.assertTrue = T.assertEqual = lambda *_: None\n{WRONG}",
+            False,
+            False,
+        ),
+        (
+            "import unittest\ndef task_func(*_):\n    unittest.TestCase.run = lambda *_: None\n    return 2",
+            False,
+            False,
+        ),
+        ("import os\ndef task_func(*_):\n    os._exit(0)", False, False),
+        ("def task_func(*_):\n    raise SystemExit(0)", False, False),
+        ("import sys\nsys.exit(0)", False, False),
+        ("import builtins\nbuiltins.all = builtins.len = lambda *_: 0\n" + WRONG, False, False),
+        ("def task_func(*_):\n    while True: pass", False, False),
+        (
+            FORGED + WRONG,
+            False,
+            False,
+        ),
+        ("def task_func(*_):\n    return 2\nclass TestCases: pass", False, False),
+        ("raise KeyboardInterrupt", False, False),
+        (
+            f"from unittest.mock import NonCallableMock as M\nM.assert_called_once_with = lambda *_: None\n{CALLS_NOTHING}",
+            True,
+            False,
+        ),
+    ],
+)
+def test_bigcodebench_verdicts_and_what_the_guards_catch(pool, code, official, hardened):
+    passed, row = judged(pool, problems("bigcodebench-complete")["BigCodeBench/0"], HEAD + code, timeout_s=2.0)
+    assert passed == {"official": official, "hardened": hardened}, row
+    assert row["suspected_hack"] is (official != hardened)
+
+
+def test_bigcodebench_flags_what_looks_at_its_judge(pool):
+    _, row = judged(pool, problems("bigcodebench-complete")["BigCodeBench/0"], HEAD + RIGHT + "# sys._getframe")
+    assert row["hardened"]["passed"] and row["hardened"]["flags"] == ("_getframe",)
+
+
+def test_codecontests_runs_all_tests_with_a_regular_file_as_stdin(pool):
+    problem = problems("codecontests")["1_A. Sums"]
+    assert isinstance(problem, ContestProblem) and len(problem.tests) == 3
+    assert judged(pool, problem, problem.references[1])[0] == BOTH
+    passed, row = judged(pool, problem, problem.references[0])  # reads stdin by its size; floats are one test too many
+    assert passed == NEITHER and row["official"]["result"] == "test 3 of 3: exit"
+
+
+@pytest.mark.parametrize(
+    ("program", "official", "hardened"),
+    [
+        ("print('yes')", True, True),
+        ("print('YES', flush=True)\n1 / 0", True, False),
+        ("import os\nprint('YES', flush=True)\nos.abort()", True, False),
+        ("print('NO')", False, False),
+        ("print('YES YES')", False, False),
+        ("", False, False),
+    ],
+)
+def test_codecontests_hardened_also_wants_a_good_end(pool, program, official, hardened):
+    passed, row = judged(pool, problems("codecontests")["1_C. Yes"], program)
+    assert passed == {"official": official, "hardened": hardened}
+    assert row["suspected_hack"] is (official != hardened)
+
+
+def test_sandboxfusions_sample_format_is_read(pool):
+    problem = problems("codecontests", file="sandboxfusion.jsonl")["echo"]
+    assert judged(pool, problem, "print(input())")[0] == BOTH
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"public_tests": {"input": ["1"], "output": []}}, "expected two lists of the same length"),
+        ({"public_tests": {"input": [], "output": []}}, "expected at least one test"),
+        ({"solutions": {"language": [3], "solution": []}}, "expected two lists of the same length"),
+        ({"public_tests": None}, "public_tests: Input should be"),
+        ({"content": "x", "labels": "?", "test": "[]"}, "expected SandboxFusion's JSON"),
+    ],
+)
+def test_bad_codecontests_rows_are_refused(change, message):
+    row = json.loads((FIXTURES / "codecontests.jsonl").read_text().splitlines()[1]) | change
+    with pytest.raises(MarlRayError, match=f"^f:1: .*{message}"):
+        BENCHMARKS["codecontests"].parse([Row("f:1", row)])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tset": []}, "tset: Extra inputs are not permitted"),
+        ({"tests": []}, "expected either tests or cases"),
+        ({"entry_point": ""}, "entry_point: expected with tests"),
+    ],
+)
+def test_bad_rows_of_our_own_format_are_refused(change, message):
+    row = json.loads((FIXTURES / "own.jsonl").read_text().splitlines()[0]) | change
+    with pytest.raises(MarlRayError, match=f"^f:1: {message}"):
+        BENCHMARKS["jsonl"].parse([Row("f:1", row)])
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "match"),
+    [
+        (b"YES", b"yes\n", True),
+        (b"1 2\n3", b"1\t2\r\n\v3 ", True),
+        (b"0.300001", b"0.3", True),
+        (b"0.30002", b"0.3", False),
+        (b"1e2", b"100", True),
+        (b"+5", b"5", True),
+        (b"5.", b"5", True),
+        (b"9007199254740993", b"9007199254740992", True),
+        (b"1000000.1", b"1000000", False),
+        (b"1_0", b"10", False),
+        (b"0x10", b"16", False),
+        (b"nan 1", b"nan 2", False),
+        (b"inf a", b"inf b", False),
+        (b"nan", b"NaN", True),
+        (b"nan 1.0", b"nan 1", False),
+        (b"a b", b"a", False),
+        (b"", b" \n", True),
+        (b"a\x0cb", b"a b", False),
+        (b"\xff", b"\xff", True),
+        ("\u0661".encode(), b"1", False),
+        (b"9" * 100_000, b"9" * 100_001, False),
+    ],
+)
+def test_outputs_are_compared_as_the_official_cpp_does(output, expected, match):
+    assert outputs_match(output, expected) is match
+
+
+@given(st.lists(st.floats(-1e3, 1e3) | st.integers(-999, 999) | st.text("abc", min_size=1), max_size=8))
+def test_white_space_and_case_never_matter(values):
+    tokens = [str(value) for value in values]
+    assert outputs_match(" ".join(tokens).upper().encode(), "\n".join(tokens).encode())
+
+
+def shared(name: str) -> str:
+    if not (SHARED / name).exists():
+        pytest.skip(f"needs {name} of the shared data")
+    return str(SHARED / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "sizes"),
+    [
+        ("humaneval", "HumanEval.jsonl.gz", {"all": 164}),
+        ("mbpp", "mbpp.jsonl", {"all": 974, "test": 500, "validation": 90, "train": 374, "prompt": 10}),
+        (
+            "mbpp-sanitized",
+            "sanitized-mbpp.json",
+            {"all": 427, "test": 257, "validation": 43, "train": 120, "prompt": 7},
+        ),
+        ("bigcodebench-complete", "BigCodeBench-v0.1.4-derived.jsonl.gz", {"all": 1140, "stdlib": 293}),
+        ("codecontests", "sandboxfusion_code_contests.jsonl", {"all": 20}),
+    ],
+)
+def test_the_real_files_are_known_and_have_their_sizes(name, file, sizes):
+    path = shared(file)
+    assert hashlib.sha256(Path(path).read_bytes()).hexdigest() in BENCHMARKS[name].known
+    assert {split: len(load(BENCHMARKS[name], path, split).problems) for split in sizes} == sizes
+    for split in sizes:
+        assert BENCHMARKS[name].title in load(BENCHMARKS[name], path, split).variant
+
+
+def test_the_program_inside_the_sandbox_needs_nothing_but_the_standard_library():
+    path = Path(__file__).parents[2] / "src/marl_ray/evaluation/benchmarks/unittest_driver.py"
+    tree = ast.parse(path.read_text())
+    imported = {
+        alias.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+    assert imported <= sys.stdlib_module_names

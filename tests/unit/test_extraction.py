@@ -1,0 +1,81 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_ray.rewards import blocks, defines, extract
+
+F = "def f(x):\n    return x\n"
+
+
+def fenced(code, info="python", fence="```"):
+    return f"{fence}{info}\n{code}{fence}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(fenced(F), F, id="one block"),
+        pytest.param("First:\n" + fenced("def f(): 1\n") + "Better:\n" + fenced(F), F, id="the last that defines it"),
+        pytest.param(fenced(F) + "Use it:\n" + fenced("print(f(1))\n"), F, id="a usage example comes after"),
+        pytest.param(fenced("x = 1\n") + fenced("y = 2\n"), "y = 2\n", id="none defines it: the last"),
+        pytest.param(fenced(F) + fenced("pip install f\n", "bash"), F, id="another language does not count"),
+        pytest.param(fenced(F, ""), F, id="no language"),
+        pytest.param(fenced(F, "Python title=a.py"), F, id="an attribute after the language"),
+        pytest.param(fenced(F, fence="~~~"), F, id="tildes"),
+        pytest.param(fenced(F).replace("\n", "\r\n"), F.replace("\n", "\r\n"), id="CRLF"),
+        pytest.param(
+            "````python\n" + F + "# ```\n```\n````\n", F + "# ```\n```\n", id="a longer fence holds a shorter"
+        ),
+        pytest.param("```python\n" + F, None, id="never closed"),
+        pytest.param(
+            fenced("y = 2\n") + "```python\n" + F, "y = 2\n", id="the last was cut off: a complete one before"
+        ),
+        pytest.param("def f(x):\n    return x\n", None, id="no fence at all"),
+        pytest.param("", None, id="nothing"),
+        pytest.param("inline ```def f(x): return x``` code", None, id="inline"),
+        pytest.param(fenced(""), "", id="an empty block"),
+        pytest.param(fenced("class f:\n    pass\n"), "class f:\n    pass\n", id="a class"),
+    ],
+)
+def test_the_last_complete_block_that_defines_the_entry_point(text, expected):
+    assert extract(text, "f") == expected
+
+
+def test_a_fence_on_a_line_of_a_string_ends_the_block_as_in_markdown():
+    assert extract('```python\ns = """\n```\n"""\n' + F + "```\n", "f") == 's = """\n'
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("def f(): pass", True),
+        ("async def f(): pass", True),
+        ("import x\nf = x.g", True),
+        ("f: int = 1", True),
+        ("def f[T](x: T): pass", True),
+        ("def ｆ(): pass", True),  # noqa: RUF001  the compiler reads it as f, too
+        ("    def f(): pass", False),
+        ("def ff(): pass", False),
+        ("f == 1", False),
+        ("f(1)", False),
+        ("# def f():", False),
+    ],
+)
+def test_what_defines_a_name(code, found):
+    assert defines(code, "f") is found
+
+
+@given(st.lists(st.text(alphabet="ab=\n \\\"'", max_size=30), max_size=5))
+def test_complete_blocks_come_back_as_they_were(codes):
+    codes = [code + "\n" for code in codes]
+    assert list(blocks("text\n".join(fenced(code) for code in codes))) == codes
+
+
+@given(st.text(alphabet="`~ \npython", max_size=200))
+def test_any_text_has_an_answer(text):
+    found = extract(text, "f")
+    assert found is None or isinstance(found, str)
+
+
+def test_ten_megabytes_are_searched_quickly():
+    assert extract("```python\n" + "x = 1\n" * 1_700_000 + "```\n", "f") is not None

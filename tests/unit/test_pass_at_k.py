@@ -1,0 +1,64 @@
+import math
+from fractions import Fraction
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.pass_at_k import bootstrap, pass_at_k, possible_ks
+
+
+def test_the_official_example_has_the_official_last_bit():
+    assert pass_at_k(6, 3, 1) == 0.4999999999999999
+    assert 1 - comb(3, 1) / comb(6, 1) == 0.5  # what the textbook formula gives
+
+
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_it_is_the_chance_that_one_of_k_drawn_samples_passes(case):
+    n, c, k = case
+    exact = 1 - Fraction(comb(n - c, k), comb(n, k))
+    assert math.isclose(pass_at_k(n, c, k), float(exact), abs_tol=1e-14)
+
+
+@given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
+def test_it_does_not_fall_as_k_grows(case):
+    n, c = case
+    values = [pass_at_k(n, c, k) for k in range(1, n + 1)]
+    assert values == sorted(values) and values[-1] == (c > 0)
+
+
+def test_default_ks_are_those_that_every_problem_has_samples_for():
+    assert possible_ks({"a": 10, "b": 12}, None, (1, 10, 100)) == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [((1, 5), r"--k 5: problem 'b' has only 2 samples"), ((0,), "--k 0: expected at least 1")],
+)
+def test_a_wanted_k_must_be_possible(wanted, message):
+    with pytest.raises(MarlRayError, match=message):
+        possible_ks({"a": 9, "b": 2}, wanted, (1,))
+
+
+def test_a_bootstrap_interval_covers_the_mean_and_narrows_with_problems():
+    few, many = (np.random.default_rng(0).random(n) for n in (20, 2000))
+    small, large = bootstrap([few], [1.0]), bootstrap([many], [1.0])
+    assert small.low < few.mean() < small.high and small.value == few.mean()
+    assert large.high - large.low < (small.high - small.low) / 5
+    assert bootstrap([few], [1.0]) == small
+
+
+def test_aggregates_are_means_by_weight_however_many_problems_a_benchmark_has():
+    found = bootstrap([np.ones(3), np.zeros(300)], [3.0, 1.0])
+    assert found == (0.75, 0.75, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("groups", "weights"), [([], []), ([np.ones(2)], [0.0]), ([np.ones(0)], [1.0]), ([np.ones(1)], [-1.0])]
+)
+def test_nothing_to_aggregate_is_an_error(groups, weights):
+    with pytest.raises(MarlRayError, match=r"^aggregate: expected"):
+        bootstrap(groups, weights)
