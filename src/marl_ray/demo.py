@@ -174,6 +174,8 @@ async def _play(url: str, name: str, episodes: int) -> tuple[dict[str, Any], lis
         )
         if ask(url, f"/v1/experiments/{name}")["status"] in OVER:
             break
+    else:  # not enough episodes for a proof; production stays, and the endpoint is free for the next
+        ask(url, f"/v1/experiments/{name}/stop", {"reason": f"undecided after {episodes} episodes"})
     return ask(url, f"/v1/experiments/{name}"), played
 
 

@@ -129,13 +129,17 @@ def test_a_job_trains_what_the_command_trains(ray_cluster: LocalRay, tmp_path: P
     assert trained(here) == trained(job) == trained(submitted)
 
 
-def test_the_demo_ends_with_a_verdict_and_leaves_nothing_behind(tmp_path: Path):
+def test_the_demo_promotes_a_good_team_rolls_back_a_bad_one_and_leaves_nothing_behind(tmp_path: Path):
     before = {process.pid for process in psutil.process_iter()}
-    done = command("marl-ray", "demo", "--episodes", "120", "--folder", str(tmp_path), timeout=290)
+    done = command("marl-ray", "demo", "--folder", str(tmp_path), timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"│ ippo +│ +0\.9\d\d", done.stdout), done.stdout
-    assert re.search(r"│ mappo +│ +0\.9\d\d", done.stdout), done.stdout
-    assert re.search(r"verdict +mappo is (no worse than ippo|better than ippo)", done.stdout), done.stdout
+    good, _, bad = done.stdout.partition("experiment gridworld-2:")
+    assert "experiment gridworld: promoted" in good, done.stdout
+    assert re.search(r"│ ippo +│ +0\.9\d\d", good) and re.search(r"│ mappo +│ +0\.9\d\d", good), done.stdout
+    assert "promote mappo" in good and "by gateway: the promotion bound holds" in good
+    assert bad.startswith(" rolled_back"), done.stdout
+    assert re.search(r"│ candidate +│.*│ +worse +│", bad), done.stdout
+    assert re.search(r"rollback candidate +by gateway: harm proven by outcome", bad), done.stdout
     (folder,) = tmp_path.iterdir()
     assert (folder / "learning_curves.png").stat().st_size > 10_000
     assert not [

@@ -31,6 +31,7 @@ CUT_S = 1.0
 """How soon after the acknowledgement of a rollback no replica exposes the arm any more."""
 QUIET_S = 2.0
 """Load before a fault and after all is whole again."""
+WRITTEN_S = 10.0
 AWAY_S = 10.0
 KILLS = {"replica": REPLICA, "controller": CONTROLLER, "proxy": PROXY}
 NOTICED_S = 2.0
@@ -214,6 +215,9 @@ def test_a_rollback_survives_the_death_of_all_replicas_and_a_redeployment(gatewa
     before = gateway.arms("cut-crash", sessions)
     assert set(before.values()) == {CONTROL, TREATMENT}
     gateway.post("/v1/experiments/cut-crash/rollback", {"reason": "test", "arm": TREATMENT})
+    deadline = time.monotonic() + WRITTEN_S  # what is killed takes the exposures of its last moments with it
+    while len(gateway.rows(schema.exposures, "cut-crash")) < len(sessions) and time.monotonic() < deadline:
+        time.sleep(0.05)
     victims = gateway.ray.actors(REPLICA)
     assert len(victims) == REPLICAS
     for victim in victims:

@@ -240,7 +240,7 @@ def test_a_wrong_key_changes_nothing_and_keeps_the_reason(browser: Any, site: Si
     look(browser)
     browser.get(f"{site.url}/ui/experiments/gridworld")
     press(browser, "pause", "wrong", "lunch")
-    wait_for(browser, "expected a known key")
+    wait_for(browser, "admin key: expected the secret")
     keep(browser, "wrong-key")
     assert browser.find_element(By.CSS_SELECTOR, ".chip").text == "Running"
     assert browser.find_element(By.NAME, "reason").get_attribute("value") == "lunch"

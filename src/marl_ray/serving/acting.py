@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
 
 SESSION_LENGTH = 256
-LOOK_UP_S = 0.5
+LOOK_UP_S = 2.0
 """How long an act waits for the database to tell a session's arm."""
 ACT_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "observations", "action_masks", "mode"})
 
