@@ -1,85 +1,33 @@
 """The experiment store on PostgreSQL: a server of the tests' own, in a temporary folder, on a socket in that folder."""
 
-import os
-import pwd
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from state_cases import *  # noqa: F403
 from store_cases import *  # noqa: F403
 from store_cases import config, exposure, look
+from toy_faults import postgres
 
 from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import ExperimentStore
 
-START_S = 60
-
-
-def _binaries() -> Path:
-    """Where initdb and pg_ctl are, or a skipped test."""
-    found = shutil.which("initdb")
-    folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if not folders or not (folders[-1] / "initdb").exists():
-        pytest.skip("no PostgreSQL server here: on Debian, as root, tests/need_servers.sh installs it")
-    return folders[-1]
-
-
-def _user() -> str | None:
-    """PostgreSQL refuses to run as root: then it runs as another user, else as this one."""
-    if os.getuid() != 0:
-        return None
-    known = {entry.pw_name for entry in pwd.getpwall()}
-    return "postgres" if "postgres" in known else "nobody"
-
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Path]:
-    """The folder with the socket of a running server."""
-    binaries, user = _binaries(), _user()
-    # Not pytest's own folder, which other users cannot enter.
-    folder = Path(tempfile.mkdtemp(prefix="marl-ray-pg-"))
+def make_url() -> Iterator[Callable[[], str]]:
+    with postgres() as server:
+        url, number = sa.make_url(server.url), count()
+        admin = sa.create_engine(url.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
 
-    def run(*command: str) -> None:
-        extra = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []} if user else {}
-        with (folder / "commands.log").open("a") as log:
-            done = subprocess.run(command, cwd=folder, stdout=log, stderr=log, timeout=START_S, **extra)
-        assert done.returncode == 0, (folder / "commands.log").read_text()
+        def make() -> str:
+            name = f"test{next(number)}"
+            with admin.connect() as connection:
+                connection.execute(sa.text(f"CREATE DATABASE {name}"))
+            return url.set(database=name).render_as_string()
 
-    try:
-        if user:
-            shutil.chown(folder, user, pwd.getpwnam(user).pw_gid)
-        data, control = str(folder / "data"), str(binaries / "pg_ctl")
-        run(str(binaries / "initdb"), "-D", data, "-U", "marl", "-A", "trust", "-E", "UTF8", "--no-sync")
-        # No TCP port, hence none that could be taken; and nothing here has to survive a power cut.
-        options = f"-k {folder} -c listen_addresses='' -c fsync=off"
-        run(control, "-D", data, "-l", str(folder / "server.log"), "-w", "-t", str(START_S), "-o", options, "start")
-        try:
-            yield folder
-        finally:
-            run(control, "-D", data, "-m", "immediate", "-w", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def make_url(server: Path) -> Iterator[Callable[[], str]]:
-    admin = sa.create_engine(f"postgresql+psycopg://marl@/postgres?host={server}", isolation_level="AUTOCOMMIT")
-    number = count()
-
-    def make() -> str:
-        name = f"test{next(number)}"
-        with admin.connect() as connection:
-            connection.execute(sa.text(f"CREATE DATABASE {name}"))
-        return f"postgresql://marl@/{name}?host={server}"
-
-    yield make
-    admin.dispose()
+        yield make
+        admin.dispose()
 
 
 def test_a_look_misses_nothing_of_transactions_that_end_in_another_order(url):

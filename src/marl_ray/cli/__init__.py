@@ -1,7 +1,6 @@
 """The command line. Every command imports what it needs when it runs, so `--help` answers at once."""
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marl_ray.cli import evaluation, serving, sweep
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.cli.options import LOCAL_DASHBOARD, Address, SubmissionId
+from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
     from marl_ray.config import RunConfig
@@ -59,12 +59,8 @@ def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = Fal
 def submit_train(
     config: ConfigFile,
     overrides: Overrides = None,
-    address: Annotated[
-        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="URL of the cluster's dashboard.")
-    ] = "http://127.0.0.1:8265",
-    submission_id: Annotated[
-        str | None, typer.Option(help="Name of the job; submitting it twice joins the first.")
-    ] = None,
+    address: Address = LOCAL_DASHBOARD,
+    submission_id: SubmissionId = None,
 ) -> None:
     """Train as a Ray Job: submit, follow its log, exit with its status."""
     from marl_ray.cluster.jobs import submit
@@ -131,24 +127,13 @@ def demo(
 
 
 def _train_here(run: "RunConfig") -> "Outcome":
-    import ray
-
-    from marl_ray.cluster.local import local_ray
+    from marl_ray.cluster.local import ray_here
     from marl_ray.training.driver import check_run
     from marl_ray.training.driver import train as train_on_ray
 
     check_run(run)
-    if "RAY_ADDRESS" not in os.environ:
-        with local_ray(dashboard=False):
-            return train_on_ray(run)
-    try:  # the address of a cluster; a Ray Job has it set
-        ray.init(log_to_driver=False, logging_level=logging.WARNING)
-    except (OSError, RuntimeError) as error:
-        raise MarlRayError(f"RAY_ADDRESS: no cluster at {os.environ['RAY_ADDRESS']!r}: {one_line(error)}") from error
-    try:
+    with ray_here():
         return train_on_ray(run)
-    finally:
-        ray.shutdown()
 
 
 def _print_config(config: Any) -> None:

@@ -1,6 +1,5 @@
 """The commands of evaluation: scoring ready samples on code benchmarks."""
 
-import logging
 import os
 import sys
 import time
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
     from marl_ray.evaluation.evaluate import Plan
@@ -137,21 +136,8 @@ def _here(workers: int | None, planned: "Plan") -> Iterator["Scorer"]:
 
 @contextmanager
 def _on_ray(workers: int | None, planned: "Plan") -> Iterator["Scorer"]:
-    import ray
-
-    from marl_ray.cluster.local import local_ray
+    from marl_ray.cluster.local import ray_here
     from marl_ray.evaluation.on_ray import ray_scorer
 
-    if "RAY_ADDRESS" not in os.environ:
-        with local_ray(dashboard=False), ray_scorer(workers, planned.packages, planned.min_level) as scorer:
-            yield scorer
-        return
-    try:  # the address of a cluster; a Ray Job has it set
-        ray.init(log_to_driver=False, logging_level=logging.WARNING)
-    except (OSError, RuntimeError) as error:
-        raise MarlRayError(f"RAY_ADDRESS: no cluster at {os.environ['RAY_ADDRESS']!r}: {one_line(error)}") from error
-    try:
-        with ray_scorer(workers, planned.packages, planned.min_level) as scorer:
-            yield scorer
-    finally:
-        ray.shutdown()
+    with ray_here(), ray_scorer(workers, planned.packages, planned.min_level) as scorer:
+        yield scorer

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from marl_ray.cli.options import LOCAL_DASHBOARD, Address
 from marl_ray.errors import MarlRayError
 
 experiment_app = typer.Typer(help="Look at and change the experiments of a gateway.", no_args_is_help=True)
@@ -23,9 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Serve config file.")],
-    address: Annotated[
-        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="URL of the cluster's dashboard.")
-    ] = "http://127.0.0.1:8265",
+    address: Address = LOCAL_DASHBOARD,
     timeout_s: Annotated[float, typer.Option(help="How long the deployment may take.")] = 120.0,
 ) -> None:
     """Deploy a gateway: check the Serve config strictly, deploy it, wait until it answers."""

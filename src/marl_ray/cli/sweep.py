@@ -1,10 +1,11 @@
 """The commands of sweeps."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from marl_ray.cli.options import LOCAL_DASHBOARD, Address, SubmissionId
 
 if TYPE_CHECKING:
     from marl_ray.config.sweep import SweepConfig
@@ -62,12 +63,8 @@ def sweep(
 def submit_sweep(
     config: SweepFile,
     overrides: Overrides = None,
-    address: Annotated[
-        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="URL of the cluster's dashboard.")
-    ] = "http://127.0.0.1:8265",
-    submission_id: Annotated[
-        str | None, typer.Option(help="Name of the job; submitting it twice joins the first.")
-    ] = None,
+    address: Address = LOCAL_DASHBOARD,
+    submission_id: SubmissionId = None,
 ) -> None:
     """Sweep as a Ray Job: submit, follow its log, exit with its status."""
     from marl_ray.cluster.jobs import submit
@@ -92,23 +89,9 @@ def _list(whole: "SweepConfig") -> None:
 
 
 def _sweep_here(whole: "SweepConfig", retry: bool) -> "SweepOutcome":
-    import logging
-
-    import ray
-
-    from marl_ray.cluster.local import local_ray
-    from marl_ray.errors import MarlRayError, one_line
+    from marl_ray.cluster.local import ray_here
     from marl_ray.tuning.driver import check_sweep, run_sweep
 
     check_sweep(whole)
-    if "RAY_ADDRESS" not in os.environ:
-        with local_ray(dashboard=False):
-            return run_sweep(whole, retry)
-    try:  # the address of a cluster; a Ray Job has it set
-        ray.init(log_to_driver=False, logging_level=logging.WARNING)
-    except (OSError, RuntimeError) as error:
-        raise MarlRayError(f"RAY_ADDRESS: no cluster at {os.environ['RAY_ADDRESS']!r}: {one_line(error)}") from error
-    try:
+    with ray_here():
         return run_sweep(whole, retry)
-    finally:
-        ray.shutdown()

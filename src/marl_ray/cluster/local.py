@@ -44,6 +44,28 @@ class LocalRay:
 
 
 @contextmanager
+def ray_here() -> Iterator[None]:
+    """The cluster of RAY_ADDRESS (a Ray Job has it set), or else a Ray of its own without a dashboard, within the block.
+
+    Raises MarlRayError if no cluster is at the address.
+    """
+    if "RAY_ADDRESS" not in os.environ:
+        with local_ray(dashboard=False):
+            yield
+        return
+    import ray
+
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+    except (OSError, RuntimeError) as error:
+        raise MarlRayError(f"RAY_ADDRESS: no cluster at {os.environ['RAY_ADDRESS']!r}: {one_line(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
 def local_ray(
     num_cpus: int | None = None,
     dashboard: bool = True,
