@@ -58,12 +58,15 @@ class Trajectories:
     """(B,) int64: index of the agent within the policy's agents."""
     turn: Tensor
     """(B,) int64: turn within the episode for token policies, else 0."""
+    prompts: Tensor | None = None
+    """(B, P) int64: token ids that the response followed, on the right, -1 before them; None for actor-critics, whose
+    `observations` say what they saw (a token policy's have D = 0)."""
 
     def __post_init__(self) -> None:
         batch, steps = self.log_probs.shape
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "states" or value is None:
+            if field.name in ("states", "prompts") or value is None:
                 continue
             expected = (batch,) if field.name in PER_SEQUENCE else (batch, steps)
             if tuple(value.shape[: len(expected)]) != expected:
@@ -71,7 +74,9 @@ class Trajectories:
 
     @property
     def agents(self) -> int:
-        """Rows per environment copy: the agents that the policy plays."""
+        """Rows per environment copy: the agents that the policy plays. 1 for token policies: any number of responses."""
+        if self.prompts is not None:
+            return 1
         return int(self.agent.max()) + 1
 
     def to(self, device: torch.device) -> "Trajectories":

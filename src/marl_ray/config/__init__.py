@@ -12,6 +12,7 @@ from marl_ray.config.experiment import (
 )
 from marl_ray.config.hyper import AlgorithmConfig
 from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
+from marl_ray.config.model import GenerationConfig, LoraConfig, ModelConfig
 from marl_ray.config.run import (
     CheckpointConfig,
     ConstraintConfig,
@@ -43,6 +44,9 @@ __all__ = [
     "EvaluationConfig",
     "ExperimentConfig",
     "GatewayConfig",
+    "GenerationConfig",
+    "LoraConfig",
+    "ModelConfig",
     "NetworkConfig",
     "PolicyConfig",
     "RateLimitConfig",

@@ -16,6 +16,7 @@ from pydantic import (
 from marl_ray.config.algorithms import SPECS, AlgorithmName, Spec
 from marl_ray.config.base import Config
 from marl_ray.config.hyper import AlgorithmConfig
+from marl_ray.config.model import GenerationConfig, ModelConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 Name = Field(pattern=NAME_PATTERN)
@@ -34,8 +35,9 @@ class EnvConfig(Config):
     """Which environment to train on."""
 
     id: str
-    """`MultiGrid-...-v0`, an mpe2 module such as `mpe2.simple_spread_v3`, or `package.module:callable` that returns a
-    PettingZoo parallel environment."""
+    """`MultiGrid-...-v0`, an mpe2 module such as `mpe2.simple_spread_v3`, a text environment (`code_team`, `react`, `math`),
+    or `package.module:callable` that returns a PettingZoo environment: AEC with Text spaces for language models, parallel
+    for all others."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments of the environment."""
     cost: CostConfig = CostConfig()
@@ -73,6 +75,11 @@ class PolicyConfig(Config):
     hyper: dict[str, Any] = {}
     """Keys of `hyper` that differ for this policy."""
     network: NetworkConfig = NetworkConfig()
+    """Of an actor-critic; not read where `model` is given."""
+    model: ModelConfig | None = None
+    """Makes the policy a language model."""
+    generation: GenerationConfig = GenerationConfig()
+    """How a language model samples its responses."""
     bundle: str | None = None
     """Start from these weights: a bundle folder or `models:/name/version`."""
     frozen: bool = False
@@ -80,16 +87,17 @@ class PolicyConfig(Config):
 
     @model_validator(mode="after")
     def _frozen_needs_weights(self) -> "PolicyConfig":
-        if self.frozen and self.bundle is None:
-            raise ValueError("frozen: true needs `bundle`, the weights to play with")
+        if self.frozen and self.bundle is None and (self.model is None or self.model.path is None):
+            raise ValueError("frozen: true needs `bundle` (or `model.path`), the weights to play with")
         return self
 
 
 class TrainConfig(Config):
     """How much experience is gathered, and in what portions."""
 
-    total_steps: PositiveInt = 100_000
-    """Environment steps of the whole run (one step moves all agents once)."""
+    total_steps: NonNegativeInt = 100_000
+    """Environment steps of the whole run (one step moves all agents once; in text environments it is one agent's turn).
+    0 ends it after the warm start."""
     env_copies: PositiveInt = 64
     """Environment copies over all workers; a multiple of `resources.workers`."""
     horizon: PositiveInt = 64
@@ -100,20 +108,27 @@ class TrainConfig(Config):
     group_size: PositiveInt = 1
     """Copies that share a start (layout, seed) and are compared by group algorithms."""
     micro_batch: PositiveInt | None = None
-    """Environment copies per forward and backward pass of each worker; all of them when not given. Never changes results."""
+    """Environment copies (responses, for language models) per forward and backward pass of each worker; all of them when
+    not given. Never changes results."""
+    curriculum: str | None = None
+    """Text environments: `easiest_first`, or `package.module:callable` that chooses tasks (see docs/language_teams.md)."""
 
 
 class WarmStartConfig(Config):
-    """Begin with what was served: imitate logged decisions before the first iteration."""
+    """Imitate before the first iteration: what was served, or demonstrations (supervised fine-tuning of language models)."""
 
     data: str
-    """Exported decisions of an experiment: a Parquet file, a folder of them, or either as a URI (`s3://...`)."""
+    """Exported decisions of an experiment: a Parquet file, a folder of them, or either as a URI (`s3://...`). For language
+    models JSONL, JSON or Parquet lines of `prompt`, `response` and, in a team, `agent`; or `environment`: the text
+    environment's own demonstrations."""
+    count: PositiveInt | None = None
+    """Demonstrations taken; all of them when not given (of `environment`, 2,000 episodes)."""
     epochs: PositiveInt = 5
-    """Passes over the logged decisions."""
+    """Passes over the data."""
     lr: PositiveFloat | None = None
     """Adam learning rate of actor and critic; `hyper.lr` of each policy when not given."""
     batch: PositiveInt = 1024
-    """Decisions per gradient step, over all workers."""
+    """Decisions (responses, for language models) per gradient step, over all workers."""
     top: float = Field(1.0, gt=0, le=1)
     """Share of the units, the best by outcome, whose decisions are imitated. The critic learns from all."""
 
@@ -147,7 +162,14 @@ class EvaluationConfig(Config):
     """Which weights count as the best."""
 
     window: PositiveInt = 200
-    """Training episodes whose mean return selects the best checkpoint."""
+    """Training episodes whose mean return selects the best checkpoint, where nothing is held out."""
+    every: NonNegativeInt = 0
+    """Text environments: iterations between evaluations on held-out tasks, whose score then selects the best checkpoint;
+    0 holds none."""
+    tasks: PositiveInt = 64
+    """Held-out tasks of an evaluation."""
+    samples: PositiveInt = 1
+    """Sampled episodes per held-out task, for pass@k with k up to this; greedy episodes are played besides."""
 
 
 class TrackingConfig(Config):
@@ -158,6 +180,8 @@ class TrackingConfig(Config):
     experiment: str = "marl-ray"
     register_as: str | None = None
     """Name in the MLflow model registry for the best bundle; the run's name when not given."""
+    also: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where metrics go besides MLflow."""
     progress: bool = True
     """Progress bar with return and speed."""
 
@@ -203,12 +227,36 @@ class RunConfig(Config):
                 problem = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
                 raise ValueError(f"{key}: {problem}") from error
             self._check_policy(name, hyper)
+        self._check_models()
         if train.group_size > 1 and self.env_copies_per_worker % train.group_size:
             raise ValueError(
                 f"train.group_size={train.group_size} must divide the copies of a worker "
                 f"(train.env_copies / resources.workers = {self.env_copies_per_worker})"
             )
         return self
+
+    def _check_models(self) -> None:
+        plain = [name for name, policy in self.team.items() if policy.model is None]
+        if plain and len(plain) < len(self.team):
+            raise ValueError(f"team.{plain[0]}.model: expected a language model, as the other policies are")
+        if plain:
+            if not self.train.total_steps:
+                raise ValueError("train.total_steps: expected 1 or more; 0 is for supervised fine-tuning")
+            if self.evaluation.every or self.train.curriculum:
+                key = "evaluation.every" if self.evaluation.every else "train.curriculum"
+                raise ValueError(f"{key}: expected a text environment and language models")
+            return
+        if not self.train.total_steps and self.warm_start is None:
+            raise ValueError("train.total_steps=0: expected `warm_start`, there is nothing else to do")
+        if self.train.rollout == "steps":
+            raise ValueError("train.rollout=steps: language models play whole episodes")
+        for name in self.team:
+            spec = self.spec_of(name)
+            if not self.team[name].frozen and not (spec.token_policies and spec.critic != "central"):
+                raise ValueError(
+                    f"team.{name}: {self.algorithm_of(name)} trains actor-critics, not language models; "
+                    "`marl-ray algorithms` says which do both"
+                )
 
     def _check_policy(self, name: str, hyper: AlgorithmConfig) -> None:
         spec, train = self.spec_of(name), self.train
@@ -244,7 +292,12 @@ class RunConfig(Config):
     def whole_episodes(self) -> bool:
         """Whether a batch is one episode per copy, and not a stretch of each copy's play."""
         needed = any(self.spec_of(name).episodes for name in self.team)
-        return self.train.rollout == "episodes" or (self.train.rollout == "auto" and needed)
+        return self.train.rollout == "episodes" or self.language or (self.train.rollout == "auto" and needed)
+
+    @property
+    def language(self) -> bool:
+        """Whether the policies are language models."""
+        return all(policy.model is not None for policy in self.team.values())
 
     @property
     def greedy(self) -> bool:
