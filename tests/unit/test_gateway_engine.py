@@ -6,14 +6,14 @@ import logging
 import math
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy_gateways import SEES, bearer, make_bundle, serving, until, with_gateway, write_keys
 
-from marl_ray.config import GatewayConfig, parse_config
+from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
 from marl_ray.experiments.states import Action, Status
 from marl_ray.experiments.store import ExperimentStore
 from marl_ray.serving.decision_log import read_decisions
@@ -117,6 +117,27 @@ def test_shadows_get_copies_and_are_compared(bundles, tmp_path):
     assert (shadow["acts"], shadow["decisions"], shadow["agreed"], shadow["dropped"]) == (10, 20, 0, 0)
     assert report["arms"]["four"]["exposures"] == 0
     assert 'marl_ray_gateway_shadow{arm="four",count="acts",experiment="exp"} 10.0' in metrics
+
+
+def test_an_experiment_that_cannot_be_judged_keeps_no_other_from_it(bundles, tmp_path):
+    lost = {"name": "aaa", "arms": {"one": {"bundle": bundles["one"]}}}
+    config = config_of(tmp_path, {"one": bundles["one"], "four": bundles["four"]}, strategy="shadow")
+    config = config.model_copy(update={"experiments": (parse_config(ExperimentConfig, lost), *config.experiments)})
+
+    async def body():
+        async with serving(config) as (client, app):
+            client.headers.update(OPS)
+            await sessions(client, [f"s{k}" for k in range(5)], experiment="exp")
+            totals = app.endpoints.routers["exp"].shadows.totals
+            await until(lambda: "four" in totals and totals["four"].acts == 5)
+            app.follower.close()
+            with closing(sqlite3.connect(tmp_path / "experiments.db")) as database:
+                database.execute("DELETE FROM experiments WHERE name = 'aaa'")
+                database.commit()
+            app.follower.decide()
+            return (await client.get("/v1/experiments/exp")).json()["shadow"]["four"]["acts"]
+
+    assert asyncio.run(body()) == 5
 
 
 def test_a_batch_answers_each_part_and_counts_as_many(bundles, tmp_path):

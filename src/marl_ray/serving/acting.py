@@ -172,12 +172,12 @@ async def _acted(
         if not ticket:
             continue
         key = None
-        if greedy and gateway.cache is not None:
-            key = cache_key(router.arms[name].bundle.digest, observations, masks)
-            if kept := _kept(await gateway.cache.get(key)):
-                circuit.success(ticket)
-                return kept, name
         try:
+            if greedy and gateway.cache is not None:
+                key = cache_key(router.arms[name].bundle.digest, observations, masks)
+                if kept := _kept(await gateway.cache.get(key)):
+                    circuit.success(ticket)
+                    return kept, name
             given = await router.arms[name].act(observations, greedy, masks)
             if not all(map(math.isfinite, (log_prob for _, log_prob in given.values()))):
                 raise FloatingPointError("log-probabilities are not finite")

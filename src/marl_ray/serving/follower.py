@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store import StoreError
 from marl_ray.serving.administration import FROM_API
 from marl_ray.serving.arms import load_bundles
 from marl_ray.serving.decisions import config_of, decide
@@ -64,8 +65,8 @@ class Follower:
             try:
                 decide(self._gateway.store, router.config)
                 self._tell_shadows(name)
-            except MarlRayError:
-                raise
+            except StoreError:
+                raise  # the same for all of them
             except Exception:  # one experiment's numbers must not keep the others from being rolled back
                 _log.exception("experiment %s: its evidence cannot be judged", name)
 
