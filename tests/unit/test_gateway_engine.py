@@ -6,7 +6,7 @@ import logging
 import math
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +120,9 @@ def test_shadows_get_copies_and_are_compared(bundles, tmp_path):
 
 
 def test_an_experiment_that_cannot_be_judged_keeps_no_other_from_it(bundles, tmp_path):
-    lost = {"name": "aaa", "arms": {"one": {"bundle": bundles["one"]}}}
+    bad = {"name": "aaa", "arms": {arm: {"bundle": bundles[arm]} for arm in ("one", "four")}}
     config = config_of(tmp_path, {"one": bundles["one"], "four": bundles["four"]}, strategy="shadow")
-    config = config.model_copy(update={"experiments": (parse_config(ExperimentConfig, lost), *config.experiments)})
+    config = config.model_copy(update={"experiments": (parse_config(ExperimentConfig, bad), *config.experiments)})
 
     async def body():
         async with serving(config) as (client, app):
@@ -131,9 +131,8 @@ def test_an_experiment_that_cannot_be_judged_keeps_no_other_from_it(bundles, tmp
             totals = app.endpoints.routers["exp"].shadows.totals
             await until(lambda: "four" in totals and totals["four"].acts == 5)
             app.follower.close()
-            with closing(sqlite3.connect(tmp_path / "experiments.db")) as database:
-                database.execute("DELETE FROM experiments WHERE name = 'aaa'")
-                database.commit()
+            router = app.endpoints.routers["aaa"]
+            router.config = router.config.model_copy(update={"margin": -1.0})  # no test can be made of this
             app.follower.decide()
             return (await client.get("/v1/experiments/exp")).json()["shadow"]["four"]["acts"]
 
