@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.training.curves import plot_returns
 from marl_ray.training.progress import Progress
+from marl_ray.training.sinks import Sink, check_sinks, open_sinks
 from marl_ray.training.tracking import Tracker, flatten, tracking_uri
 
 JOB_FOLDER = "working_dir_files"
@@ -68,6 +69,7 @@ def check_run(config: RunConfig) -> None:
             f"storage: {config.storage!r} is relative to the job's temporary folder; give an absolute path or a URI"
         )
     tracking_uri(config)
+    check_sinks(config)
     _check_writable(config)
     warm_up(config.env, config.constraints)
     env = make_env(config.env, config.constraints)
@@ -97,6 +99,11 @@ def train(config: RunConfig) -> Outcome:
     tracker.reopen()
     filesystem.create_dir(folder)
     _write_json(filesystem, f"{folder}/run.json", record | {"mlflow_run_id": tracker.run_id})
+    try:
+        sinks = open_sinks(config, tracker.run_id)
+    except MarlRayError:
+        tracker.end("FAILED")
+        raise
     queue = Queue(actor_options={"num_cpus": 0})
     trainer = TorchTrainer(
         worker,
@@ -118,7 +125,7 @@ def train(config: RunConfig) -> Outcome:
     )
     status = "FAILED"
     try:
-        with _sink(config, queue, tracker):
+        with _logging(config, queue, {"mlflow": tracker, **sinks}):
             result: Any = trainer.fit()
         stopped = (result.return_value or {}).get(STOPPED)
         if stopped:
@@ -133,6 +140,8 @@ def train(config: RunConfig) -> Outcome:
         raise
     finally:
         queue.shutdown(force=True)
+        for sink in sinks.values():
+            _end(sink, status)
         tracker.end(status)
 
 
@@ -143,8 +152,12 @@ def worker(payload: dict[Any, Any]) -> Any:
 
     from marl_ray.training.batches import Diverged
     from marl_ray.training.loop import run_worker
+    from marl_ray.training.system import System
 
-    rows = _Rows(payload["queue"])
+    rows, system = _Rows(payload["queue"]), System()
+
+    def emit(metrics: dict[str, float]) -> None:
+        rows.add(metrics | system.read())
 
     def report(folder: Path, metrics: dict[str, float]) -> None:
         rows.flush()  # what is played again after a failure is reported again; what is not, is not lost
@@ -157,7 +170,7 @@ def worker(payload: dict[Any, Any]) -> Any:
                 RunConfig.model_validate(payload["config"]),
                 ray.train.torch.get_device(),
                 Path(resume_from) if resume_from else None,
-                emit=rows.add,
+                emit=emit,
                 report=report,
                 run_id=payload["run_id"],
             )
@@ -272,41 +285,49 @@ def _claim(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> dict[st
     return record
 
 
+def _end(sink: Sink, status: str) -> None:
+    try:
+        sink.end(status)
+    except Exception as error:  # what the run has made counts, whatever a tracker says to it
+        print(f"tracking.also: {one_line(error)}", file=sys.stderr)
+
+
 @contextlib.contextmanager
-def _sink(config: RunConfig, queue: Any, tracker: Tracker) -> Iterator[None]:
+def _logging(config: RunConfig, queue: Any, sinks: Mapping[str, Sink]) -> Iterator[None]:
     """Logs and shows the metrics that arrive in the queue while the body runs."""
     from ray.exceptions import RayError
     from ray.util.queue import Empty
 
     done = threading.Event()
-    unlogged: list[dict[str, float]] = []
-    problem = ""
+    unlogged: dict[str, list[dict[str, float]]] = {name: [] for name in sinks}
+    problems: dict[str, str] = {}
 
-    def log() -> None:
-        nonlocal problem
-        try:
-            tracker.log(unlogged)
-            unlogged.clear()
-        except Exception as error:  # a tracking server that is away must not end a training run; rows wait for it
-            problem = one_line(error)
+    def log(rows: Sequence[dict[str, float]] = ()) -> None:
+        for name, sink in sinks.items():
+            unlogged[name] += rows
+            try:
+                sink.log(unlogged[name])
+                unlogged[name].clear()
+            except Exception as error:  # a tracker that is away must not end a training run; rows wait for it
+                problems[name] = one_line(error)
 
     def drain() -> None:
         with Progress(config) as progress:
             while True:
                 try:
-                    unlogged.append(queue.get(timeout=QUEUE_GET_S))
-                    unlogged.extend(queue.get_nowait_batch(queue.qsize()))
+                    rows = [queue.get(timeout=QUEUE_GET_S)]
+                    rows += queue.get_nowait_batch(queue.qsize())
                 except Empty:
                     if done.is_set():
                         return
                     continue
                 except RayError:
                     return  # the cluster is going down; the body's error says why
-                if "iteration" in unlogged[-1]:
-                    progress.show(unlogged[-1])
+                if "iteration" in rows[-1]:
+                    progress.show(rows[-1])
                 elif config.tracking.progress:
-                    print(f"{config.name}: {_warmth(unlogged[-1])}", flush=True)
-                log()
+                    print(f"{config.name}: {_warmth(rows[-1])}", flush=True)
+                log(rows)
 
     thread = threading.Thread(target=drain, name="metrics", daemon=True)
     thread.start()
@@ -315,10 +336,12 @@ def _sink(config: RunConfig, queue: Any, tracker: Tracker) -> Iterator[None]:
     finally:
         done.set()
         thread.join(DRAIN_S)
-        if unlogged:
+        if any(unlogged.values()):
             log()
-        if unlogged:
-            print(f"{config.name}: metrics of {len(unlogged)} iterations are not in MLflow: {problem}", file=sys.stderr)
+        for name, rows in unlogged.items():
+            if rows:
+                what = f"metrics of {len(rows)} iterations are not in {name}"
+                print(f"{config.name}: {what}: {problems[name]}", file=sys.stderr)
 
 
 def _warmth(row: dict[str, float]) -> str:

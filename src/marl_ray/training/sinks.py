@@ -1,0 +1,120 @@
+"""Where a run's metrics go besides MLflow: TensorBoard and Weights & Biases, behind the face that the MLflow tracker has."""
+
+import contextlib
+import math
+import netrc
+import os
+import time
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from marl_ray.config import RunConfig
+from marl_ray.errors import MarlRayError, one_line
+
+TENSORBOARD = "tensorboard"
+"""Folder of a run's event files, in the run's folder."""
+
+
+class Sink(Protocol):
+    """Takes rows of metrics, each with its `steps`, until the run ends."""
+
+    def log(self, rows: Iterable[Mapping[str, float]]) -> None:
+        """Values that are not finite are left out. What could not be written raises, and is given again."""
+
+    def end(self, status: str) -> None:
+        """The run is FINISHED, FAILED or KILLED."""
+
+
+def check_sinks(config: RunConfig) -> None:
+    """Raises MarlRayError where `tracking.also` cannot work."""
+    if "tensorboard" in config.tracking.also and "://" in config.storage and not config.storage.startswith("s3://"):
+        raise MarlRayError(f"tracking.also: tensorboard writes to a local folder or s3://, not to {config.storage!r}")
+    if "wandb" in config.tracking.also:
+        if find_spec("wandb") is None:
+            raise MarlRayError("tracking.also: wandb is not installed; pip install 'marl-ray[wandb]'")
+        away = os.environ.get("WANDB_MODE") in ("offline", "disabled")
+        if not (away or os.environ.get("WANDB_API_KEY") or _logged_in()):
+            raise MarlRayError("tracking.also: wandb expects WANDB_API_KEY, `wandb login`, or WANDB_MODE=offline")
+
+
+def _logged_in() -> bool:
+    """Whether `wandb login` has left a key for the server."""
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    try:
+        return netrc.netrc().authenticators(urlsplit(server).hostname or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
+    """The sinks that the config asks for, by name. `run_id` is the MLflow run's: a run that is resumed is the same there.
+
+    Raises MarlRayError if one cannot be opened.
+    """
+    made: dict[str, Sink] = {}
+    kinds: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+    for name in config.tracking.also:
+        try:
+            made[name] = kinds[name](config, run_id)
+        except Exception as error:  # each library has its own kinds
+            for sink in made.values():
+                with contextlib.suppress(Exception):
+                    sink.end("FAILED")
+            raise MarlRayError(f"tracking.also: {name} cannot be used: {one_line(error)}") from error
+    return made
+
+
+class TensorBoard:
+    """Event files under the run's folder."""
+
+    def __init__(self, config: RunConfig, run_id: str):
+        from tensorboardX import SummaryWriter
+
+        remote = "://" in config.storage
+        root = config.storage.rstrip("/") if remote else str(Path(config.storage).resolve())
+        # By itself a file is named by the second: one that is resumed at once would write over the first.
+        suffix = f".{time.time_ns()}"
+        self.writer = SummaryWriter(f"{root}/{config.name}/{TENSORBOARD}", filename_suffix=suffix)
+
+    def log(self, rows: Iterable[Mapping[str, float]]) -> None:
+        for row in rows:
+            for key, value in _numbers(row):
+                self.writer.add_scalar(key, value, int(row["steps"]))
+        self.writer.flush()
+
+    def end(self, status: str) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """A run of the project `tracking.experiment`; the key comes from the environment or wandb's own files."""
+
+    def __init__(self, config: RunConfig, run_id: str):
+        import wandb
+
+        folder = None if "://" in config.storage else Path(config.storage).resolve() / config.name
+        self.run = wandb.init(
+            project=config.tracking.experiment,
+            name=config.name,
+            id=run_id,
+            resume="allow",
+            dir=folder,
+            config=config.resolved(),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        # wandb's own step may only rise; after a restart steps are played, and reported, again.
+        self.run.define_metric("*", step_metric="steps")
+
+    def log(self, rows: Iterable[Mapping[str, float]]) -> None:
+        for row in rows:
+            self.run.log(dict(_numbers(row)) | {"steps": int(row["steps"])})
+
+    def end(self, status: str) -> None:
+        self.run.finish(exit_code=0 if status == "FINISHED" else 1)
+
+
+def _numbers(row: Mapping[str, float]) -> Iterable[tuple[str, float]]:
+    return ((key, float(value)) for key, value in row.items() if key != "steps" and math.isfinite(value))

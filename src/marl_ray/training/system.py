@@ -1,0 +1,37 @@
+"""What a worker's machine is doing, now and then: CPU, memory, GPU."""
+
+import time
+
+import psutil
+import torch
+
+EVERY_S = 10.0
+GIB = 2.0**30
+
+
+class System:
+    """Readings of this machine and of this process."""
+
+    def __init__(self) -> None:
+        self.process = psutil.Process()
+        self.next = 0.0
+        psutil.cpu_percent()  # the first call measures from here on
+        self.process.cpu_percent()
+
+    def read(self) -> dict[str, float]:
+        """`system/...` metrics, in percent and GiB, at most every EVERY_S seconds; nothing between."""
+        if time.monotonic() < self.next:
+            return {}
+        self.next = time.monotonic() + EVERY_S
+        memory = psutil.virtual_memory()
+        found = {
+            "system/cpu_percent": psutil.cpu_percent(),
+            "system/memory_gib": (memory.total - memory.available) / GIB,
+            "system/process_cpu_percent": self.process.cpu_percent(),  # 200 on two full cores
+            "system/process_memory_gib": self.process.memory_info().rss / GIB,
+        }
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            found["system/gpu_memory_gib"] = (total - free) / GIB
+            found["system/gpu_memory_peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+        return found

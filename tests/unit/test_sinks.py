@@ -1,0 +1,67 @@
+"""Metrics in TensorBoard and Weights & Biases, and what the machine is doing."""
+
+import math
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from marl_ray.config import RunConfig, parse_config
+from marl_ray.errors import MarlRayError
+from marl_ray.training.sinks import check_sinks, open_sinks
+from marl_ray.training.system import System
+
+ROWS = [{"steps": 64, "return": 0.5, "loss": math.nan}, {"steps": 128, "return": 0.75, "loss": 2.0}]
+
+
+def config_of(folder: Path | str, *also: str) -> RunConfig:
+    given = {"name": "run", "env": {"id": "budget_dag"}, "storage": str(folder), "tracking": {"also": also}}
+    return parse_config(RunConfig, given)
+
+
+def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
+    for rows in (ROWS[:1], ROWS[1:]):  # a run that is resumed writes on
+        sink = open_sinks(config_of(tmp_path, "tensorboard"), "id")["tensorboard"]
+        sink.log(rows)
+        sink.end("FINISHED")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("return")] == [(64, 0.5), (128, 0.75)]
+    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(128, 2.0)]
+
+
+def test_wandb_writes_its_files_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config = config_of(tmp_path, "wandb")
+    check_sinks(config)
+    sink = open_sinks(config, "0123abc")["wandb"]
+    sink.log(ROWS)
+    sink.end("FINISHED")
+    (found,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-0123abc.wandb")
+    assert b"return" in found.read_bytes()
+
+
+def test_what_cannot_work_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(MarlRayError, match=r"^tracking.also: wandb expects WANDB_API_KEY"):
+        check_sinks(config_of(tmp_path, "wandb"))
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    check_sinks(config_of(tmp_path, "wandb"))
+    with pytest.raises(MarlRayError, match=r"^tracking.also: tensorboard writes to a local folder"):
+        check_sinks(config_of("hdfs://there/runs", "tensorboard"))
+
+
+def test_a_sink_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("in the way")
+    with pytest.raises(MarlRayError, match=r"^tracking.also: tensorboard cannot be used: "):
+        open_sinks(config_of(tmp_path, "tensorboard"), "id")
+
+
+def test_the_machine_is_read_now_and_then() -> None:
+    system = System()
+    found = system.read()
+    assert found["system/memory_gib"] > found["system/process_memory_gib"] > 0
+    assert found["system/cpu_percent"] >= 0
+    assert system.read() == {}
