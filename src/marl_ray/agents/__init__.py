@@ -1,0 +1,1 @@
+"""Language agents: what they are told, how their calls are read, the tools they call. Runs without torch and Ray."""

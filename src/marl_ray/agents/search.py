@@ -1,0 +1,282 @@
+"""The search tool: Serper's Google search over HTTP, or BM25 over a file of documents, with the same kind of answer.
+
+Serper: POST https://google.serper.dev/search, header X-API-KEY, body {"q": ..., "num": 10}.
+"""
+
+import functools
+import itertools
+import logging
+import os
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import httpx
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from marl_ray.agents.cache import Cache
+from marl_ray.agents.tools import ToolFailed
+from marl_ray.agents.towns import documents
+from marl_ray.errors import MarlRayError
+
+log = logging.getLogger(__name__)
+
+SERPER = "https://google.serper.dev"
+KEY_VARIABLE = "SERPER_API_KEY"
+ASKED = 10
+"""Results asked for, whatever is shown of them."""
+_MOST_BYTES = 1 << 20
+_LONGEST_QUERY = 2000
+_RETRIED = {408, 425, 429, 500, 502, 503, 504}
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_KEY = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_LOCAL = {"127.0.0.1", "::1", "localhost"}
+
+
+class Organic(BaseModel):
+    """One result."""
+
+    title: str = ""
+    snippet: str = ""
+    link: str = ""
+
+
+class AnswerBox(BaseModel):
+    """The answer that stands above the results."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+    answer: str | None = None
+    snippet: str | None = None
+
+
+class Found(BaseModel):
+    """What is read of a response; a response has much more."""
+
+    answer_box: AnswerBox | None = Field(None, alias="answerBox")
+    organic: list[Organic] = []
+
+    def text(self, results: int) -> str:
+        """The answer, else its snippet, else the first results, numbered."""
+        box = self.answer_box or AnswerBox()
+        if box.answer or box.snippet:
+            return box.answer or box.snippet or ""
+        lines = (f"{i}. {item.title}: {item.snippet}" for i, item in enumerate(self.organic[:results], 1))
+        return "\n".join(lines) or "No results."
+
+
+Backend = Callable[[str, float], Found]
+"""Query and deadline (of `time.monotonic`) to what was found; raises ToolFailed."""
+
+
+class Serper:
+    """Client of Serper's API or one like it; safe to use from several threads."""
+
+    def __init__(self, key: str, base_url: str = SERPER, cache: Cache | None = None):
+        self._key, self._cache = key, cache
+        self._url = f"{base_url.rstrip('/')}/search"
+        self._client = httpx.Client(headers={"X-API-KEY": key})
+
+    def __call__(self, query: str, deadline: float) -> Found:
+        question = f"{self._url} {ASKED} {query}"
+        stored = None if self._cache is None else self._cache.get(question)
+        found = None if stored is None else _read(stored.encode())
+        if found is not None:
+            return found
+        found = _read(self._fetch(query, deadline))
+        if found is None:
+            raise ToolFailed("Search failed: the service's response is malformed.")
+        # A service that echoes the key must not put it into a prompt or the cache.
+        kept = found.model_dump_json(by_alias=True).replace(self._key, "[key]")
+        if self._cache is not None:
+            self._cache.put(question, kept)
+        return Found.model_validate_json(kept)
+
+    def _fetch(self, query: str, deadline: float) -> bytes:
+        """The body of a response with status 200, tried again with growing pauses while there is time."""
+        for attempt in itertools.count():
+            pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
+            try:
+                status, body, wait_s = self._post(query, deadline)
+            except httpx.RequestError as error:
+                problem = type(error).__name__  # its text may name hosts and proxies
+            else:
+                if status == 200:
+                    return body
+                problem = f"HTTP {status}"
+                if status not in _RETRIED:
+                    log.warning("search: %s answered %s; is %s right?", self._url, problem, KEY_VARIABLE)
+                    raise ToolFailed(f"Search failed: {problem}.")
+                pause = max(pause, wait_s)
+            if time.monotonic() + pause >= deadline:
+                raise ToolFailed(f"Search failed: {problem}.")
+            time.sleep(pause)
+        raise AssertionError("itertools.count ends")
+
+    def _post(self, query: str, deadline: float) -> tuple[int, bytes, float]:
+        """Status, body and the pause that the service asks for, in seconds."""
+        asked = {"q": query, "num": ASKED}
+        with self._client.stream("POST", self._url, json=asked, timeout=_left(deadline)) as response:
+            body = bytearray()
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > _MOST_BYTES:
+                    raise ToolFailed("Search failed: the service's response is too large.")
+                _left(deadline)
+            wait = response.headers.get("retry-after", "")
+            return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
+
+
+class Document(BaseModel):
+    """A line of a corpus."""
+
+    title: str = ""
+    text: str
+    link: str = ""
+
+
+class Corpus:
+    """BM25 over documents held in memory (Robertson and Zaragoza 2009, eq. 3.15, with k1 = 1.5 and b = 0.75).
+
+    The inverse document frequency is log(1 + (N - n + 0.5) / (n + 0.5)), which is never negative.
+    """
+
+    def __init__(self, documents: Sequence[Document], k1: float = 1.5, b: float = 0.75):
+        self._documents = list(documents)
+        postings: dict[str, list[tuple[int, int]]] = {}
+        lengths = np.zeros(len(documents))
+        for index, document in enumerate(documents):
+            words = _words(f"{document.title} {document.text}")
+            lengths[index] = len(words)
+            for word, count in Counter(words).items():
+                postings.setdefault(word, []).append((index, count))
+        norm = k1 * (1 - b + b * lengths / max(lengths.mean() if len(lengths) else 1.0, 1.0))
+        self._weights: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for word, pairs in postings.items():
+            where, counts = np.array(pairs).T
+            rarity = np.log1p((len(documents) - len(pairs) + 0.5) / (len(pairs) + 0.5))
+            self._weights[word] = where, rarity * counts * (k1 + 1) / (counts + norm[where])
+
+    @classmethod
+    def read(cls, path: str) -> "Corpus":
+        """A JSONL file of `title` (optional), `text` and `link` (optional); MarlRayError naming the file and line."""
+        found, number = [], 0
+        try:
+            with open(path, "rb") as lines:
+                for line in lines:
+                    number += 1
+                    if line.strip():
+                        found.append(Document.model_validate_json(line))
+        except OSError as error:
+            raise MarlRayError(f"corpus: {path}: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise MarlRayError(f"corpus: {path}, line {number}: {where}: {first['msg']}") from error
+        if not found:
+            raise MarlRayError(f"corpus: {path} has no documents")
+        return cls(found)
+
+    def scores(self, query: str) -> np.ndarray:
+        """(N,) float64: how well each document fits; 0 where it has no word of the query."""
+        scores = np.zeros(len(self._documents))
+        for word in _words(query):
+            if word in self._weights:
+                where, weights = self._weights[word]
+                scores[where] += weights
+        return scores
+
+    def __call__(self, query: str, deadline: float) -> Found:
+        scores = self.scores(query)
+        best = [i for i in np.argsort(-scores, kind="stable")[:ASKED].tolist() if scores[i] > 0]
+        documents = (self._documents[i] for i in best)
+        return Found(organic=[Organic(title=d.title, snippet=d.text, link=d.link) for d in documents])
+
+
+def search_function(
+    corpus: str | None = None,
+    base_url: str = SERPER,
+    key_file: str | None = None,
+    results: int = 3,
+    cache: str | None = None,
+    cache_entries: int = 10_000,
+) -> Callable[[str, float], str]:
+    """The function of the tool `google_search_serper`.
+
+    corpus: a JSONL file to search instead of the web, or `towns`, the made-up country of `marl_ray.agents.towns`.
+    key_file: holds the key, which the variable SERPER_API_KEY holds otherwise. cache: a SQLite file that several processes
+    may share, in memory if not given; the oldest of more than `cache_entries` responses are dropped.
+    MarlRayError naming the option, or the key where there is none.
+    """
+    if results < 1 or cache_entries < 1:
+        raise MarlRayError("google_search_serper: expected results and cache_entries of at least 1")
+    backend = _corpus(corpus) if corpus is not None else _serper(base_url, _key(key_file), cache, cache_entries)
+
+    def google_search_serper(query: str, deadline: float) -> str:
+        """Searches the web and returns the answer or the first results."""
+        if not query.strip():
+            raise ToolFailed("The query is empty.")
+        # A little earlier than the caller, so that it learns what went wrong.
+        soon = deadline - 0.1 * max(0.0, deadline - time.monotonic())
+        return backend(query[:_LONGEST_QUERY], soon).text(results)
+
+    return google_search_serper
+
+
+@functools.lru_cache(maxsize=8)
+def _corpus(path: str) -> Backend:
+    """Shared by the environments of a process."""
+    return Corpus([Document(title=t, text=s) for t, s in documents()]) if path == "towns" else Corpus.read(path)
+
+
+@functools.lru_cache(maxsize=8)
+def _serper(base_url: str, key: str, cache: str | None, entries: int) -> Backend:
+    """Shared by the environments of a process, with its connections and its cache."""
+    try:
+        url = httpx.URL(base_url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise MarlRayError(f"base_url: {base_url!r} is no URL") from error
+    if url.scheme != "https" and not (url.scheme == "http" and url.host in _LOCAL):
+        raise MarlRayError(f"base_url: {base_url!r}; expected https, for the key travels with every request")
+    return Serper(key, base_url, Cache(cache, entries))
+
+
+def _key(path: str | None) -> str:
+    """The key, from a file or the environment. Errors never show it."""
+    if path is None:
+        key, source = os.environ.get(KEY_VARIABLE, ""), f"the environment variable {KEY_VARIABLE}"
+    else:
+        try:
+            key, source = Path(path).read_bytes().decode("ascii", "replace"), f"key_file {path}"
+        except OSError as error:
+            raise MarlRayError(f"google_search_serper: key_file {path}: {error.strerror}") from error
+    key = key.strip()
+    if not key:
+        raise MarlRayError(f"google_search_serper: needs a key in {source}, or `corpus` to search a file instead")
+    if not _KEY.fullmatch(key):
+        raise MarlRayError(f"google_search_serper: {source} holds no key; expected letters, digits and - _ . alone")
+    return key
+
+
+def _read(body: bytes) -> Found | None:
+    """None where the schema is another. The library's own error would quote the body, and so a key that stands in it."""
+    try:
+        return Found.model_validate_json(body)
+    except ValidationError:
+        return None
+
+
+def _left(deadline: float) -> float:
+    """Seconds until the deadline; ToolFailed if it has passed."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise ToolFailed("Search failed: no response in time.")
+    return left
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())

@@ -1,0 +1,283 @@
+"""Tools that language agents call, by name; own ones by `package.module:callable`."""
+
+import atexit
+import difflib
+import functools
+import importlib
+import inspect
+import os
+import queue
+import re
+import threading
+import time
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NotRequired
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic.errors import PydanticUserError
+from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.sandbox import Limits, Pool, Status
+
+MOST_ABANDONED = 64
+"""Calls of one tool that may be under way at once, those that nobody waits for any more included."""
+MOST_WORKERS = 16
+"""Sandbox servers of one process."""
+LEAST_MEMORY = 1 << 26
+_starting = threading.Lock()
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+
+class WrongArguments(Exception):
+    """The arguments do not fit the tool; the text says which and why, in one line."""
+
+
+class ToolTimeout(Exception):
+    """The tool gave no result in time."""
+
+
+class ToolFailed(Exception):
+    """The tool could not do it; the text is what the agent reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tool:
+    """A typed function that an agent may call. Made by `tool_of`."""
+
+    name: str
+    description: str
+    """One line."""
+    parameters: dict[str, Any]
+    """JSON schema of the arguments."""
+    function: Callable[..., Any] = field(repr=False)
+    arguments: TypeAdapter[Any] = field(repr=False)
+    wants_deadline: bool = False
+    ends: bool = False
+    """Whether a call ends the episode; its result is then the answer."""
+    bounded: bool = False
+    """Whether the function ends in time by itself, so that nobody has to watch it."""
+    prepare: Callable[[], Any] = field(default=lambda: None, repr=False)
+    """Called before every call; may raise MarlRayError where the tool cannot work on this machine."""
+    _room: threading.BoundedSemaphore = field(
+        default_factory=lambda: threading.BoundedSemaphore(MOST_ABANDONED), repr=False
+    )
+
+    def call(self, arguments: Mapping[str, Any], deadline: float) -> str:
+        """The result as text. `deadline` is a time of `time.monotonic`.
+
+        Raises WrongArguments, ToolTimeout, or what the function raises. A function that passes the deadline is left
+        behind in its thread, for Python cannot end it; with 64 of them left behind, calls time out at once.
+        """
+        try:
+            fitting = dict(self.arguments.validate_python(dict(arguments)))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"])) or "input"
+            raise WrongArguments(f"{where}: {first['msg']}") from None
+        if self.wants_deadline:
+            fitting["deadline"] = deadline
+        if self.bounded:
+            return str(self.function(**fitting))
+        if not self._room.acquire(timeout=0):
+            raise ToolTimeout
+        results: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                results.put((str(self.function(**fitting)), None))
+            except BaseException as raised:
+                results.put(("", raised))
+            finally:
+                self._room.release()
+
+        threading.Thread(target=work, name=f"tool {self.name}", daemon=True).start()
+        try:
+            said, failure = results.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise ToolTimeout from None
+        if failure is not None:
+            raise failure if isinstance(failure, Exception) else RuntimeError(type(failure).__name__)
+        return said
+
+
+def tool_of(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> Tool:
+    """A tool from a function: name and description are its own, the arguments' schema comes from its type hints.
+
+    `fixed`: keyword arguments that the agent neither sees nor gives. A parameter `deadline` (float, of `time.monotonic`)
+    is given by the caller. `how`: further fields of `Tool`. MarlRayError naming the function and what it lacks.
+    """
+    fixed = fixed or {}
+    name = str(name or getattr(function, "__name__", type(function).__name__))
+    if not _NAME.fullmatch(name):
+        raise MarlRayError(f"tools: {name!r} is no name for a tool; expected letters, digits and _, at most 64")
+    called = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        hints = typing.get_type_hints(called, include_extras=True)
+        parameters = inspect.signature(function).parameters
+    except (NameError, TypeError, ValueError) as error:
+        raise MarlRayError(f"tools: the type hints of {name} cannot be read ({one_line(error)})") from error
+    if wrong := [key for key in fixed if key not in parameters]:
+        raise MarlRayError(f"tools: {name} has no parameter {wrong[0]!r}; expected {', '.join(parameters)}")
+    fields: dict[str, Any] = {}
+    for key, parameter in parameters.items():
+        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise MarlRayError(f"tools: parameter {key!r} of {name} cannot be given by name, as a tool's must")
+        if key in fixed or key == "deadline":
+            continue
+        if key not in hints:
+            raise MarlRayError(f"tools: parameter {key!r} of {name} has no type hint")
+        fields[key] = hints[key] if parameter.default is parameter.empty else NotRequired[hints[key]]
+    try:
+        arguments = TypeAdapter(with_config(_STRICT)(TypedDict(name, fields)))  # type: ignore[operator]
+        schema = arguments.json_schema()
+    except PydanticUserError as error:
+        raise MarlRayError(f"tools: no JSON schema from the type hints of {name} ({one_line(error)})") from error
+    said = (description or inspect.getdoc(function) or "").strip().split("\n\n")[0]
+    if not said:
+        raise MarlRayError(f"tools: {name} has no docstring, which is what an agent is told of it")
+    return Tool(
+        name,
+        " ".join(said.split()),
+        {"properties": {}, **schema},
+        functools.partial(function, **fixed),
+        arguments,
+        wants_deadline="deadline" in parameters and "deadline" not in fixed,
+        **how,
+    )
+
+
+def answer(answer: str) -> str:
+    """Gives the final answer and ends the episode."""
+    return answer
+
+
+def _pool() -> Pool:
+    """The sandbox of all environments of this process, started by the first program."""
+    with _starting:
+        return _started()
+
+
+@functools.cache
+def _started() -> Pool:
+    pool = Pool(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+    atexit.register(pool.close)
+    return pool
+
+
+def run_python(code: str, timeout_s: float, memory_bytes: int, output_characters: int) -> str:
+    """What a program printed, and its error; each program runs by itself and keeps nothing."""
+    ran = _pool().run(code, limits=Limits(timeout_s, memory_bytes=memory_bytes))
+    printed = cut((ran.stdout + ran.stderr).decode("utf-8", "replace").strip(), output_characters)
+    if ran.status is Status.TIMEOUT:
+        return f"{printed}\nTimed out after {timeout_s:g} s.".strip()
+    if ran.status not in (Status.OK, Status.EXIT):
+        return f"{printed}\nEnded by the limits of the sandbox: {ran.status}.".strip()
+    return printed or "(no output)"
+
+
+def _code_interpreter(timeout_s: float = 3.0, memory_bytes: int = 1 << 28, output_characters: int = 1000) -> Tool:
+    if not (timeout_s > 0 and memory_bytes >= LEAST_MEMORY and output_characters > 0):
+        raise ValueError(f"expected positive numbers, and at least {LEAST_MEMORY} memory_bytes")
+    fixed = {"timeout_s": timeout_s, "memory_bytes": memory_bytes, "output_characters": output_characters}
+    said = "Runs a Python program and returns what it prints."
+    return tool_of(run_python, name="code_interpreter", description=said, fixed=fixed, bounded=True, prepare=_pool)
+
+
+def _google_search_serper(**options: Any) -> Tool:
+    from marl_ray.agents.search import search_function  # an HTTP client and numpy: only for those who search
+
+    return tool_of(search_function(**options))
+
+
+TOOLS: dict[str, Callable[..., Tool]] = {
+    "answer": lambda: tool_of(answer, ends=True, bounded=True),
+    "code_interpreter": _code_interpreter,
+    "google_search_serper": _google_search_serper,
+}
+"""What makes each built-in tool from its options."""
+
+
+def make_tools(chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | None]) -> dict[str, Tool]:
+    """Tools by name, from names or from names with options; `answer` is always among them.
+
+    MarlRayError naming a tool that is unknown or whose options are wrong.
+    """
+    wanted = chosen if isinstance(chosen, Mapping) else dict.fromkeys(map(str, chosen))
+    if isinstance(chosen, str) or not all(isinstance(options or {}, Mapping) for options in wanted.values()):
+        raise MarlRayError(f"tools: expected a list of names or a mapping of names to options, not {chosen!r}")
+    tools: dict[str, Tool] = {}
+    for name, options in {**wanted, "answer": wanted.get("answer")}.items():
+        tool = make_tool(name, options or {})
+        if tool.name in tools:
+            raise MarlRayError(f"tools: two of the name {tool.name!r}")
+        tools[tool.name] = tool
+    return tools
+
+
+def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
+    """One tool: of `TOOLS`, or the function or class that `package.module:callable` names.
+
+    A function is the tool itself, and options are arguments that it always gets. A class is made with the options; its
+    `__call__` is the tool, its attribute `name` or its own name in small letters the tool's name.
+    """
+    if name in TOOLS:
+        return _built(name, TOOLS[name], options)
+    if ":" not in name:
+        raise MarlRayError(f"tools: no tool {name!r}{_suggest(name)}")
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises while it loads
+        raise MarlRayError(
+            f"tools: cannot import {module_name!r} ({type(error).__name__}: {one_line(error)})"
+        ) from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise MarlRayError(f"tools: {module_name} has no {attribute!r}")
+    if inspect.isclass(found):
+        made = _built(name, found, options)
+        known = getattr(made, "name", None) or found.__name__.lower()
+        return tool_of(made, name=known, description=inspect.getdoc(found))
+    if not callable(found):
+        raise MarlRayError(f"tools: {name!r} is not callable")
+    return tool_of(found, fixed=options)
+
+
+def _built(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    try:
+        return make(**options)
+    except (TypeError, ValueError, KeyError, OSError) as error:
+        raise MarlRayError(f"tools: {name} rejected {dict(options)} ({one_line(error)})") from error
+
+
+def cut(text: str, limit: int) -> str:
+    """The text, without its middle where it is longer than `limit`, and with nothing that UTF-8 cannot hold."""
+    text = encodable(text)
+    if len(text) <= limit:
+        return text
+    mark = " ... "
+    if limit <= len(mark):
+        return text[:limit]
+    head = (limit - len(mark) + 1) // 2
+    return text[:head] + mark + text[len(text) - (limit - len(mark) - head) :]
+
+
+def encodable(text: str) -> str:
+    """The text with a question mark for what UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _suggest(name: str) -> str:
+    close = difflib.get_close_matches(name, TOOLS, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; expected one of {', '.join(TOOLS)} or module:callable"

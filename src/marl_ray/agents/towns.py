@@ -1,0 +1,133 @@
+"""A made-up country, always the same: documents to search without a network, and questions that need them.
+
+No model has read of it, so whoever answers has searched.
+"""
+
+import functools
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+TOWNS, PEOPLE, SUMS = 60, 200, 400
+HELD_OUT = 5
+"""Every fifth person, and every fifth sum, is kept for the test split."""
+KINDS = ("arithmetic", "fact", "two_step", "difference")
+"""Kinds of questions, from the easiest: a program; a search; two searches; two searches and a program."""
+_STARTS, _ENDS, _WORK = (
+    words.split()
+    for words in (
+        "Bal Cor Dun Els Fen Gar Hol Ist Jor Kel Lum Mar Nol Or Pel Quen Ros Sil Tar Ul Vel Wen Yar Zor",
+        "ath bek dor eth fold gard ham ivo kan lin mor nia ost ra sted tin und vik wick zen",
+        "architect baker botanist carpenter chemist glazier judge miller painter physician pilot sailor weaver",
+    )
+)
+
+
+class Town(NamedTuple):
+    name: str
+    river: str
+    founded: int
+
+
+class Person(NamedTuple):
+    name: str
+    work: str
+    born: int
+    town: Town
+
+
+class Step(NamedTuple):
+    """A call that leads to the answer, and the thought before it."""
+
+    thought: str
+    tool: str
+    arguments: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, its answer, and how an expert with the tools finds it."""
+
+    task_id: str
+    kind: str
+    prompt: str
+    answer: str
+    plan: tuple[Step, ...]
+    """Its last step gives the answer."""
+    test: bool
+
+    @property
+    def level(self) -> float:
+        return float(KINDS.index(self.kind))
+
+
+@functools.cache
+def _country() -> tuple[list[Town], list[Person]]:
+    draw = random.Random(1882)
+    names = [start + end for start in _STARTS for end in _ENDS]
+    draw.shuffle(names)
+    rivers = [names.pop() for _ in range(TOWNS // 2)]
+    towns = [Town(names.pop(), draw.choice(rivers), draw.randint(900, 1700)) for _ in range(TOWNS)]
+    full = sorted({f"{draw.choice(names)} {draw.choice(names)}" for _ in range(2 * PEOPLE)})
+    draw.shuffle(full)
+    people = [Person(n, draw.choice(_WORK), draw.randint(1710, 1990), draw.choice(towns)) for n in full[:PEOPLE]]
+    return towns, people
+
+
+def documents() -> list[tuple[str, str]]:
+    """Title and text of every document: one for each town and each person."""
+    towns, people = _country()
+    of_towns = [
+        (town.name, f"{town.name} is a town on the river {town.river}, founded in {town.founded}.") for town in towns
+    ]
+    return of_towns + [(one.name, f"{one.work}, born in {one.town.name} in {one.born}.") for one in people]
+
+
+@functools.cache
+def questions() -> tuple[Question, ...]:
+    """Every question, in a fixed order."""
+    _, people = _country()
+    draw = random.Random(1921)
+    asked = [("arithmetic", *_sum(draw), i % HELD_OUT == 0) for i in range(SUMS)]
+    asked += [(*about, i % HELD_OUT == 0) for i, person in enumerate(people) for about in _about(person)]
+    return tuple(
+        Question(f"towns/{number}", kind, text, answer, (*steps, _answer(answer)), test)
+        for number, (kind, text, answer, steps, test) in enumerate(asked)
+    )
+
+
+def _sum(draw: random.Random) -> tuple[str, str, list[Step]]:
+    a, b, c, sign = draw.randint(12, 99), draw.randint(12, 99), draw.randint(100, 999), draw.choice((1, -1))
+    text = f"{a} * {b} {'+' if sign > 0 else '-'} {c}"
+    return f"What is {text}?", str(a * b + sign * c), [_compute(text)]
+
+
+def _about(person: Person) -> list[tuple[str, str, str, list[Step]]]:
+    """Kind, question, answer and the steps before the answer."""
+    name, town = person.name, person.town
+    first, second = _search(name), _search(town.name)
+    years = person.born - town.founded
+    return [
+        ("fact", f"In which town was {name} born?", town.name, [first]),
+        ("fact", f"In which year was {name} born?", str(person.born), [first]),
+        ("fact", f"What was the profession of {name}?", person.work, [first]),
+        ("two_step", f"On which river is the town where {name} was born?", town.river, [first, second]),
+        (
+            "difference",
+            f"How many years after the foundation of the town was {name} born there?",
+            str(years),
+            [first, second, _compute(f"{person.born} - {town.founded}")],
+        ),
+    ]
+
+
+def _search(what: str) -> Step:
+    return Step(f"I look up {what}.", "google_search_serper", {"query": what})
+
+
+def _compute(text: str) -> Step:
+    return Step(f"I compute {text}.", "code_interpreter", {"code": f"print({text})"})
+
+
+def _answer(text: str) -> Step:
+    return Step(f"It is {text}.", "answer", {"answer": text})

@@ -1,0 +1,44 @@
+"""Uniform numbers for sampled tokens: a function of (seed, stream, token) alone.
+
+Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3), written
+over arrays: the key is the seed, the counter is (token // 2, 0, stream), and a block of four words gives two tokens'
+numbers. NumPy's own Philox makes one generator per key, which costs more than a decoding step of a small model.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_ROUNDS = 10
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_KEY_STEPS = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_WORD = np.uint64(32)
+_MASK = (1 << 64) - 1
+
+
+def token_uniforms(seed: int, streams: Sequence[int], tokens: int) -> np.ndarray:
+    """Uniforms in [0, 1 - 2^-52] of tokens 0, 1, ... of each stream, (len(streams), tokens) float64.
+
+    `seed` and `streams` count modulo 2^64. 52 bits rather than 53, so that a number times a sum of probabilities is always
+    rounded to below that sum.
+    """
+    stream = np.array([number & _MASK for number in streams], np.uint64)[:, None]
+    block = np.arange((tokens + 1) // 2, dtype=np.uint64)[None, :]
+    shape = np.broadcast_shapes(stream.shape, block.shape)
+    counter = [np.broadcast_to(word, shape) for word in (block, block * 0, stream & _LOW, stream >> _WORD)]
+    key = np.uint64(seed & _MASK)
+    words = philox(counter, (key & _LOW, key >> _WORD))
+    pairs = np.stack([words[1] << _WORD | words[0], words[3] << _WORD | words[2]], axis=-1)
+    return (pairs.reshape(len(streams), -1)[:, :tokens] >> np.uint64(12)) * 2.0**-52
+
+
+def philox(counter: Sequence[np.ndarray], key: tuple[np.uint64, np.uint64]) -> list[np.ndarray]:
+    """Philox4x32-10 of four counter words and two key words, each 32 bits held in uint64 arrays of one shape."""
+    a, b, c, d = counter
+    key_a, key_b = key
+    for _ in range(_ROUNDS):
+        first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b, c, d = second >> _WORD ^ b ^ key_a, second & _LOW, first >> _WORD ^ d ^ key_b, first & _LOW
+        key_a, key_b = key_a + _KEY_STEPS[0] & _LOW, key_b + _KEY_STEPS[1] & _LOW
+    return [a, b, c, d]

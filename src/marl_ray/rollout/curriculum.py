@@ -1,0 +1,96 @@
+"""Which task comes next, chosen by what has been solved so far."""
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pettingzoo import AECEnv
+
+from marl_ray.errors import MarlRayError, one_line
+
+Chooser = Callable[[int, Mapping[int, float], int], int]
+"""(position, solved, tasks) -> index in [0, tasks) of the task to play. `position` counts the groups of the run, `solved`
+has the running mean of every task that was played, by index."""
+
+STAGES = 10
+"""Equally large parts into which `easiest_first` cuts the tasks."""
+PASSED = 0.7
+"""Mean solved share of the open tasks at which the next part opens."""
+RECENT = 5
+"""Visits that a running mean remembers."""
+
+
+class Curriculum:
+    """A chooser, and the running mean of the share of episodes that solved each task."""
+
+    def __init__(self, name: str, env: AECEnv, saved: Mapping[str, Any]):
+        """`name` is `train.curriculum`; `saved` continues where `state()` was taken. Raises MarlRayError naming the key."""
+        self.name = name
+        self.tasks = getattr(env.unwrapped, "tasks", 0)
+        if not isinstance(self.tasks, int) or self.tasks < 1:
+            raise MarlRayError(
+                f"train.curriculum={name}: expected an environment with `tasks`, the number of its tasks"
+            )
+        self.chooser = _easiest_first_of(env, self.tasks) if name == "easiest_first" else _imported(name)
+        self.visits = {int(index): int(visits) for index, (visits, _) in saved.items()}
+        self.solved = {int(index): float(mean) for index, (_, mean) in saved.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return {str(index): [self.visits[index], mean] for index, mean in self.solved.items()}
+
+    def task(self, position: int) -> int:
+        """Index of the task that the group at this position plays; MarlRayError if the chooser's choice is none."""
+        index = self.chooser(position, self.solved, self.tasks)
+        if not isinstance(index, int) or not 0 <= index < self.tasks:
+            raise MarlRayError(
+                f"train.curriculum={self.name}: chose {index!r}, expected a whole number in [0, {self.tasks})"
+            )
+        return index
+
+    def add(self, outcomes: Iterable[tuple[int, float]]) -> None:
+        """(index, solved share) of groups that were played, in the order of their positions."""
+        for index, share in outcomes:
+            visits = self.visits[index] = self.visits.get(index, 0) + 1
+            mean = self.solved.get(index, 0.0)
+            self.solved[index] = mean + (share - mean) / min(visits, RECENT)
+
+
+def easiest_first(levels: Sequence[float]) -> Chooser:
+    """Tasks in turn from the easiest tenth by level; a further tenth opens as soon as the open ones are solved.
+
+    Solved means a mean of PASSED over all open tasks, where those that were never played count as unsolved. Open tasks
+    stay open, so that nothing learned is forgotten, and come in order of their index, which is the environment's own. A
+    curriculum by competence (Bengio et al., ICML 2009).
+    """
+    order = sorted(range(len(levels)), key=lambda index: levels[index])
+    stages = [sorted(order[: -(-stage * len(levels) // STAGES)]) for stage in range(1, STAGES + 1)]
+
+    def choose(position: int, solved: Mapping[int, float], tasks: int) -> int:
+        passed = (sum(solved.get(index, 0.0) for index in part) >= PASSED * len(part) for part in stages)
+        opened = next((part for part, enough in zip(stages, passed, strict=True) if not enough), stages[-1])
+        return opened[position % len(opened)]
+
+    return choose
+
+
+def _easiest_first_of(env: AECEnv, tasks: int) -> Chooser:
+    level = getattr(env.unwrapped, "level", None)
+    if not callable(level):
+        raise MarlRayError("train.curriculum=easiest_first: expected an environment with `level(index)`")
+    return easiest_first([float(level(index)) for index in range(tasks)])
+
+
+def _imported(name: str) -> Chooser:
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise MarlRayError(f"train.curriculum={name}: expected easiest_first or package.module:callable")
+    try:
+        chooser = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever the user's module raises while it loads
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise MarlRayError(f"train.curriculum: cannot import {name} ({reason})") from error
+    if not callable(chooser):
+        raise MarlRayError(f"train.curriculum={name}: expected a callable chooser(position, solved, tasks)")
+    found: Chooser = chooser
+    return found

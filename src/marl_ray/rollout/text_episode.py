@@ -1,0 +1,229 @@
+"""One copy of a text environment, and the episode that it plays."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+from pettingzoo import AECEnv
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.engines.base import Completion
+
+
+class TextEpisode(NamedTuple):
+    """A finished episode; the first five fields are those of `collector.Episode`."""
+
+    step: int
+    """Turn, of all agents, at which it ended."""
+    copy: int
+    ret: float
+    """Return: sum of rewards, averaged over the agents."""
+    costs: tuple[float, ...]
+    """Of each cost signal the sum over turns and agents."""
+    length: int
+    """Turns of all agents."""
+    task: int
+    """Index of its task in the environment's order."""
+    sample: int
+    """Which of the task's episodes, in evaluation; 0 in training."""
+    solved: bool | None
+    """What the environment reported; None if it reported nothing."""
+    tokens: int
+    """Tokens of all responses."""
+    cut: bool
+    """Whether it was ended at the horizon."""
+    metrics: dict[str, float]
+    """The environment's own, averaged over the reports of the episode."""
+
+
+@dataclass
+class Turn:
+    """One response of one agent."""
+
+    agent: str
+    number: int
+    """Of this turn among the agent's own."""
+    prompt: list[int]
+    completion: Completion
+    observation: str
+    response: str
+    costs: np.ndarray
+    """(signals,) the team's costs from this turn to the end of the episode."""
+    reward: float = 0.0
+    """What the agent received from this turn to the end of the episode."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Which episode a copy plays, and with which random numbers."""
+
+    index: int
+    split: str
+    seed: int
+    greedy: bool
+    stream: tuple[int, int, int, int]
+    """First four numbers of its responses' streams (`streams.response_stream`)."""
+    sample: int = 0
+
+
+@dataclass
+class TextCopy:
+    """An environment copy. `reset` and `step` touch nothing that copies share, so copies may run in different threads."""
+
+    env: AECEnv
+    number: int
+    """Among the copies of all workers."""
+    signals: int
+    horizon: int
+    """Turns of all agents after which an episode is cut."""
+    agent: str | None = None
+    """Who acts next; None where no episode runs."""
+    observation: str = ""
+    """What that agent sees."""
+    turns: list[Turn] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        priced = getattr(self.env.unwrapped, "cost", ())
+        priced = priced[: self.signals] if isinstance(priced, list | tuple) else ()
+        self.token_signals = [k for k, name in enumerate(priced) if name == "tokens"]
+        """Cost signals that are tokens of responses, which are counted here: an environment sees only their text."""
+
+    @property
+    def acting(self) -> str:
+        """Who acts next in the running episode."""
+        assert self.agent is not None
+        return self.agent
+
+    def begin(self, start: Start) -> None:
+        """Forget the last episode; `reset` begins the next."""
+        self.start = start
+        self.turns, self.cut = [], False
+        self.rewards = dict.fromkeys(self.env.possible_agents, 0.0)
+        self.costs = np.zeros(self.signals)
+        self.solved: bool | None = None
+        self.reports: dict[str, list[float]] = {}
+
+    def reset(self) -> None:
+        """Begin the episode of `begin`. Raises as `step` does."""
+        with self.named():
+            options = {"index": self.start.index, "split": self.start.split}
+            self.env.reset(seed=self.start.seed, options=options)
+            self._go_on()
+            if self.agent is None:
+                raise MarlRayError("nobody acts after reset")
+
+    def step(self) -> None:
+        """Play the last of `turns`.
+
+        Raises MarlRayError naming environment, copy and agent if the environment does, or reports what is no reward or
+        cost.
+        """
+        with self.named():
+            self.env.step(self.turns[-1].response)
+            self._read()
+            self._go_on()
+
+    def episode(self) -> TextEpisode:
+        """The episode that has ended."""
+        return TextEpisode(
+            step=len(self.turns) - 1,
+            copy=self.number,
+            ret=sum(self.rewards.values()) / len(self.rewards),
+            costs=tuple(self.costs.tolist()),
+            length=len(self.turns),
+            task=self.start.index,
+            sample=self.start.sample,
+            solved=self.solved,
+            tokens=sum(len(turn.completion.ids) for turn in self.turns),
+            cut=self.cut,
+            metrics={name: sum(values) / len(values) for name, values in self.reports.items()},
+        )
+
+    def where(self) -> str:
+        """Environment, copy and agent, for errors."""
+        name = (self.env.metadata or {}).get("name") or type(self.env.unwrapped).__name__
+        agent = f", agent {self.agent}" if self.agent else ""
+        return f"environment {name}, copy {self.number}{agent}"
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors inside say where they come from."""
+        try:
+            yield
+        except MarlRayError as error:
+            raise MarlRayError(f"{self.where()}: {one_line(error)}") from error
+        except Exception as error:
+            error.add_note(f"in {self.where()}")
+            raise
+
+    def _go_on(self) -> None:
+        """Take those who are over out of the game, and find out who acts next and on what."""
+        env = self.env
+        for _ in env.possible_agents:
+            if env.agents and self._over(env.agent_selection):
+                env.step(None)
+        self.agent, self.observation = None, ""
+        if not env.agents:
+            return
+        if len(self.turns) >= self.horizon:
+            self.cut = True
+            return
+        self.agent = env.agent_selection
+        if self.agent not in self.rewards:
+            raise MarlRayError(f"acts, but is not among possible_agents {list(self.rewards)}")
+        if self._over(self.agent):
+            raise MarlRayError("is over, but env.step(None) does not take it out of env.agents")
+        self.observation = env.observe(self.agent)
+        if not isinstance(self.observation, str):
+            raise MarlRayError(f"observation is a {type(self.observation).__name__}, expected str")
+
+    def _over(self, agent: str) -> bool:
+        return bool(self.env.terminations.get(agent) or self.env.truncations.get(agent))
+
+    def _read(self) -> None:
+        """Add what the step brought to every turn that led to it."""
+        rewards, costs = self._rewards(), np.zeros(self.signals)
+        infos = self.env.infos
+        for agent, info in infos.items():
+            if "cost" in info:
+                costs += self._costs(agent, info["cost"])
+            for name, value in info.get("metrics", {}).items():
+                self.reports.setdefault(name, []).append(_finite(value, f"metric {name} of {agent}"))
+        if told := [bool(info["solved"]) for info in infos.values() if "solved" in info]:
+            self.solved = any(told)
+        costs[self.token_signals] = len(self.turns[-1].completion.ids)
+        self.costs += costs
+        for agent, reward in rewards.items():
+            self.rewards[agent] += reward
+        for turn in self.turns:
+            turn.reward += rewards.get(turn.agent, 0.0)
+            turn.costs += costs
+
+    def _rewards(self) -> dict[str, float]:
+        rewards = self.env.rewards
+        if not isinstance(rewards, dict) or not set(self.env.agents) <= set(rewards) <= set(self.rewards):
+            found = sorted(rewards) if isinstance(rewards, dict) else type(rewards).__name__
+            raise MarlRayError(f"env.rewards has {found}, expected one of each of {self.env.agents}")
+        return {agent: _finite(reward, f"reward of {agent}") for agent, reward in rewards.items()}
+
+    def _costs(self, agent: str, cost: Any) -> list[float]:
+        numbers = list(cost) if isinstance(cost, list | tuple | np.ndarray) and np.ndim(cost) == 1 else [cost]
+        if len(numbers) != self.signals:
+            expected = "a number" if self.signals == 1 else f"a sequence of {self.signals} numbers"
+            raise MarlRayError(f'infos["cost"] of {agent} is {_shown(cost)}, expected {expected}')
+        return [_finite(number, f'infos["cost"] of {agent}') for number in numbers]
+
+
+def _finite(value: Any, what: str) -> float:
+    """The value as a float; MarlRayError unless it is a finite number."""
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise MarlRayError(f"{what} is {_shown(value)}, expected a finite number")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    return " ".join(repr(value).split())

@@ -1,0 +1,64 @@
+"""Calls that wait (for a sandbox, for HTTP) made side by side, each with a deadline."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+
+class Late(Exception):
+    """Call number `index` did not return before its deadline."""
+
+    def __init__(self, index: int):
+        super().__init__(f"call {index} did not return in time")
+        self.index = index
+
+
+def side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline: float) -> None:
+    """Make all calls, at most `threads` at once, each within `deadline` seconds of its own beginning.
+
+    Raises the error of the first call, in their order, that failed, or Late. Threads are daemons: one that hangs keeps no
+    process alive (an executor's would be waited for at exit).
+    """
+    waiting, done = SimpleQueue[int](), SimpleQueue[int]()
+    began: dict[int, float] = {}
+    errors: dict[int, BaseException] = {}
+    for i in range(len(calls)):
+        waiting.put(i)
+
+    def work() -> None:
+        while True:
+            try:
+                i = waiting.get_nowait()
+            except Empty:
+                return
+            began[i] = time.monotonic()
+            try:
+                calls[i]()
+            except BaseException as error:
+                errors[i] = error
+            done.put(i)
+
+    for _ in range(min(threads, len(calls))):
+        threading.Thread(target=work, daemon=True).start()
+    running = set(range(len(calls)))
+    while running:
+        now = time.monotonic()
+        oldest = min(running, key=lambda i: began.get(i, now))
+        try:
+            running.remove(done.get(timeout=max(0.0, began.get(oldest, now) + deadline - now)))
+        except Empty:
+            if oldest in began:
+                _drop(waiting)
+                raise Late(oldest) from None
+    if errors:
+        raise errors[min(errors)]
+
+
+def _drop(waiting: SimpleQueue[int]) -> None:
+    """Leave nothing for the threads that still run."""
+    while True:
+        try:
+            waiting.get_nowait()
+        except Empty:
+            return

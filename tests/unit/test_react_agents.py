@@ -1,0 +1,326 @@
+"""What agents write is read without a mistake of ours, and whatever they get wrong is told to them."""
+
+import json
+import threading
+import time
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+
+from marl_ray.agents.react import Turn, act, instructions, parse, signature, transcript
+from marl_ray.agents.tools import MOST_ABANDONED, Tool, ToolFailed, ToolTimeout, cut, make_tool, make_tools, tool_of
+from marl_ray.errors import MarlRayError
+
+
+def add(a: int, b: int = 1) -> str:
+    """Adds
+    two numbers.
+
+    More that no agent is told.
+    """
+    return str(a + b)
+
+
+def misbehave(how: Literal["crash", "fail", "exit", "sleep", "junk"]) -> str:
+    """Does what no tool should."""
+    if how == "crash":
+        raise ValueError("first line\nsecond line")
+    if how == "fail":
+        raise ToolFailed("Not today.")
+    if how == "exit":
+        raise SystemExit(3)
+    if how == "sleep":
+        time.sleep(0.3)
+    return "\ud800" + 5000 * "x"
+
+
+TOOLS: dict[str, Tool] = {tool.name: tool for tool in (tool_of(add), tool_of(misbehave), *make_tools([]).values())}
+ONE_LINE = r"^[^\n]*$"
+CALL = 'Thought: I add.\nAction: add\nInput: {"a": 2, "b": 3}'
+
+
+def said(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
+    """Problem and observation of a response."""
+    result = act(parse(text), TOOLS, timeout_s)
+    return result.problem, result.observation
+
+
+def test_a_call_is_read_and_made() -> None:
+    call = parse(CALL)
+    assert (call.said, call.thought, call.tool, call.arguments) == (CALL, "I add.", "add", {"a": 2, "b": 3})
+    result = act(call, TOOLS, 5.0)
+    assert (result.observation, result.problem, result.tool, result.ends) == ("5", "", "add", False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'THOUGHT: I add.\nACTION: ADD\nINPUT: {"a": 2, "b": 3}',
+        'I add.\r\naction :  `add`\r\nAction Input:\n```json\n{"a": 2, "b": 3}\n```',
+        'Thought: I add.\n**Action:** add(a, b)\n**Input:** {"a": "2",\n "b": 3}',
+        'Thought: I add.\nAction: add\nInput: {"name": "subtract", "arguments": {"a": 2, "b": 3}} and more',
+        'Thought: I add.\nInput: {"name": "add", "arguments": {"a": 2, "b": 3}}',
+        CALL + '\nAction: add\nInput: {"a": 9}',
+        CALL + '\nObservation: 6\nThought: done.\nAction: answer\nInput: {"answer": "6"}',
+    ],
+)
+def test_other_ways_to_write_the_same_call(text: str) -> None:
+    assert (parse(text).thought, said(text)) == ("I add.", ("", "5"))
+
+
+def test_what_follows_the_first_call_is_not_repeated() -> None:
+    assert parse(CALL + '\nAction: add\nInput: {"a": 9}').said == CALL
+    assert parse(CALL + "\nObservation: 6").said == CALL
+    assert parse("Thought: hm\nobservation: 6").said == "Thought: hm"
+    assert parse('Thought: hm\nObservation: 6\nAction: answer\nInput: {"answer": "6"}').problem == "no_call"
+
+
+def test_programs_with_real_line_breaks_are_strings() -> None:
+    assert parse('Action: x\nInput: {"code": "a = 1\nprint(a)\t#"}').arguments == {"code": "a = 1\nprint(a)\t#"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "words"),
+    [
+        ("", "no_call", "No call found: no line `Action:`"),
+        ("The answer is 5.", "no_call", "Write Action: and Input: lines."),
+        ('Input: {"a": 2}', "no_call", "Action:"),
+        ('Action: multiply\nInput: {"a": 2}', "unknown_tool", "No tool 'multiply'. Tools: add, misbehave, answer."),
+        ("Action: multiply", "unknown_tool", "multiply"),
+        ("Action: add", "bad_json", 'no line `Input:` after `Action:`. Expected add {"a": integer, "b"?: integer}.'),
+        ('Action: add\nAction: answer\nInput: {"answer": "1"}', "bad_json", "no line `Input:`"),
+        ('Action: add\nInput: {"a": 2', "bad_json", "Input is not a JSON object: Expecting ',' delimiter."),
+        ("Action: add\nInput: a=2", "bad_json", "Expecting value"),
+        ("Action: add\nInput: [2, 3]", "bad_json", "expected an object {...}"),
+        ("Action: add\nInput: " + 200_000 * '{"a":', "bad_json", "too deep, too large"),
+        ('Action: add\nInput: {"a": ' + 5000 * "9" + "}", "bad_json", "too deep, too large"),
+        ('Action: add\nInput: {"b": 2}', "wrong_arguments", "Wrong arguments: a: Field required. Expected add"),
+        ('Action: add\nInput: {"a": "two"}', "wrong_arguments", "a: Input should be a valid integer"),
+        ('Action: add\nInput: {"a": 2, "c": 2}', "wrong_arguments", "c: Extra inputs are not permitted"),
+        ('Action: answer\nInput: {"answer": "\\ud800"}', "bad_json", "not Unicode"),
+        ('Action: misbehave\nInput: {"how": "crash"}', "crash", "misbehave failed: ValueError: first line"),
+        ('Action: misbehave\nInput: {"how": "exit"}', "crash", "misbehave failed: RuntimeError: SystemExit"),
+        ('Action: misbehave\nInput: {"how": "fail"}', "failed", "Not today."),
+    ],
+)
+def test_every_mistake_is_an_observation(text: str, problem: str, words: str) -> None:
+    found, observation = said(text)
+    assert found == problem
+    assert words in observation
+    assert "\n" not in observation
+
+
+def test_a_tool_has_until_its_deadline() -> None:
+    slow = 'Action: misbehave\nInput: {"how": "sleep"}'
+    assert said(slow, 0.05) == ("timeout", "misbehave gave no result within 0.05 s.")
+    assert said(slow)[0] == ""
+
+
+def test_calls_that_were_left_behind_do_not_pile_up() -> None:
+    over = threading.Event()
+    calls: list[int] = []
+
+    def wait(n: int) -> str:
+        """Waits for the end of the test."""
+        calls.append(n)
+        over.wait(60)
+        return ""
+
+    tool = tool_of(wait)
+    for n in range(MOST_ABANDONED + 5):
+        with pytest.raises(ToolTimeout):
+            tool.call({"n": n}, time.monotonic())
+    assert len(calls) == MOST_ABANDONED
+    over.set()
+
+
+def test_observations_are_cut_and_can_be_encoded() -> None:
+    result = act(parse('Action: misbehave\nInput: {"how": "junk"}'), TOOLS, 5.0, limit=100)
+    assert len(result.observation) == 100
+    result.observation.encode()
+
+
+def test_the_answer_ends_and_is_never_cut() -> None:
+    result = act(parse('Action: answer\nInput: {"answer": "' + 200 * "x" + '"}'), TOOLS, 5.0, limit=20)
+    assert (result.ends, result.observation) == (True, 200 * "x")
+    assert act(parse('Action: answer\nInput: {"answer": 4.5}'), TOOLS, 5.0).observation == "4.5"
+
+
+WORDS = [
+    "Thought:",
+    "Action:",
+    "Input:",
+    "Observation:",
+    "add",
+    "misbehave",
+    "answer",
+    "\n",
+    " ",
+    '{"a": 1}',
+    "```json\n",
+]
+WORDS += [
+    '{"name": "add", "arguments": {}}',
+    '{"how": "junk"}',
+    "{",
+    "}",
+    "[",
+    '"',
+    "\\ud800",
+    "*",
+    "\r",
+    "\x00",
+    "\ud800",
+]
+
+
+@settings(max_examples=100)
+@given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(WORDS)).map("".join)))
+@example("Action: add\nInput: " + 100_000 * "[")
+@example("Input:" + 10_000 * "\nAction:")
+def test_no_text_raises(text: str) -> None:
+    call = parse(text)
+    assert text.encode("utf-8", "replace").decode().startswith(call.said)
+    assert (call.arguments is None) == bool(call.problem)
+    result = act(call, TOOLS, 5.0, limit=200)
+    assert result.ends or len(result.observation) <= 200
+    result.observation.encode()
+
+
+@settings(max_examples=50)
+@given(
+    st.text("abc \n:", max_size=20),
+    st.sampled_from([*TOOLS]),
+    st.dictionaries(
+        st.text(max_size=5) | st.sampled_from(["name", "arguments"]), st.text(max_size=9) | st.just({"a": 1})
+    ),
+)
+def test_what_is_written_by_the_format_is_read_back(thought: str, tool: str, arguments: dict[str, object]) -> None:
+    wrapped = set(arguments) == {"name", "arguments"} and isinstance(arguments["arguments"], dict)
+    thought = " ".join(thought.replace(":", " ").split())
+    call = parse(f"Thought: {thought}\nAction: {tool}\nInput: {json.dumps(arguments)}\nThought: more")
+    assert (call.tool, call.problem) == (tool, "")
+    assert call.arguments == (arguments["arguments"] if wrapped else arguments)
+
+
+def test_instructions_name_tools_and_arguments() -> None:
+    text = instructions(TOOLS)
+    assert 'add {"a": integer, "b"?: integer}: Adds two numbers.\n' in text
+    assert signature(TOOLS["answer"]) == 'answer {"answer": string}'
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.text("ab", max_size=40), st.text("ab", max_size=40)), max_size=6), st.integers(0, 500))
+def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs: list[tuple[str, str]], extra: int) -> None:
+    turns = [Turn(*pair) for pair in pairs]
+    fixed = len(transcript("head\n", "what?", [], 0, "foot\n"))
+    text = transcript("head\n", "what?", turns, fixed + 40 + extra, "foot\n")
+    assert len(text) <= fixed + 40 + extra
+    assert text.startswith("head\nQuestion: what?\n")
+    assert text.endswith("foot\n")
+    whole = "".join(f"{turn.said}\nObservation: {turn.observation}\n" for turn in turns)
+    if len(whole) <= 40 + extra:
+        assert text == f"head\nQuestion: what?\n{cut(whole, 10_000)}foot\n"
+    else:
+        assert "(earlier turns are left out)" in text or len(turns) == 1
+
+
+def test_the_oldest_turns_go_first() -> None:
+    turns = [Turn(f"said {i}", f"saw {i}") for i in range(9)]
+    text = transcript("", "q", turns, 110)
+    kept = [i for i in range(9) if f"said {i}" in text]
+    assert kept == list(range(kept[0], 9))
+    assert 0 < kept[0] < 8
+
+
+def test_types_become_a_schema() -> None:
+    def look(
+        place: Annotated[str, Field(description="Where.")], near: list[int] | None = None, *, deadline: float
+    ) -> str:
+        """Looks."""
+        return f"{place} {near} {deadline - time.monotonic() > 1}"
+
+    tool = tool_of(look)
+    assert tool.parameters["properties"]["place"] == {"type": "string", "title": "Place", "description": "Where."}
+    assert tool.parameters["required"] == ["place"]
+    assert tool.parameters["additionalProperties"] is False
+    assert set(tool.parameters["properties"]) == {"place", "near"}
+    assert tool.call({"place": "here", "near": [1, "2"]}, time.monotonic() + 5) == "here [1, 2] True"
+
+
+def untyped(a) -> str:  # type: ignore[no-untyped-def]
+    """Has no types."""
+    return ""
+
+
+def many(*args: int) -> str:
+    """Takes what cannot be named."""
+    return ""
+
+
+def odd(a: threading.Lock) -> str:
+    """Has no schema."""
+    return ""
+
+
+def silent(a: int) -> str:
+    return ""
+
+
+def lost(a: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
+    """Has a type that is not there."""
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (untyped, "parameter 'a' of untyped has no type hint"),
+        (many, "parameter 'args' of many cannot be given by name"),
+        (odd, "no JSON schema from the type hints of odd"),
+        (silent, "silent has no docstring"),
+        (lost, "type hints of lost cannot be read"),
+        (lambda: "", "'<lambda>' is no name for a tool"),
+    ],
+)
+def test_a_function_that_is_no_tool_is_one_line(function: object, words: str) -> None:
+    with pytest.raises(MarlRayError, match=ONE_LINE) as error:
+        tool_of(function)  # type: ignore[arg-type]
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (["code_interpreters"], "tools: no tool 'code_interpreters'; did you mean code_interpreter?"),
+        (["xyz"], "tools: no tool 'xyz'; expected one of answer, code_interpreter, google_search_serper or module:"),
+        ("answer", "expected a list of names"),
+        ({"code_interpreter": 3}, "expected a list of names or a mapping of names to options"),
+        (
+            {"code_interpreter": {"timeout_s": 0}},
+            "tools: code_interpreter rejected {'timeout_s': 0} (expected positive",
+        ),
+        ({"code_interpreter": {"timeout_s": "3"}}, "tools: code_interpreter rejected {'timeout_s': '3'}"),
+        (["no.such.module:f"], "tools: cannot import 'no.such.module' (ModuleNotFoundError"),
+        (["math:nothing"], "tools: math has no 'nothing'"),
+        (["math:pi"], "tools: 'math:pi' is not callable"),
+        ({"code_interpreter": {"timeout": 3}}, "tools: code_interpreter rejected {'timeout': 3}"),
+        ({"fractions:gcd_of": {}}, "tools: fractions has no 'gcd_of'"),
+    ],
+)
+def test_a_wrong_choice_of_tools_is_one_line(chosen: object, words: str) -> None:
+    with pytest.raises(MarlRayError, match=ONE_LINE) as error:
+        make_tools(chosen)  # type: ignore[arg-type]
+    assert words in str(error.value)
+
+
+def test_options_of_a_function_are_fixed_and_unseen() -> None:
+    tool = tool_of(add, fixed={"b": 40})
+    assert set(tool.parameters["properties"]) == {"a"}
+    assert tool.call({"a": 2}, time.monotonic() + 5) == "42"
+    with pytest.raises(MarlRayError, match="add has no parameter 'c'"):
+        tool_of(add, fixed={"c": 1})
+    assert make_tool("answer", {}).ends

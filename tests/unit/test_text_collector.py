@@ -1,0 +1,452 @@
+"""Text environments played by language models: rows, rewards to go, waves, groups, refills, errors, evaluation."""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_text_envs import WORDS, Broken, Echo, Quitter, Slow, Talk
+
+from marl_ray.algorithms.value_norm import ValueNorm
+from marl_ray.config.model import GenerationConfig, ModelConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
+from marl_ray.policies.sampler import make_engine
+from marl_ray.policies.token_policy import TokenPolicy, build_token_policy
+from marl_ray.rollout.collector import Plan
+from marl_ray.rollout.responses import TokenPlayer
+from marl_ray.rollout.streams import EVALUATION, TRAINING, response_stream
+from marl_ray.rollout.text import TextCollector
+from marl_ray.rollout.transcripts import means
+from marl_ray.trajectories import Trajectories
+
+BOTH = {"shared": ["asker", "teller"]}
+EACH = {"first": ["asker"], "second": ["teller"]}
+ALONE = {"only": ["speaker"]}
+FIELDS = ("mask", "rewards", "costs", "terminated", "truncated", "greedy", "group", "episode", "agent", "turn")
+SAID = ("a", "stop", "cat", "dog", "no", "banana")
+
+
+def policy(critic: bool = False, signals: int = 0, max_tokens: int = 8) -> TokenPolicy:
+    generation = GenerationConfig(max_tokens=max_tokens)
+    return build_token_policy(ModelConfig(preset="tiny-0.2m", context=256), generation, 0, critic, signals)
+
+
+POLICY = policy()
+
+
+class Scripted:
+    """An engine that knows what to say: of `words` the one that the stream and the seed choose, the first if greedy."""
+
+    def __init__(self, words: Sequence[str] = SAID, ends: bool = True):
+        self.words, self.ends = words, ends
+        self.calls: list[list[Prompt]] = []
+
+    def generate(
+        self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
+    ) -> list[Completion]:
+        self.calls.append(list(prompts))
+        return [self.say(prompt, seed) for prompt in prompts]
+
+    def say(self, prompt: Prompt, seed: int) -> Completion:
+        drawn = hashlib.sha256(f"{seed} {prompt.stream}".encode()).digest()
+        word = self.words[0 if prompt.greedy else drawn[0] % len(self.words)]
+        ids = [*word.encode(), *([POLICY.tokenizer.eos_token_id] if self.ends else [])]
+        return Completion(ids, [-drawn[i + 1] / 100 for i in range(len(ids))], self.ends)
+
+    def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
+        raise NotImplementedError
+
+
+class Repeater(Scripted):
+    """Says the second word of its prompt, which is what Echo wants."""
+
+    def say(self, prompt: Prompt, seed: int) -> Completion:
+        word = bytes(i for i in prompt.ids if i < 256).split()[1]
+        return Completion(list(word), [-1.0] * len(word), True)
+
+
+def players(agents: dict[str, list[str]], engine: Engine | None = None, model: TokenPolicy = POLICY, **kwargs):
+    engine = engine or Scripted()
+    return {name: TokenPlayer(model, engine, members, ValueNorm(), **kwargs) for name, members in agents.items()}
+
+
+def collector(
+    make: Callable, agents: dict[str, list[str]], copies: range = range(8), plan: Plan | None = None, **kwargs
+) -> TextCollector:
+    return TextCollector(make, agents, copies, plan or Plan(6, episodes=True), 3, **kwargs)
+
+
+def texts(data: Trajectories) -> list[str]:
+    """Responses as text."""
+    ids = [row[mask].tolist() for row, mask in zip(data.actions, data.mask, strict=True)]
+    return POLICY.tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+def test_a_row_is_a_response_with_the_ids_that_the_engine_gave():
+    engine = Scripted()
+    batch = collector(Talk, BOTH, range(2)).collect(players(BOTH, engine), 0)
+    data = batch.trajectories["shared"]
+    asked = {prompt.stream: prompt for call in engine.calls for prompt in call}
+    assert len(asked) == len(data.mask) == batch.steps
+    for row in range(len(data.mask)):
+        copy, agent, turn = int(data.episode[row]), int(data.agent[row]), int(data.turn[row])
+        prompt = asked[response_stream(TRAINING, 0, 0, copy, agent, turn)]
+        said = engine.say(prompt, 3)
+        n = len(said.ids)
+        assert data.actions[row, :n].tolist() == said.ids and not data.actions[row, n:].any()
+        torch.testing.assert_close(data.log_probs[row, :n], torch.tensor(said.log_probs))
+        assert data.mask[row].tolist() == [True] * n + [False] * (data.mask.shape[1] - n)
+        # Prompts stand on the right, where the response begins.
+        width = data.prompts.shape[1] - len(prompt.ids)
+        assert data.prompts[row].tolist() == [-1] * width + list(prompt.ids)
+        assert data.terminated[row].nonzero().flatten().tolist() == [n - 1] and not data.truncated[row].any()
+    assert data.observations.shape == (*data.mask.shape, 0) and data.states is None and data.action_masks is None
+    order = list(zip(data.episode.tolist(), data.turn.tolist(), data.agent.tolist(), strict=True))
+    assert order == sorted(order)
+    assert data.group.tolist() == data.episode.tolist()  # groups of one
+    assert not data.values.any() and not data.bootstrap.any() and data.cost_values.shape == (*data.mask.shape, 1)
+
+
+def test_a_response_that_is_cut_is_truncated():
+    data = collector(Talk, BOTH).collect(players(BOTH, Scripted(ends=False)), 0).trajectories["shared"]
+    assert not data.terminated.any() and data.truncated.sum(1).eq(1).all()
+    assert (data.truncated.long().argmax(1) == data.mask.sum(1) - 1).all()
+
+
+def slow_rewards_to_go(make: Callable, said: Sequence[str]) -> tuple[list[tuple[str, float, float]], float]:
+    """Of each turn (agent, reward to go, cost to go), and the mean return: replay, then sum over all that follows."""
+    env, history = make(), []
+    env.reset(seed=0)
+    for word in said:
+        while env.terminations[env.agent_selection]:
+            env.step(None)
+        agent = env.agent_selection
+        env.step(word)
+        cost = sum(np.sum(info.get("cost", 0.0)) for info in env.infos.values())
+        history.append((agent, dict(env.rewards), cost))
+    rows = []
+    for t, (agent, _, _) in enumerate(history):
+        reward = sum(rewards.get(agent, 0.0) for _, rewards, _ in history[t:])
+        rows.append((agent, reward, sum(cost for _, _, cost in history[t:])))
+    return rows, sum(sum(rewards.values()) for _, rewards, _ in history) / 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([Talk, Quitter, partial(Talk, 9), partial(Talk, 1)]))
+def test_a_row_gets_what_its_agent_receives_from_its_turn_on(iteration, make):
+    batch = collector(make, EACH, range(2)).collect(players(EACH), iteration)
+    for number, episode in enumerate(batch.episodes):
+        spoken: dict[str, list[tuple[str, float, float]]] = {}
+        for name, (agent,) in EACH.items():
+            data = batch.trajectories[name]
+            own = (data.episode == number).nonzero().flatten()
+            last = data.mask.sum(1) - 1
+            assert data.turn[own].tolist() == list(range(len(own)))
+            at_end = data.rewards[own, last[own]], data.costs[own, last[own], 0]
+            torch.testing.assert_close(data.rewards[own].sum(1), at_end[0])
+            torch.testing.assert_close(data.costs[own, :, 0].sum(1), at_end[1])
+            said = [texts(data)[row] for row in own]
+            spoken[agent] = list(zip(said, *(x.tolist() for x in at_end), strict=True))
+        # Who speaks when is the environment's rule: turns alternate until `teller` may be gone.
+        left, order = {agent: list(turns) for agent, turns in spoken.items()}, []
+        while any(left.values()):
+            agent = "teller" if len(order) % 2 and left["teller"] else "asker"
+            order.append((agent, *left[agent].pop(0)))
+        expected, ret = slow_rewards_to_go(make, [said for _, said, _, _ in order])
+        assert [(agent, reward, cost) for agent, _, reward, cost in order] == expected
+        assert episode.ret == pytest.approx(ret) and episode.length == len(order)
+        assert episode.costs == (float(len(order)),)
+        assert episode.tokens == sum(len(said.encode()) + 1 for _, said, _, _ in order)
+
+
+def test_episodes_are_cut_after_horizon_turns():
+    batch = collector(partial(Talk, 9), BOTH, plan=Plan(3, episodes=True)).collect(
+        players(BOTH, Scripted(["no", "cat"])), 0
+    )
+    assert [(e.length, e.step, e.cut, e.solved) for e in batch.episodes] == [(3, 2, True, None)] * 8
+    assert batch.steps == 24 and len(batch.trajectories["shared"].mask) == 24
+
+
+@pytest.mark.parametrize("scripted", [True, False])
+def test_data_does_not_depend_on_the_number_of_workers(scripted):
+    engine = Scripted() if scripted else make_engine(POLICY)
+    plan = Plan(6, episodes=True, group_size=2, greedy=True)
+    whole = collector(Talk, EACH, range(8), plan).collect(players(EACH, engine), 2)
+    parts = on_two_workers(
+        lambda rank, gather: collector(Talk, EACH, range(4 * rank, 4 * rank + 4), plan, gather=gather).collect(
+            players(EACH, engine), 2
+        )
+    )
+    assert whole.steps == sum(part.steps for part in parts)
+    assert whole.episodes == [episode for part in parts for episode in part.episodes]
+    for name in EACH:
+        data, split = whole.trajectories[name], [part.trajectories[name] for part in parts]
+        start = 0
+        for part in split:
+            rows = slice(start, start := start + len(part.mask))
+            steps, width = part.mask.shape[1], part.prompts.shape[1]
+            for field in (*FIELDS, "actions", "log_probs"):
+                own, ours = getattr(data, field)[rows], getattr(part, field)
+                own = own[:, :steps] if own.dim() > 1 else own
+                torch.testing.assert_close(own, ours, rtol=1e-4, atol=1e-5)
+            assert torch.equal(data.prompts[rows, -width:], part.prompts)
+            assert (data.prompts[rows, :-width] == -1).all() and not data.mask[rows, steps:].any()
+    assert sorted(whole.transcripts) == sorted(told for part in parts for told in part.transcripts)
+    assert means([whole.sums]) == pytest.approx(means(part.sums for part in parts))
+
+
+def on_two_workers(work: Callable) -> list:
+    """`work(rank, gather)` of two workers, in threads that gather as processes do."""
+    barrier, values, results = threading.Barrier(2, timeout=20), [None, None], [None, None]
+
+    def gather(rank: int, value: object) -> list:
+        barrier.wait()
+        values[rank] = value
+        barrier.wait()
+        return list(values)
+
+    def run(rank: int) -> None:
+        results[rank] = work(rank, partial(gather, rank))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_a_policy_answers_all_copies_in_one_call_per_wave():
+    engine = Scripted(["no"])
+    collector(Talk, EACH, plan=Plan(4, episodes=True)).collect(players(EACH, engine), 0)
+    assert [len(call) for call in engine.calls] == [8] * 4
+    assert len({prompt.stream for call in engine.calls for prompt in call}) == 32
+
+
+def test_members_of_a_group_share_task_and_seed_and_tasks_go_on_over_iterations():
+    plan = Plan(2, episodes=True, group_size=4)
+    engine = Scripted()
+    first = collector(Echo, ALONE, plan=plan)
+    batch = first.collect(players(ALONE, engine), 0)
+    assert [episode.task for episode in batch.episodes] == [0] * 4 + [1] * 4
+    prompts = [prompt.ids for prompt in engine.calls[0]]
+    assert len(set(prompts[:4])) == len(set(prompts[4:])) == 1 and prompts[0] != prompts[4]
+    data = batch.trajectories["only"]
+    assert data.group.tolist() == [0] * 4 + [1] * 4 and data.episode.tolist() == list(range(8))
+    resumed = collector(Echo, ALONE, plan=plan, state=first.state())
+    again, also = first.collect(players(ALONE), 1), resumed.collect(players(ALONE), 1)
+    assert [episode.task for episode in again.episodes] == [2] * 4 + [3] * 4
+    assert again.episodes == also.episodes and first.state() == resumed.state() == {"position": 4}
+
+
+def test_the_first_member_plays_greedily():
+    plan = Plan(6, episodes=True, group_size=4, greedy=True)
+    data = collector(Talk, BOTH, plan=plan).collect(players(BOTH, Scripted(["no", *SAID])), 0).trajectories["shared"]
+    assert torch.equal(data.greedy, data.episode % 4 == 0)
+    said = texts(data)
+    assert {said[row] for row in data.greedy.nonzero().flatten()} == {"no"}
+    assert len({said[row] for row in (~data.greedy).nonzero().flatten()}) > 2
+
+
+def test_groups_that_teach_nothing_are_played_again_on_other_tasks():
+    plan = Plan(2, episodes=True, group_size=2)
+    again = Plan(2, episodes=True, group_size=2, refills=4, judges=("only",))
+    team = players(ALONE, Scripted(WORDS))
+    before = collector(Echo, ALONE, range(16), plan).collect(team, 0)
+    played = collector(Echo, ALONE, range(16), again)
+    after = played.collect(team, 0)
+
+    def teaching(batch) -> list[int]:
+        scores = np.array([episode.ret for episode in batch.episodes]).reshape(8, 2)
+        return np.flatnonzero(scores[:, 0] != scores[:, 1]).tolist()
+
+    assert 0 < len(teaching(before)) < len(teaching(after)) < 8
+    assert after.steps > before.steps and len(after.episodes) == 16
+    kept = [c for g in teaching(before) for c in (2 * g, 2 * g + 1)]
+    assert [after.episodes[c] for c in kept] == [before.episodes[c] for c in kept]
+    # Every attempt takes the tasks that follow, and what still teaches nothing leaves no rows.
+    tasks = [episode.task for episode in after.episodes]
+    assert max(tasks) >= 8 and len(set(tasks)) == 8 and played.position * 2 == after.steps
+    assert sorted(set(after.trajectories["only"].group.tolist())) == teaching(after)
+    parts = on_two_workers(
+        lambda rank, gather: collector(Echo, ALONE, range(8 * rank, 8 * rank + 8), again, gather=gather).collect(
+            team, 0
+        )
+    )
+    assert after.episodes == [episode for part in parts for episode in part.episodes]
+
+
+@pytest.mark.parametrize("curriculum", ["easiest_first", "toy_text_envs:least_solved"])
+def test_a_curriculum_is_the_same_for_any_number_of_workers_and_after_a_resume(curriculum):
+    plan = Plan(2, episodes=True, group_size=2, refills=2, judges=("only",))
+    team = players(ALONE, Scripted(["red"] * 4 + ["green"]))
+
+    def run(rank: int = 0, gather: Callable = lambda value: [value], workers: int = 1, resume: bool = False):
+        """Episodes of each iteration, and the last state."""
+        own = range(8 // workers * rank, 8 // workers * (rank + 1))
+        make = partial(collector, Echo, ALONE, own, plan, gather=gather, curriculum=curriculum)
+        play, played = make(), []
+        for iteration in range(6):
+            if resume:
+                play = make(state=json.loads(json.dumps(play.state())))
+            played.append(play.collect(team, iteration).episodes)
+        return played, play.state()
+
+    whole, state = run()
+    tasks = {episode.task for episodes in whole for episode in episodes}
+    assert tasks <= set(range(Echo.tasks)) and len(tasks) > 2
+    assert state["solved"].keys() >= set(map(str, tasks)) and any(mean > 0 for _, mean in state["solved"].values())
+    assert run(resume=True) == (whole, state)
+    (first, state_0), (second, state_1) = on_two_workers(partial(run, workers=2))
+    assert state_0 == state_1 == state
+    assert [[*a, *b] for a, b in zip(first, second, strict=True)] == whole
+
+
+def test_a_curriculum_needs_to_know_what_is_solved():
+    class Silent(Echo):
+        def finish(self, solved: bool) -> None:
+            super().finish(solved)
+            del self.infos["speaker"]["solved"]
+
+    with pytest.raises(MarlRayError, match=r'^train\.curriculum: environment echo, copy 0 reports no .*"solved"'):
+        collector(Silent, ALONE, curriculum="easiest_first").collect(players(ALONE), 0)
+
+
+def test_a_worker_may_have_no_rows():
+    plan = Plan(2, episodes=True, group_size=2, judges=("only",))
+    data = collector(Echo, ALONE, plan=plan).collect(players(ALONE, Scripted(["nothing"])), 0).trajectories["only"]
+    assert data.mask.shape == data.prompts.shape == (0, 1) and data.costs.shape == (0, 1, 1) and data.agents == 1
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 100])
+def test_values_are_the_critics_own_in_reward_units(micro_batch):
+    model = policy(critic=True, signals=2)
+    norms = (ValueNorm().updated(1.0, 5.0), ValueNorm().updated(-2.0, 8.0), ValueNorm().updated(0.5, 2.0))
+    team = {"shared": TokenPlayer(model, Scripted(), BOTH["shared"], norms[0], norms[1:], micro_batch)}
+    data = collector(partial(Talk, cost=("x", "y")), BOTH, signals=2).collect(team, 0).trajectories["shared"]
+    with torch.no_grad():
+        expected = model.evaluate(data.prompts, data.actions, data.mask)
+    torch.testing.assert_close(data.values, norms[0].denormalize(expected.values) * data.mask)
+    for k in (0, 1):
+        costs = norms[k + 1].denormalize(expected.cost_values[..., k]) * data.mask
+        torch.testing.assert_close(data.cost_values[..., k], costs)
+    assert data.values[data.mask].ne(0).all() and not data.values.requires_grad
+
+
+def test_tokens_are_counted_here_where_they_are_a_cost():
+    team = players(BOTH, Scripted())
+    make = partial(Talk, cost=("turns", "tokens"))
+    batch = collector(make, BOTH, signals=2).collect(team, 0)
+    for episode in batch.episodes:
+        assert episode.costs == (episode.length, episode.tokens)
+    data = batch.trajectories["shared"]
+    first = data.turn.eq(0) & data.agent.eq(0)
+    assert data.costs[first].sum(1)[:, 1].tolist() == [episode.tokens for episode in batch.episodes]
+
+
+def test_metrics_are_by_role_and_transcripts_are_bounded():
+    batch = collector(Talk, BOTH).collect(players(BOTH, Scripted(["no", "banana"])), 0)
+    found = means([batch.sums])
+    data = batch.trajectories["shared"]
+    lengths = data.mask.sum(1).double()
+    for agent, name in enumerate(BOTH["shared"]):
+        own = data.agent == agent
+        assert found[f"{name}/response_tokens"] == pytest.approx(float(lengths[own].mean()))
+        assert found[f"{name}/ended"] == 1.0
+    returns = [(found["asker/reward"] + found["teller/reward"]) / 2]
+    assert returns == pytest.approx([np.mean([episode.ret for episode in batch.episodes])])
+    assert found["env/words"] == 4.0 and found["env/solved"] == np.mean([e.solved for e in batch.episodes])
+    assert len(batch.transcripts) == 2
+    told = batch.transcripts[0]
+    assert [line.agent for line in told.lines] == ["asker", "teller"] * 2
+    assert told.lines[1].prompt.endswith(f"heard {told.lines[0].response!r}")
+    row = int(((data.episode == told.copy) & (data.turn == 0) & (data.agent == 0)).nonzero())
+    assert told.lines[0].response == texts(data)[row] and told.lines[0].reward == float(data.rewards[row].sum())
+
+
+def test_evaluation_plays_held_out_tasks_and_changes_nothing_of_training():
+    engine = Scripted()
+    trained, other = collector(Talk, BOTH, range(3)), collector(Talk, BOTH, range(3))
+    played = other.play(players(BOTH, engine), [4, 7], samples=2)
+    assert [(e.task, e.sample) for e in played] == [(4, 0), (4, 1), (7, 0), (7, 1)]
+    assert trained.collect(players(BOTH), 0).episodes == other.collect(players(BOTH), 0).episodes
+    # Any number of copies and any split of the tasks gives the same episodes.
+    alone = collector(Talk, BOTH, range(5, 6)).play(players(BOTH), [7], samples=2)
+    strip = [episode._replace(copy=0) for episode in (*played[2:], *alone)]
+    assert strip[:2] == strip[2:]
+    others = other.play(players(BOTH), [4, 7, 9], samples=2, key=1)
+    assert [e.tokens for e in others[:4]] != [e.tokens for e in played]
+    greedy = other.play(players(BOTH, Scripted(["stop", "no"])), range(4), greedy=True)
+    assert [episode.length for episode in greedy] == [1] * 4
+    engine.calls.clear()
+    collector(Echo, ALONE, range(3)).play(players(ALONE, engine), [4])
+    assert b"4 test" in bytes(i for i in engine.calls[0][0].ids if i < 256)
+
+
+def test_a_solved_task_is_told():
+    played = collector(Echo, ALONE).play(players(ALONE, Repeater()), range(5))
+    assert all(episode.solved and episode.ret == 1.0 and episode.metrics == {"words": 1.0} for episode in played)
+
+
+def test_streams_differ_by_everything_that_they_are_for():
+    numbers = [(kind, i, a, c, g, t) for kind in (TRAINING, EVALUATION) for i in range(4) for a in range(3)
+               for c in range(4) for g in range(3) for t in range(4)]  # fmt: skip
+    assert len({response_stream(*number) for number in numbers}) == len(numbers)
+    assert response_stream(TRAINING, 1, 0, 2, 0, 3) == response_stream(TRAINING, 1, 0, 2, 0, 3) < 1 << 64
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rewards": {"speaker": float("nan")}},
+        {"rewards": {"speaker": [1.0, 2.0]}},
+        {"rewards": {"speaker": None}},
+        {"rewards": {}},
+        {"rewards": {"speaker": 1.0, "someone": 1.0}},
+        {"rewards": 1.0},
+        {"infos": {"cost": [1.0, 2.0]}},
+        {"infos": {"cost": float("inf")}},
+        {"infos": {"metrics": {"pass": float("nan")}}},
+        {"observation": 3},
+        {"observation": "long " * 100},
+        {"error": MarlRayError("the sandbox is gone")},
+    ],
+)
+def test_what_an_environment_reports_wrongly_is_one_error_that_names_it(given):
+    with pytest.raises(MarlRayError, match=r"^environment broken, copy 0, agent speaker: .") as error:
+        collector(partial(Broken, **given), ALONE, range(2)).collect(players(ALONE), 0)
+    assert "\n" not in str(error.value)
+
+
+def test_an_environments_own_error_keeps_its_kind():
+    with pytest.raises(ZeroDivisionError) as error:
+        collector(partial(Broken, error=ZeroDivisionError("x")), ALONE, range(1)).collect(players(ALONE), 0)
+    assert error.value.__notes__ == ["in environment broken, copy 0, agent speaker"]
+
+
+def test_a_step_that_hangs_is_an_error():
+    class Hangs(Slow):
+        def act(self, agent: str, text: str) -> None:
+            time.sleep(30 if self.options["index"] == 2 else 0)
+
+    with pytest.raises(MarlRayError, match=r"environment slow, copy 2, agent speaker: step took over 0.2 s"):
+        collector(Hangs, ALONE, deadline=0.2).collect(players(ALONE), 0)
+
+
+def test_copies_step_side_by_side():
+    Slow.most = 0
+    collector(Slow, ALONE).collect(players(ALONE), 0)
+    assert Slow.most > 1
+
+
+def test_every_agent_needs_a_policy():
+    with pytest.raises(MarlRayError, match="expected to hold each of"):
+        collector(Talk, {"one": ["asker"]})
