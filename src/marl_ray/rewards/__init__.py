@@ -12,6 +12,7 @@ from marl_ray.rewards.code import (
     run_tests,
 )
 from marl_ray.rewards.extraction import blocks, defines, extract
+from marl_ray.rewards.math import answers_match, extract_answer, math_reward, number
 from marl_ray.rewards.outputs import outputs_match
 from marl_ray.rewards.style import style, violations
 
@@ -22,10 +23,14 @@ __all__ = [
     "StdioTest",
     "Test",
     "Tested",
+    "answers_match",
     "blocks",
     "code_reward",
     "defines",
     "extract",
+    "extract_answer",
+    "math_reward",
+    "number",
     "outputs_match",
     "reference_cpu",
     "run_tests",

@@ -1,5 +1,6 @@
 """Code benchmarks behind one interface; an explicit dictionary registers them."""
 
+from marl_ray.envs.files import Row
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     KINDS,
@@ -7,7 +8,6 @@ from marl_ray.evaluation.benchmarks.base import (
     Kind,
     Mode,
     Problem,
-    Row,
     Source,
     Verdict,
     Verdicts,

@@ -5,10 +5,11 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from marl_ray.envs.files import Row
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.extraction import extract
 from marl_ray.sandbox import Pool
@@ -16,13 +17,6 @@ from marl_ray.sandbox import Pool
 Mode = Literal["official", "hardened"]
 Kind = Literal["completion", "solution", "output"]
 KINDS: tuple[Kind, ...] = ("completion", "solution", "output")
-
-
-class Row(NamedTuple):
-    """One record of a file, and where it stands, for messages."""
-
-    where: str
-    values: Any
 
 
 @dataclass(frozen=True)
@@ -124,19 +118,6 @@ class Record(BaseModel):
     """Base of the records of official files, which may have more fields than are needed."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
-
-R = TypeVar("R", bound=BaseModel)
-
-
-def read_record(model: type[R], row: Row) -> R:
-    """A checked record. Raises MarlRayError naming file, line and field."""
-    try:
-        return model.model_validate(row.values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise MarlRayError(f"{row.where}: {f'{key}: ' if key else ''}{first['msg']}") from error
 
 
 def syntax(code: str) -> ast.Module:

@@ -15,17 +15,16 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
 
+from marl_ray.envs.files import Row, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
     Mode,
     Problem,
     Record,
-    Row,
     Source,
     Verdict,
     Verdicts,
-    read_record,
     syntax,
     unique,
 )

@@ -11,17 +11,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from marl_ray.envs.files import Row, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
     Mode,
     Problem,
     Record,
-    Row,
     Source,
     Verdict,
     Verdicts,
-    read_record,
     unique,
 )
 from marl_ray.rewards.code import StdioTest

@@ -3,15 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from marl_ray.envs.files import Row, read_record
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
     Mode,
     Problem,
     Record,
-    Row,
     Source,
     Verdicts,
-    read_record,
     unique,
 )
 from marl_ray.evaluation.benchmarks.functions import score_function

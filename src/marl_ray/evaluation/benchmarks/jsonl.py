@@ -4,47 +4,26 @@
      "public_tests": [], "setup": "import math", "reference": "def add(a, b): return a + b"}
     {"task_id": "double", "prompt": "...", "cases": [{"stdin": "2", "stdout": "4"}], "public_cases": [], "reference": "..."}
 
-Public tests are for prompts and for shaping; they do not count here.
+Public tests are for prompts and for shaping; they do not count here, and neither does `level`. The environment `code_team`
+reads the same files (see `marl_ray.envs.tasks`).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
-
-from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks.base import Benchmark, Mode, Problem, Row, Source, Verdicts, read_record, unique
+from marl_ray.envs.files import Row, read_record
+from marl_ray.envs.tasks import CodeRecord, code_task
+from marl_ray.evaluation.benchmarks.base import Benchmark, Mode, Problem, Source, Verdicts, unique
 from marl_ray.evaluation.benchmarks.codecontests import WALL_FACTOR, run_stdio
 from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
 from marl_ray.sandbox import Pool
 
 
-class Strict(BaseModel):
-    """Our own format has no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Case(Strict):
-    """What a program reads and prints."""
-
-    stdin: str
-    stdout: str
-
-
-class OwnRecord(Strict):
-    """A line of the file."""
+class OwnRecord(CodeRecord):
+    """A line of the file; samples name their problem, so it has a name."""
 
     task_id: str
-    prompt: str
-    entry_point: str = ""
-    setup: str = ""
-    tests: list[str] = []
-    public_tests: list[str] = []
-    cases: list[Case] = []
-    public_cases: list[Case] = []
-    reference: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,26 +65,8 @@ def parse(rows: Iterable[Row]) -> tuple[Problem, ...]:
 
 
 def _problem(record: OwnRecord, where: str) -> Problem:
-    if bool(record.tests) == bool(record.cases):
-        raise MarlRayError(f"{where}: expected either tests or cases")
-    if bool(record.entry_point) != bool(record.tests):
-        raise MarlRayError(f"{where}: entry_point: expected with tests, and only there")
-    if record.tests:
-        task = CodeTask(
-            tuple(CallTest(test) for test in record.tests),
-            tuple(CallTest(test) for test in record.public_tests),
-            record.entry_point,
-            record.setup,
-            record.reference,
-        )
-    else:
-        task = CodeTask(_stdio(record.cases), _stdio(record.public_cases), reference=record.reference)
     references = (record.reference,) if record.reference else ()
-    return OwnProblem(record.task_id, record.prompt, record.entry_point, references, task)
-
-
-def _stdio(cases: Iterable[Case]) -> tuple[StdioTest, ...]:
-    return tuple(StdioTest(case.stdin.encode(), case.stdout.encode()) for case in cases)
+    return OwnProblem(record.task_id, record.prompt, record.entry_point, references, code_task(record, where))
 
 
 JSONL = Benchmark(

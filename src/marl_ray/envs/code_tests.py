@@ -1,0 +1,178 @@
+"""The executor of a code team: all tests of one program, in one run of the sandbox where they are calls of a function."""
+
+import ast
+import atexit
+import hashlib
+import json
+import os
+import secrets
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+
+from marl_ray.rewards.code import CallTest, CodeTask, StdioTest, Test, run_tests
+from marl_ray.sandbox import Judgement, Limits, Pool
+
+MOST_WORKERS = 16
+LONGEST_REPORT = 200
+NO_CODE, NO_TESTS = "no code", "no tests"
+_LONGEST_VALUE = 80
+_MARK = secrets.token_hex(16)
+"""Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
+_LOADING = ("fail:error", "fail:wrong")
+"""Verdicts without a report that only what runs before the tests can cause: each test's own exceptions are caught."""
+_lock = threading.Lock()
+_pools: dict[int, Pool] = {}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the tests say of a program."""
+
+    public: float
+    """Fraction of the public tests that pass; 0 where there are none."""
+    hidden: float
+    report: str
+    """Of the public tests and the program alone, so that it may be shown."""
+    runs: int
+    """How often the sandbox ran the program."""
+    cpu_s: float
+
+
+def shared_pool() -> Pool:
+    """This process's sandbox, started by the first call. Raises MarlRayError where there can be none."""
+    with _lock:
+        pid = os.getpid()
+        if pid not in _pools:
+            _pools.clear()  # another process's, known here because this one was forked from it
+            _pools[pid] = Pool(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+            atexit.register(_close, pid)
+        return _pools[pid]
+
+
+def _close(pid: int) -> None:
+    if pid == os.getpid() and pid in _pools:
+        _pools.pop(pid).close()
+
+
+def check(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Checked:
+    """Test a program. The limits hold for all calls together, for stdio tests each.
+
+    A call that ends, hangs or breaks the program's process fails all hidden tests; the public tests then run alone.
+    """
+    if task.entry_point:
+        return _check_calls(pool, code, task, limits)
+    public, hidden = (run_tests(pool, code, tests, task, limits) for tests in (task.public, task.hidden))
+    report = "passes" if public.total else NO_TESTS
+    for test, verdict in zip(task.public, public.verdicts, strict=True):
+        if verdict != "passed":
+            report = f"fails ({verdict}): {shown(test)}"
+            break
+    runs = public.total + hidden.total
+    return Checked(public.fraction, hidden.fraction, report[:LONGEST_REPORT], runs, public.cpu_s + hidden.cpu_s)
+
+
+def shown(test: Test) -> str:
+    """A public test, for a prompt."""
+    if isinstance(test, CallTest):
+        return test.source
+    return f"{test.stdin.decode(errors='replace').strip()} -> {test.stdout.decode(errors='replace').strip()}"
+
+
+def _check_calls(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Checked:
+    public, hidden = _sources(task.public), _sources(task.hidden)
+    judged = _judge(pool, code, task, public, hidden, limits)
+    found = _report(judged)
+    runs, cpu_s = 1, judged.cpu_s
+    if found is None and judged.verdict not in _LOADING:
+        judged = _judge(pool, code, task, public, (), limits)
+        found = _report(judged)
+        runs, cpu_s = 2, cpu_s + judged.cpu_s
+        if found is not None:
+            found = found[0], 0, *found[2:]
+    if found is None:
+        reason = judged.message if judged.verdict in _LOADING and judged.message else judged.verdict
+        return Checked(0.0, 0.0, _cut(f"fails: {reason.removeprefix('fail:')}"), runs, cpu_s)
+    passed_public, passed_hidden, failed, error, value = found
+    report = _failure(public[failed], error, value) if failed >= 0 else "passes" if public else NO_TESTS
+    share = passed_public / len(public) if public else 0.0
+    return Checked(share, passed_hidden / len(hidden), report, runs, cpu_s)
+
+
+def _sources(tests: tuple[Test, ...]) -> tuple[str, ...]:
+    return tuple(test.source for test in tests if not isinstance(test, StdioTest))
+
+
+def _judge(
+    pool: Pool, code: str, task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], limits: Limits
+) -> Judgement:
+    calls = tuple(equality(source)[0] for source in public)
+    return pool.judge(code, _program(task, public, hidden, calls), entry_point=task.entry_point, limits=limits)
+
+
+@lru_cache(maxsize=1024)
+def _program(task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], calls: tuple[str, ...]) -> str:
+    """What the judge runs: every test by itself, then a report as the text of an AssertionError.
+
+    Its random numbers depend on the tests and not on this process.
+    """
+    seed = hashlib.blake2b(repr((task.setup, public, hidden)).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"""
+def _main(public, hidden, calls):
+    import json, random
+    function, names = globals()[{task.entry_point!r}], dict(globals())
+    random.seed({seed!r})
+    exec({task.setup!r}, names)
+    names[{task.entry_point!r}] = function
+    def run(source):
+        try:
+            exec(source, dict(names))
+        except Exception as error:
+            return type(error).__name__
+    errors = [run(source) for source in public]
+    passed = errors.count(None), [run(source) for source in hidden].count(None)
+    failed = next((number for number, error in enumerate(errors) if error), -1)
+    error, value = errors[failed] if failed >= 0 else "", ""
+    if error == "AssertionError" and calls[failed]:
+        try:
+            value = repr(eval(calls[failed], dict(names)))[:{_LONGEST_VALUE}]
+        except Exception as raised:
+            error = type(raised).__name__
+    raise AssertionError({_MARK!r} + json.dumps([*passed, failed, error, value], ensure_ascii=False))
+_main({public!r}, {hidden!r}, {calls!r})
+"""
+
+
+def _report(judged: Judgement) -> tuple[int, int, int, str, str] | None:
+    """Public and hidden tests that passed, the first public one that did not or -1, its error, and the value it got."""
+    if judged.verdict != "fail:wrong" or not judged.message.startswith(_MARK):
+        return None
+    public, hidden, failed, error, value = json.loads(judged.message.removeprefix(_MARK))
+    return public, hidden, failed, error, value
+
+
+def _failure(source: str, error: str, value: str) -> str:
+    """Why a public test failed: `f(2)=7 not 8`, `f(2): IndexError`, or the test as it stands."""
+    call, wanted = equality(source)
+    if call and error == "AssertionError":
+        return _cut(f"{call}={value} not {wanted}")
+    return _cut(f"{call or source}: {error}")
+
+
+@lru_cache(maxsize=4096)
+def equality(source: str) -> tuple[str, str]:
+    """Both sides of a test that is one `assert A == B`; empty for others."""
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "", ""
+    if len(body) == 1 and isinstance(body[0], ast.Assert) and isinstance(body[0].test, ast.Compare):
+        test = body[0].test
+        if len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+            left = ast.get_source_segment(source, test.left) or ""
+            return left, ast.get_source_segment(source, test.comparators[0]) or ""
+    return "", ""
+
+
+def _cut(text: str) -> str:
+    return " ".join(text.split())[:LONGEST_REPORT]

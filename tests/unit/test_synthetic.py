@@ -1,0 +1,98 @@
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marl_ray.envs.code_tests import check
+from marl_ray.envs.synthetic import FAMILIES, HIDDEN, PUBLIC, arithmetic, mutants, programs
+from marl_ray.envs.text import is_held_out
+from marl_ray.rewards import math_reward
+from marl_ray.sandbox import Level, Limits, Pool
+
+LEVELS = (1, 2, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(2, min_level=Level.LIMITS) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("make", [arithmetic, programs])
+def test_splits_are_disjoint_and_seeds_change_the_tasks_and_not_the_split(make):
+    train, test, other = (make(200, LEVELS, *rest) for rest in (("train", 0), ("test", 0), ("train", 1)))
+    prompts = [{task.prompt for task in tasks} for tasks in (train, test, other)]
+    assert len(prompts[0]) == len(train) <= 200 and len(prompts[1]) == len(test)
+    assert not (prompts[0] | prompts[2]) & prompts[1] and prompts[0] != prompts[2]
+    assert make(200, LEVELS, "train", 0) == train
+    assert set(Counter(task.level for task in train)) == set(Counter(task.level for task in test)) == set(LEVELS)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+def test_sums_are_right(level):
+    tasks = arithmetic(150, (level,), "train")
+    assert len(tasks) == 150 and {task.level for task in tasks} == {level}
+    for task in tasks:
+        assert int(task.answer) == eval(task.prompt.removesuffix("="))
+        assert math_reward(task.prompt + task.answer, task.answer) == 1.0
+
+
+def test_wrong_arguments_are_named():
+    for arguments, message in (((0, (1,)), "count=0"), ((1, ()), "levels: none"), ((1, (1, 9)), "levels: 9")):
+        with pytest.raises(ValueError, match=message):
+            programs(*arguments, "train")
+
+
+def test_there_are_many_families_and_all_is_short():
+    assert len(FAMILIES) == len({family.text + family.kind for family in FAMILIES}) > 60
+    tasks = programs(600, LEVELS, "train")
+    assert max(len(task.prompt) for task in tasks) <= 40
+    assert max(len(task.code.reference) for task in tasks) < 60
+    kinds = {(task.kind, task.prompt.translate(str.maketrans("", "", "0123456789'"))) for task in tasks}
+    assert len(kinds) > 100
+
+
+def test_tests_are_as_many_as_promised_and_public_ones_are_no_hidden_ones():
+    for task in programs(100, LEVELS, "train"):
+        hidden, public = ({test.source for test in tests} for tests in (task.code.hidden, task.code.public))
+        assert (len(hidden), len(public)) == (HIDDEN, PUBLIC) and not hidden & public
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_references_pass_and_mutants_fail_in_the_sandbox(pool, level):
+    draw = random.Random(level)
+    for task in draw.sample(programs(100, (level,), "train"), 10):
+        right = check(pool, task.code.reference, task.code, Limits())
+        assert (right.public, right.hidden, right.report) == (1.0, 1.0, "passes"), task
+        caught = [check(pool, m.code, task.code, Limits()).hidden < 1 for m in mutants(task.code.reference)]
+        assert sum(caught) > len(caught) / 2, task  # some are the same function, as (x%20)%30 and (x%20)%31
+
+
+def test_most_mistakes_fail_a_public_test(pool):
+    tasks = programs(200, (1, 2), "train")[::10]
+    found = [
+        check(pool, mutant.code, task.code, Limits()).public < 1
+        for task in tasks
+        for mutant in mutants(task.code.reference)[:2]
+    ]
+    assert sum(found) > 0.8 * len(found)
+
+
+def test_mutants_change_one_token():
+    found = mutants("def f(x):\n    return x[-3:] + [len('a') <= 0]  # 7\n")
+    assert ("def f(x):\n    return x[-4:] + [len('a') <= 0]  # 7\n", "4", "3") in found
+    assert {(mutant.right, mutant.wrong) for mutant in found} == {
+        ("-", "+"), ("3", "4"), ("3", "2"), ("3", "5"), ("+", "-"), ("'a'", "'b'"), ("'a'", "'c'"), ("<=", ">="),
+        ("0", "1"), ("0", "2"),
+    }  # fmt: skip
+    assert mutants("def f(:\n  '''") == []
+
+
+@given(st.text(max_size=30))
+@settings(max_examples=50)
+def test_any_prompt_is_on_one_side_and_larger_shares_contain_smaller(prompt):
+    assert not is_held_out(prompt, 0.0)
+    assert not is_held_out(prompt, 0.1) or is_held_out(prompt, 0.2)
