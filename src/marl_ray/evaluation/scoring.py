@@ -46,7 +46,7 @@ Scorer = Callable[[Sequence[Job]], Iterator[list[ResultRow]]]
 def make_pool(workers: int, packages: Iterable[str], min_level: Level) -> Pool:
     """A pool whose programs may import these packages, where they are installed."""
     installed = [name for name in sorted(packages) if importlib.util.find_spec(name)]
-    return Pool(workers, warm=(*WARM.split(), *installed), min_level=min_level)
+    return Pool(workers, warm=(*WARM, *installed), min_level=min_level)
 
 
 def score(pool: Pool, job: Job) -> ResultRow:

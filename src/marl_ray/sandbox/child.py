@@ -12,6 +12,7 @@ import threading
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from marl_ray.sandbox import codec, kernel, landlock, official, wire
@@ -24,6 +25,7 @@ CHANNEL = 3
 """The one descriptor besides 0, 1 and 2: the official result pipe, or the socket to the judge."""
 _SIGKILL = 9
 MOST_THREADS = 64
+_NO_CPU_LIMIT = 1e9
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,10 @@ def rlimits(limits: Limits, cpu_s: float, threads: bool) -> list[tuple[int, int]
 
 
 def confine(values: list[tuple[int, int]], confinement: Confinement, orphan_dies: bool = True) -> None:
-    """rlimits, user, capabilities, no_new_privs, Landlock, seccomp: from here on this process can only lose rights."""
+    """rlimits, user, capabilities, Landlock, seccomp: from here on this process can only lose rights.
+
+    The server has no_new_privs already, and its own filter.
+    """
     for limit, value in values:
         resource.setrlimit(limit, (value, value))
     if confinement.uid is None:
@@ -69,7 +74,6 @@ def confine(values: list[tuple[int, int]], confinement: Confinement, orphan_dies
     if orphan_dies:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, _SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if confinement.paths is not None:
         landlock.restrict(confinement.paths)
     confinement.filter.install()
@@ -84,14 +88,20 @@ class Job:
 
     kind: bytes
     limits: Limits
+    cpu_s: float
     rlimits: list[tuple[int, int]]
     fds: list[int]
 
 
 def prepare(message: bytes, fds: list[int], confinement: Confinement) -> Job:
+    return Job(*_prepared(message, confinement.uid is not None), fds)
+
+
+@lru_cache(maxsize=64)
+def _prepared(message: bytes, threads: bool) -> tuple[bytes, Limits, float, list[tuple[int, int]]]:
     kind, limits = message[:1], Limits.unpack(message[1:])
-    cpu_s = limits.wall_s + 2 if kind == OFFICIAL else limits.cpu_s  # the official harness knows no CPU limit
-    return Job(kind, limits, rlimits(limits, cpu_s or 0, confinement.uid is not None), fds)
+    cpu_s = _NO_CPU_LIMIT if kind == OFFICIAL else limits.cpu_s or 0.0  # the official harness knows none
+    return kind, limits, cpu_s, rlimits(limits, cpu_s, threads)
 
 
 def rehearse() -> None:

@@ -29,6 +29,13 @@ def empty(path: str) -> None:
         os.close(root)
 
 
+def remove(path: str) -> None:
+    """Remove a folder and everything in it, as far as we may."""
+    with contextlib.suppress(OSError):
+        empty(path)
+        os.rmdir(path)
+
+
 def _move_up(root: int, name: str, numbers: "itertools.count[int]") -> None:
     """Delete the files of a sub-folder and move its folders beside it."""
     sub = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)

@@ -1,7 +1,8 @@
-"""The filter of system calls: a list of those allowed, everything else fails with EPERM.
+"""The filters of system calls: a list of those allowed, everything else fails with EPERM.
 
-Assembled by hand (classic BPF, a binary search over ranges of numbers: installing it is part of every run). A foreign
-architecture or ABI (int 0x80, x32) kills the process.
+Assembled by hand (classic BPF, a binary search over ranges of numbers). A foreign architecture or ABI (int 0x80, x32) kills
+the process. There are two: the long one is installed once, in the fork server, and allows what the server itself needs as
+well; the short one takes that away and is part of every run, which pays for its length. A run obeys both.
 """
 
 import ctypes
@@ -55,11 +56,17 @@ utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1
 """
 """Neither Landlock nor rlimits govern these; allowed where the host's files are another user's or read-only."""
 _CHECKED = """
-mmap 9 222 mprotect 10 226 clone 56 220 clone3 435 435 kill 62 129 tgkill 234 131 prlimit64 302 261 socketpair 53 199
-prctl 157 167 ioctl 16 29 fcntl 72 25
+mmap 9 222 mprotect 10 226 clone3 435 435 socketpair 53 199 ioctl 16 29 fcntl 72 25
 """
-RECEIVE = "recvmsg 47 212"
-"""What a judge needs on top: descriptors arrive by it."""
+_SERVERS = """
+setsid 112 157 setgroups 116 159 setresuid 117 147 setresgid 119 149 capset 126 91 pidfd_open 434 434
+landlock_restrict_self 446 446
+"""
+"""What a server needs on top, and a run must not have."""
+_RECEIVE = " recvmsg 47 212 "
+"""By it descriptors arrive, at servers and judges."""
+_OWN = "clone 56 220 kill 62 129 tgkill 234 131 prlimit64 302 261 prctl 157 167"
+"""A run may use them on itself."""
 
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
 _FCNTLS = (*range(8), 36, 37, 38, 1030, 1033, 1034)  # no F_SETOWN, F_SETSIG (signals to others), F_SETPIPE_SZ (memory)
@@ -102,19 +109,23 @@ def _not_both(index: int, bits: int) -> list[Instruction]:
     ]
 
 
-def _checks(pid: int) -> dict[str, list[Instruction]]:
+_CHECKS = {
+    "mmap": _not_both(2, 0b110),  # never writable and executable at once
+    "mprotect": _not_both(2, 0b110),
+    "clone3": [(_RETURN, 0, 0, ENOSYS)],  # its flags lie in memory; libraries fall back to clone
+    "socketpair": [_argument(0), (_JUMP_EQ, 1, 0, 1), (_RETURN, 0, 0, EPERM), *_one_of(1, _SOCKET_PAIRS)],
+    "ioctl": _one_of(1, _IOCTLS, otherwise=0x00050019),  # ENOTTY
+    "fcntl": _one_of(1, _FCNTLS),
+}
+
+
+def _own_checks(pid: int) -> dict[str, list[Instruction]]:
     return {
-        "mmap": _not_both(2, 0b110),  # never writable and executable at once
-        "mprotect": _not_both(2, 0b110),
         "clone": [_argument(0, high=True), (_JUMP_EQ, 1, 0, 0), (_RETURN, 0, 0, EPERM), *_one_of(0, [_THREAD])],
-        "clone3": [(_RETURN, 0, 0, ENOSYS)],  # its flags lie in memory; libraries fall back to clone
         "kill": _one_of(0, [pid]),
         "tgkill": _one_of(0, [pid]),
         "prlimit64": _one_of(0, [0, pid]),
-        "socketpair": [_argument(0), (_JUMP_EQ, 1, 0, 1), (_RETURN, 0, 0, EPERM), *_one_of(1, _SOCKET_PAIRS)],
         "prctl": _one_of(0, _PRCTLS),
-        "ioctl": _one_of(1, _IOCTLS, otherwise=0x00050019),  # ENOTTY
-        "fcntl": _one_of(1, _FCNTLS),
     }
 
 
@@ -130,25 +141,20 @@ def _search(segments: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
 
 
 class Filter:
-    """The assembled program, with holes for the process id that its checks name."""
+    """An assembled program, with holes for the process id that its checks name."""
 
     _HOLE = 0x7EADBEEF
 
-    def __init__(self, machine: str, owners: bool, more: str = ""):
-        """owners: allow calls that change modes, owners and times of files; more: further rows of the table."""
-        arch, column = ARCHES[machine]
-        plain = _numbers(_CALLS + more + (_CHANGES_OWNERS if owners else ""), column)
-        checks = _checks(self._HOLE)
-        actions = {number: [(_RETURN, 0, 0, ALLOW)] for number in plain.values()}
-        actions |= {number: checks[name] for name, number in _numbers(_CHECKED, column).items()}
+    def __init__(self, arch: int, actions: dict[int, list[Instruction]], otherwise: int):
+        """actions: what to do with a call of that number; otherwise: with those below 0x1000 that it does not name."""
         segments: list[tuple[int, list[Instruction]]] = []
         for number in range(max(actions) + 2):
-            action = actions.get(number, [(_RETURN, 0, 0, EPERM)])
+            action = actions.get(number, [(_RETURN, 0, 0, otherwise)])
             if not segments or segments[-1][1] != action:
                 segments.append((number, action))
         segments.append((0x1000, [(_RETURN, 0, 0, ENOSYS)]))
         code = [_load(_ARCH), (_JUMP_EQ, 1, 0, arch), (_RETURN, 0, 0, KILL), _load(_NUMBER)]
-        if column == 0:
+        if arch == ARCHES["x86_64"][0]:
             code += [(_JUMP_SET, 0, 1, 0x40000000), (_RETURN, 0, 0, KILL)]  # x32
         code += _search(segments)
         assembled = b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
@@ -157,6 +163,25 @@ class Filter:
         self._code = ctypes.create_string_buffer(assembled, len(assembled))
         header = struct.pack("@HP", len(code), ctypes.addressof(self._code))
         self._header = ctypes.create_string_buffer(header, len(header))
+
+    @classmethod
+    def of_server(cls, machine: str) -> "Filter":
+        """What is listed here and nothing else."""
+        arch, column = ARCHES[machine]
+        plain = _numbers(_CALLS + _CHANGES_OWNERS + _SERVERS + _RECEIVE + _OWN, column)
+        actions = {number: [(_RETURN, 0, 0, ALLOW)] for number in plain.values()}
+        actions |= {number: _CHECKS[name] for name, number in _numbers(_CHECKED, column).items()}
+        return cls(arch, actions, EPERM)
+
+    @classmethod
+    def of_run(cls, machine: str, owners: bool, receives: bool = False) -> "Filter":
+        """What a run, or a judge, gives up of that. owners: it may change modes, owners and times of files."""
+        arch, column = ARCHES[machine]
+        gone = _SERVERS + ("" if receives else _RECEIVE) + ("" if owners else _CHANGES_OWNERS)
+        actions = {number: [(_RETURN, 0, 0, EPERM)] for number in _numbers(gone, column).values()}
+        own = _own_checks(cls._HOLE)
+        actions |= {number: own[name] for name, number in _numbers(_OWN, column).items()}
+        return cls(arch, actions, ALLOW)
 
     def install(self) -> None:
         """Filter this process, for good. Needs no_new_privs."""

@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -26,18 +25,19 @@ from collections.abc import Callable
 
 from marl_ray.sandbox import child, folder, kernel, landlock
 from marl_ray.sandbox.limits import Level, Limits
-from marl_ray.sandbox.seccomp import RECEIVE, Filter
+from marl_ray.sandbox.seccomp import Filter
 
 REQUEST_BYTES, MOST_FDS = 256, 4
 REPLY = struct.Struct("<BBidd")
 """Why the run ended, whether it was confined before, its wait status, wall and CPU seconds."""
-ENDED, WALL, ASKED, FULL = range(4)
+ENDED, WALL, CPU, ASKED, FULL = range(5)
 KILL = b"k"
 FOLDER_BYTES, FOLDER_ENTRIES = 256 << 20, 4096
-_LOOK_MS = 50
+_LOOK_S = 0.05
 _OTHER_USERS = 100_000
+_CORES = os.cpu_count() or 1
 _SPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
-_LIBRARIES = ("/lib64", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+_LIBRARIES = ("/lib64", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/usr/share/zoneinfo")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     if server:
         control.close()
         os.waitpid(server, 0)
-        shutil.rmtree(options["folder"], ignore_errors=True)
+        folder.remove(options["folder"])
         return None
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     _serve(control, options, spaces and not why, why)
@@ -114,6 +114,12 @@ def _rules(work: str) -> list[tuple[str, int]]:
     rules += [(path, landlock.READ) for path in (f"/lib/{triple}", f"/usr/lib/{triple}") if triple]
     rules += [(path, landlock.READ) for path in (*_LIBRARIES, *_packages())]
     return rules + [(path, landlock.DEVICE) for path in _DEVICES]
+
+
+def _temporary() -> str:
+    """/tmp, where programs like to write, unless what they need lies below it. The run's folder is shown there."""
+    needed = [*_stdlib(), *_packages()]
+    return "/tmp" if os.path.isdir("/tmp") and not any(path.startswith("/tmp/") for path in needed) else ""
 
 
 def _mounts(base: str, work: str, uid: int | None) -> None:
@@ -185,10 +191,12 @@ def _confinement(options: dict, spaces: bool, why: str) -> tuple[child.Confineme
     work, uid = os.path.join(base, "work"), _other_user(options["number"])
     os.mkdir(work, 0o700)
     if spaces:
-        why = _failure(lambda: _mounts(base, work, uid))
+        inside = _temporary() or work
+        why = _failure(lambda: _mounts(base, inside, uid))
         spaces = not why
         if spaces:
-            _mounts(base, work, uid)
+            _mounts(base, inside, uid)
+            work = inside
     if uid is not None and not _as_user(uid, _stdlib()):
         uid = None
     if uid is not None and not spaces:
@@ -200,7 +208,7 @@ def _confinement(options: dict, spaces: bool, why: str) -> tuple[child.Confineme
             level = Level.NAMESPACES if spaces else Level.PATHS
         else:
             why = f"Landlock ABI {landlock.abi()}, {landlock.OLDEST_ABI} needed"
-    filter_ = Filter(platform.machine(), owners=spaces or uid is not None)
+    filter_ = Filter.of_run(platform.machine(), owners=spaces or uid is not None)
     return child.Confinement(work, uid, paths, filter_, child.CHANNEL), level, why
 
 
@@ -208,7 +216,18 @@ def _warm(names: list[str]) -> None:
     for name in names:
         importlib.import_module(name)
     sys.dont_write_bytecode = True
+    kept, installed = tuple(_stdlib()), ("site-packages", "dist-packages")
+    sys.path[:] = [  # what cannot be read should not be found either
+        path for path in sys.path if os.path.realpath(path).startswith(kept) and os.path.basename(path) not in installed
+    ]
+
+
+def _settle() -> None:
+    """The last step before the first run: practised, filtered, and with nothing that a collection would look through."""
     child.rehearse()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    Filter.of_server(platform.machine()).install()
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -219,7 +238,7 @@ def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> Non
     confinement, level, why = _confinement(options, spaces, why)
     os.environ["HOME"] = os.environ["TMPDIR"] = confinement.work
     os.chdir("/")
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    _settle()
     control.send(json.dumps({"level": level, "why": why}).encode())
     while True:
         message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, MOST_FDS)
@@ -251,10 +270,9 @@ def _run_one(
     os.close(confined)
     handle = os.pidfd_open(pid)
     try:
-        wall = job.limits.wall_s + (
-            1 if job.kind == child.OFFICIAL else 0
-        )  # the official parent joins one second longer
-        why = _watch(control, handle, started + wall, "" if level == Level.NAMESPACES else confinement.work)
+        wall = job.limits.wall_s + (job.kind == child.OFFICIAL)  # the official parent joins one second longer
+        watched = "" if level == Level.NAMESPACES else confinement.work
+        why = _watch(control, pid, handle, started + wall, job.cpu_s, watched)
         if why != ENDED:
             os.kill(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)
@@ -269,14 +287,16 @@ def _run_one(
     return REPLY.pack(why, was_confined, status, wall, usage.ru_utime + usage.ru_stime)
 
 
-def _watch(control: socket.socket, handle: int, deadline: float, watched: str) -> int:
+def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s: float, watched: str) -> int:
     """Why the run is over: it ended, its time is up, the client wants it dead or is dead itself, or its folder is full."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.register(control, select.POLLIN)
+    used = 0.0
     while True:
-        left = max(0, int((deadline - time.monotonic()) * 1000) + 1)
-        events = {fd for fd, _ in poll.poll(min(left, _LOOK_MS) if watched else left)}
+        left = min(deadline - time.monotonic(), max(_LOOK_S, (cpu_s - used) / _CORES))
+        left = max(0.0, min(left, _LOOK_S) if watched else left)
+        events = {fd for fd, _ in poll.poll(int(left * 1000) + 1)}
         if handle in events:
             return ENDED
         if events:
@@ -285,8 +305,19 @@ def _watch(control: socket.socket, handle: int, deadline: float, watched: str) -
             return ASKED
         if time.monotonic() >= deadline:
             return WALL
+        used = _cpu_clock(pid)
+        if used >= cpu_s:
+            return CPU
         if watched and folder.is_full(watched, FOLDER_BYTES, FOLDER_ENTRIES):
             return FULL
+
+
+def _cpu_clock(pid: int) -> float:
+    """CPU seconds of another process, all threads together; the rlimit counts whole seconds only."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid makes it
+    except OSError:  # it has just ended
+        return 0.0
 
 
 def _judge(control: socket.socket, options: dict) -> None:
@@ -300,10 +331,11 @@ def _judge(control: socket.socket, options: dict) -> None:
     paths = None
     if options["max_level"] >= Level.PATHS and landlock.abi() >= landlock.OLDEST_ABI:
         paths = landlock.ruleset(_rules(os.devnull)[1:])
-    filter_ = Filter(platform.machine(), owners=False, more=RECEIVE)
-    gc.enable()
+    filter_ = Filter.of_run(platform.machine(), owners=False, receives=True)
     confinement = child.Confinement("/", uid, paths, filter_, -1)
     values = child.rlimits(Limits(memory_bytes=judge.MEMORY_BYTES, file_bytes=0), judge.CPU_S, uid is not None)
+    _settle()
+    gc.enable()
     child.confine(values, confinement, orphan_dies=False)
     control.send(b"{}")
     judge.serve(control)

@@ -1,10 +1,10 @@
 """The client's view of one worker: a fork server and, once something is judged, a judge."""
 
 import contextlib
+import fcntl
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from marl_ray.errors import MarlRayError
-from marl_ray.sandbox import child, server
+from marl_ray.sandbox import child, folder, server
 from marl_ray.sandbox.limits import Level, Limits
 
 START_S, ANSWER_S, CLOSE_S = 60.0, 10.0, 5.0
 """Deadlines: a server's start, its answer beyond a run's own limits, its end."""
 _JUDGE_GRACE_S = 0.2
+_FOLDERS = "marl-ray-sandbox."
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -111,6 +112,37 @@ def readable(items: Sequence[Any], deadline: float) -> list[Any]:
     return [numbers[number] for number, _ in poll.poll(max(0, int(left * 1000) + 1))]
 
 
+def _own_folder() -> tuple[str, int]:
+    """A new folder and a descriptor that locks it: as long as that lives, nobody takes the folder for forgotten."""
+    while True:
+        path = tempfile.mkdtemp(prefix=_FOLDERS)
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks: then nobody else gets one either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):  # taken for forgotten before we held the lock
+            os.chmod(path, 0o711)  # the runs' own user passes through
+            return path, lock
+        os.close(lock)
+
+
+def remove_forgotten_folders() -> None:
+    """Those of this user whose owner was killed, and so could not remove them."""
+    for entry in os.scandir(tempfile.gettempdir()):
+        if not entry.name.startswith(_FOLDERS):
+            continue
+        with contextlib.suppress(OSError):  # another user's, in use, or just removed
+            lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    folder.remove(entry.path)
+            finally:
+                os.close(lock)
+
+
 @dataclass(frozen=True)
 class End:
     """How the server saw a run end."""
@@ -129,7 +161,7 @@ class End:
         by_rlimit = (
             self.signal in (signal.SIGXCPU, signal.SIGKILL) and self.why == server.ENDED and self.cpu_s >= cpu - 0.1
         )
-        return self.why == server.WALL or self.cpu_s > cpu or by_rlimit
+        return self.why in (server.WALL, server.CPU) or self.cpu_s > cpu or by_rlimit
 
 
 class Worker:
@@ -138,11 +170,11 @@ class Worker:
     def __init__(self, max_level: Level, warm: Sequence[str]):
         self._max_level, self._warm = max_level, warm
         self._judge: Process | None = None
+        self._lock: int | None = None
         self.start()
 
     def start(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="marl-ray-sandbox-")
-        os.chmod(self._folder, 0o711)  # the runs' own user passes through
+        self._folder, self._lock = _own_folder()
         self._server = Process("server", self._folder, self._max_level, self._warm)
 
     def hello(self) -> dict[str, Any]:
@@ -150,7 +182,10 @@ class Worker:
 
     def close(self, wait_s: float = CLOSE_S) -> None:
         self._server.close(wait_s)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        folder.remove(self._folder)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         self.drop_judge()
 
     def drop_judge(self) -> None:
