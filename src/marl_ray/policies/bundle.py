@@ -1,84 +1,47 @@
-"""Bundles: what is served. A folder with `bundle.json` and one safetensors file per policy; nothing in it is a pickle.
+"""Bundles: what is served. A folder with `bundle.json` and safetensors weights per policy; nothing in it is a pickle.
 
 A bundle is content-addressed: its digest is the sha256 of `bundle.json` without the digest itself, and `bundle.json`
-holds the sha256 of every weight file. Only actors are kept; critics live in checkpoints.
+holds the sha256 of every other file. Only actors are kept; critics live in checkpoints. This file is the entry to all
+bundles and has those of actor-critics; those of language models are in `token_bundle`.
 """
 
-import hashlib
-import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from marl_ray.config import NetworkConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError
 from marl_ray.policies.distributions import Distribution, distribution_of
+from marl_ray.policies.manifest import (
+    Lineage,
+    Manifest,
+    PolicyManifest,
+    check_file,
+    check_models,
+    file_hash,
+    local_folder,
+    publish,
+    read_manifest,
+)
 from marl_ray.policies.networks import Network
 from marl_ray.policies.spaces import row_dtype, space_from_json, space_to_json, to_row
 
-FORMAT = 1
-MANIFEST = "bundle.json"
+if TYPE_CHECKING:
+    from marl_ray.policies.token_bundle import TokenBundle
+
 PASS = 1 << 16
 """Most rows of one forward pass."""
-
-
-class Lineage(BaseModel):
-    """Where a bundle comes from."""
-
-    model_config = ConfigDict(extra="forbid")
-    run: str
-    algorithm: dict[str, str]
-    """Policy -> algorithm."""
-    config_hash: str
-    code_version: str
-    seed: int
-    env: dict[str, Any]
-    steps: int
-    """Environment steps trained."""
-    metrics: dict[str, float]
-
-
-class PolicyManifest(BaseModel):
-    """One policy of a bundle."""
-
-    model_config = ConfigDict(extra="forbid")
-    network: NetworkConfig
-    observation_space: dict[str, Any]
-    action_space: dict[str, Any]
-    weights: str
-    sha256: str
-
-
-class Manifest(BaseModel):
-    """`bundle.json`."""
-
-    model_config = ConfigDict(extra="forbid")
-    format: int = FORMAT
-    family: str = "actor_critic"
-    agents: dict[str, str]
-    """Agent -> policy."""
-    policies: dict[str, PolicyManifest]
-    lineage: Lineage
-    digest: str = ""
-
-    def content_digest(self) -> str:
-        """sha256 (hex) of everything but the digest."""
-        content = json.dumps(self.model_dump(mode="json", exclude={"digest"}), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(content.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -242,20 +205,12 @@ def save_bundle(
     folder: str | Path, agents: Mapping[str, str], policies: Mapping[str, PolicyParts], lineage: Lineage
 ) -> Path:
     """Write a bundle as `folder/DIGEST[:16]` and return that path; complete or absent, never half-written."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder, prefix=".bundle-") as temporary:
-        work = Path(temporary) / "bundle"
-        work.mkdir()
+
+    def write(work: Path) -> Manifest:
         parts = {name: _write_policy(work, name, policy) for name, policy in policies.items()}
-        manifest = Manifest(agents=dict(agents), policies=parts, lineage=lineage)
-        manifest.digest = manifest.content_digest()
-        (work / MANIFEST).write_text(json.dumps(manifest.model_dump(mode="json"), indent=1), encoding="utf-8")
-        target = folder / manifest.digest[:16]
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(work, target)
-    return target
+        return Manifest(agents=dict(agents), policies=parts, lineage=lineage)
+
+    return publish(folder, write)
 
 
 def _write_policy(folder: Path, name: str, policy: PolicyParts) -> PolicyManifest:
@@ -266,69 +221,40 @@ def _write_policy(folder: Path, name: str, policy: PolicyParts) -> PolicyManifes
         observation_space=space_to_json(policy.observation_space),
         action_space=space_to_json(policy.action_space),
         weights=path.name,
-        sha256=_sha256(path),
+        sha256=file_hash(path),
     )
 
 
-def load_bundle(reference: str | Path, tracking_uri: str | None = None) -> Bundle:
+def load_bundle(reference: str | Path, tracking_uri: str | None = None) -> "Bundle | TokenBundle":
     """Read and verify a bundle from a folder or from `models:/name/version` (an MLflow registry).
 
     Raises MarlRayError if it is missing, malformed, or if any content differs from its digest.
     """
-    with _local_folder(str(reference), tracking_uri) as folder:
-        manifest = _read_manifest(folder)
-        return Bundle(manifest, {name: _read_policy(folder, part) for name, part in manifest.policies.items()})
+    with ExitStack() as cleanup:
+        folder = cleanup.enter_context(local_folder(str(reference), tracking_uri))
+        manifest = read_manifest(folder)
+        if isinstance(manifest, Manifest):
+            return Bundle(manifest, {name: _read_policy(folder, part) for name, part in manifest.policies.items()})
+        check_models(folder, manifest)
+        from marl_ray.policies.token_bundle import Models, TokenBundle  # transformers takes seconds to import
+
+        models = Models(folder, manifest)
+        weakref.finalize(models, cleanup.pop_all().close)  # they are read from the folder when first asked for
+        return TokenBundle(manifest, models)
 
 
-@contextmanager
-def _local_folder(reference: str, tracking_uri: str | None) -> Iterator[Path]:
-    if not reference.startswith("models:/"):
-        yield Path(reference)
-        return
-    import mlflow
-
-    name, _, version = reference.removeprefix("models:/").rpartition("/")
-    if not name:
-        raise MarlRayError(f"bundle {reference!r}: expected models:/name/version")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    with TemporaryDirectory(prefix="marl-ray-bundle-") as temporary:
-        try:
-            client = mlflow.MlflowClient(tracking_uri, registry_uri=tracking_uri)
-            # Resolved by hand: `download_artifacts` would ask the process-wide registry, not this one.
-            source = client.get_model_version_download_uri(name, version)
-            path = mlflow.artifacts.download_artifacts(source, dst_path=temporary, tracking_uri=tracking_uri)
-        except Exception as error:  # MLflow raises many kinds; each means that the registry has no such version here
-            raise MarlRayError(f"bundle {reference!r} is not in the model registry: {one_line(error)}") from error
-        yield Path(path)
-
-
-def _read_manifest(folder: Path) -> Manifest:
-    path = folder / MANIFEST
-    try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise MarlRayError(f"bundle {str(folder)!r} has no readable {MANIFEST}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise MarlRayError(
-            f"bundle {str(folder)!r}: {MANIFEST} is malformed at {key or 'top'}: {first['msg']}"
-        ) from error
-    if manifest.format != FORMAT or manifest.family != "actor_critic":
-        raise MarlRayError(f"bundle {str(folder)!r}: format {manifest.format} of {manifest.family!r} is not supported")
-    if manifest.content_digest() != manifest.digest:
-        raise MarlRayError(f"bundle {str(folder)!r}: content hash of {MANIFEST} does not fit its digest")
-    return manifest
+def load_actor_critics(reference: str | Path, tracking_uri: str | None = None) -> Bundle:
+    """Likewise, where only actor-critics will do. Raises MarlRayError if it is a bundle of language models."""
+    bundle = load_bundle(reference, tracking_uri)
+    if not isinstance(bundle, Bundle):
+        raise MarlRayError(f"bundle {str(reference)!r} holds language models, expected actor-critics")
+    return bundle
 
 
 def _read_policy(folder: Path, part: PolicyManifest) -> ServedPolicy:
     if Path(part.weights).name != part.weights:
         raise MarlRayError(f"bundle {str(folder)!r}: weights {part.weights!r} must be a plain file name")
-    path = folder / part.weights
-    if not path.is_file():
-        raise MarlRayError(f"bundle {str(folder)!r}: {part.weights} is missing")
-    if _sha256(path) != part.sha256:
-        raise MarlRayError(f"bundle {str(folder)!r}: content hash of {part.weights} does not fit {MANIFEST}")
+    path = check_file(folder, part.weights, part.sha256)
     observation_space, action_space = space_from_json(part.observation_space), space_from_json(part.action_space)
     distribution = distribution_of(action_space)
     actor = Network(observation_space, part.network, distribution.parameters, gain=0.01)
@@ -336,9 +262,13 @@ def _read_policy(folder: Path, part: PolicyManifest) -> ServedPolicy:
     return ServedPolicy(observation_space, action_space, distribution, actor.eval().requires_grad_(False))
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-__all__ = ["Bundle", "Lineage", "PolicyParts", "ServedPolicy", "load_bundle", "save_bundle"]
+__all__ = [
+    "Bundle",
+    "Lineage",
+    "Manifest",
+    "PolicyParts",
+    "ServedPolicy",
+    "load_actor_critics",
+    "load_bundle",
+    "save_bundle",
+]

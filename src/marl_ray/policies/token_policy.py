@@ -48,7 +48,7 @@ class TokenOutputs:
 class TokenPolicy(nn.Module):
     """A causal language model, and the heads of its critics.
 
-    It stays in evaluation mode: dropout would give the trained tokens other log-probabilities than the sampled ones.
+    It is always in evaluation mode: dropout would give the trained tokens other log-probabilities than the sampled ones.
     """
 
     lm: Any
@@ -70,6 +70,10 @@ class TokenPolicy(nn.Module):
         self.value_head = _head(width, 1) if critic else None
         self.cost_head = _head(width, signals) if signals else None
         self.eval()
+
+    def train(self, mode: bool = True) -> "TokenPolicy":
+        """Evaluation mode, whatever the mode."""
+        return super().train(False)
 
     @property
     def device(self) -> torch.device:
@@ -187,7 +191,7 @@ def build_token_policy(
     """A policy in float32 on CPU, equal on every worker: whatever is random comes from the seed.
 
     Raises MarlRayError if `config.path` is no causal language model, has fewer positions than `config.context`, or has a
-    tokenizer without an end.
+    tokenizer without an end or of another vocabulary.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -198,6 +202,11 @@ def build_token_policy(
             with _model_folder(str(config.path), tracking_uri) as folder:
                 lm = load_model(folder, torch.float32, config.context)
                 tokenizer = load_tokenizer(folder)
+            known = lm.get_input_embeddings().weight.shape[0]
+            if len(tokenizer) > known:
+                raise MarlRayError(
+                    f"model.path {config.path!r}: its tokenizer has {len(tokenizer)} tokens, it has {known}"
+                )
         if config.lora is not None:
             add_adapters(lm, config.lora)
         return TokenPolicy(lm, tokenizer, config, generation, critic, signals)

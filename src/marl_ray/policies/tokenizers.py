@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from marl_ray.errors import MarlRayError, one_line
 
@@ -15,9 +16,14 @@ def load_tokenizer(path: str) -> Any:
     token, the end token stands for it; nothing here reads what is padded.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        # One that names no class of its own is what its file says. AutoTokenizer would make some models' usual one of it,
+        # with another normaliser and tokens added.
+        general = get_tokenizer_config(path).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+        tokenizer = (PreTrainedTokenizerFast if general else AutoTokenizer).from_pretrained(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MarlRayError(f"model.path {path!r} has no tokenizer: {one_line(error)}") from error
+    if not tokenizer.encode("a", add_special_tokens=False):  # what transformers makes where there are no files of one
+        raise MarlRayError(f"model.path {path!r} has no tokenizer: it has no vocabulary")
     if tokenizer.eos_token_id is None:
         raise MarlRayError(f"model.path {path!r}: its tokenizer has no eos_token, and a response needs an end")
     if tokenizer.pad_token_id is None:

@@ -1,0 +1,68 @@
+"""What goes into an engine and what comes out. Token ids only: an engine never encodes text."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from marl_ray.config.model import GenerationConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.tokenizers import check_fits
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a response follows."""
+
+    ids: tuple[int, ...]
+    """Token ids, at least one."""
+    stream: int
+    """Number of the response's stream of random numbers (64 bits)."""
+    greedy: bool = False
+    """Take the most likely token each time."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """One sampled token of a row of a `Decoder`."""
+
+    handle: int
+    """What `Decoder.add` gave for the row."""
+    id: int
+    log_prob: float
+    """At the generation's temperature, not renormalised after top-k and top-p."""
+    finish: Literal["stop", "length"] | None
+    """`stop`: the response ended by itself (end token or stop string); `length`: it has max_tokens tokens."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One response."""
+
+    ids: list[int]
+    """The sampled tokens, the end token included."""
+    log_probs: list[float]
+    ended: bool
+    """By an end token or a stop string, and not by max_tokens."""
+
+
+class Engine(Protocol):
+    """Samples responses. A completion is a function of (weights, prompt, seed, generation), up to rounding of logits."""
+
+    def generate(
+        self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
+    ) -> list[Completion]:
+        """One completion per prompt, in order; `generation` is the policy's where not given.
+
+        Raises MarlRayError where a prompt is empty, or too long for its response to fit the model's context.
+        """
+
+    def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
+        """The tokens of `generate([prompt], seed, generation)`, each as soon as it is there."""
+
+
+def check_prompts(prompts: Sequence[Prompt], generation: GenerationConfig, context: int) -> None:
+    """Raise MarlRayError for a prompt that cannot be answered."""
+    for prompt in prompts:
+        if not prompt.ids:
+            raise MarlRayError("prompt: expected at least one token")
+        check_fits(prompt.ids, generation.max_tokens, context)

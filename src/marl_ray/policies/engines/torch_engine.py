@@ -1,0 +1,78 @@
+"""Own batched decoding."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from marl_ray.config.model import GenerationConfig
+from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
+from marl_ray.policies.engines.decoder import Decoder
+from marl_ray.policies.engines.llama import LlamaModel, is_llama
+from marl_ray.policies.engines.models import CachedModel, ForwardModel
+
+if TYPE_CHECKING:
+    from marl_ray.policies.token_policy import TokenPolicy
+
+CACHE_BYTES = 1 << 30
+"""Memory for keys and values on a CPU; on a GPU it is half of what is free."""
+
+
+class TorchEngine:
+    """Decodes as many responses at once as the cache's memory allows; the next ones join as others end."""
+
+    def __init__(self, policy: "TokenPolicy") -> None:
+        self._policy = policy
+        self._shape = cached_model(policy).shape
+
+    def decoder(self, rows: int = 1) -> Decoder:
+        """An empty decoder with room for some rows at first, for callers whose prompts come and go."""
+        # The model is read anew, in case that parameters were replaced.
+        return Decoder(cached_model(self._policy), self._policy.tokenizer, rows)
+
+    def generate(
+        self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
+    ) -> list[Completion]:
+        generation = generation or self._policy.generation
+        check_prompts(prompts, generation, self._policy.config.context)
+        if not prompts:
+            return []
+        tokens = max(len(prompt.ids) for prompt in prompts) + generation.max_tokens
+        limit = min(len(prompts), self._rows_at_once(tokens))
+        decoder = self.decoder(limit)
+        begun = 0
+        ids: list[list[int]] = [[] for _ in prompts]
+        log_probs: list[list[float]] = [[] for _ in prompts]
+        ended = [False] * len(prompts)
+        while True:
+            free = limit - len(decoder)
+            if (
+                begun < len(prompts) and 4 * free >= limit
+            ):  # by quarters: every addition reads prompts in a pass of its own
+                begun += len(decoder.add(prompts[begun : begun + free], seed, generation))
+            if not len(decoder):
+                return [Completion(*parts) for parts in zip(ids, log_probs, ended, strict=True)]
+            for token in decoder.step():
+                ids[token.handle].append(token.id)
+                log_probs[token.handle].append(token.log_prob)
+                ended[token.handle] = token.finish == "stop"
+
+    def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
+        generation = generation or self._policy.generation
+        check_prompts([prompt], generation, self._policy.config.context)
+        decoder = self.decoder()
+        decoder.add([prompt], seed, generation)
+        while len(decoder):
+            yield from decoder.step()
+
+    def _rows_at_once(self, tokens: int) -> int:
+        device = self._shape.device
+        memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
+        return max(1, memory // (tokens * self._shape.bytes_per_token))
+
+
+def cached_model(policy: "TokenPolicy") -> CachedModel:
+    """The fastest way to run the policy's language model."""
+    if is_llama(policy.lm, policy.config.context):
+        return LlamaModel(policy.lm, policy.config.context)
+    return ForwardModel(policy.lm)

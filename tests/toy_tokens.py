@@ -1,0 +1,81 @@
+"""Small language models and made-up responses; a module of its own so that spawned workers can import it."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from marl_ray.config.model import GenerationConfig, ModelConfig
+from marl_ray.policies.token_policy import TokenPolicy, build_token_policy, gathered, plain_copy, refresh, shard
+
+LORA = {"rank": 4, "alpha": 8.0}
+
+
+def tiny(critic: bool = True, signals: int = 2, temperature: float = 0.7, **model: object) -> TokenPolicy:
+    """The smallest preset, with weights large enough that its distributions are far from uniform."""
+    config = ModelConfig.model_validate({"preset": "tiny-0.2m", "context": 64} | model)
+    policy = build_token_policy(config, GenerationConfig(temperature=temperature), 0, critic, signals)
+    return stirred(policy)
+
+
+def stirred(policy: TokenPolicy) -> TokenPolicy:
+    """The policy with noise on all its weights, adapters and heads included."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return policy
+
+
+def responses(rows: int = 4, vocabulary: int = 259, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Prompts (R, 7), responses (R, 6) and mask; the first row has no response."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 8, (rows, 1), generator=generator)
+    prompts = torch.randint(0, vocabulary, (rows, 7), generator=generator)
+    prompts = torch.where(torch.arange(7) >= 7 - lengths, prompts, -1)
+    mask = torch.arange(6) < torch.randint(1, 7, (rows, 1), generator=generator)
+    mask[:1] = False
+    return prompts, torch.randint(0, vocabulary, (rows, 6), generator=generator) * mask, mask
+
+
+def one_of_two_shards(rank: int, store: str) -> None:
+    """One of two workers whose sharded policies must do what a plain one does on all rows."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for model in ({}, {"activation_checkpointing": True, "lora": LORA}):
+        policy, whole = tiny(**model), tiny(**model)
+        plain = plain_copy(policy)
+        shard(policy, mesh, False)
+        mine = responses(5 * rank, seed=rank)  # worker 0 has no rows
+        got = policy.evaluate(*mine)
+        everything = responses(5, seed=1)
+        expected = whole.evaluate(*everything)
+        if rank == 1:
+            torch.testing.assert_close(got.log_probs, expected.log_probs, atol=1e-5, rtol=0)
+        _loss(got).backward()
+        (_loss(expected) / 2).backward()  # FSDP2 takes the mean over workers
+        for (name, one), other in zip(policy.named_parameters(), whole.parameters(), strict=True):
+            assert (one.grad is None) == (other.grad is None), name
+            if other.grad is not None:
+                torch.testing.assert_close(gathered(one.grad), other.grad, atol=1e-5, rtol=1e-4, msg=name)
+        with torch.no_grad():
+            for one, other in zip(policy.actor_parameters(), whole.actor_parameters(), strict=True):
+                one.add_(one.grad, alpha=0.1)
+                other.add_(gathered(one.grad), alpha=0.1)
+        refresh(plain, policy)
+        for (name, one), other in zip(plain.named_parameters(), plain_copy(whole).parameters(), strict=True):
+            assert torch.equal(one, other), name
+    mixed = tiny(lora=LORA)
+    expected = mixed.evaluate(*responses()).log_probs
+    shard(mixed, mesh, True)
+    torch.testing.assert_close(mixed.evaluate(*responses()).log_probs, expected, atol=0.1, rtol=0.05)
+    dist.destroy_process_group()
+
+
+def _loss(outputs: object) -> Tensor:
+    parts = [outputs.log_probs, 0.1 * outputs.entropy, outputs.values, outputs.cost_values]
+    return torch.stack([part.sum() for part in parts]).sum()
