@@ -1,5 +1,6 @@
 """Sweeps on a real Ray: grids, exploits that copy weights, resume, faults."""
 
+import html
 import json
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from marl_ray.cluster import jobs
 from marl_ray.cluster.local import LocalRay
-from marl_ray.config import RunConfig, parse_config
+from marl_ray.config import RunConfig, load_config, parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import load_bundle
+from marl_ray.training.alone import train_alone
 from marl_ray.tuning.driver import SweepOutcome, check_sweep, run_sweep
+from marl_ray.tuning.report import write_report
+from marl_ray.tuning.results import find_sweep, winner_of
 
 TOY: dict[str, Any] = {
     "env": {"id": "toy_envs:countdown"},
@@ -93,11 +97,15 @@ def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(
     assert {child.info.status for child in children} == {"FINISHED"}
     assert client.get_run(records.mlflow_run_id).info.status == "FINISHED"
     assert all("objective/return" in child.data.metrics for child in children)
+    assert "report.html" in [file.path for file in client.list_artifacts(records.mlflow_run_id)]
     assert records.winner_model == "models:/toy-sweep/1"
     best = max(records.trials, key=lambda trial: trial.objectives[0])
     assert records.winner == best.number
     served = load_bundle(records.winner_model, f"sqlite:///{tmp_path}/mlflow.db")
     assert served.manifest.lineage.run == f"toy-sweep-{best.number:04d}-seed-{records.winner_seed}"
+    assert winner_of(outcome.folder)[0] == records.winner_model
+    alone = load_config(RunConfig, Path(outcome.folder, "winner.yaml"))
+    assert train_alone(alone)[-1]["return"] == rows_of(outcome, best.number)[-1][f"seed-{records.winner_seed}/return"]
 
     again = run_sweep(sweep_config(tmp_path, space=grid))
     assert [trial.legs for trial in again.records.trials] == [1, 1]
@@ -117,13 +125,16 @@ def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, 
         outcome = sweep(
             tmp_path,
             space={
-                "env.id": {"grid": ["toy_envs:countdown", "toy_envs:poisoned", "toy_envs:fragile"]},
+                "env.id": {
+                    "grid": ["toy_envs:countdown", "toy_envs:poisoned", "toy_envs:fragile", "toy_sweeps:doomed"]
+                },
                 "env.kwargs": {
                     "grid": [fragile, {"marker": "/no/such/folder", "at": 5}],
                     "when": {"env.id": ["toy_envs:fragile"]},
                 },
                 "env.kwargs.after": {"grid": [3], "when": {"env.id": ["toy_envs:poisoned"]}},
-                "resources.cpus_per_worker": {"grid": [1.0, 3.0, 9.0], "when": {"env.id": ["toy_envs:countdown"]}},
+                "resources.cpus_per_worker": {"grid": [1.0, 3.0, 9.0, 2.0], "when": {"env.id": ["toy_envs:countdown"]}},
+                "resources.device": {"grid": ["cuda"], "when": {"resources.cpus_per_worker": [2.0]}},
             },
         )
     finally:
@@ -135,19 +146,34 @@ def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, 
     assert ("No space left on device" in found[1][1]) == full
     assert found[2][0] == "refused"
     assert "resources.workers=1 with cpus_per_worker=9 needs 9 CPUs" in found[2][1]
-    assert found[3][0] == "failed"
-    assert found[3][1].startswith("seed 0: policy 'shared', iteration")
+    assert found[3] == (
+        "refused",
+        "resources.workers=1 on cuda needs 1 GPUs, but this cluster can never have more than 0",
+    )
+    assert found[4][0] == "failed"
+    assert found[4][1].startswith("seed 0: policy 'shared', iteration")
     assert Path(fragile["marker"]).exists()  # its process was lost, and it was taken up again
-    assert found[4] == ("finished", "")
-    assert found[5][0] == "failed"
-    assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/folder'" in found[5][1]
+    assert found[5] == ("finished", "")
+    assert found[6][0] == "failed"
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/folder'" in found[6][1]
+    assert found[7] == ("lost", "its process was lost again and again")
     assert not any("\n" in error for _, error in found)
     assert outcome.records.status == "finished"
+    page = html.unescape(Path(outcome.report).read_text())
+    assert all(page.count(error) == 2 for _, error in found if error)
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     runs = client.search_runs(["1"], f"tags.`mlflow.parentRunId` = '{outcome.records.mlflow_run_id}'")
     assert {run.data.tags["trial"]: run.data.tags.get("error", "") for run in runs} == {
         f"{trial.number:04d}": trial.error for trial in outcome.records.trials
     }
+
+
+def test_a_sweep_of_which_nothing_can_run_says_so_also_in_its_report(ray_cluster: LocalRay, tmp_path: Path):
+    reason = "resources.workers=1 on cuda needs 1 GPUs, but this cluster can never have more than 0"
+    with pytest.raises(MarlRayError, match=reason):
+        sweep(tmp_path, space={"hyper.lr": {"grid": [0.01, 0.02]}}, set={"resources.device": "cuda"})
+    assert json.loads((tmp_path / "toy-sweep" / "sweep.json").read_text())["status"] == "failed"
+    assert reason in (tmp_path / "toy-sweep" / "report.html").read_text()
 
 
 def test_a_metric_that_is_never_reported_is_named_with_those_that_are(ray_cluster: LocalRay, tmp_path: Path):
@@ -156,6 +182,7 @@ def test_a_metric_that_is_never_reported_is_named_with_those_that_are(ray_cluste
     assert trial.status == "failed"
     assert trial.error.startswith("metric 'retrun' is never reported; a run reports clip_fraction, ")
     assert outcome.records.winner is None
+    assert html.unescape(Path(outcome.report).read_text()).count(trial.error) == 2
 
 
 KILLED = """
@@ -169,6 +196,7 @@ run_sweep(parse_config(SweepConfig, json.loads(sys.argv[2])))
 """
 
 
+@pytest.mark.timeout(600)  # three sweeps of many legs, on a machine that may be busy
 def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: LocalRay, tmp_path: Path):
     keys: dict[str, Any] = {
         "run": TOY,
@@ -192,10 +220,13 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: 
         process.wait(30)
     before = json.loads(records.read_text())["trials"]
     assert any(trial["state"] != "ended" for trial in before)
+    report = write_report(*find_sweep("toy-sweep", str(tmp_path / "killed")))
+    assert "The sweep has not ended" in Path(report).read_text()
     resumed = run_sweep(parse_config(SweepConfig, config))
     ends = [(t.status, t.steps, t.scores, t.objectives, t.played) for t in resumed.records.trials]
     assert ends == [(t.status, t.steps, t.scores, t.objectives, t.played) for t in calm.records.trials]
     assert resumed.records.winner == calm.records.winner
+    assert resumed.report == report and "The sweep has not ended" not in Path(report).read_text()
     for number in range(4):
         curves = [
             [
@@ -207,7 +238,7 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: 
         assert curves[0] == curves[1]
 
 
-@pytest.mark.timeout(900)  # worker groups start four times, on a machine that may be busy
+@pytest.mark.timeout(600)  # worker groups start four times, on a machine that may be busy
 def test_an_exploit_copies_weights_and_optimiser_state_between_trials_of_two_workers(
     ray_cluster: LocalRay, tmp_path: Path
 ):
@@ -245,7 +276,7 @@ def check_exploit(folder: Path, recipient: int, exploit: dict[str, Any], scratch
     assert learner["entropy_coef"] == exploit["values"]["hyper.entropy_coef"]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_a_trial_of_two_workers_of_which_one_dies_goes_on_from_its_checkpoint(ray_cluster: LocalRay, tmp_path: Path):
     marker = tmp_path / "died"
     outcome = sweep(

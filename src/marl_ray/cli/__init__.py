@@ -48,7 +48,8 @@ def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = Fal
         _print_config(run)
         return
     outcome = _train_here(run)
-    print(f"{outcome.name}: best return {outcome.best_return:.3f}, {outcome.model}")
+    reached = "" if outcome.best_return is None else f"best return {outcome.best_return:.3f}, "
+    print(f"{outcome.name}: {reached}{outcome.model}")
     print(f"  bundle  {outcome.bundle}")
     if outcome.curve:
         print(f"  curve   {outcome.curve}")

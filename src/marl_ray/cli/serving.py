@@ -62,8 +62,13 @@ def lint(
 
 def deploy(
     bundle: Annotated[
-        str, typer.Argument(metavar="BUNDLE", help="models:/name/version, or a folder that the gateway sees.")
-    ],
+        str | None,
+        typer.Argument(metavar="BUNDLE", help="models:/name/version, or a folder that the gateway sees."),
+    ] = None,
+    from_sweep: Annotated[
+        str | None,
+        typer.Option(metavar="SWEEP", help="Instead of BUNDLE, a sweep's winner: its folder, or its name in runs."),
+    ] = None,
     strategy: Annotated[
         Literal["gradual", "ab", "shadow", "replace"], typer.Option(help="How it meets the traffic.")
     ] = "gradual",
@@ -75,12 +80,28 @@ def deploy(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other key of the experiment, such as min_outcomes=100."),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Why, for the audit log.")] = "deployed by marl-ray deploy",
+    reason: Annotated[str | None, typer.Option(help="Why, for the audit log.")] = None,
     url: GatewayUrl = LOCAL_GATEWAY,
 ) -> None:
     """Roll a bundle out against what is in production. Needs an admin key in MARL_RAY_API_KEY."""
-    from marl_ray.serving.admin import deploy_bundle, lines
+    from marl_ray.serving.admin import ask, deploy_bundle, lines
 
+    if (bundle is None) == (from_sweep is None):
+        raise MarlRayError("deploy: expected either BUNDLE or --from-sweep SWEEP")
+    if from_sweep is not None:
+        from marl_ray.tuning.results import winner_of
+
+        bundle, told = winner_of(from_sweep)
+        reason = reason or told
+        known = ask(url, "/v1/endpoints")["endpoints"]
+        if endpoint not in known and (endpoint or not known):
+            where = f"endpoint {endpoint!r}" if endpoint else f"gateway {url}"
+            raise MarlRayError(
+                f"deploy --from-sweep: {where} has no model in production to compare with; deploy one first: "
+                f"marl-ray deploy {bundle} --endpoint {endpoint or 'NAME'}"
+            )
+    assert bundle is not None
+    reason = reason or "deployed by marl-ray deploy"
     options = {"margin": margin} | _settings(settings or ())
     print("\n".join(lines(deploy_bundle(url, bundle, strategy, endpoint, options, reason))))
 
@@ -184,9 +205,9 @@ def experiment_off_policy(
 ) -> None:
     """Estimate what a bundle would earn from what others did; status 1 if it should not be exposed."""
     from marl_ray.evaluation.off_policy import judge
-    from marl_ray.policies.bundle import load_bundle
+    from marl_ray.policies.bundle import load_actor_critics
 
-    found = judge(load_bundle(bundle, tracking_uri), data, floor=floor)
+    found = judge(load_actor_critics(bundle, tracking_uri), data, floor=floor)
     print(f"{found.units} units, logged mean {found.logged:.4g}, {found.greedy_units} greedy units left out")
     for name, value in (("SNIPS", found.value), ("doubly robust", found.doubly_robust)):
         print(f"  {name:<14} {value.estimate:.4g}, at least {value.low:.4g} ({value.effective:.0f} effective units)")

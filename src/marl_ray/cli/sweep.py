@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marl_ray.cli.options import LOCAL_DASHBOARD, Address, SubmissionId
+from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
     from marl_ray.config.sweep import SweepConfig
@@ -22,6 +23,7 @@ Retry = Annotated[bool, typer.Option("--retry", help="Take up trials again that 
 def register(app: typer.Typer, submit_app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(sweep)
+    app.command()(report)
     submit_app.command("sweep")(submit_sweep)
 
 
@@ -49,6 +51,8 @@ def sweep(
     print(f"{outcome.name}: {len(records.trials)} trials ({told}), {records.played:,} steps, {records.seconds:.0f} s")
     if records.error:
         print(f"  {records.error}")
+    if outcome.report:
+        print(f"  report  {outcome.report}")
     if records.winner is None:
         print("  no winner: no trial has a result")
         raise typer.Exit(1)
@@ -58,6 +62,20 @@ def sweep(
     if records.winner_model:
         print(f"  bundle  {records.winner_model}")
     print(f"  records {outcome.folder}/sweep.json")
+
+
+def report(
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's folder, or its name under the storage.")],
+    storage: Annotated[str, typer.Option(help="Folder or URI that has the sweep's folder.")] = "runs",
+) -> None:
+    """Write the report of a sweep, one HTML file in its folder; also while it runs, or of one that was killed."""
+    from marl_ray.tuning.report import write_report
+    from marl_ray.tuning.results import find_sweep
+
+    try:
+        print(write_report(*find_sweep(sweep, storage)))
+    except OSError as error:
+        raise MarlRayError(f"the report of sweep {sweep!r} cannot be written: {one_line(error)}") from error
 
 
 def submit_sweep(

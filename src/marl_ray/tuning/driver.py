@@ -23,16 +23,21 @@ from marl_ray.training.driver import check_run
 from marl_ray.tuning.capacity import Need, need_of, resources_of, slots
 from marl_ray.tuning.folder import Folder, absolute, trial_folder
 from marl_ray.tuning.plan import Plan
+from marl_ray.tuning.progress import Progress
+from marl_ray.tuning.report import write_report
 from marl_ray.tuning.results import (
     FAILED,
+    REPORT,
     Record,
     Records,
-    best,
     identity_of,
     load_records,
     middle_seed,
+    named,
+    ranked,
     save_records,
     shown,
+    why,
 )
 from marl_ray.tuning.schedulers import Exploit
 from marl_ray.tuning.spaces import check_space
@@ -51,6 +56,8 @@ class SweepOutcome:
     folder: str
     """Folder or URI; `sweep.json` in it has everything."""
     records: Records
+    report: str
+    """Path or URI of `report.html`; empty where it could not be written."""
 
 
 def check_sweep(config: SweepConfig) -> None:
@@ -78,11 +85,18 @@ def run_sweep(config: SweepConfig, retry: bool = False) -> SweepOutcome:
     sweep = _Sweep(config, folder, records)
     try:
         if sweep.plan.left():
-            sweep.run()
+            with sweep.progress:
+                sweep.run()
         sweep.finish()
+    except Exception as error:
+        records.status, records.error = "failed", named(error)
+        raise
+    except BaseException:
+        records.status, records.error = "cut", "interrupted; the same command goes on with it"
+        raise
     finally:
         sweep.close()
-    return SweepOutcome(config.name, folder.uri, records)
+    return SweepOutcome(config.name, folder.uri, records, sweep.report)
 
 
 def _claim(config: SweepConfig, folder: Folder) -> Records:
@@ -110,9 +124,14 @@ class _Sweep:
     def __init__(self, config: SweepConfig, folder: Folder, records: Records):
         self.config, self.folder, self.records = config, folder, records
         self.needs: dict[int, Need] = {}
-        self.unsaved = ""
+        self.unsaved = self.report = ""
+        self.progress = Progress(config, records)
         self.plan = Plan(config, records, self.exploit, self.refuse, self.changed)
         self.tracker = SweepTracker(config, records)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles its callbacks into a file that nobody reads."""
+        return {}
 
     def run(self) -> None:
         import ray.tune
@@ -256,6 +275,7 @@ class _Sweep:
         if ended is not None:
             self.tracker.end(ended)
             print(f"{self.config.name}: {self.line(ended)}", flush=True)
+        self.progress.show()
 
     def save(self) -> None:
         """A full disk must not end the sweep: what was not written is written with the next change."""
@@ -274,7 +294,9 @@ class _Sweep:
             return f"{told}: {record.error}"
         found = zip(self.config.metric, record.objectives or [], strict=False)
         scores = ", ".join(f"{metric.name} {value:.4g}" for metric, value in found)
-        return f"{told}: {scores or 'no result'} after {record.steps:,} steps, {record.seconds:.0f} s"
+        told += f": {scores or 'no result'} after {record.steps:,} steps, {record.seconds:.0f} s"
+        reason = why(record, self.records)
+        return f"{told} ({reason})" if reason else told
 
     def warn(self, text: str) -> None:
         print(f"{self.config.name}: {text}", file=sys.stderr, flush=True)
@@ -285,8 +307,9 @@ class _Sweep:
         records.seconds = self.plan.seconds()
         over = self.plan.over()
         records.status, records.error = ("cut", f"{over} is used up") if over else ("finished", "")
-        winner = best(records, self.config.metric)
-        if winner is not None:
+        found = ranked(records, self.config.metric)
+        if found:
+            winner = found[0]
             home = trial_folder(self.config.storage, self.config.name, winner.number)
             records.winner = winner.number
             records.winner_seed = middle_seed(home.read_rows(), self.config.seeds, self.config.metric[0])
@@ -298,6 +321,12 @@ class _Sweep:
         self.save()
 
     def close(self) -> None:
+        """Save, report, and end what is tracked, whatever came before."""
         self.records.seconds = self.plan.seconds()
         self.save()
+        try:
+            self.report = write_report(self.folder, self.records)
+            self.tracker.report(self.folder.read(REPORT))
+        except Exception as error:  # a page is no reason to lose a sweep
+            self.warn(f"no report: {named(error)}; `marl-ray report {self.folder.uri}` makes one later")
         self.tracker.close(self.records.status)

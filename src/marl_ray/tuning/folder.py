@@ -1,6 +1,7 @@
 """Files of a sweep under its storage, local or remote. JSON only; nothing is a pickle.
 
 NAME/sweep.json                       records of all trials, written by the sweep's driver
+NAME/report.html, NAME/winner.yaml    the report, and the winner's run config
 NAME/trials/0003/trial.json           what the trial has, written by its process; the driver writes while it waits
 NAME/trials/0003/rows.jsonl           metrics, a row per iteration
 NAME/trials/0003/attempt-1/checkpoint-000010/   seed-0/, seed-1/, ...: a checkpoint of each seed
@@ -48,8 +49,11 @@ class Folder:
         """None where there is no such file."""
         if not self.exists(name):
             return None
+        return json.loads(self.read(name))
+
+    def read(self, name: str) -> bytes:
         with self.filesystem.open_input_stream(f"{self.path}/{name}") as stream:
-            return json.loads(stream.read())
+            return bytes(stream.read())
 
     def write(self, name: str, data: bytes) -> None:
         """In whole or not at all: object stores do so by themselves, elsewhere a file is moved into its place."""
@@ -76,8 +80,7 @@ class Folder:
     def read_rows(self) -> list[dict[str, float]]:
         if not self.exists("rows.jsonl"):
             return []
-        with self.filesystem.open_input_stream(f"{self.path}/rows.jsonl") as stream:
-            return [json.loads(line) for line in stream.read().splitlines()]
+        return [json.loads(line) for line in self.read("rows.jsonl").splitlines()]
 
     def write_rows(self, rows: list[dict[str, float]]) -> None:
         self.write("rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())

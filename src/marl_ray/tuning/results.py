@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from marl_ray.config.sweep import MetricConfig, SweepConfig
+from marl_ray.errors import MarlRayError, one_line
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.schedulers import Standing
 
-RECORDS = "sweep.json"
+RECORDS, REPORT = "sweep.json", "report.html"
 FAILED = ("failed", "lost", "refused")
 """Endings that say nothing about the configuration's worth."""
 
@@ -65,7 +66,7 @@ class Records:
     identity: dict[str, Any]
     """What must be equal to go on with it."""
     status: str = "running"
-    """`running` (also where its driver was killed), `finished`, `cut` (by the budget)."""
+    """`running` (also where its driver was killed), `finished`, `cut` (by the budget or a person), `failed`."""
     error: str = ""
     seconds: float = 0.0
     """Wall time of all sittings."""
@@ -80,6 +81,43 @@ class Records:
     @property
     def played(self) -> int:
         return sum(record.played for record in self.trials)
+
+
+def find_sweep(sweep: str, storage: str = "runs") -> tuple[Folder, Records]:
+    """A sweep by its folder (or URI), or by its name under the storage; raises MarlRayError if there is none."""
+    parent, _, name = sweep.rstrip("/").rpartition("/")
+    places = [Folder(parent or ".", name)] + ([] if parent else [Folder(storage, name)])
+    for folder in places:
+        if folder.exists(RECORDS):
+            return folder, _load(folder)
+    tried = " or ".join(f"{place.uri}/{RECORDS}" for place in places)
+    raise MarlRayError(f"sweep {sweep!r}: expected a sweep's folder or name, but there is no {tried}")
+
+
+def _load(folder: Folder) -> Records:
+    try:
+        records = load_records(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise MarlRayError(f"{folder.uri}/{RECORDS} is not the record of a sweep: {one_line(error)}") from error
+    if records is None:
+        raise MarlRayError(f"{folder.uri}/{RECORDS} has gone")
+    return records
+
+
+def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
+    """A sweep's winner as the registry has it, and what it is; raises MarlRayError where there is none."""
+    folder, records = find_sweep(sweep, storage)
+    if records.winner is None:
+        why_not = {"running": "it has not ended", "cut": f"it was cut short ({records.error})", "failed": records.error}
+        reason = why_not.get(records.status, "no trial has a result")
+        raise MarlRayError(f"sweep {records.name!r} has no winner: {reason}; see {folder.uri}/{REPORT}")
+    if not records.winner_model:
+        raise MarlRayError(
+            f"sweep {records.name!r}: the bundle of its winner, trial {records.winner:04d}, is not registered in MLflow; "
+            "run the sweep's command again, it registers the bundle and trains nothing"
+        )
+    values = shown(records.trials[records.winner].values)
+    return records.winner_model, f"winner of sweep {records.name}: trial {records.winner:04d} ({values})"
 
 
 def identity_of(config: SweepConfig) -> dict[str, Any]:
@@ -123,11 +161,9 @@ def signed(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) 
     return [value if m.mode == "max" else -value for m, value in zip(metrics, objectives, strict=True)]
 
 
-def best(records: Records, metrics: Sequence[MetricConfig]) -> Record | None:
-    """The finished trial with the best first metric; if none has finished, the one that came furthest."""
+def ranked(records: Records, metrics: Sequence[MetricConfig]) -> list[Record]:
+    """The trials with a result: the finished ones by their first metric, then the others by how far they came."""
     scored = [record for record in records.trials if record.objectives is not None and record.status not in FAILED]
-    if not scored:
-        return None
 
     def merit(record: Record) -> tuple[bool, int, float]:
         found = signed(metrics, record.objectives)
@@ -135,7 +171,19 @@ def best(records: Records, metrics: Sequence[MetricConfig]) -> Record | None:
         finished = record.status == "finished"
         return finished, 0 if finished else record.steps, value
 
-    return max(scored, key=merit)
+    return sorted(scored, key=merit, reverse=True)
+
+
+def why(record: Record, records: Records) -> str:
+    """Why a trial did not train to its end; empty where it did, or has not ended."""
+    if record.status == "stopped" and record.scores:
+        at = max(record.scores)
+        scores = [other.scores[at] for other in records.trials if at in other.scores]
+        place = 1 + sum(score > record.scores[at] for score in scores)
+        return f"{records.config['scheduler']['kind']}: place {place} of {len(scores)} at {at:,} steps"
+    if record.status == "cut":
+        return "the sweep's budget was used up"
+    return record.error
 
 
 def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: MetricConfig) -> int:
@@ -145,6 +193,12 @@ def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metri
         last |= {seed: row[f"seed-{seed}/{metric.name}"] for seed in seeds if f"seed-{seed}/{metric.name}" in row}
     ranked = sorted(seeds, key=lambda seed: last.get(seed, -math.inf) * (1 if metric.mode == "max" else -1))
     return ranked[(len(ranked) - 1) // 2]
+
+
+def named(error: BaseException) -> str:
+    """An error in a line: our own in its own words, others with their kind."""
+    text, kind = one_line(error), type(error).__name__
+    return text if isinstance(error, MarlRayError) or text.startswith(kind) else f"{kind}: {text}"
 
 
 def shown(values: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """A sweep in MLflow: a parent run, and a child per trial. A tracking server that is away never ends a sweep."""
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ FLUSH_S = 5.0
 """Least time between two sendings of a trial's rows."""
 PARENT_TAG = "mlflow.parentRunId"
 ENDINGS = {"finished": "FINISHED", "stopped": "FINISHED", "cut": "KILLED"}
+PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
 
 
 class SweepTracker:
@@ -64,10 +66,17 @@ class SweepTracker:
         self._try(lambda: self.parent.tag({"winner": f"{record.number:04d}"}))
         return found[0] if found else ""
 
+    def report(self, page: bytes) -> None:
+        """Keep the report with the parent run."""
+        with tempfile.TemporaryDirectory(prefix="marl-ray-report-") as folder:
+            path = Path(folder, "report.html")
+            path.write_bytes(page)
+            self._try(lambda: self.parent.artifact(path))
+
     def close(self, status: str) -> None:
         for number in list(self.waiting):
             self.flush(number)
-        self._try(lambda: self.parent.end("FINISHED" if status == "finished" else "KILLED"))
+        self._try(lambda: self.parent.end(PARENT_ENDINGS.get(status, "KILLED")))
         if self.problem:
             print(f"{self.config.name}: not all is in MLflow: {self.problem}", file=sys.stderr)
 

@@ -19,8 +19,9 @@ import torch
 
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder, trial_folder
+from marl_ray.tuning.results import named
 from marl_ray.tuning.unit import Unit, never_reported, run_leg
 
 REPORT_S = 0.5
@@ -94,8 +95,7 @@ def trial(config: dict[str, Any]) -> None:
     try:
         outcome = run(leg, sender.add)
     except Exception as error:  # whatever the algorithm, the environment or the storage raise, the other trials go on
-        text = one_line(error)
-        outcome = {"status": "failed", "error": text if isinstance(error, MarlRayError) else _named(error, text)}
+        outcome = {"status": "failed", "error": named(error)}
     sender.flush({"outcome": outcome | _counts(leg)})
 
 
@@ -314,7 +314,3 @@ def _counts(leg: Leg) -> dict[str, Any]:
     except (OSError, ValueError, MarlRayError):
         return {}
     return {"steps": state.steps, "played": state.played, "seconds": state.seconds}
-
-
-def _named(error: Exception, text: str) -> str:
-    return text if text.startswith(type(error).__name__) else f"{type(error).__name__}: {text}"

@@ -68,6 +68,7 @@ class Watch(ray.tune.Callback):
             if all(value is not None for value in found):
                 record.objectives = found
             self.sweep.tracker.log(record, rows)
+            self.sweep.progress.show()
 
     def get_state(self) -> None:
         return None
