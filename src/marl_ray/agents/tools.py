@@ -1,11 +1,9 @@
 """Tools that language agents call, by name; own ones by `package.module:callable`."""
 
-import atexit
 import difflib
 import functools
 import importlib
 import inspect
-import os
 import queue
 import re
 import threading
@@ -20,14 +18,12 @@ from pydantic.errors import PydanticUserError
 from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.sandbox import Limits, Pool, Status
+from marl_ray.sandbox import Limits, Status
+from marl_ray.sandbox.shared import shared_pool
 
 MOST_ABANDONED = 64
 """Calls of one tool that may be under way at once, those that nobody waits for any more included."""
-MOST_WORKERS = 16
-"""Sandbox servers of one process."""
 LEAST_MEMORY = 1 << 26
-_starting = threading.Lock()
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
@@ -162,22 +158,9 @@ def answer(answer: str) -> str:
     return answer
 
 
-def _pool() -> Pool:
-    """The sandbox of all environments of this process, started by the first program."""
-    with _starting:
-        return _started()
-
-
-@functools.cache
-def _started() -> Pool:
-    pool = Pool(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
-    atexit.register(pool.close)
-    return pool
-
-
 def run_python(code: str, timeout_s: float, memory_bytes: int, output_characters: int) -> str:
     """What a program printed, and its error; each program runs by itself and keeps nothing."""
-    ran = _pool().run(code, limits=Limits(timeout_s, memory_bytes=memory_bytes))
+    ran = shared_pool().run(code, limits=Limits(timeout_s, memory_bytes=memory_bytes))
     printed = cut((ran.stdout + ran.stderr).decode("utf-8", "replace").strip(), output_characters)
     if ran.status is Status.TIMEOUT:
         return f"{printed}\nTimed out after {timeout_s:g} s.".strip()
@@ -191,7 +174,9 @@ def _code_interpreter(timeout_s: float = 3.0, memory_bytes: int = 1 << 28, outpu
         raise ValueError(f"expected positive numbers, and at least {LEAST_MEMORY} memory_bytes")
     fixed = {"timeout_s": timeout_s, "memory_bytes": memory_bytes, "output_characters": output_characters}
     said = "Runs a Python program and returns what it prints."
-    return tool_of(run_python, name="code_interpreter", description=said, fixed=fixed, bounded=True, prepare=_pool)
+    return tool_of(
+        run_python, name="code_interpreter", description=said, fixed=fixed, bounded=True, prepare=shared_pool
+    )
 
 
 def _google_search_serper(**options: Any) -> Tool:

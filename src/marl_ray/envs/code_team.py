@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from marl_ray.config.evaluation import CodeRewardConfig
-from marl_ray.envs.code_tests import NO_CODE, Checked, check, shared_pool, shown
+from marl_ray.envs.code_tests import NO_CODE, Checked, check, shown
 from marl_ray.envs.synthetic import Mutant, mutants, programs
 from marl_ray.envs.tasks import ProgramTask, read_code
 from marl_ray.envs.text import Demonstration, TextEnv, check_template, find_tasks
@@ -20,6 +20,7 @@ from marl_ray.rewards.code import CPU_NOISE_S, CodeTask
 from marl_ray.rewards.extraction import extract
 from marl_ray.rewards.style import style
 from marl_ray.sandbox import Limits
+from marl_ray.sandbox.shared import shared_pool
 
 GENERATOR, REVIEWER = "generator", "reviewer"
 FIELDS = ("task", "tests", "code", "result", "review")

@@ -1,19 +1,15 @@
 """The executor of a code team: all tests of one program, in one run of the sandbox where they are calls of a function."""
 
 import ast
-import atexit
 import hashlib
 import json
-import os
 import secrets
-import threading
 from dataclasses import dataclass
 from functools import lru_cache
 
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest, Test, run_tests
 from marl_ray.sandbox import Judgement, Limits, Pool
 
-MOST_WORKERS = 16
 LONGEST_REPORT = 200
 NO_CODE, NO_TESTS = "no code", "no tests"
 _LONGEST_VALUE = 80
@@ -21,8 +17,6 @@ _MARK = secrets.token_hex(16)
 """Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
 _LOADING = ("fail:error", "fail:wrong")
 """Verdicts without a report that only what runs before the tests can cause: each test's own exceptions are caught."""
-_lock = threading.Lock()
-_pools: dict[int, Pool] = {}
 
 
 @dataclass(frozen=True)
@@ -37,22 +31,6 @@ class Checked:
     runs: int
     """How often the sandbox ran the program."""
     cpu_s: float
-
-
-def shared_pool() -> Pool:
-    """This process's sandbox, started by the first call. Raises MarlRayError where there can be none."""
-    with _lock:
-        pid = os.getpid()
-        if pid not in _pools:
-            _pools.clear()  # another process's, known here because this one was forked from it
-            _pools[pid] = Pool(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
-            atexit.register(_close, pid)
-        return _pools[pid]
-
-
-def _close(pid: int) -> None:
-    if pid == os.getpid() and pid in _pools:
-        _pools.pop(pid).close()
 
 
 def check(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Checked:
