@@ -1,16 +1,14 @@
 """From a sweep's folder to the eyes of a person, and to an experiment. Screenshots stay in tests/artefacts/."""
 
-import base64
-import shutil
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import pytest
 import uvicorn
+from chromium import WAIT_S, browser, keep, look
 from toy_gateways import make_bundle, write_keys
 from toy_sweeps import ToySweep, whole
 
@@ -22,27 +20,7 @@ from marl_ray.serving.gateway import Gateway
 from marl_ray.tuning.report import write_report
 from marl_ray.tuning.track import SweepTracker
 
-ARTEFACTS = Path(__file__).parent.parent / "artefacts"
-WAIT_S = 30
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no Chromium here: on Debian, as root, tests/need_servers.sh installs it")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars"):
-        options.add_argument(flag)
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    found.set_page_load_timeout(WAIT_S)
-    try:
-        yield found
-    finally:
-        found.quit()
+__all__ = ["browser"]
 
 
 @pytest.mark.parametrize(
@@ -53,14 +31,9 @@ def test_the_report_shows_all_its_drawings_at_any_width_in_light_and_dark(
 ) -> None:
     sweep = whole(tmp_path)
     path = write_report(sweep.end(), sweep.records)
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    look(browser, width, dark)
     browser.get(f"file://{path}")
-    ARTEFACTS.mkdir(exist_ok=True)
-    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
-    (ARTEFACTS / f"sweep-report-{name}.png").write_bytes(base64.b64decode(shot["data"]))
+    keep(browser, f"sweep-report-{name}")
 
     def all_of(selector: str) -> list[Any]:
         return browser.find_elements("css selector", selector)

@@ -1,6 +1,5 @@
 """The gateway's page for people in a real Chromium, over HTTP. Screenshots stay in tests/artefacts/."""
 
-import base64
 import shutil
 import socket
 import threading
@@ -13,6 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
+from chromium import WAIT_S, browser, keep, look
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 from toy_gateways import make_bundle, write_keys
 
 from marl_ray.config import GatewayConfig, parse_config
@@ -21,17 +25,9 @@ from marl_ray.experiments.states import Action
 from marl_ray.experiments.store import ExperimentStore, Exposure
 from marl_ray.serving.gateway import Gateway
 
-webdriver = pytest.importorskip("selenium.webdriver")
-
-from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
-
-ARTEFACTS = Path(__file__).parent.parent / "artefacts"
+__all__ = ["browser"]
 KEY = "ada"
 BASE = "/ab"
-WAIT_S = 30
 HOURS = 6
 UNITS = 1500
 MEANS = {"mappo": 0.52, "p3o": 0.51, "grpo-wide": 0.58}
@@ -122,39 +118,6 @@ def site(filled: Filled, tmp_path: Path) -> Iterator[Site]:
     assert not thread.is_alive()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no Chromium here: on Debian, as root, tests/need_servers.sh installs it")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars"):
-        options.add_argument(flag)
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    found.set_page_load_timeout(WAIT_S)
-    try:
-        yield found
-    finally:
-        found.quit()
-
-
-def look(browser: Any, width: int = 1280, dark: bool = False) -> None:
-    """Set the window's width and the reader's preference."""
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-
-
-def keep(browser: Any, name: str) -> None:
-    """A screenshot of the whole page."""
-    ARTEFACTS.mkdir(exist_ok=True)
-    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
-    (ARTEFACTS / f"ui-{name}.png").write_bytes(base64.b64decode(shot["data"]))
-
-
 def text(browser: Any) -> str:
     return browser.find_element(By.TAG_NAME, "body").text
 
@@ -178,7 +141,7 @@ def test_a_person_finds_an_experiment_and_sees_what_is_known(browser: Any, site:
     browser.get(f"{site.url}/ui")
     assert "gridworld" in text(browser)
     assert browser.find_element(By.CSS_SELECTOR, ".chip.running").text == "Running"
-    keep(browser, "list")
+    keep(browser, "ui-list")
     browser.find_element(By.LINK_TEXT, "gridworld").click()
     wait_for(browser, "Audit log")
     for part in ("mappo", "p3o", "grpo-wide", "Roll back", "Promote", "cost", "no harm at 0.05 of the units"):
@@ -213,7 +176,7 @@ def test_nothing_is_cut_off_at_any_width_in_light_and_dark(
 ) -> None:
     look(browser, width, dark)
     browser.get(f"{site.url}/ui/experiments/gridworld")
-    keep(browser, name)
+    keep(browser, f"ui-{name}")
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     shade = browser.find_element(By.TAG_NAME, "body").value_of_css_property("background-color")
     assert (shade == "rgba(255, 255, 255, 1)") != dark
@@ -233,7 +196,7 @@ def test_a_rollback_by_the_form_is_done_and_told(browser: Any, site: Site) -> No
     press(browser, "rollback", KEY, "none is left", arm="grpo-wide")
     wait_for(browser, "Rolled back")
     assert browser.find_element(By.CSS_SELECTOR, ".chip").text == "Rolled back"
-    keep(browser, "rolled-back")
+    keep(browser, "ui-rolled-back")
 
 
 def test_a_wrong_key_changes_nothing_and_keeps_the_reason(browser: Any, site: Site) -> None:
@@ -241,7 +204,7 @@ def test_a_wrong_key_changes_nothing_and_keeps_the_reason(browser: Any, site: Si
     browser.get(f"{site.url}/ui/experiments/gridworld")
     press(browser, "pause", "wrong", "lunch")
     wait_for(browser, "admin key: expected the secret")
-    keep(browser, "wrong-key")
+    keep(browser, "ui-wrong-key")
     assert browser.find_element(By.CSS_SELECTOR, ".chip").text == "Running"
     assert browser.find_element(By.NAME, "reason").get_attribute("value") == "lunch"
     assert browser.find_element(By.NAME, "key").get_attribute("value") == ""
@@ -282,12 +245,12 @@ def test_a_draft_is_started_and_the_live_view_follows_by_itself(browser: Any, si
     look(browser)
     browser.get(f"{site.url}/ui/experiments/chess")
     assert "No outcomes yet." in text(browser)
-    keep(browser, "draft")
+    keep(browser, "ui-draft")
     press(browser, "start", KEY, "ready")
     wait_for(browser, "Running")
     browser.get(f"{site.url}/ui/experiments/gridworld/live")
     assert browser.find_elements(By.TAG_NAME, "form") == []
-    keep(browser, "live")
+    keep(browser, "ui-live")
     before = browser.find_element(By.CSS_SELECTOR, ".clock time").text
     waiting = WebDriverWait(browser, WAIT_S, ignored_exceptions=[StaleElementReferenceException])
     waiting.until(
