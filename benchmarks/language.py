@@ -1,0 +1,388 @@
+"""Language models: tokens per second of sampling and update against TRL's GRPO, where our time goes, and two workers.
+
+    .venv/bin/python benchmarks/language.py
+
+One step is 8 prompts x 8 responses of at most 64 tokens, and one gradient step on them. Both sides begin with the same
+weights of a model without a download. Writes `benchmarks/results/language.{json,md}` with `--store`. TRL gets a Python
+environment of its own, made on the first run. `benchmarks/language_accelerator.py` is the part for a GPU.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks/results"
+PEER = ROOT / "benchmarks/peers/trl_grpo.py"
+PACKAGES = ("trl==1.16.0", "torch==2.13.0", "datasets")
+PRESETS = ("tiny-1m", "tiny-6m")
+PROMPTS, GROUP, TOKENS, LR = 8, 8, 64, 1e-5
+MICRO_BATCH = 16
+"""Responses of like length that share a pass of our update, so that little of it is padding; never changes results."""
+WARM_UP = 2
+"""First steps that are not counted."""
+PHASES = ("sampling", "evaluation", "update", "refresh", "other")
+"""Responses; forward passes that are trained on; backward, Adam and advantages; weights into the sampling copy."""
+SETTINGS = ("plain", "static", "continuous")
+"""How TRL may generate; the fastest is the peer."""
+LIMIT = 900
+"""Seconds that one measurement may take."""
+
+
+def texts(steps: int) -> list[str]:
+    """Prompts of 20 to 60 characters."""
+    kinds = (
+        "Add {} and {}.",
+        "What is {} times {}? Show your work.",
+        "Sort the numbers {} and {}, the largest one first.",
+    )
+    return [kinds[n % 3].format(17 * n % 97, 29 * n % 89) for n in range(PROMPTS * steps)]
+
+
+# ---- our side, in a process of its own -------------------------------------------------------------------------------
+
+
+class Clock:
+    """Wall and CPU seconds by phase."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, list[float]] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            yield
+        finally:
+            total = self.spent.setdefault(phase, [0.0, 0.0])
+            total[0] += time.perf_counter() - wall
+            total[1] += time.process_time() - cpu
+
+    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            with self(phase):
+                return function(*arguments, **named)
+
+        return run
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train like a worker of a run does; prints a JSON object with what each step took."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from marl_ray.algorithms import ALGORITHMS
+    from marl_ray.algorithms.value_norm import ValueNorm
+    from marl_ray.config import AlgorithmConfig
+    from marl_ray.config.model import GenerationConfig, ModelConfig
+    from marl_ray.policies.sampler import Prompt, make_engine
+    from marl_ray.policies.token_policy import build_token_policy
+    from marl_ray.rollout.responses import Row, TokenPlayer, to_trajectories
+    from marl_ray.rollout.text_episode import Turn
+    from marl_ray.training.batches import CostStats
+    from marl_ray.training.learner import Learner
+
+    torch.set_num_threads(options.threads)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", f"file://{options.meeting}", rank=options.rank, world_size=options.workers)
+    policy = build_token_policy(ModelConfig(preset=options.preset), GenerationConfig(max_tokens=TOKENS), seed=0)
+    hyper = AlgorithmConfig.model_validate(
+        ALGORITHMS["grpo"].spec.defaults
+        | {"lr": LR, "epochs": 1, "minibatches": 1, "kl_coef": 0.0, "entropy_coef": 0.0}
+    )
+    learner = Learner(
+        policy,
+        "grpo",
+        hyper,
+        init_device_mesh("cpu", (options.workers,)),
+        False,
+        horizon=TOKENS,
+        by_episode=True,
+        micro_batch=options.micro_batch,
+    )
+    learner.refresh_rollout_model()
+    sampler: Any = learner.rollout_model
+    engine, tokenizer = make_engine(sampler), sampler.tokenizer
+    player = TokenPlayer(sampler, engine, ["agent"], ValueNorm())
+    clock, steps, difference = Clock(), [], 0.0
+    learner.model.evaluate = clock.timed("evaluation", learner.model.evaluate)
+    learner.refresh_rollout_model = clock.timed("refresh", learner.refresh_rollout_model)
+    every = texts(options.steps)
+    for step in range(options.steps):
+        clock.spent.clear()
+        dist.barrier()
+        with clock("whole"):
+            mine = range(step * PROMPTS + options.rank, (step + 1) * PROMPTS, options.workers)
+            ids = {number: tuple(tokenizer.encode(every[number])) for number in mine}
+            prompts = [Prompt(ids[number], number * GROUP + member) for number in mine for member in range(GROUP)]
+            with clock("sampling"):
+                completions = engine.generate(prompts, seed=0)
+            rows = []
+            for prompt, completion in zip(prompts, completions, strict=True):
+                text = tokenizer.decode(completion.ids, skip_special_tokens=True)
+                score = sum(character.isalnum() for character in text) / max(1, len(text))
+                turn = Turn("agent", 0, list(prompt.ids), completion, text, score, np.zeros(0))
+                rows.append(Row(turn, prompt.stream, prompt.stream // GROUP, False))
+            batch = to_trajectories(player, rows, 0)
+            if step == 0:
+                with torch.no_grad():
+                    full = sampler.evaluate(batch.prompts, batch.actions, batch.mask).log_probs
+                difference = float((full - batch.log_probs).abs().max())
+            with clock("learner"):
+                learner.update(batch, 0, step, CostStats(None, 0))
+        spent = clock.spent
+        inner = [spent[phase] for phase in ("evaluation", "refresh")]
+        spent["update"] = [spent["learner"][k] - sum(part[k] for part in inner) for k in (0, 1)]
+        spent["other"] = [spent["whole"][k] - spent["sampling"][k] - spent["learner"][k] for k in (0, 1)]
+        steps.append(
+            {
+                "seconds": spent["whole"][0],
+                "cpu": spent["whole"][1],
+                "tokens": sum(len(completion.ids) for completion in completions),
+                "phases": {phase: spent[phase] for phase in PHASES},
+            }
+        )
+    dist.destroy_process_group()
+    print(json.dumps({"steps": steps[1:], "log_prob_difference": difference}))
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The JSON object on the last line that a process prints."""
+    try:
+        out, errors = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        raise SystemExit(f"{process.args!r} took longer than {LIMIT} s") from error
+    if process.returncode:
+        raise SystemExit(f"{process.args!r} failed:\n{errors[-3000:]}")
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def measure_ours(preset: str, steps: int, threads: int, workers: int = 1) -> dict[str, Any]:
+    """Rates of one run; with several workers the slowest one counts, and tokens are added up."""
+    with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
+        shared = [sys.executable, __file__, "--train", preset, f"--steps={steps}", f"--threads={threads}"]
+        shared += [f"--workers={workers}", f"--meeting={folder}/store"]
+        processes = [start([*shared, f"--rank={rank}"]) for rank in range(workers)]
+        parts = [result_of(process) for process in processes]
+    merged = [
+        {
+            "seconds": max(own["seconds"] for own in together),
+            "cpu": max(own["cpu"] for own in together),
+            "tokens": sum(own["tokens"] for own in together),
+            "phases": together[0]["phases"],
+        }
+        for together in zip(*(part["steps"] for part in parts), strict=True)
+    ]
+    return rates(merged) | {"log_prob_difference": max(part["log_prob_difference"] for part in parts)}
+
+
+def measure_trl(python: Path, model: Path, steps: int, threads: int, setting: str) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as prompts:
+        json.dump(texts(steps), prompts)
+        prompts.flush()
+        sizes = [f"--steps={steps}", f"--threads={threads}", f"--batch={PROMPTS * GROUP}", f"--group={GROUP}"]
+        sizes += [f"--tokens={TOKENS}", f"--lr={LR}", f"--setting={setting}"]
+        return rates(
+            result_of(start([str(python), str(PEER), f"--model={model}", f"--prompts={prompts.name}", *sizes]))["steps"]
+        )
+
+
+def rates(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the steps that count; CPU time is what a process used, which neighbours disturb less than the clock."""
+    counted = steps[WARM_UP - 1 :]  # both sides leave the first one out by themselves
+    found: dict[str, Any] = {
+        "tokens_per_second": statistics.median(step["tokens"] / step["seconds"] for step in counted),
+        "tokens_per_cpu_second": statistics.median(step["tokens"] / step["cpu"] for step in counted),
+        "steps": counted,
+        "load": os.getloadavg()[0],
+    }
+    if "phases" in counted[0]:
+        found["phases"] = {
+            phase: [
+                statistics.median(step["phases"][phase][k] / step["tokens"] * 1e6 for step in counted) for k in (0, 1)
+            ]
+            for phase in PHASES
+        }
+    return found
+
+
+def trl_python(folder: Path) -> Path:
+    """The interpreter of TRL's environment, which is made if it is not there."""
+    python = folder / "bin/python"
+    if not (folder / ".installed").exists():
+        print(f"installing TRL into {folder}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "pip==26.3"], check=True)
+        constraints = ROOT / "constraints.txt"
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "-c", constraints, *PACKAGES], check=True)
+        (folder / ".installed").touch()
+    return python
+
+
+def save_model(preset: str, folder: Path) -> None:
+    """The weights that our side begins with, in Hugging Face format."""
+    from marl_ray.config.model import GenerationConfig, ModelConfig
+    from marl_ray.policies.token_policy import build_token_policy
+
+    policy = build_token_policy(ModelConfig.model_validate({"preset": preset}), GenerationConfig(), seed=0)
+    policy.lm.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Choose TRL's best setting per model, then measure all in turn, several times."""
+    python = trl_python(options.trl_venv)
+    models: dict[str, Any] = {}
+    for preset in options.presets:
+        with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
+            save_model(preset, Path(folder))
+            found = {
+                setting: measure_trl(python, Path(folder), options.search_steps, options.threads, setting)
+                for setting in options.settings
+            }
+            best = max(found, key=lambda setting: found[setting]["tokens_per_cpu_second"])
+            print(f"{preset}: TRL's fastest setting is {best}", flush=True)
+            rounds = []
+            for number in range(options.rounds):
+                row = {
+                    "ours": measure_ours(preset, options.steps, options.threads),
+                    "trl": measure_trl(python, Path(folder), options.steps, options.threads, best),
+                    "one": measure_ours(preset, options.steps, 1),
+                    "two": measure_ours(preset, options.steps, 1, workers=2),
+                }
+                rounds.append(row)
+                speeds = {key: round(part["tokens_per_second"]) for key, part in row.items()}
+                print(f"{preset}, round {number + 1}: tokens/s {speeds}", flush=True)
+            models[preset] = {"settings": found, "best": best, "rounds": rounds}
+    result = {"machine": machine(), "threads": options.threads, "models": models}
+    report = table(result)
+    print(report)
+    if options.store:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "language.json").write_text(json.dumps(result, indent=1) + "\n")
+        (RESULTS / "language.md").write_text(report)
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def ratios(rounds: list[dict[str, Any]], over: str, under: str) -> tuple[str, str]:
+    """Of wall time and of CPU time: median (least-most) over the rounds."""
+    keys = ("tokens_per_second", "tokens_per_cpu_second")
+    wall, cpu = (spread([row[over][key] / row[under][key] for row in rounds], 2) for key in keys)
+    return wall, cpu
+
+
+def spread(values: list[float], digits: int = 0) -> str:
+    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    names = {
+        "ours": f"marl-ray, {result['threads']} threads",
+        "trl": f"TRL GRPO, {result['threads']} threads",
+        "one": "marl-ray, one worker of one thread",
+        "two": "marl-ray, two workers of one thread each",
+    }
+    lines = [
+        "# Language models: tokens per second, sampling and update",
+        "",
+        f"GRPO, {PROMPTS} prompts x {GROUP} responses of at most {TOKENS} tokens, one gradient step per batch, float32.",
+        "On the CPU. Medians of the steps after the warm-up; of the rounds, median (least-most). CPU: per second of",
+        "processor time of the slowest process, which says what the wall clock would without other users of the machine.",
+        "",
+        "| model | | tokens/s | tokens per CPU second |",
+        "|---|---|---|---|",
+    ]
+    for preset, part in result["models"].items():
+        for key, name in names.items():
+            wall, cpu = (
+                spread([row[key][rate] for row in part["rounds"]])
+                for rate in ("tokens_per_second", "tokens_per_cpu_second")
+            )
+            lines.append(f"| {preset} | {name} | {wall} | {cpu} |")
+    lines += ["", "| model | ratio | wall | CPU |", "|---|---|---|---|"]
+    for preset, part in result["models"].items():
+        pairs = {f"marl-ray / TRL ({part['best']})": ("ours", "trl"), "two workers / one": ("two", "one")}
+        for name, pair in pairs.items():
+            lines.append(f"| {preset} | {name} | {' | '.join(ratios(part['rounds'], *pair))} |")
+    head = " | ".join(PHASES)
+    lines += [
+        "",
+        "Where marl-ray's time goes, microseconds per token (CPU):",
+        "",
+        f"| model | {head} | largest |log-prob difference| |",
+    ]
+    lines.append("|---" * (len(PHASES) + 2) + "|")
+    for preset, part in result["models"].items():
+        own = [row["ours"] for row in part["rounds"]]
+        cells = [f"{statistics.median(run['phases'][phase][1] for run in own):,.0f}" for phase in PHASES]
+        worst = max(run["log_prob_difference"] for run in own)
+        lines.append(f"| {preset} | {' | '.join(cells)} | {worst:.1e} |")
+    lines += ["", "| model | TRL setting | tokens/s | tokens per CPU second |", "|---|---|---|---|"]
+    for preset, part in result["models"].items():
+        for setting, run in part["settings"].items():
+            lines.append(
+                f"| {preset} | {setting} | {run['tokens_per_second']:,.0f} | {run['tokens_per_cpu_second']:,.0f} |"
+            )
+    described = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
+    return "\n".join([*lines, "", f"Machine: {described}. `benchmarks/language.py` writes this file.", ""])
+
+
+def machine() -> dict[str, Any]:
+    """What was measured on."""
+    rows = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [row.partition(":")[2].strip() for row in rows if row.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers")},
+        "trl": PACKAGES[0].partition("==")[2],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--presets", nargs="+", default=list(PRESETS))
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="TRL's, to choose from")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds in which all are measured in turn")
+    parser.add_argument("--steps", type=int, default=10, help="training steps per measurement")
+    parser.add_argument("--search-steps", type=int, default=5, help="the same while TRL's setting is chosen")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--store", action="store_true", help="write the result to benchmarks/results")
+    parser.add_argument("--trl-venv", type=Path, default=ROOT / ".venv-trl")
+    parser.add_argument("--train", dest="preset", help=argparse.SUPPRESS)
+    parser.add_argument("--micro-batch", type=int, default=MICRO_BATCH, help="responses per pass of our update")
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--meeting", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    train(options) if options.preset else measure(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,423 @@
+"""Sampling responses from language models."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from marl_ray.config.model import GenerationConfig, ModelConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.decoder import Decoder
+from marl_ray.policies.engines.drawing import draw
+from marl_ray.policies.engines.llama import LlamaModel, is_llama
+from marl_ray.policies.engines.models import ForwardModel
+from marl_ray.policies.engines.torch_engine import cached_model
+from marl_ray.policies.sampler import Completion, Prompt, make_engine
+from marl_ray.policies.tiny import byte_tokenizer
+from marl_ray.policies.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
+from marl_ray.policies.token_random import token_uniforms
+
+CONTEXT = 128
+SMALL = {
+    "vocab_size": 259,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+FAMILY: dict[str, Callable[[], Any]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
+    "llama, yarn": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=YARN)),
+    "llama, wide heads": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, head_dim=16, tie_word_embeddings=True)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16)),
+}
+OTHERS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=259, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=2)),
+    "a sliding window": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)),
+    "biases": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
+}
+
+
+def restless(lm: Any, seed: int = 0) -> Any:
+    """Larger random weights, biases and norms included, so that distributions are not flat."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return lm.eval()
+
+
+def make_policy(lm: Any, tokenizer: Any = None, **generation: Any) -> TokenPolicy:
+    config = ModelConfig(preset="tiny-0.2m", context=CONTEXT)
+    return TokenPolicy(lm, tokenizer or byte_tokenizer(CONTEXT), config, GenerationConfig(**generation))
+
+
+@pytest.fixture(scope="module")
+def policy() -> TokenPolicy:
+    built = build_token_policy(ModelConfig(preset="tiny-0.2m", context=CONTEXT), GenerationConfig(max_tokens=12), 0)
+    restless(built.lm)
+    return built
+
+
+def text_prompts(count: int = 4, group: int = 3) -> list[Prompt]:
+    """`group` responses each to `count` prompts of different lengths, the first of one token."""
+    return [
+        Prompt(tuple(range(40, 41 + 5 * number)), stream=100 * number + member)
+        for number in range(count)
+        for member in range(group)
+    ]
+
+
+def rows_of(prompts: list[Prompt], completions: list[Completion]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Prompts, responses, mask and log-probabilities, laid out as in Trajectories."""
+    before, after = max(len(p.ids) for p in prompts), max(len(c.ids) for c in completions)
+    ids = torch.full((len(prompts), before), -1)
+    responses = torch.zeros(len(prompts), after, dtype=torch.long)
+    log_probs = torch.zeros(len(prompts), after)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        ids[row, before - len(prompt.ids) :] = torch.tensor(prompt.ids)
+        responses[row, : len(completion.ids)] = torch.tensor(completion.ids)
+        log_probs[row, : len(completion.ids)] = torch.tensor(completion.log_probs)
+    return ids, responses, torch.arange(after) < torch.tensor([[len(c.ids)] for c in completions]), log_probs
+
+
+def largest_difference(policy: TokenPolicy, prompts: list[Prompt], completions: list[Completion]) -> float:
+    """Between log-probabilities of the sampling pass and of a full pass."""
+    ids, responses, mask, log_probs = rows_of(prompts, completions)
+    with torch.no_grad():
+        full = policy.evaluate(ids, responses, mask).log_probs
+    return float((full - log_probs).abs().max())
+
+
+def ids_of(completions: list[Completion]) -> list[list[int]]:
+    return [completion.ids for completion in completions]
+
+
+@pytest.mark.parametrize("name", [*FAMILY, *OTHERS])
+def test_log_probs_are_those_of_a_full_pass(name: str) -> None:
+    policy = make_policy(restless((FAMILY | OTHERS)[name]()), max_tokens=20, temperature=0.7, top_k=50, top_p=0.9)
+    assert is_llama(policy.lm, CONTEXT) == (name in FAMILY)
+    prompts = text_prompts()
+    completions = make_engine(policy).generate(prompts, 5)
+    assert max(len(completion.ids) for completion in completions) > 10
+    assert largest_difference(policy, prompts, completions) < 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_short_forward_is_the_models_own(name: str) -> None:
+    policy = make_policy(restless(FAMILY[name]()), max_tokens=12)
+    prompts = text_prompts()
+    answers = []
+    for model in (ForwardModel(policy.lm), LlamaModel(policy.lm, CONTEXT), ForwardModel(policy.lm)):
+        decoder = Decoder(model, policy.tokenizer)
+        decoder.add(prompts, 1, policy.generation)
+        tokens = {(t.handle, position): t for position in range(12) for t in decoder.step()}
+        answers.append(tokens)
+    for other in answers[1:]:
+        assert {key: token.id for key, token in other.items()} == {key: t.id for key, t in answers[0].items()}
+        assert all(abs(token.log_prob - answers[0][key].log_prob) < 1e-5 for key, token in other.items())
+
+
+def test_a_model_without_keys_and_values_is_refused_by_name() -> None:
+    lm = MambaForCausalLM(MambaConfig(vocab_size=259, hidden_size=16, num_hidden_layers=1, state_size=4))
+    with pytest.raises(MarlRayError, match="mamba"):
+        make_engine(make_policy(lm))
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_a_completion_does_not_depend_on_its_batch(policy: TokenPolicy, data: st.DataObject) -> None:
+    engine, prompts = make_engine(policy), text_prompts()
+    together = engine.generate(prompts, 9)
+    chosen = data.draw(st.lists(st.sampled_from(range(len(prompts))), min_size=1, unique=True))
+    assert ids_of(engine.generate([prompts[i] for i in chosen], 9)) == [together[i].ids for i in chosen]
+
+
+def test_a_small_cache_only_makes_it_slower(policy: TokenPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, prompts = make_engine(policy), text_prompts()
+    free = engine.generate(prompts, 2)
+    monkeypatch.setattr("marl_ray.policies.engines.torch_engine.CACHE_BYTES", 100_000)  # three rows
+    monkeypatch.setattr("marl_ray.policies.engines.decoder.PREFILL_TOKENS", 8)
+    assert ids_of(engine.generate(prompts, 2)) == ids_of(free)
+    assert engine.generate([], 2) == []
+
+
+def test_other_seeds_and_streams_give_other_responses(policy: TokenPolicy) -> None:
+    engine = make_engine(policy)
+    prompt = Prompt((65, 66), 0)
+    answers = [*engine.generate([prompt, Prompt((65, 66), 1)], 0), *engine.generate([prompt], 1)]
+    assert len({tuple(answer.ids) for answer in answers}) == 3
+
+
+def test_greedy_takes_the_most_likely_token(policy: TokenPolicy) -> None:
+    engine = make_engine(policy)
+    prompt = tuple(b"hello")
+    greedy, sampled = engine.generate([Prompt(prompt, 0, greedy=True), Prompt(prompt, 0)], 0)
+    assert engine.generate([Prompt(prompt, 7, greedy=True)], 3)[0].ids == greedy.ids != sampled.ids
+    with torch.no_grad():
+        logits = policy.lm(torch.tensor([[*prompt, *greedy.ids]])).logits[0, len(prompt) - 1 : -1]
+    assert logits.argmax(-1).tolist() == greedy.ids
+
+
+def test_rows_join_and_leave_between_steps(policy: TokenPolicy) -> None:
+    prompts = text_prompts()
+    alone = {
+        p: make_engine(policy).generate([p], 4, GenerationConfig(max_tokens=12 if i % 2 else 30))[0]
+        for i, p in enumerate(prompts)
+    }
+    decoder = Decoder(cached_model(policy), policy.tokenizer)
+    got: dict[int, list[int]] = {}
+    owner: dict[int, Prompt] = {}
+    lost = decoder.add([Prompt(tuple(range(50)), 1)], 4, GenerationConfig(max_tokens=50))[0]
+    finishes: Counter[str | None] = Counter()
+    for number, prompt in enumerate(prompts):
+        [handle] = decoder.add([prompt], 4, GenerationConfig(max_tokens=12 if number % 2 else 30))
+        owner[handle], got[handle] = prompt, []
+        if number == 6:
+            decoder.remove(lost)
+        for token in [*decoder.step(), *decoder.step(), *decoder.step()]:
+            got.setdefault(token.handle, []).append(token.id)
+            finishes[token.finish] += 1
+    while len(decoder):
+        for token in decoder.step():
+            got[token.handle].append(token.id)
+            finishes[token.finish] += 1
+    assert {owner[handle]: ids for handle, ids in got.items() if handle != lost} == {p: c.ids for p, c in alone.items()}
+    assert finishes["stop"] + finishes["length"] == len(prompts)
+    assert decoder.step() == []
+    with pytest.raises(KeyError):
+        decoder.remove(lost)
+
+
+def test_rows_with_other_settings_share_a_batch(policy: TokenPolicy) -> None:
+    settings_ = [GenerationConfig(max_tokens=9), GenerationConfig(max_tokens=9, temperature=0.3, top_k=4)]
+    prompt = Prompt(tuple(b"some text"), 11)
+    decoder = Decoder(cached_model(policy), policy.tokenizer)
+    for generation in settings_:
+        decoder.add([prompt], 0, generation)
+    got: dict[int, list[int]] = {0: [], 1: []}
+    while len(decoder):
+        for token in decoder.step():
+            got[token.handle].append(token.id)
+    engine = make_engine(policy)
+    assert list(got.values()) == [engine.generate([prompt], 0, generation)[0].ids for generation in settings_]
+
+
+def test_a_stream_gives_the_completions_tokens(policy: TokenPolicy) -> None:
+    engine, prompt = make_engine(policy), Prompt(tuple(b"stream"), 3)
+    tokens = list(engine.stream(prompt, 0))
+    whole = engine.generate([prompt], 0)[0]
+    assert [token.id for token in tokens] == whole.ids
+    assert [token.log_prob for token in tokens] == whole.log_probs
+    assert [token.finish for token in tokens] == [None] * (len(tokens) - 1) + ["stop" if whole.ended else "length"]
+
+
+def test_the_end_token_ends(policy: TokenPolicy) -> None:
+    engine, end = make_engine(policy), policy.tokenizer.eos_token_id
+    answers = engine.generate([Prompt((65,), stream) for stream in range(150)], 0, GenerationConfig(max_tokens=40))
+    ended = [answer for answer in answers if answer.ended]
+    assert ended and len(ended) < len(answers)
+    assert all(answer.ids[-1] == end and end not in answer.ids[:-1] for answer in ended)
+    assert all(len(answer.ids) == 40 and end not in answer.ids for answer in answers if not answer.ended)
+
+
+class Parrot:
+    """A model that says fixed token ids after a prompt of one token, whose id chooses what is said."""
+
+    def __init__(self, vocabulary: int, sayings: dict[int, list[int]]) -> None:
+        self.shape = ForwardModel(OTHERS["gpt2"]()).shape
+        self._vocabulary, self._sayings = vocabulary, sayings
+        self._said: dict[int, int] = {}
+
+    def prefill(self, ids: Tensor) -> Tensor:
+        raise AssertionError("prompts have one token")
+
+    def decode(self, ids: Tensor, positions: Tensor, cache: Tensor, hidden: Tensor | None) -> Tensor:
+        cache[..., -1, :] = ids[:, None, None, None, None].float()
+        logits = torch.zeros(len(ids), self._vocabulary)
+        for row, (first, position) in enumerate(zip(cache[:, 0, 0, 0, :, 0].tolist(), positions.tolist(), strict=True)):
+            saying = self._sayings[int(first[-1 - position])]
+            logits[row, saying[position]] = 1000.0
+        return logits
+
+
+def said(tokenizer: Any, sayings: list[list[int]], *stop: str) -> list[list[int]]:
+    """What is left of some sayings under stop strings."""
+    decoder = Decoder(Parrot(len(tokenizer), dict(enumerate(sayings))), tokenizer)
+    for number, saying in enumerate(sayings):
+        decoder.add([Prompt((number,), 0)], 0, GenerationConfig(max_tokens=len(saying), stop=stop))
+    got: list[list[int]] = [[] for _ in sayings]
+    while len(decoder):
+        for token in decoder.step():
+            got[token.handle].append(token.id)
+    return got
+
+
+def test_a_stop_string_may_span_tokens() -> None:
+    tokenizer = byte_tokenizer()
+    sayings = [list(text.encode()) for text in ("one\n\ntwo", "a STOP b", "é\n €\n\n", "never")]
+    expected = ["one\n\n", "a STOP", "é\n €\n\n", "never"]
+    assert said(tokenizer, sayings, "\n\n", "STOP") == [list(text.encode()) for text in expected]
+    assert said(tokenizer, [list("say €5!".encode())], "€") == [list("say €".encode())]
+
+
+def test_special_tokens_do_not_hide_a_stop_string() -> None:
+    tokenizer = byte_tokenizer()
+    reply = tokenizer.convert_tokens_to_ids("<|reply|>")
+    assert said(tokenizer, [[97, 98, reply, reply, reply, reply, 99, 100]], "abc") == [[97, 98, *[reply] * 4, 99]]
+
+
+def word_tokenizer(*words: str) -> PreTrainedTokenizerFast:
+    """Tokens are given pieces of text; encoding takes whole words only, so decoding and encoding again changes ids."""
+    core = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    core.decoder = decoders.Fuse()
+    core.add_special_tokens([AddedToken("</s>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", clean_up_tokenization_spaces=False)
+
+
+def test_a_stop_string_may_be_part_of_a_token() -> None:
+    tokenizer = word_tokenizer("a", "b.\n", "\nc", "x.\n\ny", "d")
+    assert said(tokenizer, [[0, 1, 2, 4], [0, 3, 4], [0, 4, 4]], "\n\n") == [[0, 1, 2], [0, 3], [0, 4, 4]]
+
+
+def test_ids_are_never_decoded_and_encoded_again() -> None:
+    tokenizer = word_tokenizer("a", "b", "ab", "ba", "aa", "q")
+    again = [tokenizer.encode(tokenizer.decode([token])) for token in range(6)]
+    assert again[2] != [2]  # two tokens for a text that one token had
+    policy = make_policy(restless(Qwen2ForCausalLM(Qwen2Config(**SMALL | {"vocab_size": 7}))), tokenizer, stop=("q",))
+    prompts = [Prompt((2, 3, 2), stream) for stream in range(40)]
+    completions = make_engine(policy).generate(prompts, 0)
+    assert largest_difference(policy, prompts, completions) < 1e-5
+    texts = [tokenizer.decode(completion.ids, skip_special_tokens=True) for completion in completions]
+    assert any(tokenizer.encode(text) != completion.ids for text, completion in zip(texts, completions, strict=True))
+    assert all(("q" in text) <= completion.ended for text, completion in zip(texts, completions, strict=True))
+
+
+def test_a_refresh_needs_no_new_engine() -> None:
+    trained = build_token_policy(ModelConfig(preset="tiny-0.2m", context=CONTEXT), GenerationConfig(max_tokens=9), 0)
+    plain = plain_copy(trained)
+    engine, prompts = make_engine(plain), text_prompts()
+    before = engine.generate(prompts, 0)
+    restless(trained.lm)
+    refresh(plain, trained)
+    after = engine.generate(prompts, 0)
+    assert ids_of(after) != ids_of(before)
+    assert largest_difference(trained, prompts, after) < 1e-5
+    for parameter in plain.parameters():  # replaced, not written to
+        parameter.data = torch.zeros_like(parameter)
+    assert largest_difference(plain, prompts, engine.generate(prompts, 0)) < 1e-5
+
+
+def test_bfloat16_weights_sample() -> None:
+    policy = make_policy(restless(FAMILY["qwen2"]()).to(torch.bfloat16), max_tokens=16)
+    prompts = text_prompts()
+    completions = make_engine(policy).generate(prompts, 0)
+    assert largest_difference(policy, prompts, completions) < 0.2
+
+
+def test_prompts_that_cannot_be_answered_are_refused(policy: TokenPolicy) -> None:
+    engine = make_engine(policy)
+    with pytest.raises(MarlRayError, match="at least one token"):
+        engine.generate([Prompt((), 0)], 0)
+    with pytest.raises(MarlRayError, match=r"model\.context"):
+        engine.generate([Prompt((1,) * CONTEXT, 0)], 0)
+
+
+def test_logits_that_are_no_numbers_are_named() -> None:
+    lm = FAMILY["llama"]()
+    torch.nn.init.constant_(lm.lm_head.weight, torch.nan)
+    with pytest.raises(MarlRayError, match="not finite"):
+        make_engine(make_policy(lm)).generate([Prompt((1,), 0)], 0)
+
+
+def reference_choice(logits: list[float], uniform: float, temperature: float, top_k: int, top_p: float) -> int:
+    """One token by plain loops."""
+    weights = torch.tensor(logits, dtype=torch.float32).div(temperature).softmax(0).tolist()
+    allowed = sorted(range(len(weights)), key=lambda token: -weights[token])[: top_k or None]
+    inside, total = [], 0.0
+    for token in allowed:
+        if total < top_p * sum(weights[t] for t in allowed):
+            inside.append(token)
+        total += weights[token]
+    target = uniform * sum(weights[token] for token in inside)
+    for token in sorted(inside):
+        target -= weights[token]
+        if target < 0:
+            return token
+    return max(inside)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(-60, 60), min_size=2, max_size=8, unique=True),
+    st.integers(0, 9),
+    st.sampled_from([1.0, 0.9, 0.5, 0.01]),
+    st.sampled_from([1.0, 0.4, 3.0]),
+    st.integers(0, 1000),
+)
+def test_drawing(whole: list[int], top_k: int, top_p: float, temperature: float, stream: int) -> None:
+    logits = [number / 13 for number in whole]
+    uniforms = token_uniforms(0, [stream], 6)[0]
+    rows = torch.tensor([logits] * 6)
+    tokens, log_probs = draw(rows, torch.from_numpy(uniforms), None, temperature, top_k, top_p)
+    assert tokens.tolist() == [reference_choice(logits, u, temperature, top_k, top_p) for u in uniforms]
+    torch.testing.assert_close(log_probs, rows.div(temperature).log_softmax(-1)[range(6), tokens])
+
+
+def test_frequencies_are_the_probabilities() -> None:
+    logits = torch.tensor([0.0, 1.0, -torch.inf, 2.0]).repeat(20_000, 1)
+    uniforms = torch.from_numpy(token_uniforms(0, range(20_000), 1)[:, 0])
+    tokens, _ = draw(logits, uniforms, None, 1.0)
+    share = tokens.bincount(minlength=4) / 20_000
+    torch.testing.assert_close(share, logits[0].softmax(0), atol=0.012, rtol=0)
+    assert share[2] == 0
+    assert draw(torch.zeros(1, 3), torch.tensor([1 - 2.0**-52], dtype=torch.float64), None, 1.0)[0].item() == 2
+
+
+@pytest.mark.parametrize("stop", [(), ("e", "\n\n")])
+def test_transformers_continuous_batching_gives_the_same_responses(policy: TokenPolicy, stop: tuple[str, ...]) -> None:
+    paged = make_engine(
+        TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="transformers"))
+    )
+    generation = GenerationConfig(max_tokens=12, temperature=0.9, top_k=30, stop=stop)
+    prompts = [*text_prompts(), Prompt((65, 66), 5, greedy=True)]
+    expected = make_engine(policy).generate(prompts, 6, generation)
+    answers = paged.generate(prompts, 6, generation)
+    assert [(answer.ids, answer.ended) for answer in answers] == [(other.ids, other.ended) for other in expected]
+    assert answers[0].log_probs == pytest.approx(expected[0].log_probs, abs=1e-5)
+    assert [token.id for token in paged.stream(prompts[0], 6, generation)] == answers[0].ids
+    assert make_engine(policy).generate(prompts, 6, generation) == expected  # it leaves the model as it was
+
+
+def test_vllm_asks_for_what_it_needs(policy: TokenPolicy) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is there")
+    wanted = TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="vllm"))
+    with pytest.raises(MarlRayError, match="GPU and the package vllm"):
+        make_engine(wanted)
