@@ -1,4 +1,4 @@
-"""Entry point of an evaluation job: python jobs/evaluate.py --benchmark NAME --samples URI [options of marl-ray evaluate]
+"""Entry point of an evaluation job: python jobs/evaluate.py --benchmark NAME (--samples URI | --policy BUNDLE) [options]
 
 Start it with `ray job submit --working-dir . -- python jobs/evaluate.py ...`. Samples and problems are read by the driver,
 so URIs (`s3://...`) work wherever it runs; `--out` is a folder of the driver's machine.

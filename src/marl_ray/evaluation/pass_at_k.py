@@ -1,4 +1,4 @@
-"""pass@k and its uncertainty."""
+"""Which pass@k are reported, and their uncertainty."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,17 +9,6 @@ from marl_ray.evaluation.statistics import Interval
 
 RESAMPLES = 10_000
 _CHUNK = 500
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k samples passes, from n samples of which c pass.
-
-    Chen et al. 2021 (arXiv 2107.03374), equation 1, in the official harness' own expression: it agrees to the last bit,
-    which `1 - comb(n - c, k) / comb(n, k)` does not. Needs n >= k.
-    """
-    if n - c < k:
-        return 1.0
-    return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
 
 
 def possible_ks(counts: Mapping[str, int], wanted: Sequence[int] | None, default: Sequence[int]) -> tuple[int, ...]:

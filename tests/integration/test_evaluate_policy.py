@@ -1,0 +1,97 @@
+"""`marl-ray evaluate --policy`: language models write the samples, alone and on Ray, and are scored."""
+
+import json
+from pathlib import Path
+
+import pytest
+from toy_tokens import stirred
+
+from marl_ray.cli import main
+from marl_ray.cluster.local import LocalRay
+from marl_ray.config.model import GenerationConfig, ModelConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks import BENCHMARKS
+from marl_ray.evaluation.files import load
+from marl_ray.evaluation.generate import Request
+from marl_ray.evaluation.writer import Writer
+from marl_ray.evaluation.writers_on_ray import ray_writers
+from marl_ray.policies.bundle import Lineage
+from marl_ray.policies.token_bundle import save_token_bundle
+from marl_ray.policies.token_policy import build_token_policy, plain_copy
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests/fixtures/own.jsonl"
+ARGUMENTS = ["evaluate", "--benchmark", f"jsonl:{DATA}", "--local"]
+
+
+def command(*arguments: str | Path) -> int:
+    """Run it in this process, which has loaded torch before; its exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main([*ARGUMENTS, *map(str, arguments)])
+    return ended.value.code or 0
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An untrained code team."""
+    config = ModelConfig(preset="tiny-0.2m", context=512)
+    policy = plain_copy(stirred(build_token_policy(config, GenerationConfig(max_tokens=8), 0)))
+    env = {"id": "code_team", "kwargs": {"turns": 2}, "cost": {}}
+    lineage = Lineage(run="r", algorithm={}, config_hash="c", code_version="0", seed=0, env=env, steps=1, metrics={})
+    agents = {"generator": "shared", "reviewer": "shared"}
+    return str(save_token_bundle(tmp_path_factory.mktemp("team"), agents, {"shared": policy}, lineage))
+
+
+def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(
+    team: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--policy", team, "--num-samples", "2", "--max-tokens", "6", "--out", tmp_path / "out"]
+    assert command(*arguments) == 0
+    printed = capsys.readouterr().out
+    assert "; solutions of team of bundle " in printed and "hardened  pass@1    0.0 " in printed
+    report = json.loads((tmp_path / "out/report.json").read_bytes())
+    assert report["samples"] == 4 and "max_tokens 6" in report["evaluation"]["variant"]
+    samples = (tmp_path / "out/samples.jsonl").read_bytes()
+    rows = [json.loads(line) for line in samples.splitlines()]
+    assert [(row["task_id"], row["sample"]) for row in rows] == [("add", 0), ("add", 1), ("double", 0), ("double", 1)]
+    assert all(row["turns"][-1][1] == row["solution"] for row in rows)
+    results = (tmp_path / "out/results.jsonl").read_bytes()
+    (tmp_path / "out/samples.jsonl").unlink()
+    assert command(*arguments) == 0
+    assert (tmp_path / "out/samples.jsonl").read_bytes() == samples
+    assert (tmp_path / "out/results.jsonl").read_bytes() == results
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected either --samples, ready ones, or --policy"),
+        (["--samples", DATA, "--num-samples", "2"], "--num-samples: expected with --policy, not with ready samples"),
+        (["--policy", "TEAM", "--k", "2"], "--k 2: problem 'add' has only 1 sample"),
+        (["--policy", "TEAM", "--data", DATA], "expected a name and --data, or jsonl:FILE"),
+        (["--policy", "nowhere"], "bundle 'nowhere' has no readable bundle.json"),
+        (["--policy", "TEAM", "--max-tokens", "500"], "add: prompt: 18 tokens and generation.max_tokens=500 exceed"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(
+    team: str, arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [team if argument == "TEAM" else argument for argument in arguments]
+    assert command(*given, "--out", tmp_path / "out") == 2
+    told = capsys.readouterr().err
+    assert message in told and len(told.splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+def test_on_ray_the_samples_are_those_of_one_process(ray_cluster: LocalRay, team: str) -> None:
+    problems = load(BENCHMARKS["jsonl"], str(DATA)).problems
+    request, jobs = Request(team, samples=2), [(problem, sample) for problem in problems for sample in range(2)]
+    here = Writer(request, BENCHMARKS["jsonl"])
+    with ray_writers(request, "jsonl") as source:
+        assert source.manifest(problems) == here.manifest(problems)
+        rows = [row for batch in source.write(jobs) for row in batch]
+    assert sorted(rows, key=lambda row: (row["task_id"], row["sample"])) == here.rows(jobs)
+    with (
+        ray_writers(Request(team, agent="x"), "jsonl") as source,
+        pytest.raises(MarlRayError, match="--agent 'x': the bundle has generator, reviewer"),
+    ):
+        source.manifest(problems)
