@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from marl_ray.algorithms.normalization import moments, standardise
 from marl_ray.algorithms.value_norm import ValueNorm
 from marl_ray.config import AlgorithmConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.actor_critic import ActorCritic, Prepared
 from marl_ray.trajectories import Trajectories
 
 
@@ -36,8 +36,10 @@ class Fixed:
     batch: Trajectories
     mask: Tensor
     """bool: decisions that are trained on."""
-    actor: Prepared
-    critic: Prepared | None
+    inputs: Any
+    """What the family's `evaluate` takes."""
+    lengths: Tensor | None
+    """(B,) what a row's cost grows with; None where all rows cost the same."""
     advantages: Tensor
     cost_advantages: Tensor
     """(B, T, K)."""
@@ -124,15 +126,3 @@ def updated_norms(norms: Sequence[ValueNorm], found: Tensor) -> tuple[ValueNorm,
 def normalised(norms: Sequence[ValueNorm], values: Tensor) -> Tensor:
     """(B, T, K) in units of each signal's normaliser."""
     return torch.stack([norm.normalize(column) for norm, column in zip(norms, values.unbind(-1), strict=True)], -1)
-
-
-def prepared_inputs(model: ActorCritic, batch: Trajectories) -> tuple[Prepared, Prepared | None]:
-    """Encoded inputs of actor and critics."""
-    actor = Prepared.of(model.actor, batch.observations.flatten(0, 1))
-    if not model.critics:
-        return actor, None
-    if not model.central:
-        # Both networks of a local critic read the same rows, whose encoding depends on no weights.
-        return actor, actor
-    assert batch.states is not None
-    return actor, Prepared.of(model.critics[0], batch.states.flatten(0, 1))

@@ -1,6 +1,6 @@
 """Sums and gathers over the training workers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,3 +41,10 @@ def gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def from_first(make: Callable[[], Any]) -> Any:
+    """What rank 0 makes, a plain value, on every worker."""
+    values = [make() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]

@@ -1,7 +1,8 @@
 """How a batch is cut: minibatches (a gradient step each) and micro-batches (a forward and backward pass each).
 
-A minibatch is a set of time indices, or of environment copies where rows are whole episodes: the same set for any number of
-workers, because the order is drawn over all of them. Micro-batches are runs of copies within a minibatch.
+A minibatch is a set of time indices, or of copies where rows are whole episodes: the same set for any number of workers,
+because the order is drawn over all of them. Micro-batches are parts of the copies of a minibatch. A copy is an environment
+copy with the rows of its agents; of a token policy it is one row, a response.
 """
 
 from collections.abc import Iterator
@@ -18,12 +19,25 @@ from marl_ray.rollout.random import permutation
 class Shape:
     """Of this worker's part of a batch: rows are copies * agents."""
 
-    copies: int
     agents: int
     steps: int
-    first_copy: int
-    """Number of this worker's first copy among all."""
-    all_copies: int
+    rank: int
+    bounds: tuple[int, ...]
+    """(workers + 1,) where each worker's copies begin among all, and how many there are."""
+
+    @property
+    def first_copy(self) -> int:
+        """Number of this worker's first copy among all."""
+        return self.bounds[self.rank]
+
+    @property
+    def copies(self) -> int:
+        """This worker's."""
+        return self.bounds[self.rank + 1] - self.first_copy
+
+    @property
+    def all_copies(self) -> int:
+        return self.bounds[-1]
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,8 @@ class Cut:
 
     copies: Tensor | None
     times: Tensor | None
+    most: int
+    """Copies of the worker that has most of them: all workers make as many passes as that one needs."""
 
     def of(self, array: Tensor, agents: int) -> Tensor:
         """The part of a (copies * agents, T, ...) array, (R, T', ...)."""
@@ -48,26 +64,41 @@ class Cut:
         return inputs.rows(self.of(number.reshape(-1, shape.steps), agents).reshape(-1))
 
 
+def everything(shape: Shape) -> Cut:
+    """The whole batch."""
+    return Cut(None, None, max(b - a for a, b in zip(shape.bounds, shape.bounds[1:], strict=False)))
+
+
 def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape, by_copy: bool) -> list[Cut]:
     """The `count` minibatches of an epoch, this worker's part of each (possibly of no copies)."""
+    whole = everything(shape)
     if count == 1:  # the order of a sum's terms does not matter, so nothing need be moved
-        return [Cut(None, None)]
+        return [whole]
     size = shape.all_copies if by_copy else shape.steps
     parts = torch.from_numpy(permutation(seed, iteration, epoch, size)).tensor_split(count)
     if not by_copy:
-        return [Cut(None, part) for part in parts]
-    last = shape.first_copy + shape.copies
-    own = [part[(part >= shape.first_copy) & (part < last)] - shape.first_copy for part in parts]
-    return [Cut(part, None) for part in own]
+        return [Cut(None, part, whole.most) for part in parts]
+    cuts, inner = [], torch.tensor(shape.bounds[1:])
+    for part in parts:
+        holder = torch.bucketize(part, inner, right=True)
+        most = int(torch.bincount(holder, minlength=1).max())
+        cuts.append(Cut(part[holder == shape.rank] - shape.first_copy, None, most))
+    return cuts
 
 
-def micro_batches(cut: Cut, shape: Shape, size: int | None) -> Iterator[tuple[Cut, bool]]:
-    """Parts of a minibatch of at most `size` copies, and whether each is the last."""
-    held = shape.copies if cut.copies is None else len(cut.copies)
-    if size is None or size >= held:
+def micro_batches(
+    cut: Cut, shape: Shape, size: int | None, lengths: Tensor | None = None
+) -> Iterator[tuple[Cut, bool]]:
+    """Parts of a minibatch of at most `size` copies, and whether each is the last; as many on every worker.
+
+    `lengths` (copies,) put copies of like length together, the longest first. Some parts may be of no copies.
+    """
+    if size is None or size >= cut.most:
         yield cut, True
         return
     copies = torch.arange(shape.copies) if cut.copies is None else cut.copies
-    parts = copies.split(size)
-    for number, part in enumerate(parts, 1):
-        yield Cut(part, cut.times), number == len(parts)
+    if lengths is not None:
+        copies = copies[lengths.cpu()[copies].argsort(descending=True, stable=True)]
+    passes = -(-cut.most // size)
+    for number in range(passes):
+        yield Cut(copies[number * size : (number + 1) * size], cut.times, size), number + 1 == passes

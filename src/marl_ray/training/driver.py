@@ -9,7 +9,6 @@ import os
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +25,13 @@ from marl_ray.training.tracking import Tracker, flatten, tracking_uri
 
 JOB_FOLDER = "working_dir_files"
 """Ray unpacks a job's working directory under a folder of this name, and deletes it with the job."""
+TRANSCRIPTS = "transcripts"
+"""Key of episodes as text among rows of metrics on their way to the driver, and the folder of MLflow that they go to."""
 STOPPED = "stopped"
 """Key of what a worker returns when numbers stopped being finite."""
 MOST_NAMED = 4
 """Differing keys that an error lists."""
 QUEUE_GET_S = 1.0
-SENDING_S = 0.5
-"""Least time between two sendings of metrics to the driver."""
 DRAIN_S = 30.0
 """How long the driver waits, after the workers have ended, for the last metrics to be logged."""
 
@@ -50,7 +49,8 @@ class Outcome:
     """Learning curve, where the storage is local."""
     tracking_uri: str
     run_id: str
-    best_return: float
+    best_return: float | None
+    """Of held-out tasks where they were played; None where nothing was but a warm start."""
     metrics: dict[str, float]
     """Of the last iteration."""
 
@@ -58,7 +58,8 @@ class Outcome:
 def check_run(config: RunConfig) -> None:
     """Everything that can be known before a cluster is used; raises MarlRayError.
 
-    Builds the environment once (which also compiles what it compiles, cached for the workers) and the models.
+    Builds the environment once (which also compiles what it compiles, cached for the workers) and the models; language
+    models without their weights.
     """
     from marl_ray.envs import check_costs, make_env, warm_up
     from marl_ray.training.team import build_models, team_agents
@@ -75,10 +76,15 @@ def check_run(config: RunConfig) -> None:
     env = make_env(config.env, config.constraints)
     try:
         agents = team_agents(config, env)
-        build_models(config, env, agents)
+        if config.language:
+            from marl_ray.training.language_checks import check_language
+
+            check_language(config, env, agents)
+        else:
+            build_models(config, env, agents)
         if any(config.spec_of(name).costs for name in config.team):
             check_costs(env, len(config.constraints))
-        if config.warm_start is not None:
+        if config.warm_start is not None and not config.language:
             read_decisions(config, env, agents)
     finally:
         env.close()
@@ -125,7 +131,7 @@ def train(config: RunConfig) -> Outcome:
     )
     status = "FAILED"
     try:
-        with _logging(config, queue, {"mlflow": tracker, **sinks}):
+        with _logging(config, queue, tracker, {"mlflow": tracker, **sinks}):
             result: Any = trainer.fit()
         stopped = (result.return_value or {}).get(STOPPED)
         if stopped:
@@ -152,9 +158,10 @@ def worker(payload: dict[Any, Any]) -> Any:
 
     from marl_ray.training.batches import Diverged
     from marl_ray.training.loop import run_worker
+    from marl_ray.training.sending import Rows
     from marl_ray.training.system import System
 
-    rows, system = _Rows(payload["queue"]), System()
+    rows, system = Rows(payload["queue"]), System()
 
     def emit(metrics: dict[str, float]) -> None:
         rows.add(metrics | system.read())
@@ -173,29 +180,12 @@ def worker(payload: dict[Any, Any]) -> Any:
                 emit=emit,
                 report=report,
                 run_id=payload["run_id"],
+                show=lambda iteration, told: rows.add({"iteration": float(iteration), TRANSCRIPTS: told}),
             )
         except Diverged as error:  # all workers meet it together, and would again after every restart
             return {STOPPED: str(error)}
         finally:
             rows.flush()
-
-
-class _Rows:
-    """Rows of metrics on their way to the driver: at most two sendings a second, so that fast iterations do not wait."""
-
-    def __init__(self, queue: Any):
-        self.queue, self.sent = queue, float("-inf")
-        self.rows: list[dict[str, float]] = []
-
-    def add(self, metrics: dict[str, float]) -> None:
-        self.rows.append(metrics)
-        if time.monotonic() - self.sent > SENDING_S:
-            self.flush()
-
-    def flush(self) -> None:
-        if self.rows:
-            self.queue.put_nowait_batch(self.rows)
-            self.rows, self.sent = [], time.monotonic()
 
 
 def check_capacity(config: RunConfig) -> bool:
@@ -293,8 +283,8 @@ def _end(sink: Sink, status: str) -> None:
 
 
 @contextlib.contextmanager
-def _logging(config: RunConfig, queue: Any, sinks: Mapping[str, Sink]) -> Iterator[None]:
-    """Logs and shows the metrics that arrive in the queue while the body runs."""
+def _logging(config: RunConfig, queue: Any, tracker: Tracker, sinks: Mapping[str, Sink]) -> Iterator[None]:
+    """Logs and shows the metrics that arrive in the queue while the body runs; transcripts become files of the run."""
     from ray.exceptions import RayError
     from ray.util.queue import Empty
 
@@ -311,6 +301,18 @@ def _logging(config: RunConfig, queue: Any, sinks: Mapping[str, Sink]) -> Iterat
             except Exception as error:  # a tracker that is away must not end a training run; rows wait for it
                 problems[name] = one_line(error)
 
+    def keep(told: Mapping[str, Any]) -> None:
+        with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
+            path = Path(temporary) / f"{told['iteration']:.0f}.jsonl"
+            path.write_text("".join(json.dumps(one) + "\n" for one in told[TRANSCRIPTS]))
+            try:
+                tracker.artifact(path, TRANSCRIPTS)
+            except Exception as error:  # samples to look at: nothing depends on them
+                print(
+                    f"{config.name}: transcripts of iteration {told['iteration']:.0f}: {one_line(error)}",
+                    file=sys.stderr,
+                )
+
     def drain() -> None:
         with Progress(config) as progress:
             while True:
@@ -323,6 +325,11 @@ def _logging(config: RunConfig, queue: Any, sinks: Mapping[str, Sink]) -> Iterat
                     continue
                 except RayError:
                     return  # the cluster is going down; the body's error says why
+                for told in [row for row in rows if TRANSCRIPTS in row]:
+                    keep(told)
+                rows = [row for row in rows if TRANSCRIPTS not in row]
+                if not rows:
+                    continue
                 if "iteration" in rows[-1]:
                     progress.show(rows[-1])
                 elif config.tracking.progress:
@@ -375,7 +382,7 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
         curve=Path(folder) / "return.png" if is_local else None,
         tracking_uri=tracker.uri,
         run_id=tracker.run_id,
-        best_return=kept[0][1].get("return", kept[0][1]["score"]),
+        best_return=kept[0][1].get("eval/return", kept[0][1].get("return")),
         metrics=result.return_value or {},
     )
 

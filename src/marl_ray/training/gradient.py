@@ -1,9 +1,8 @@
 """The epochs of one batch by gradient descent: the same gradients however the batch is cut into passes and workers."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +18,10 @@ from marl_ray.algorithms.multipliers import combine
 from marl_ray.algorithms.penalty import exact_penalty_weights, pessimistic_cost_surrogate
 from marl_ray.algorithms.ppo_losses import clipped_value_loss
 from marl_ray.algorithms.ratios import token_ratio
-from marl_ray.policies.actor_critic import ActorCritic, Prepared
 from marl_ray.training.batches import CostStats, Diverged, Fixed
 from marl_ray.training.collectives import total, world
-from marl_ray.training.cuts import Cut, Shape, micro_batches
+from marl_ray.training.cuts import Cut, Shape, everything, micro_batches
+from marl_ray.training.families import Outputs
 from marl_ray.trajectories import Trajectories
 
 if TYPE_CHECKING:
@@ -51,17 +50,20 @@ def update(
     for epoch in plan:
         before = sums.clone()
         for cut in epoch:
-            sums += _step(learner, fixed, shape, cut, next(rows), violations, costs)
+            size = next(rows)
+            if not size[0]:
+                continue  # nothing to learn from: a step would only follow the optimiser's momentum
+            sums += _step(learner, fixed, shape, cut, size, violations, costs)
             steps += 1
         if hyper.target_kl is not None and float(total((sums - before)[4])) / len(epoch) > hyper.target_kl:
             break
-    means = dict(zip(METRICS, (total(sums) / steps).tolist(), strict=True))
+    means = dict(zip(METRICS, (total(sums) / max(steps, 1)).tolist(), strict=True))
     for name, value in means.items():
         if not math.isfinite(value):
             raise Diverged(f"{where}: {name} is not finite")
-    if not learner.model.critics:
+    if learner.algorithm.spec.critic == "none":
         means.pop("value_loss")
-    if learner.model.cost_critic is None:
+    if not learner.budgets:
         means.pop("cost_value_loss")
     return means
 
@@ -70,40 +72,26 @@ class _Pass:
     """One micro-batch, evaluated."""
 
     def __init__(self, learner: "Learner", fixed: Fixed, shape: Shape, cut: Cut):
-        empty = cut.copies is not None and not len(cut.copies)
-        if empty:  # this worker has no part of the minibatch, but its part in the collectives of the pass
-            cut = replace(cut, copies=torch.zeros(1, dtype=torch.long))
-        model = learner.model
-        self.batch, self.hyper = fixed.batch, learner.hyper
-        mask = cut.of(fixed.mask, shape.agents)
-        self.mask = mask & (not empty)
-        allowed = fixed.batch.action_masks
-        rows = None if allowed is None else cut.of(allowed, shape.agents).flatten(0, 1)
-        critic = fixed.critic if fixed.critic is not None else fixed.actor
-        heads = shape.agents if model.central else 1
-        outputs, *values = model.evaluate(
-            cut.rows(fixed.actor, shape, shape.agents), cut.rows(critic, shape, shape.agents // heads), rows
+        cut, empty = _with_a_row(cut)
+        self.cut, mask = cut, cut.of(fixed.mask, shape.agents)
+        self.log_probs, self.entropy, self.values, self.cost_values = learner.family.evaluate(
+            learner.model, fixed.inputs, fixed.batch, mask, shape, cut
         )
-        part, size = cut.of, mask.shape
-        actions = part(fixed.batch.actions, shape.agents).flatten(0, 1)
-        self.log_probs = model.distribution.log_prob(outputs, actions).reshape(size)
-        self.entropy = model.distribution.entropy(outputs).reshape(size)
-        named = iter(values)
-        self.values = _by_row(next(named), heads, size)[..., 0] if model.critic is not None else None
-        self.cost_values = _by_row(next(named), heads, size) if model.cost_critic is not None else None
-        self.old_log_probs = part(fixed.old_log_probs, shape.agents)
-        self.cost_advantages = part(fixed.cost_advantages, shape.agents)
-        self.advantages = part(fixed.advantages, shape.agents)
+        self.mask = mask & (not empty)
+        self.old_log_probs = cut.of(fixed.old_log_probs, shape.agents)
+        self.cost_advantages = cut.of(fixed.cost_advantages, shape.agents)
+        self.advantages = cut.of(fixed.advantages, shape.agents)
 
     @property
     def ratio(self) -> Tensor:
         return token_ratio(self.log_probs, self.old_log_probs)
 
 
-def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
-    """Critic outputs (copies * T, heads * K) or (rows * T, K) as (R, T', K)."""
-    rows, steps = size
-    return values.reshape(rows // heads, steps, heads, -1).transpose(1, 2).reshape(rows, steps, -1)
+def _with_a_row(cut: Cut) -> tuple[Cut, bool]:
+    """A cut of one copy at least, and whether it was of none: that worker has no part of the minibatch, but its part in
+    the collectives of the pass."""
+    empty = cut.copies is not None and not len(cut.copies)
+    return (Cut(torch.zeros(1, dtype=torch.long), cut.times, cut.most) if empty else cut), empty
 
 
 def _step(
@@ -118,7 +106,7 @@ def _step(
     """One gradient step on a minibatch of `size` (decisions, sequences) over all workers; this worker's part of METRICS."""
     spec, hyper = learner.algorithm.spec, learner.hyper
     sharded = cast(FSDPModule, learner.model)
-    parts = list(micro_batches(cut, shape, learner.micro_batch))
+    parts = list(micro_batches(cut, shape, learner.micro_batch, fixed.lengths))
     first = _Pass(learner, fixed, shape, parts[0][0]) if len(parts) == 1 else None
     gates = torch.zeros(len(learner.budgets), device=learner.device)
     if spec.constraint == "penalty":
@@ -127,19 +115,19 @@ def _step(
     metrics = torch.zeros(len(METRICS), device=learner.device)
     moved = torch.zeros(len(learner.budgets), device=learner.device)
     for part, last in parts:
-        if len(parts) > 1:  # gather the weights once, reduce the gradients once
+        if len(parts) > 1 and learner.family.accumulates:  # gather the weights once, reduce the gradients once
             sharded.set_requires_gradient_sync(last)
             sharded.set_reshard_after_backward(last)
         one = first if first is not None else _Pass(learner, fixed, shape, part)
-        loss, described = _loss(learner, fixed, shape, part, one, size, gates)
+        loss, described = _loss(learner, fixed, shape, one, size, gates)
         # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
         (loss * world()[1]).backward()
         metrics += described
         if learner.algorithm.every_step:
             surrogate = one.ratio.detach()[..., None] * one.cost_advantages * one.mask[..., None]
             moved += surrogate.sum((0, 1)) / max(size[0], 1)
-    trained = [learner.model.actor] if spec.constraint != "trust_region" else []
-    critics = learner.model.critics if not spec.critic_first else []
+    trained = [learner.actor] if spec.constraint != "trust_region" else []
+    critics = learner.critics if not spec.critic_first else []
     norms = clip_gradients([*trained, nn.ModuleList(critics)] if critics else trained, hyper.max_grad_norm)
     learner.optimizer.step()
     metrics[-1] = norms[0] / world()[1]  # a norm is global already
@@ -175,10 +163,10 @@ def _cost_surrogates(learner: "Learner", one: _Pass, decisions: float) -> Tensor
 
 
 def _loss(
-    learner: "Learner", fixed: Fixed, shape: Shape, cut: Cut, one: _Pass, size: Sequence[float], gates: Tensor
+    learner: "Learner", fixed: Fixed, shape: Shape, one: _Pass, size: Sequence[float], gates: Tensor
 ) -> tuple[Tensor, Tensor]:
     """This pass's part of the global loss, and of METRICS."""
-    algorithm, hyper, part, agents = learner.algorithm, learner.hyper, cut.of, shape.agents
+    algorithm, hyper, part, agents = learner.algorithm, learner.hyper, one.cut.of, shape.agents
     tokens, sequences = size
     weights = loss_weights(one.mask, hyper.aggregation, tokens, sequences, hyper.fixed_length or learner.horizon)
     mean = one.mask / max(size[0], 1)
@@ -217,39 +205,59 @@ def _loss(
     return loss + value + cost_value, torch.stack(described).detach()
 
 
-def fit_critic(
-    learner: "Learner",
-    batch: Trajectories,
-    critic: Prepared | None,
-    mask: Tensor,
-) -> Tensor:
+def fit_critic(learner: "Learner", inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape) -> Tensor:
     """Fit the critic to soft targets before the actor's update; its logits (B, T) afterwards."""
-    assert critic is not None
-    model, hyper = learner.model, learner.hyper
+    hyper = learner.hyper
     wanted = soft_targets(batch, hyper)
     count = max(float(total(mask.sum().float())), 1.0)
-
-    def logits() -> Tensor:
-        _, values = model.evaluate(critic, critic)
-        return _by_row(values, 1, mask.shape)[..., 0]
-
     for _ in range(hyper.critic_epochs):
         learner.optimizer.zero_grad(set_to_none=True)
-        loss = (soft_value_loss(logits(), wanted) * mask).sum() / count
-        (loss * world()[1]).backward()
-        clip_gradients(model.critics, hyper.max_grad_norm)
+        for part, _ in micro_batches(everything(shape), shape, learner.micro_batch, learner.family.lengths(batch)):
+            cut, empty = _with_a_row(part)
+            own = cut.of(mask, shape.agents)
+            logits = learner.family.evaluate(learner.model, inputs, batch, own, shape, cut).values
+            assert logits is not None
+            loss = (soft_value_loss(logits, cut.of(wanted, shape.agents)) * (own & (not empty))).sum() / count
+            (loss * world()[1]).backward()
+        for parameter in learner.actor.parameters():
+            parameter.grad = None  # of a trunk that both share: it is the actor's
+        clip_gradients([nn.ModuleList(learner.critics)], hyper.max_grad_norm)
         learner.optimizer.step()
-    with torch.no_grad():
-        return logits()
+    values = evaluate_all(learner, inputs, batch, mask, shape).values
+    assert values is not None
+    return values
 
 
-def log_probs(
-    model: ActorCritic, batch: Trajectories, actor: Prepared, critic: Prepared | None, allowed: Tensor | None
-) -> Tensor:
-    """(B, T) of the trainer's weights as they are, without gradients."""
-    with torch.no_grad():
-        outputs, *_ = model.evaluate(actor, critic if critic is not None else actor, allowed)
-    return model.distribution.log_prob(outputs, batch.actions.flatten(0, 1)).reshape(batch.mask.shape)
+def evaluate_all(learner: "Learner", inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape) -> Outputs:
+    """The whole batch by the trainer's weights as they are, without gradients; right where `mask` (B, T) is True."""
+
+    def one(cut: Cut) -> Outputs:
+        own = cut.of(mask, shape.agents)
+        return learner.family.evaluate(learner.model, inputs, batch, own, shape, cut)
+
+    log_probs, entropy, values, cost_values = in_passes(learner, batch, shape, one)
+    assert log_probs is not None and entropy is not None
+    return Outputs(log_probs, entropy, values, cost_values)
+
+
+def in_passes(
+    learner: "Learner", batch: Trajectories, shape: Shape, evaluate: Callable[[Cut], Sequence[Tensor | None]]
+) -> list[Tensor | None]:
+    """(B, T, ...) tensors from their parts (R, T, ...), pass by pass, without gradients; None stays None."""
+    whole: list[Tensor | None] = []
+    for part, _ in micro_batches(everything(shape), shape, learner.micro_batch, learner.family.lengths(batch)):
+        cut, empty = _with_a_row(part)
+        with torch.no_grad():
+            found = evaluate(cut)
+        if cut.copies is None:
+            return list(found)
+        if not whole:
+            whole = [None if x is None else x.new_zeros(len(batch.mask), *x.shape[1:]) for x in found]
+        rows = cut.of(torch.arange(len(batch.mask))[:, None], shape.agents)[:, 0]
+        for array, piece in zip(whole, found, strict=True):
+            if array is not None and piece is not None and not empty:
+                array[rows] = piece
+    return whole
 
 
 def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:

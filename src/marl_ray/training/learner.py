@@ -1,15 +1,12 @@
 """The learner of one policy: FSDP2 weights, optimiser, normalisers, coefficients, and the update of one batch."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from marl_ray.algorithms import ALGORITHMS
 from marl_ray.algorithms.aggregation import counts
@@ -21,8 +18,7 @@ from marl_ray.algorithms.ppo import cost_advantages
 from marl_ray.algorithms.ratios import truncated_importance
 from marl_ray.algorithms.value_norm import ValueNorm
 from marl_ray.config import AlgorithmConfig, ConstraintConfig
-from marl_ray.policies.actor_critic import ActorCritic
-from marl_ray.training import gradient, trust_step
+from marl_ray.training import actor_family, gradient, trust_step
 from marl_ray.training.batches import (
     CostStats,
     Fixed,
@@ -30,7 +26,6 @@ from marl_ray.training.batches import (
     check_finite,
     normalised,
     not_finite,
-    prepared_inputs,
     shaped_rewards,
     signal_moments,
     trained_decisions,
@@ -38,6 +33,7 @@ from marl_ray.training.batches import (
 )
 from marl_ray.training.collectives import total, totals, world
 from marl_ray.training.cuts import Cut, Shape, minibatches
+from marl_ray.training.families import Copies, family_of
 from marl_ray.trajectories import Trajectories
 
 LEARNED = ("value", "first_moment", "second_moment", "updates", "integral", "error", "costs")
@@ -49,7 +45,7 @@ class Learner:
 
     def __init__(
         self,
-        model: ActorCritic,
+        model: Any,
         algorithm: str,
         hyper: AlgorithmConfig,
         mesh: DeviceMesh,
@@ -59,12 +55,12 @@ class Learner:
         by_episode: bool = False,
         micro_batch: int | None = None,
     ):
-        """`model` has the same weights on every worker and becomes the rollout copy (on CPU).
+        """`model`, an ActorCritic or a TokenPolicy, has the same weights on every worker and is taken over.
 
-        `by_episode`: rows are whole episodes, so minibatches are sets of them. `micro_batch` environment copies share a
-        forward and backward pass.
+        `by_episode`: rows are whole episodes, so minibatches are sets of them. `micro_batch` environment copies (responses,
+        for a token policy) share a forward and backward pass.
         """
-        self.rollout_model, self.hyper, self.algorithm = model, hyper, ALGORITHMS[algorithm]
+        self.hyper, self.algorithm, self.family = hyper, ALGORITHMS[algorithm], family_of(model)
         self.budgets = tuple(constraint.budget for constraint in constraints) if self.algorithm.spec.costs else ()
         self.horizon, self.by_episode, self.micro_batch = horizon, by_episode, micro_batch
         self.value_norm = ValueNorm()
@@ -77,17 +73,13 @@ class Learner:
         self.decisions_per_episode = 1.0
         self.mixed_precision = mixed_precision
         self.device = torch.device(mesh.device_type)
-        self.model = copy.deepcopy(model).to(self.device)
-        self.reference = copy.deepcopy(model.actor).to(self.device).requires_grad_(False) if hyper.kl_coef else None
-        model.requires_grad_(False)
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed_precision else MixedPrecisionPolicy()
-        # The whole policy is one group: one gather and one reduction per gradient step. Its networks are small, so the
-        # gathered weights stay until the backward pass.
-        fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        self.copies: Copies = self.family.set_up(model, mesh, mixed_precision, hyper.kl_coef > 0)
+        self.model, self.rollout_model = self.copies.trained, self.copies.rollout
+        self.actor, self.critics = self.family.actor(self.model), self.family.critics(self.model)
         # A trust region moves the actor without an optimiser.
         by_gradient = self.algorithm.spec.constraint != "trust_region"
-        actor = list(self.model.actor.parameters()) if by_gradient else []
-        critics = [parameter for critic in self.model.critics for parameter in critic.parameters()]
+        actor = [p for p in self.actor.parameters() if p.requires_grad] if by_gradient else []
+        critics = [parameter for critic in self.critics for parameter in critic.parameters()]
         groups = ((actor, hyper.lr), (critics, hyper.critic_lr or hyper.lr))
         self.rates = [rate for params, rate in groups if params]
         self.optimizer = torch.optim.Adam(
@@ -98,23 +90,7 @@ class Learner:
 
     def refresh_rollout_model(self) -> None:
         """Copy the sharded weights into the rollout copy; every worker takes part."""
-        sharded = cast(FSDPModule, self.model)
-        if not self.mixed_precision:
-            sharded.unshard()  # one gather for all parameters; mixed precision would round them
-        with torch.no_grad():
-            for plain, parameter in zip(self.rollout_model.parameters(), self.model.parameters(), strict=True):
-                plain.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)
-        sharded.reshard()
-
-    def adopt_rollout_actor(self) -> None:
-        """Copy the rollout copy's actor, equal on all workers, into the sharded weights."""
-        with torch.no_grad():
-            for plain, parameter in zip(
-                self.rollout_model.actor.parameters(), self.model.actor.parameters(), strict=True
-            ):
-                sharded = cast(DTensor, parameter)
-                moved = plain.to(self.device)
-                sharded.copy_(distribute_tensor(moved, sharded.device_mesh, sharded.placements, src_data_rank=None))
+        self.family.refresh(self.copies, self.mixed_precision)
 
     def set_progress(self, share: float) -> None:
         """Learning rates for a run of which `share` (0 to 1) is done."""
@@ -137,7 +113,8 @@ class Learner:
         Raises Diverged naming `where` and the tensor if a number is not finite.
         """
         batch = batch.to(self.device)
-        shape = self._shape(batch)
+        shape = Shape(batch.agents, batch.mask.shape[1], world()[0], self.family.bounds(batch))
+        batch = self.family.padded(batch)
         plan = [
             minibatches(seed, iteration, epoch, self.hyper.minibatches, shape, self.by_episode)
             for epoch in range(self.hyper.epochs)
@@ -146,17 +123,11 @@ class Learner:
         violations = self._violations(costs)
         if self.algorithm.spec.constraint == "trust_region":
             metrics |= trust_step.update(self, fixed, violations)
-            self.adopt_rollout_actor()
+            actor_family.adopt_actor(self.copies)
         metrics |= gradient.update(self, fixed, shape, plan, sizes, violations, costs, where)
         self.refresh_rollout_model()
         self._adapt(metrics, sizes)
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.multipliers)}
-
-    def _shape(self, batch: Trajectories) -> Shape:
-        rows, steps = batch.mask.shape
-        copies = rows // batch.agents
-        rank, workers = world()
-        return Shape(copies, batch.agents, steps, rank * copies, workers * copies)
 
     def _fix(
         self,
@@ -173,18 +144,17 @@ class Learner:
         """
         hyper, spec = self.hyper, self.algorithm.spec
         mask = trained_decisions(batch, hyper)
-        actor, critic = prepared_inputs(self.model, batch)
-        allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
+        inputs = self.family.inputs(self.model, batch)
         old = batch.log_probs
         if hyper.importance_cap is not None:
-            old = gradient.log_probs(self.model, batch, actor, critic, allowed)
-        reference = self._reference_log_probs(batch, allowed)
+            old = gradient.evaluate_all(self, inputs, batch, batch.mask, shape).log_probs
+        reference = self._reference_log_probs(batch, shape)
         divergence = torch.zeros_like(old) if reference is None else kl_estimate(old, reference, hyper.kl_estimator)
         taxed = self.kl_coef * divergence if reference is not None and hyper.kl_place == "reward" else None
         if taxed is not None or hyper.overlong_buffer:
             batch = replace(batch, rewards=shaped_rewards(batch, hyper, self.horizon, taxed))
         if spec.critic_first:
-            batch = replace(batch, values=gradient.fit_critic(self, batch, critic, mask))
+            batch = replace(batch, values=gradient.fit_critic(self, inputs, batch, mask, shape))
         raw, targets = self.algorithm.advantages(batch, hyper)
         known = torch.zeros_like(raw) if targets is None else targets
         no_costs = batch.costs.new_zeros(*mask.shape, 0)
@@ -232,8 +202,8 @@ class Learner:
         fixed = Fixed(
             batch,
             mask,
-            actor,
-            critic,
+            inputs,
+            self.family.lengths(batch),
             advantages,
             cost_adv,
             returns,
@@ -264,12 +234,13 @@ class Learner:
         ]
         return torch.tensor(raw, device=self.device) / self.cost_scale.to(self.device)
 
-    def _reference_log_probs(self, batch: Trajectories, allowed: Tensor | None) -> Tensor | None:
-        if self.reference is None:
+    def _reference_log_probs(self, batch: Trajectories, shape: Shape) -> Tensor | None:
+        if not self.hyper.kl_coef:
             return None
-        distribution = self.model.distribution
-        outputs = distribution.normalize(self.reference.infer(batch.observations.flatten(0, 1)), allowed)
-        return distribution.log_prob(outputs, batch.actions.flatten(0, 1)).reshape(batch.mask.shape)
+        (found,) = gradient.in_passes(
+            self, batch, shape, lambda cut: [self.family.reference(self.copies, batch, shape, cut)]
+        )
+        return found
 
     def _adapt(self, metrics: Mapping[str, float], sizes: Tensor) -> None:
         """Steer the coefficients that have a target."""
@@ -284,12 +255,8 @@ class Learner:
             self.entropy_coef = max(0.0, self.entropy_coef + step)
 
     def log_ratio(self, batch: Trajectories) -> Tensor:
-        """(copies, T) how the update has changed the log-probability of what this policy's agents did, on CPU."""
-        distribution = self.rollout_model.distribution
-        allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
-        outputs = distribution.normalize(self.rollout_model.actor.infer(batch.observations.flatten(0, 1)), allowed)
-        new = distribution.log_prob(outputs, batch.actions.flatten(0, 1)).reshape(batch.mask.shape)
-        return torch.where(batch.mask, new - batch.log_probs, 0.0).unflatten(0, (-1, batch.agents)).sum(1)
+        """(copies, T) how the update has changed the log-probability of what this actor-critic's agents did, on CPU."""
+        return actor_family.log_ratio(self.rollout_model, batch)
 
     def moved_costs(self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None) -> CostStats:
         """What an episode is expected to cost after this update, (copies, T) factors of all updates until then and before.

@@ -1,14 +1,37 @@
-"""The last training episodes: what a run reports and selects its best checkpoint by."""
+"""The last training episodes: what a run reports and, where nothing is held out, selects its best checkpoint by."""
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
-from marl_ray.config import RunConfig
-from marl_ray.rollout.collector import Episode
+from marl_ray.config import ConstraintConfig, RunConfig
 
 OVER_BUDGET = 1e6
 """Score lost per relative violation: a team within its budgets beats every one that is not."""
+
+
+class Played(Protocol):
+    """What is read of a finished episode."""
+
+    @property
+    def ret(self) -> float: ...
+    @property
+    def costs(self) -> tuple[float, ...]: ...
+    @property
+    def length(self) -> int: ...
+
+
+def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
+    """Of each signal over episodes."""
+    return [sum(column) / len(costs) for column in zip(*costs, strict=True)]
+
+
+def score(constraints: Sequence[ConstraintConfig], ret: float, costs: Sequence[float]) -> float:
+    """What the best checkpoint is chosen by: the return, and before that keeping the budgets."""
+    over = 0.0
+    for constraint, mean in zip(constraints, costs, strict=False):
+        over += max(0.0, (mean - constraint.budget) / max(constraint.budget, 1.0))
+    return ret - OVER_BUDGET * over
 
 
 class Recent:
@@ -19,7 +42,7 @@ class Recent:
         episodes = ((float(ret), tuple(costs), int(length)) for ret, costs, length in saved)
         self.episodes: deque[tuple[float, tuple[float, ...], int]] = deque(episodes, config.evaluation.window)
 
-    def add(self, episodes: Iterable[Episode]) -> None:
+    def add(self, episodes: Iterable[Played]) -> None:
         self.episodes.extend((episode.ret, episode.costs, episode.length) for episode in episodes)
 
     def state(self) -> list[Any]:
@@ -43,14 +66,10 @@ class Recent:
         return found
 
     def score(self) -> float:
-        """What the best checkpoint is chosen by: the return, and before that keeping the budgets."""
+        """What the best checkpoint is chosen by; minus infinity before the first episode."""
         if not self.episodes:
             return float("-inf")
-        over = 0.0
-        for constraint, mean in zip(self.constraints, self._costs(), strict=False):
-            over += max(0.0, (mean - constraint.budget) / max(constraint.budget, 1.0))
-        return self.metrics()["return"] - OVER_BUDGET * over
+        return score(self.constraints, self.metrics()["return"], self._costs())
 
     def _costs(self) -> list[float]:
-        columns = zip(*(costs for _, costs, _ in self.episodes), strict=True)
-        return [sum(column) / len(self.episodes) for column in columns]
+        return mean_costs([costs for _, costs, _ in self.episodes])

@@ -1,8 +1,10 @@
 """The team of a run: models and learners from the config and the environment's spaces."""
 
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from pettingzoo import ParallelEnv
@@ -11,9 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from marl_ray import __version__
 from marl_ray.algorithms.value_norm import ValueNorm
 from marl_ray.config import RunConfig, config_hash
+from marl_ray.envs import is_text
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic import ActorCritic
-from marl_ray.policies.bundle import Lineage, PolicyParts, load_bundle, save_bundle
+from marl_ray.policies.bundle import Lineage, PolicyParts, load_actor_critics, save_bundle
 from marl_ray.policies.spaces import joint_space
 from marl_ray.rollout.buffers import Player
 from marl_ray.training.learner import Learner
@@ -25,27 +28,40 @@ class Team:
     """Policies by name: the agents each plays, its rollout model, and its learner unless it is frozen."""
 
     agents: dict[str, list[str]]
-    models: dict[str, ActorCritic]
+    models: Mapping[str, Any]
+    """ActorCritic or TokenPolicy."""
     learners: dict[str, Learner]
+    engines: Mapping[str, Any] = field(default_factory=dict)
+    """What samples from each of the models, of language models."""
 
-    def players(self) -> dict[str, Player]:
+    def players(self) -> dict[str, Any]:
         """What the collector needs of every policy, as of now."""
-        return {
-            name: Player(
-                model,
-                self.agents[name],
-                self.learners[name].value_norm if name in self.learners else ValueNorm(),
-                self.learners[name].cost_norms if name in self.learners else (),
-            )
-            for name, model in self.models.items()
+        norms = {
+            name: (self.learners[name].value_norm, self.learners[name].cost_norms)
+            if name in self.learners
+            else (ValueNorm(), ())
+            for name in self.models
         }
+        if self.engines:
+            from marl_ray.rollout.responses import TokenPlayer
+
+            return {
+                name: TokenPlayer(model, self.engines[name], self.agents[name], *norms[name])
+                for name, model in self.models.items()
+            }
+        return {name: Player(model, self.agents[name], *norms[name]) for name, model in self.models.items()}
 
 
 def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
     """Policy -> the agents it plays, in the environment's order.
 
-    Raises MarlRayError if an agent has no policy, a policy no agent, or agents of one policy differ in their spaces.
+    Raises MarlRayError if an agent has no policy, a policy no agent, agents of one policy differ in their spaces, or the
+    environment is for the other family of policies.
     """
+    if config.language != is_text(env):
+        kinds = ("a text environment", "language models", "actor-critics")
+        found, needed, given = kinds if is_text(env) else (f"no {kinds[0][2:]}", kinds[2], kinds[1])
+        raise MarlRayError(f"env.id: {config.env.id} is {found}, for {needed}; team: the policies are {given}")
     try:
         table = config.policy_of(list(env.possible_agents))
     except ValueError as error:
@@ -63,8 +79,12 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
     return agents
 
 
-def build_models(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> dict[str, ActorCritic]:
-    """Freshly initialised models, equal on every worker, with the weights of `team.NAME.bundle` where given."""
+def build_models(config: RunConfig, env: Any, agents: dict[str, list[str]]) -> Mapping[str, Any]:
+    """ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle` where given."""
+    if config.language:
+        from marl_ray.training.language import build_policies
+
+        return build_policies(config, agents)
     state_space = joint_space([env.observation_space(agent) for members in agents.values() for agent in members])
     models = {}
     for number, (name, members) in enumerate(agents.items()):
@@ -87,7 +107,7 @@ def _load_weights(config: RunConfig, name: str, members: list[str], model: Actor
     reference = config.team[name].bundle
     if reference is None:
         return
-    bundle = load_bundle(reference, tracking_uri(config))
+    bundle = load_actor_critics(reference, tracking_uri(config))
     source = bundle.agents.get(members[0])
     if source is None:
         raise MarlRayError(f"team.{name}.bundle: {reference!r} has no policy for agent {members[0]!r}")
@@ -100,7 +120,7 @@ def _load_weights(config: RunConfig, name: str, members: list[str], model: Actor
 def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_precision: bool) -> Team:
     """Models and learners on this worker; every worker takes part."""
     agents = team_agents(config, env)
-    models = build_models(config, env, agents)
+    models: Mapping[str, Any] = build_models(config, env, agents)
     learners = {
         name: Learner(
             model,
@@ -109,29 +129,31 @@ def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_prec
             mesh,
             mixed_precision,
             config.constraints,
-            config.train.horizon,
+            config.team[name].generation.max_tokens if config.language else config.train.horizon,
             config.whole_episodes,
             config.train.micro_batch,
         )
         for name, model in models.items()
         if not config.team[name].frozen
     }
-    return Team(agents, models, learners)
+    if not config.language:
+        return Team(agents, models, learners)
+    from marl_ray.policies.sampler import make_engine
+    from marl_ray.policies.token_policy import plain_copy
+    from marl_ray.training.memory import limit_passes
+
+    sampling = {
+        name: learners[name].rollout_model if name in learners else plain_copy(model.to(mesh.device_type))
+        for name, model in models.items()
+    }
+    limit_passes(learners.values())
+    return Team(agents, sampling, learners, {name: make_engine(model) for name, model in sampling.items()})
 
 
 def export_bundle(
     folder: Path, config: RunConfig, env: ParallelEnv, team: Team, steps: int, metrics: dict[str, float]
 ) -> None:
     """Write the team's bundle so that `folder` itself is the bundle."""
-    parts = {
-        name: PolicyParts(
-            config.team[name].network,
-            env.observation_space(members[0]),
-            env.action_space(members[0]),
-            team.models[name].actor.state_dict(),
-        )
-        for name, members in team.agents.items()
-    }
     lineage = Lineage(
         run=config.name,
         algorithm={name: config.algorithm_of(name) for name in config.team},
@@ -144,4 +166,18 @@ def export_bundle(
     )
     agents = {agent: name for name, members in team.agents.items() for agent in members}
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        if config.language:
+            from marl_ray.policies.token_bundle import save_token_bundle
+
+            save_token_bundle(temporary, agents, team.models, lineage).rename(folder)
+            return
+        parts = {
+            name: PolicyParts(
+                config.team[name].network,
+                env.observation_space(members[0]),
+                env.action_space(members[0]),
+                team.models[name].actor.state_dict(),
+            )
+            for name, members in team.agents.items()
+        }
         save_bundle(temporary, agents, parts, lineage).rename(folder)

@@ -37,7 +37,7 @@ def update(learner: "Learner", fixed: Fixed, violations: Tensor) -> dict[str, fl
     actor, hyper = learner.rollout_model.actor, learner.hyper
     distribution = learner.rollout_model.distribution
     batch = fixed.batch
-    rows: Prepared = fixed.actor
+    rows: Prepared = fixed.inputs.actor
     mask = fixed.mask.flatten().cpu()
     allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1).cpu()
     actions, old = batch.actions.flatten(0, 1).cpu(), fixed.old_log_probs.flatten().cpu()

@@ -1,0 +1,200 @@
+"""Begin with demonstrations: supervised fine-tuning of a team of language models before the first iteration.
+
+    max  mean over tokens of log pi(response token | prompt, response before it)
+
+by policy over the demonstrations of its agents, the end token included, at the temperature at which it will sample. A
+gradient step is on `warm_start.batch` demonstrations over all workers; each takes every n-th of them by length, in passes of
+`train.micro_batch`, so that the gradients are the same for any number of workers.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from marl_ray.config import RunConfig, WarmStartConfig
+from marl_ray.envs.files import read_bytes, read_record, rows
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.tokenizers import check_fits, encode_prompt
+from marl_ray.rollout.random import permutation
+from marl_ray.training.batches import Diverged
+from marl_ray.training.collectives import from_first, total, world
+from marl_ray.training.gradient import clip_gradients
+from marl_ray.training.learner import Learner
+from marl_ray.training.team import Team
+
+BEFORE = -1
+"""The iteration whose random orders are used: no other has them."""
+EPISODES = 2_000
+"""Demonstrated by an environment where `warm_start.count` is not given."""
+
+
+class Line(BaseModel):
+    """One demonstration of a file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    prompt: str
+    response: str
+    agent: str | None = None
+
+
+class Told(NamedTuple):
+    """One demonstration and where it stands, for errors."""
+
+    where: str
+    prompt: str
+    response: str
+
+
+class Example(NamedTuple):
+    """One demonstration as token ids."""
+
+    prompt: list[int]
+    response: list[int]
+    """Its end token included."""
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+
+def read_demonstrations(
+    config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]], most: int | None = None
+) -> dict[str, list[Told]]:
+    """The demonstrations of a warm start by policy (policy -> its agents), of those that are trained.
+
+    Of an environment `most` episodes. Raises MarlRayError naming the file and the line, or a policy without any.
+    """
+    settings = cast(WarmStartConfig, config.warm_start)
+    if settings.data == "environment":
+        demonstrations = getattr(env.unwrapped, "demonstrations", None)
+        if not callable(demonstrations):
+            raise MarlRayError(f"warm_start.data=environment: {config.env.id} has no `demonstrations(count, seed)`")
+        count = settings.count or EPISODES
+        made = demonstrations(count if most is None else min(count, most), config.seed)
+        found = [(one.agent, Told(f"demonstration {i}", one.prompt, one.response)) for i, one in enumerate(made)]
+    else:
+        found = _read_file(settings.data, [agent for members in agents.values() for agent in members])[: settings.count]
+    table = {agent: name for name, members in agents.items() for agent in members}
+    by_policy: dict[str, list[Told]] = {name: [] for name in agents if not config.team[name].frozen}
+    for agent, told in found:
+        if agent not in table:
+            raise MarlRayError(f"{told.where}: agent {agent!r} is not one of {', '.join(table)}")
+        if table[agent] in by_policy:
+            by_policy[table[agent]].append(told)
+    for name, own in by_policy.items():
+        if not own:
+            raise MarlRayError(f"warm_start.data: {settings.data} has no demonstration for policy {name!r}")
+    return by_policy
+
+
+def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, Told]]:
+    found = []
+    for row in rows(path, read_bytes(path)):
+        line = read_record(Line, row)
+        if line.agent is None and len(agents) > 1:
+            raise MarlRayError(f"{row.where}: agent: expected one of {', '.join(agents)}")
+        found.append((line.agent or agents[0], Told(row.where, line.prompt, line.response)))
+    return found
+
+
+def encode(told: Sequence[Told], tokenizer: Any, config: RunConfig, name: str) -> list[Example]:
+    """Demonstrations as the policy reads prompts and writes responses. Raises MarlRayError where one is too long."""
+    policy = config.team[name]
+    assert policy.model is not None
+    most, examples = policy.generation.max_tokens, []
+    for one in told:
+        prompt = encode_prompt(tokenizer, one.prompt, policy.model.chat)
+        response = [*tokenizer.encode(one.response, add_special_tokens=False), tokenizer.eos_token_id]
+        if len(response) > most:
+            raise MarlRayError(
+                f"{one.where}: response of {len(response)} tokens, but team.{name}.generation.max_tokens={most}"
+            )
+        check_fits(prompt, most, policy.model.context, one.where)
+        examples.append(Example(prompt, response))
+    return examples
+
+
+def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str, float]], None]) -> None:
+    """Fit every trained policy to its agents' demonstrations; every worker takes part.
+
+    `emit` gets each epoch's metrics, on rank 0 alone: the mean log-likelihood of a token, in nats. Raises Diverged if it is
+    not finite.
+    """
+    settings = cast(WarmStartConfig, config.warm_start)
+    # An environment that runs programs may take long over its demonstrations, and time is among what ends a program.
+    told = from_first(lambda: read_demonstrations(config, env, team.agents))
+    fits = {
+        name: _Fit(name, learner, encode(told[name], learner.model.tokenizer, config, name), settings)
+        for name, learner in team.learners.items()
+    }
+    for epoch in range(settings.epochs):
+        row = {"steps": 0.0, "warm_start/epoch": epoch + 1.0}
+        for name, fit in fits.items():
+            prefix = "" if len(fits) == 1 else f"{name}/"
+            row[f"{prefix}warm_start/log_likelihood"] = fit.epoch(config.seed, epoch)
+        if world()[0] == 0:
+            emit(row)
+    for learner in team.learners.values():
+        learner.model.zero_grad(set_to_none=True)
+        learner.refresh_rollout_model()
+
+
+class _Fit:
+    """One policy, its demonstrations, and an optimiser of its own: the run's begins fresh."""
+
+    def __init__(self, name: str, learner: Learner, examples: list[Example], settings: WarmStartConfig):
+        self.name, self.learner, self.examples, self.batch = name, learner, examples, settings.batch
+        self.optimizer = torch.optim.Adam(
+            [parameter for parameter in learner.actor.parameters() if parameter.requires_grad],
+            lr=settings.lr or learner.hyper.lr,
+            eps=learner.hyper.adam_eps,
+            fused=True,
+        )
+
+    def epoch(self, seed: int, number: int) -> float:
+        """One pass over the demonstrations, in an order drawn by seed and epoch; mean log-likelihood of a token."""
+        order = permutation(seed, BEFORE, number, len(self.examples)).tolist()
+        likelihood = torch.zeros((), dtype=torch.float64, device=self.learner.device)
+        for start in range(0, len(order), self.batch):
+            likelihood += self._step([self.examples[i] for i in order[start : start + self.batch]])
+        mean = float(total(likelihood)) / sum(len(example.response) for example in self.examples)
+        if not math.isfinite(mean):
+            raise Diverged(f"policy {self.name!r}, warm start, epoch {number + 1}: log_likelihood is not finite")
+        return mean
+
+    def _step(self, chosen: list[Example]) -> Tensor:
+        """One gradient step on all workers' examples; this worker's sum of log-likelihoods."""
+        learner, (rank, workers) = self.learner, world()
+        own = sorted(chosen, key=lambda example: -example.length)[rank::workers]
+        most = -(-len(chosen) // workers)  # of a worker: all make as many passes as that one
+        size = learner.micro_batch or most
+        tokens = sum(len(example.response) for example in chosen)
+        likelihood = torch.zeros((), dtype=torch.float64, device=learner.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        for start in range(0, most, size):
+            prompts, responses, mask = (x.to(learner.device) for x in padded(own[start : start + size]))
+            found = learner.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()
+            # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
+            (-found / tokens * workers).backward()
+            likelihood += found.detach()
+        clip_gradients([learner.actor], learner.hyper.max_grad_norm)
+        self.optimizer.step()
+        return likelihood
+
+
+def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
+    """Prompts (R, P) on the right with -1 before them, responses (R, T), and where they are, (R, T) bool."""
+    width = max([1, *(len(example.prompt) for example in examples)])
+    steps = max([1, *(len(example.response) for example in examples)])
+    prompts = torch.full((len(examples), width), -1)
+    responses = torch.zeros(len(examples), steps, dtype=torch.int64)
+    mask = torch.zeros(len(examples), steps, dtype=torch.bool)
+    for row, example in enumerate(examples):
+        prompts[row, width - len(example.prompt) :] = torch.tensor(example.prompt)
+        responses[row, : len(example.response)] = torch.tensor(example.response)
+        mask[row, : len(example.response)] = True
+    return prompts, responses, mask

@@ -1,0 +1,73 @@
+"""What can be known of a run of language models before its weights are read."""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from marl_ray.config import ModelConfig, RunConfig
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.adapters import add_adapters
+from marl_ray.policies.tiny import byte_tokenizer, tiny_model
+from marl_ray.policies.token_policy import _model_folder
+from marl_ray.policies.tokenizers import check_fits, encode_prompt, load_tokenizer
+from marl_ray.rollout.curriculum import Curriculum
+from marl_ray.training.fine_tuning import encode, read_demonstrations
+from marl_ray.training.language import bundle_weights
+from marl_ray.training.tracking import tracking_uri
+
+SAMPLE = 16
+"""Episodes that an environment is asked to demonstrate beforehand."""
+
+
+def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> None:
+    """Raise MarlRayError where a team of language models (policy -> its agents) cannot play or learn here.
+
+    Models are built without memory for their weights.
+    """
+    tokenizers = {}
+    for name, members in agents.items():
+        policy = config.team[name]
+        if policy.generation.engine == "vllm" and (find_spec("vllm") is None or config.resources.device == "cpu"):
+            raise MarlRayError(f"team.{name}.generation.engine=vllm: expected the package vllm and a GPU")
+        assert policy.model is not None
+        tokenizers[name] = _tokenizer(policy.model, tracking_uri(config))
+        bundle_weights(config, name, members[0])
+    table = {agent: name for name, members in agents.items() for agent in members}
+    env.reset(seed=0, options={"index": 0, "split": "train"})
+    first = env.agent_selection
+    policy = config.team[table[first]]
+    assert policy.model is not None
+    ids = encode_prompt(tokenizers[table[first]], env.observe(first), policy.model.chat)
+    check_fits(ids, policy.generation.max_tokens, policy.model.context, f"team.{table[first]}: the first prompt")
+    if config.evaluation.every:
+        env.reset(seed=0, options={"index": 0, "split": "test"})  # raises where no tasks are held out
+    if config.train.curriculum:
+        Curriculum(config.train.curriculum, env, {})
+    if config.warm_start is not None:
+        for name, told in read_demonstrations(config, env, agents, SAMPLE).items():
+            encode(told, tokenizers[name], config, name)
+
+
+def _tokenizer(model: ModelConfig, uri: str) -> Any:
+    """The tokenizer of a model that can be built, with its adapters."""
+    if model.preset is not None:
+        tokenizer = byte_tokenizer(model.context)
+        lm: Any = tiny_model(model.preset, tokenizer, model.context)
+    else:
+        with _model_folder(str(model.path), uri) as folder:
+            try:
+                settings = AutoConfig.from_pretrained(folder)
+                with torch.device("meta"):
+                    lm = AutoModelForCausalLM.from_config(settings)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise MarlRayError(f"model.path {folder!r} is no causal language model: {one_line(error)}") from error
+            tokenizer = load_tokenizer(folder)
+        positions = getattr(settings.get_text_config(), "max_position_embeddings", None) or model.context
+        if positions < model.context:
+            raise MarlRayError(f"model.context={model.context}: {model.path!r} has positions for {positions} tokens")
+    if model.lora is not None:
+        add_adapters(lm, model.lora)
+    return tokenizer

@@ -1,0 +1,59 @@
+"""A team of language models on a real Ray: tracked, with transcripts, served from a bundle, and unharmed by a death."""
+
+import json
+from pathlib import Path
+
+import mlflow
+from toy_texts import TWO_AGENTS, config
+
+from marl_ray.cluster.local import LocalRay
+from marl_ray.config import RunConfig
+from marl_ray.policies.bundle import load_bundle
+from marl_ray.training.driver import Outcome, check_run, train
+from marl_ray.training.tracking import Tracker
+
+WARM = "warm_start={data: environment, count: 16, batch: 8, epochs: 2, lr: 0.003}"
+
+
+def run(storage: Path, *overrides: str) -> tuple[RunConfig, Outcome]:
+    whole = config("resources.workers=2", f"storage={storage}", "tracking.progress=false", WARM, *overrides)
+    check_run(whole)
+    return whole, train(whole)
+
+
+def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRay, tmp_path: Path):
+    marker = tmp_path / "died"
+    marker.touch()
+    env = {"id": "toy_texts:echo", "kwargs": {"agents": ["a", "b"], "marker": str(marker), "at": 5}}
+    more = [f"env={json.dumps(env)}", "evaluation.every=3", "evaluation.samples=2"]
+    whole, calm = run(tmp_path / "calm", *more)
+    marker.unlink()
+    _, died = run(tmp_path / "died-run", *more)
+    assert marker.exists()
+    for key in ("return", "policy_loss", "a/response_tokens", "eval/return", "eval/pass_at_2"):
+        curves = [
+            Tracker(whole.model_copy(update={"storage": str(tmp_path / name)}), outcome.run_id).history(key)
+            for name, outcome in (("calm", calm), ("died-run", died))
+        ]
+        assert curves[0] == curves[1] and curves[0], key
+    bundles = [load_bundle(outcome.bundle) for outcome in (calm, died)]
+    assert bundles[0].manifest.policies == bundles[1].manifest.policies
+
+    client = mlflow.MlflowClient(tracking_uri=calm.tracking_uri)
+    assert client.get_run(calm.run_id).info.status == "FINISHED"
+    assert {"tokens", "tokens_per_second", "eval/greedy", "warm_start/log_likelihood"} <= set(
+        client.get_run(calm.run_id).data.metrics
+    )
+    folder = Path(
+        mlflow.artifacts.download_artifacts(
+            run_id=calm.run_id, artifact_path="transcripts", dst_path=str(tmp_path), tracking_uri=calm.tracking_uri
+        )
+    )
+    (told, *_) = [json.loads(line) for line in (folder / "1.jsonl").read_text().splitlines()]
+    assert [line["agent"] for line in told["lines"]] == ["a", "b"]
+
+
+def test_a_warm_start_alone_is_a_run(ray_cluster: LocalRay, tmp_path: Path):
+    _, outcome = run(tmp_path, "train.total_steps=0", TWO_AGENTS)
+    assert outcome.best_return is None
+    assert load_bundle(outcome.model, outcome.tracking_uri).digest == load_bundle(outcome.bundle).digest
