@@ -7,6 +7,8 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -18,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 from toy_gateways import AGENTS, SEES, bearer, gateway_config, make_bundle, write_keys
+from toy_text_gateways import make_text_bundle, text_config
 
 from marl_ray.serving.gateway import Gateway
 from marl_ray.serving.http import Request, RequestError
@@ -33,7 +36,8 @@ LOADING_S = 120.0
 """The first question to a model registry makes its database."""
 # Schemathesis probes without the key where it finds a header of exactly this spelling.
 KEYS = {"ops": {"Authorization": "Bearer ops"}, "game": {"Authorization": "Bearer game"}, "none": {}}
-CLIENTS = ("/v1/act", "/batch", "/generate", "/v1/outcomes")
+TEXTS = ("/generate", "/v1/chat/completions")
+CLIENTS = ("/v1/act", "/batch", *TEXTS, "/v1/outcomes")
 """What players' keys open; every other POST is for admins."""
 
 
@@ -54,30 +58,22 @@ class Site(NamedTuple):
     port: int
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A gateway with keys and two experiments, on a port of its own."""
-    folder = tmp_path_factory.mktemp("fuzz")
-    bundles = {arm: make_bundle(folder, k) for k, arm in enumerate(("zero", "one", "two", "three", "four"))}
-    for arm, bundle in bundles.items():
-        (folder / arm).symlink_to(bundle)
-    keys = write_keys(folder / "keys.yaml", ops=("admin", "inference", "outcomes"), game=("inference", "outcomes"))
-    more = {"api_keys": keys, "tracking_uri": f"sqlite:///{folder}/mlflow.db", "decision_log": str(folder / "log")}
-    config = gateway_config(bundles, folder / "x.db", names=("exp", "other"), cache={"url": "memory:"}, **more)
+def make_keys(folder: Path) -> str:
+    return write_keys(folder / "keys.yaml", ops=("admin", "inference", "outcomes"), game=("inference", "outcomes"))
+
+
+@contextmanager
+def running(gateway: Gateway) -> Iterator[Site]:
+    """The gateway on a port of its own; at the end no thread may have left a traceback."""
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(Gateway(config, seed=0), log_level="warning", lifespan="on"))
+    server = uvicorn.Server(uvicorn.Config(gateway, log_level="warning", lifespan="on"))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     tracebacks = Tracebacks()
     logging.getLogger("marl_ray").addHandler(tracebacks)
     try:
-        with pytest.MonkeyPatch.context() as patch, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
-            patch.chdir(folder)  # so that generated requests can name the bundles
-            client.headers.update(KEYS["ops"])
-            for session in SESSIONS:
-                act(client, session)
-            yield Site(f"http://127.0.0.1:{port}", port)
+        yield Site(f"http://127.0.0.1:{port}", port)
     finally:
         logging.getLogger("marl_ray").removeHandler(tracebacks)
         server.should_exit = True
@@ -85,6 +81,33 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         listening.close()
     assert not thread.is_alive()
     assert not tracebacks.found, tracebacks.found[0]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A gateway with keys and two experiments."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    bundles = {arm: make_bundle(folder, k) for k, arm in enumerate(("zero", "one", "two", "three", "four"))}
+    for arm, bundle in bundles.items():
+        (folder / arm).symlink_to(bundle)
+    more = {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "decision_log": str(folder / "log")}
+    more |= {"api_keys": make_keys(folder), "cache": {"url": "memory:"}}
+    config = gateway_config(bundles, folder / "x.db", names=("exp", "other"), **more)
+    with running(Gateway(config, seed=0)) as made, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)  # so that generated requests can name the bundles
+        with httpx.Client(base_url=made.url, headers=KEYS["ops"]) as client:
+            for session in SESSIONS:
+                act(client, session)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def text_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A gateway with keys and an experiment of language models."""
+    folder = tmp_path_factory.mktemp("texts")
+    bundles = {arm: make_text_bundle(folder, k) for k, arm in enumerate(("one", "two"))}
+    with running(Gateway(text_config(bundles, folder, api_keys=make_keys(folder)), seed=0)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -134,6 +157,22 @@ def document() -> dict[str, Any]:
 schema = schemathesis.openapi.from_dict(document())
 
 
+def text_document() -> dict[str, Any]:
+    """Likewise for the routes of language models; texts are short, to take little time."""
+    found = document()
+    found["paths"] = {path: found["paths"][path] for path in TEXTS}
+    schemas = found["components"]["schemas"]
+    for name, field in (("GenerateRequest", "experiment"), ("ChatRequest", "model")):
+        properties = schemas[name]["properties"] = copy.deepcopy(schemas[name]["properties"])
+        properties[field] = {"enum": ["exp"]}
+        properties["max_tokens"]["maximum"] = 20
+    schemas["GenerateRequest"]["properties"]["agent"] = {"enum": ["writer", None]}
+    return found
+
+
+text_schema = schemathesis.openapi.from_dict(text_document())
+
+
 @pytest.mark.parametrize("key", KEYS)
 @schema.parametrize()
 @settings(max_examples=20, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -142,6 +181,15 @@ def test_no_request_is_a_defect_and_answers_are_as_described(case, key, site):
     if case.operation.path == "/batch":
         excluded.append(negative_data_rejection)  # parts have statuses of their own
     case.call_and_validate(base_url=site.url, headers=KEYS[key], excluded_checks=excluded, timeout=LOADING_S)
+
+
+@pytest.mark.parametrize("key", KEYS)
+@text_schema.parametrize()
+@settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+def test_no_request_for_a_text_is_a_defect(case, key, text_site):
+    case.call_and_validate(
+        base_url=text_site.url, headers=KEYS[key], excluded_checks=[positive_data_acceptance], timeout=LOADING_S
+    )
 
 
 def is_page(route: Route) -> bool:
@@ -248,7 +296,12 @@ ACT = {"experiment": "exp", "session_id": "h", "observations": SEES}
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/act": ACT | {"action_masks": {}, "cluster_id": "c", "mode": "greedy"},
     "/batch": {"requests": [ACT]},
-    "/generate": {"experiment": "exp", "session_id": "h", "prompt": "p", "max_tokens": 1, "temperature": 1},
+    "/generate": {"experiment": "exp", "session_id": "h", "prompt": "p", "max_tokens": 1, "temperature": 1}
+    | dict.fromkeys(("agent", "cluster_id", "top_p", "top_k", "stop", "seed", "stream")),
+    "/v1/chat/completions": {"model": "exp", "messages": [{"role": "user", "content": "p"}], "max_tokens": 1}
+    | dict.fromkeys(
+        ("user", "stop", "seed", "stream", "n", "tools", "logit_bias", "max_completion_tokens", "logprobs")
+    ),
     "/v1/outcomes": {"experiment": "exp", "session_id": "known-3", "value": 1, "metrics": {}},
     "/v1/experiments": {"name": "hostile", "arms": {"a": {"bundle": "zero"}}, "reason": "r"}
     | dict.fromkeys(
@@ -263,12 +316,15 @@ def assert_refused_or_done(answer: httpx.Response) -> None:
     assert answer.status_code < 500, answer.text
     if answer.status_code >= 400:
         (error,) = answer.json().values()
-        assert set(error) == {"field", "message"} and "\n" not in error["message"]
+        openais = {"type", "code", "param"}  # on its route
+        assert set(error) - openais == {"field", "message"} and "\n" not in error["message"]
 
 
 @pytest.mark.parametrize("path", REQUESTS)
-def test_hostile_values_are_refused_by_name(path, client):
+def test_hostile_values_are_refused_by_name(path, client, text_site):
     good = REQUESTS[path]
+    if path in TEXTS:
+        client.base_url = text_site.url
     for field in good:
         start, _, end = json.dumps(good | {field: "@"}).encode().partition(b'"@"')
         for number, value in enumerate(HOSTILE):

@@ -330,6 +330,26 @@ def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides: li
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["team.a.generation.engine=vllm"], "team.a.generation.engine=vllm: its weights cannot follow training"),
+        (["algorithm=mappo"], "team.a: mappo trains actor-critics, not language models"),
+        (["train.rollout=steps"], "train.rollout=steps"),
+        (["train.total_steps=0"], "train.total_steps=0: expected `warm_start`"),
+        (["hyper.overlong_buffer=8"], "overlong_buffer=8 must be below team.a.generation.max_tokens=8"),
+        (["team.a.model.path=gpt2"], "team.a.model: expected exactly one of `path` and `preset`"),
+        (["team.b.agents=[x]"], "team.b.model: expected a language model, as the other policies are"),
+    ],
+)
+def test_what_language_models_need_is_checked_before_anything_starts(overrides: list[str], message: str) -> None:
+    policy = {"model": {"preset": "tiny-0.2m"}, "generation": {"max_tokens": 8}}
+    base = {"name": "a", "env": {"id": "math"}, "algorithm": "grpo", "train": {"group_size": 8}, "team": {"a": policy}}
+    with pytest.raises(MarlRayError) as caught:
+        parse_config(RunConfig, base, overrides)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_defaults_are_the_algorithms_own_until_something_is_given() -> None:
     base = {"name": "a", "env": {"id": "x"}, "train": {"group_size": 4}}
     config = parse_config(RunConfig, base, ["algorithm=dapo"])

@@ -1,10 +1,12 @@
 """The shared maths of the algorithms against slow loops, and the properties that batching must not break."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+import toy_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit import references
@@ -20,7 +22,9 @@ from marl_ray.algorithms.ratios import (
     truncated_importance,
     truncated_sequence_importance,
 )
+from marl_ray.algorithms.remax import REMAX
 from marl_ray.algorithms.returns import reward_to_go, sequence_scores
+from marl_ray.config import AlgorithmConfig
 from marl_ray.errors import MarlRayError
 
 patient = settings(deadline=None)
@@ -163,6 +167,23 @@ def test_greedy_baseline_equals_the_loop_or_names_the_groups_without_one(batch):
     else:
         with pytest.raises(MarlRayError, match=f"of {count} groups have no greedy row"):
             greedy_baseline(scores, index, count, include, greedy)
+
+
+def test_remax_learns_nothing_from_a_turn_that_the_greedy_episode_never_came_to():
+    whole = toy_batches.batch(3, groups=2, members=4, greedy=True)
+    later = (torch.arange(8) == 2) | (torch.arange(8) == 6)
+    responses = replace(
+        whole,
+        turn=later.long(),
+        observations=whole.observations[..., :0],
+        prompts=torch.zeros(8, 1, dtype=torch.int64),
+    )
+    found, _ = REMAX.advantages(responses, AlgorithmConfig(gamma=1.0))
+    expected, _ = REMAX.advantages(whole, AlgorithmConfig(gamma=1.0))
+    assert not found[later].any() and expected[later].any()
+    close(found[~later], expected[~later])
+    with pytest.raises(MarlRayError, match="have no greedy row"):
+        REMAX.advantages(replace(whole, turn=later.long()), AlgorithmConfig(gamma=1.0))
 
 
 @pytest.mark.parametrize("mode", MODES)

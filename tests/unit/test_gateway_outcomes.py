@@ -9,7 +9,7 @@ from toy_gateways import act, gateway_config, make_bundle, serving, with_gateway
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import ExperimentStore, StoreError
-from marl_ray.serving import acting
+from marl_ray.serving import assigning
 from marl_ray.serving.exposures import ExposureLog
 from marl_ray.serving.gateway import Gateway
 
@@ -199,4 +199,4 @@ def test_arms_must_understand_the_same_requests(bundles, tmp_path):
 
 
 def test_constants_fit_the_database():
-    assert acting.SESSION_LENGTH <= 256  # the column's width
+    assert assigning.SESSION_LENGTH <= 256  # the column's width

@@ -2,9 +2,11 @@
 
     A_t = R_t - s(greedy episode of the same start),   R_t = r_t + gamma R_{t+1}       L = -A log pi
 
-One member of every group is played greedily and not trained on.
+One member of every group is played greedily and not trained on. Where rows are responses, one at a turn that the greedy
+episode never came to has no baseline, and nothing is learned from it.
 """
 
+import torch
 from torch import Tensor
 
 from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
@@ -18,9 +20,12 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
     """(B, T) rewards-to-go less the greedy member's score."""
     index, count = group_index(batch.group, batch.agent, batch.turn)
     scores = sequence_scores(batch.rewards)
-    baseline = scores - greedy_baseline(scores, index, count, batch.mask.any(1), batch.greedy)
+    compared = batch.mask.any(1)
+    if batch.prompts is not None:
+        compared &= torch.isin(index, index[batch.greedy])
+    baseline = scores - greedy_baseline(scores, index, count, compared, batch.greedy)
     to_go = reward_to_go(batch.rewards, batch.mask, batch.terminated | batch.truncated, hyper.gamma)
-    return (to_go - baseline[:, None]) * batch.mask, None
+    return (to_go - baseline[:, None]) * (batch.mask & compared[:, None]), None
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:

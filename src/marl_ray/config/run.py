@@ -257,6 +257,11 @@ class RunConfig(Config):
                     f"team.{name}: {self.algorithm_of(name)} trains actor-critics, not language models; "
                     "`marl-ray algorithms` says which do both"
                 )
+            if self.team[name].generation.engine == "vllm" and not self.team[name].frozen:
+                raise ValueError(
+                    f"team.{name}.generation.engine=vllm: its weights cannot follow training; expected torch or "
+                    "transformers, or frozen: true"
+                )
 
     def _check_policy(self, name: str, hyper: AlgorithmConfig) -> None:
         spec, train = self.spec_of(name), self.train
@@ -272,12 +277,15 @@ class RunConfig(Config):
             raise ValueError(f"advantage_norm=group of policy {name!r}: {algorithm} has no groups")
         if hyper.dynamic_sampling and not spec.groups:
             raise ValueError(f"dynamic_sampling of policy {name!r}: {algorithm} has no groups")
-        if hyper.overlong_buffer >= train.horizon:
-            raise ValueError(f"overlong_buffer={hyper.overlong_buffer} must be below train.horizon={train.horizon}")
+        longest, of = train.horizon, "train.horizon"
+        if self.team[name].model is not None:
+            longest, of = self.team[name].generation.max_tokens, f"team.{name}.generation.max_tokens"
+        if hyper.overlong_buffer >= longest:
+            raise ValueError(f"overlong_buffer={hyper.overlong_buffer} must be below {of}={longest}")
         if self.warm_start is not None and hyper.kl_coef and not self.team[name].frozen:
             raise ValueError(
                 f"warm_start: kl_coef={hyper.kl_coef:g} of policy {name!r} would hold it at the weights before the "
-                "warm start; leave one of them out"
+                "warm start; leave one of them out, or start from a `bundle` that was warmed up"
             )
         if spec.costs and not self.constraints:
             raise ValueError(

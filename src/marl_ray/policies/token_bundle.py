@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers.utils import logging
 
 from marl_ray.config.model import ModelConfig
 from marl_ray.policies.manifest import (
@@ -79,7 +80,13 @@ def save_token_bundle(
 
 
 def _write_policy(folder: Path, policy: TokenPolicy) -> TokenPolicyManifest:
-    policy.lm.save_pretrained(folder)
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # one bar a file, among the lines of a run
+    try:
+        policy.lm.save_pretrained(folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
     policy.tokenizer.save_pretrained(folder)
     return TokenPolicyManifest(
         generation=policy.generation,

@@ -199,7 +199,7 @@ def build_token_policy(
             tokenizer = byte_tokenizer(config.context)
             lm = tiny_model(config.preset, tokenizer, config.context)
         else:
-            with _model_folder(str(config.path), tracking_uri) as folder:
+            with model_folder(str(config.path), tracking_uri) as folder:
                 lm = load_model(folder, torch.float32, config.context)
                 tokenizer = load_tokenizer(folder)
             known = lm.get_input_embeddings().weight.shape[0]
@@ -213,7 +213,7 @@ def build_token_policy(
 
 
 @contextmanager
-def _model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
+def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
     """Where a model's files are while they are read; the one policy's folder if `path` is a bundle."""
     if not path.startswith("models:/") and not (Path(path) / MANIFEST).is_file():
         yield path

@@ -12,9 +12,10 @@ from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import RETREATS, Action, StaleEpochError
 from marl_ray.experiments.store import StoreError
-from marl_ray.policies.bundle import Bundle, load_bundle
-from marl_ray.serving.arms import load_bundles
+from marl_ray.policies.bundle import load_bundle
+from marl_ray.serving.arms import AnyBundle, load_bundles
 from marl_ray.serving.breaker import CircuitState
+from marl_ray.serving.chat import models_of
 from marl_ray.serving.decisions import findings
 from marl_ray.serving.http import Request, RequestError, Response
 from marl_ray.serving.metrics import CONTENT_TYPE
@@ -215,7 +216,7 @@ async def endpoints(gateway: "Gateway", request: Request) -> Response:
 
 
 async def models(gateway: "Gateway", request: Request) -> Response:
-    """`GET /v1/models`: every bundle that this replica holds."""
+    """`GET /v1/models`: every bundle that this replica holds, and `data`, what OpenAI's clients may name as `model`."""
     found: dict[str, dict[str, Any]] = {}
     for reference, bundle in gateway.models.items():
         found[bundle.digest] = _model(bundle, reference)
@@ -223,7 +224,9 @@ async def models(gateway: "Gateway", request: Request) -> Response:
         for arm, part in router.arms.items():
             row = found.setdefault(part.bundle.digest, _model(part.bundle, router.config.arms[arm].bundle))
             row["arms"].append(f"{router.config.name}/{arm}")
-    return Response(orjson.dumps({"models": list(found.values())}))
+    names = dict.fromkeys(router.config.served_as for router in gateway.endpoints.routers.values())
+    data = [model for name in names for model in models_of(gateway.endpoints.served(name))]
+    return Response(orjson.dumps({"object": "list", "data": data, "models": list(found.values())}))
 
 
 async def load(gateway: "Gateway", request: Request) -> Response:
@@ -240,7 +243,7 @@ async def load(gateway: "Gateway", request: Request) -> Response:
     return Response(orjson.dumps(_model(gateway.models[reference], reference)))
 
 
-def _model(bundle: Bundle, reference: str) -> dict[str, Any]:
+def _model(bundle: AnyBundle, reference: str) -> dict[str, Any]:
     manifest = bundle.manifest
     return {
         "version": bundle.digest,

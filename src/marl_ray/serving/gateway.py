@@ -7,7 +7,7 @@ do is in `acting`, `outcomes` and `administration`; here is what they share.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -18,8 +18,7 @@ from marl_ray.config import ArmConfig, BreakerConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.store import ExperimentStore, StoreError
-from marl_ray.policies.bundle import Bundle
-from marl_ray.serving.arms import ArmBatcher, load_bundles
+from marl_ray.serving.arms import AnyBundle, ArmBatcher, is_text, load_bundles
 from marl_ray.serving.breaker import Breaker
 from marl_ray.serving.cache import make_cache
 from marl_ray.serving.deadlines import Deadlines
@@ -29,13 +28,16 @@ from marl_ray.serving.exposures import ExposureLog
 from marl_ray.serving.follower import Follower
 from marl_ray.serving.http import (
     ClientGoneError,
+    Headers,
     Receive,
     Request,
     RequestError,
     Response,
     Scope,
     Send,
+    Stream,
     respond,
+    stream,
 )
 from marl_ray.serving.keys import Keys, Permission
 from marl_ray.serving.limits import RateLimiter
@@ -43,9 +45,10 @@ from marl_ray.serving.metrics import ArmMeters, Metrics
 from marl_ray.serving.router import Arm, LoadedExperiment, Router
 from marl_ray.serving.routes import Route, find
 from marl_ray.serving.spool import Spool, spool_folder
+from marl_ray.serving.texts import TextArm
 
 T = TypeVar("T")
-Host = Callable[[Bundle, str, ArmConfig], Arm]
+Host = Callable[[AnyBundle, str, ArmConfig], Arm | TextArm]
 """Makes an arm in a deployment of its own, from its bundle, the bundle's reference and how large it shall be."""
 
 STORE_THREADS = 4
@@ -61,7 +64,18 @@ _access = logging.getLogger("marl_ray.access")
 
 def load_experiments(config: GatewayConfig) -> list[LoadedExperiment]:
     """All bundles of a gateway's config, verified. Raises MarlRayError naming the arm."""
-    return [LoadedExperiment(part, load_bundles(part, config.tracking_uri)) for part in config.experiments]
+    loaded = [LoadedExperiment(part, load_bundles(part, config.tracking_uri)) for part in config.experiments]
+    for part in loaded:
+        check_log(config, part)
+    return loaded
+
+
+def check_log(config: GatewayConfig, part: LoadedExperiment) -> None:
+    """Raise MarlRayError if the gateway keeps decisions, of which texts are none."""
+    if config.decision_log is not None and any(map(is_text, part.bundles.values())):
+        raise MarlRayError(
+            f"experiments.{part.config.name}: expected a gateway without decision_log, which cannot keep texts"
+        )
 
 
 class Gateway:
@@ -80,7 +94,7 @@ class Gateway:
         self.exposures = ExposureLog(self.store, Spool(spool_folder(config.spool, config.database), config.spool_bytes))
         self.endpoints = Endpoints()
         self._deadlines = Deadlines()
-        self.models: dict[str, Bundle] = {}
+        self.models: dict[str, AnyBundle] = {}
         """Bundles loaded ahead of any experiment, by reference into the registry, where versions never change."""
         self.plots: dict[str, tuple[float, dict[str, list[list[float | None]]]]] = {}
         """Experiment -> when its curves were read, and they."""
@@ -107,6 +121,8 @@ class Gateway:
         self.exposures.close()
         if self.decisions is not None:
             self.decisions.close()
+        for router in self.endpoints.routers.values():
+            router.close()
         for threads in (self._threads, self.look_up_threads):
             threads.shutdown(cancel_futures=True)
         self.store.close()
@@ -114,14 +130,20 @@ class Gateway:
     def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: Any) -> Router:
         """Register an experiment with the store and route to it; `more` is stored beside its config. Blocks. Raises
         MarlRayError if the stored experiment forbids it, or if an arm cannot be hosted."""
+        check_log(self.config, part)
         arms = {arm: self._arm(part, arm) for arm in part.bundles}
         record = self.store.open_experiment(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
         router = Router(part.config, arms, self.store.table(part.config.name), self.exposures, record.created)
         return self.endpoints.add(router)
 
-    def _arm(self, part: LoadedExperiment, arm: str) -> Arm:
+    def _arm(self, part: LoadedExperiment, arm: str) -> Arm | TextArm:
         bundle, config = part.bundles[arm], part.config.arms[arm]
         if part.config.placement == "replica":
+            if is_text(bundle):
+                from marl_ray.serving.text_arms import TextBatcher  # transformers takes seconds to import
+
+                # An arm that hangs must leave time for the control to answer in its stead.
+                return TextBatcher(bundle, self.config.max_batch, self.config.request_timeout_s / 2)
             return ArmBatcher(bundle, self.config.max_batch, self._noise)
         if self._host is None:
             raise MarlRayError(
@@ -154,24 +176,35 @@ class Gateway:
                 return
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = time.perf_counter()
         request = Request(scope, receive, self.config.max_body_bytes)
+        try:
+            await self._answer(scope, request, send)
+        finally:
+            request.close()
+
+    async def _answer(self, scope: Scope, request: Request, send: Send) -> None:
+        start = time.perf_counter()
         # Metrics are labelled by route: paths are the caller's choice and would be labels without end.
         endpoint = "other"
+        problem: Callable[[RequestError], bytes] = RequestError.body
+        response: Response | Stream
         try:
             route = find(request.path, scope["method"])
-            endpoint = route.template
+            endpoint, problem = route.template, route.problem
             response = await self._handled(route, request)
         except ClientGoneError:
             return
         except RequestError as error:
-            response = Response(error.body(), error.status, headers=error.headers)
+            response = Response(problem(error), error.status, headers=error.headers)
         except StoreError as error:
             _log.error("%s", error)
-            response = Response(RequestError(503, None, str(error)).body(), 503)
+            response = Response(problem(RequestError(503, None, str(error))), 503)
         except Exception:  # a defect of ours: the log has it, the caller learns no internals
             _log.exception("request %s to %s failed", request.id, endpoint)
-            response = Response(RequestError(500, None, "internal error").body(), 500)
+            response = Response(problem(RequestError(500, None, "internal error")), 500)
+        named = ((b"x-request-id", request.id.encode()),)
+        if isinstance(response, Stream):
+            await self._streamed(send, request, response, named)
         self.metrics.count(endpoint, response.status)
         if response.status >= 400 or self.config.access_log == "all":
             self.log_line(
@@ -182,9 +215,25 @@ class Gateway:
                 status=response.status,
                 ms=round(1000 * (time.perf_counter() - start), 3),
             )
-        await respond(send, response, ((b"x-request-id", request.id.encode()),))
+        if isinstance(response, Response):
+            await respond(send, response, named)
 
-    async def _handled(self, route: Route, request: Request) -> Response:
+    async def _streamed(self, send: Send, request: Request, response: Stream, headers: Headers) -> None:
+        """Send a stream for as long as the client reads it. Arms have deadlines of their own for every token."""
+
+        async def patiently(message: Mapping[str, Any]) -> None:
+            await self._deadlines.run(send(message), self.config.request_timeout_s)
+
+        try:
+            await request.while_there(stream(patiently, response, headers))
+        except (ClientGoneError, TimeoutError):
+            pass
+        except Exception:  # a defect of ours, and too late for a status: the client sees the connection break
+            _log.exception("request %s failed in mid-response", request.id)
+        finally:
+            response.close()
+
+    async def _handled(self, route: Route, request: Request) -> Response | Stream:
         seconds = LOADING_S if route.loads else self.config.request_timeout_s
         wish = request.header(b"x-request-timeout-seconds")
         if wish is not None:
@@ -213,6 +262,10 @@ class Gateway:
     def meters(self, router: Router) -> dict[str, ArmMeters]:
         """The metrics of an experiment's arms."""
         return self.metrics.arms(router.config.name, router.arms)
+
+    def seed(self) -> int:
+        """Of a text that came without one."""
+        return int(self._noise.integers(1 << 63))
 
     def roll_back(self, router: Router, arm: str, reason: str) -> None:
         """Roll an arm back for good, in a thread. If the database is away the arm's open circuit keeps it from traffic, and

@@ -15,8 +15,9 @@ from ray.serve.handle import DeploymentHandle
 from marl_ray.config import ArmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle, load_bundle
-from marl_ray.serving.arms import Answer, ArmBatcher, Observations
+from marl_ray.serving.arms import Answer, AnyBundle, ArmBatcher, Observations, is_text
 from marl_ray.serving.deadlines import Deadlines
+from marl_ray.serving.texts import TextArm
 
 START_S = 300.0
 """How long an arm's deployment may take to start."""
@@ -25,19 +26,26 @@ _POLL_S = 0.25
 
 
 class ArmHost:
-    """One replica of one arm."""
+    """One replica of one arm of actor-critics."""
 
-    def __init__(self, reference: str, digest: str, tracking_uri: str | None, max_batch: int):
+    def __init__(self, reference: str, digest: str, tracking_uri: str | None, max_batch: int, deadline_s: float):
         import torch
 
         torch.set_num_threads(1)
-        bundle = load_bundle(reference, tracking_uri)
-        if bundle.digest != digest:
-            raise MarlRayError(f"bundle {reference!r}: expected digest {digest[:16]}, got {bundle.digest[:16]}")
+        bundle = verified(reference, digest, tracking_uri)
+        assert isinstance(bundle, Bundle)
         self._batcher = ArmBatcher(bundle, max_batch, np.random.default_rng())
 
     async def act(self, observations: Observations, greedy: bool, masks: Observations) -> Answer:
         return await self._batcher.act(observations, greedy, masks)
+
+
+def verified(reference: str, digest: str, tracking_uri: str | None) -> AnyBundle:
+    """The bundle, which must be the one that was meant. Raises MarlRayError."""
+    bundle = load_bundle(reference, tracking_uri)
+    if bundle.digest != digest:
+        raise MarlRayError(f"bundle {reference!r}: expected digest {digest[:16]}, got {bundle.digest[:16]}")
+    return bundle
 
 
 class RemoteArm:
@@ -59,26 +67,31 @@ class RemoteArm:
 
 
 def host(
-    bundle: Bundle,
+    bundle: AnyBundle,
     reference: str,
     size: ArmConfig,
     *,
     tracking_uri: str | None,
     max_batch: int,
     deadline_s: float,
-) -> RemoteArm:
+) -> RemoteArm | TextArm:
     """The arm's application, started if it does not run yet; waits until it does. Raises MarlRayError."""
     name = f"arm-{bundle.digest[:16]}"
     states = serve.status().applications
     if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):
+        kind: type = ArmHost
+        if is_text(bundle):
+            from marl_ray.serving.text_hosts import TextHost  # transformers takes seconds to import
+
+            kind = TextHost
         make: Any = serve.deployment(
-            name="ArmHost",
+            name=kind.__name__,
             num_replicas=size.replicas,
             max_ongoing_requests=MAX_ONGOING_REQUESTS,
             ray_actor_options={"num_cpus": size.cpus, "num_gpus": size.gpus},
-        )(ArmHost)
+        )(kind)
         # Two gateway replicas that come here together start it twice, which Serve makes one.
-        application = make.bind(reference, bundle.digest, tracking_uri, max_batch)
+        application = make.bind(reference, bundle.digest, tracking_uri, max_batch, deadline_s)
         serve.run_many([serve.RunTarget(application, name, None)], wait_for_applications_running=False)
     deadline = time.monotonic() + START_S
     while (status := serve.status().applications[name]).status != "RUNNING":
@@ -86,6 +99,11 @@ def host(
             raise MarlRayError(f"bundle {reference!r}: its deployment {name} is {status.status}: {status.message}")
         time.sleep(_POLL_S)
     try:
-        return RemoteArm(bundle, serve.get_app_handle(name), deadline_s)
+        handle = serve.get_app_handle(name)
     except RayServeException as error:
         raise MarlRayError(f"bundle {reference!r}: {error}") from error
+    if isinstance(bundle, Bundle):
+        return RemoteArm(bundle, handle, deadline_s)
+    from marl_ray.serving.text_hosts import RemoteTextArm
+
+    return RemoteTextArm(bundle, handle, deadline_s)

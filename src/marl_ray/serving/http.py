@@ -1,10 +1,12 @@
 """The little of HTTP that the gateway needs, on raw ASGI."""
 
+import asyncio
+import contextlib
 import itertools
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -16,8 +18,10 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
 HTML = b"text/html; charset=utf-8"
+EVENTS = b"text/event-stream; charset=utf-8"
 Headers = tuple[tuple[bytes, bytes], ...]
 
+T = TypeVar("T")
 _REQUEST_IDS = (secrets.token_hex(6), itertools.count(1))
 
 
@@ -40,7 +44,7 @@ class RequestError(MarlRayError):
 
 
 class ClientGoneError(Exception):
-    """The client hung up before its request was complete; there is nobody to answer."""
+    """The client hung up before it had its answer; there is nobody to answer."""
 
 
 def route_path(scope: Scope) -> str:
@@ -54,10 +58,11 @@ def route_path(scope: Scope) -> str:
 class Request:
     """One HTTP request, its body not read yet."""
 
-    __slots__ = ("_limit", "_receive", "headers", "id", "path", "root_path")
+    __slots__ = ("_gone", "_limit", "_receive", "headers", "id", "path", "root_path")
 
     def __init__(self, scope: Scope, receive: Receive, max_body_bytes: int):
         self._receive, self._limit = receive, max_body_bytes
+        self._gone: asyncio.Task[None] | None = None
         self.path = route_path(scope)
         self.root_path = str(scope.get("root_path") or "").rstrip("/")
         """The prefix that the application is mounted at."""
@@ -96,6 +101,32 @@ class Request:
             raise ClientGoneError
         return body
 
+    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns; ClientGoneError, and `work` is cancelled, as soon as the client hangs up. Only when the body
+        has been read. For what takes long: it costs two tasks."""
+        task = asyncio.create_task(work)
+        if self._gone is None:  # one for all that wait in this request
+            self._gone = asyncio.create_task(self._until_gone())
+        try:
+            await asyncio.wait((task, self._gone), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise ClientGoneError
+        finally:
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def close(self) -> None:
+        """Stop looking whether the client is there."""
+        if self._gone is not None:
+            self._gone.cancel()
+
     def _too_large(self) -> RequestError:
         return RequestError(413, "body", f"expected at most {self._limit} bytes")
 
@@ -111,6 +142,17 @@ class Response(NamedTuple):
     status: int = 200
     content_type: bytes = JSON
     headers: Headers = ()
+
+
+class Stream(NamedTuple):
+    """An answer in parts that are sent as soon as they are there: server-sent events."""
+
+    parts: AsyncIterator[bytes]
+    close: Callable[[], None]
+    """To be called at the end in any case."""
+    headers: Headers = ()
+    status: int = 200
+    content_type: bytes = EVENTS
 
 
 def parse_object(body: bytes, known: frozenset[str]) -> dict[str, Any]:
@@ -134,13 +176,30 @@ def known_fields(data: Any, known: frozenset[str]) -> dict[str, Any]:
 
 async def respond(send: Send, response: Response, headers: Headers = ()) -> None:
     """Send a complete response."""
-    length = str(len(response.body)).encode()
-    fixed = ((b"content-type", response.content_type), (b"content-length", length))
-    await send(
-        {
-            "type": "http.response.start",
-            "status": response.status,
-            "headers": [*fixed, *response.headers, *headers],
-        }
-    )
+    length = (b"content-length", str(len(response.body)).encode())
+    await _begin(send, response, (length, *response.headers, *headers))
     await send({"type": "http.response.body", "body": response.body})
+
+
+async def stream(send: Send, response: Stream, headers: Headers = ()) -> None:
+    """Send a response part by part. `x-accel-buffering` asks proxies not to wait for its end."""
+    own = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+    await _begin(send, response, (*own, *response.headers, *headers))
+    async for part in response.parts:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _begin(send: Send, response: Response | Stream, headers: Headers) -> None:
+    kind = (b"content-type", response.content_type)
+    await send({"type": "http.response.start", "status": response.status, "headers": [kind, *headers]})
+
+
+def event(data: Any) -> bytes:
+    """A server-sent event of JSON."""
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def header_text(value: str) -> bytes:
+    """A header's value of any printable text: what is not ASCII is written as escapes."""
+    return value.encode("ascii", "backslashreplace")

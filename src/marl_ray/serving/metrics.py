@@ -8,29 +8,56 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-LATENCY_BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Ray Serve's own histograms start at 1 ms, where a small policy has long answered."""
+LATENCY_BUCKETS_S = (
+    1e-4, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0,
+)  # fmt: skip
+"""Ray Serve's own histograms start at 1 ms, where a small policy has long answered; the last ones are for texts."""
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 OF_ARM = ("experiment", "arm")
 OF_ANSWER = ("endpoint", "status")
+_BOUNDS = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
+
+
+class Histogram:
+    """Counts of seconds by bucket, as plain numbers."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(_BOUNDS)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        self.total += seconds
+
+    def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
+        buckets = zip(_BOUNDS, map(float, accumulate(self.counts)), strict=True)
+        family.add_metric(labels, list(buckets), self.total)
 
 
 class ArmMeters:
     """What is counted of an arm at every act: plain numbers, because the library's counters cost a lock each."""
 
-    __slots__ = ("exposures", "seconds", "total")
+    __slots__ = ("exposures", "first_token", "prompt_tokens", "seconds", "tokens")
 
     def __init__(self) -> None:
         self.exposures = 0
-        self.seconds = [0] * (len(LATENCY_BUCKETS_S) + 1)
-        """Acts by bucket."""
-        self.total = 0.0
+        self.seconds = Histogram()
+        """Of acts."""
+        self.prompt_tokens = self.tokens = 0
+        self.first_token = Histogram()
+        """Of texts."""
 
     def observe(self, seconds: float) -> None:
         """An act that took this long."""
-        self.seconds[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
-        self.total += seconds
+        self.seconds.observe(seconds)
+
+    def wrote(self, prompt_tokens: int, first_token_s: float) -> None:
+        """A text that was written to its end."""
+        self.prompt_tokens += prompt_tokens
+        self.first_token.observe(first_token_s)
 
 
 class _Hot(Collector):
@@ -46,19 +73,27 @@ class _Hot(Collector):
             "Time from the request's fields to its answer, successful acts.",
             labels=OF_ARM,
         )
-        bounds = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
+        first = HistogramMetricFamily(
+            "marl_ray_gateway_first_token_seconds", "Time to a text's first token, complete texts.", labels=OF_ARM
+        )
+        tokens = CounterMetricFamily(
+            "marl_ray_gateway_tokens", "Tokens of texts: of their prompts, and generated.", labels=(*OF_ARM, "kind")
+        )
         for experiment, arms in self._arms.items():
             for arm, meters in arms.items():
                 exposures.add_metric([experiment, arm], meters.exposures)
-                counts = [float(count) for count in accumulate(meters.seconds)]
-                seconds.add_metric([experiment, arm], list(zip(bounds, counts, strict=True)), meters.total)
+                meters.seconds.add_to(seconds, [experiment, arm])
+                if meters.tokens:
+                    meters.first_token.add_to(first, [experiment, arm])
+                    tokens.add_metric([experiment, arm, "prompt"], meters.prompt_tokens)
+                    tokens.add_metric([experiment, arm, "generated"], meters.tokens)
         requests = CounterMetricFamily("marl_ray_gateway_requests", "Requests answered.", labels=OF_ANSWER)
         errors = CounterMetricFamily("marl_ray_gateway_errors", "Of these, with 4xx or 5xx.", labels=OF_ANSWER)
         for (endpoint, status), count in list(self._answers.items()):
             requests.add_metric([endpoint, str(status)], count)
             if status >= 400:
                 errors.add_metric([endpoint, str(status)], count)
-        yield from (exposures, seconds, requests, errors)
+        yield from (exposures, seconds, first, tokens, requests, errors)
 
 
 class Metrics:

@@ -16,8 +16,18 @@ from marl_ray.experiments.states import Status, Step
 from marl_ray.experiments.statistics import Verdict
 from marl_ray.experiments.store import AuditEntry, Production
 from marl_ray.policies.bundle import Lineage
-from marl_ray.serving.acting import ACT_FIELDS, GENERATE_FIELDS, SESSION_LENGTH
+from marl_ray.serving.acting import ACT_FIELDS
 from marl_ray.serving.administration import CHANGE_FIELDS, REASON_LENGTH
+from marl_ray.serving.assigning import SESSION_LENGTH
+from marl_ray.serving.chat import CHAT_FIELDS, NEUTRAL, ROLES
+from marl_ray.serving.generating import (
+    GENERATE_FIELDS,
+    LARGEST_TEMPERATURE,
+    LARGEST_TOKENS,
+    SEEDS,
+    STOP_LENGTH,
+    STOPS,
+)
 from marl_ray.serving.keys import Permission
 from marl_ray.serving.outcomes import LARGEST_OUTCOME, OUTCOME_FIELDS
 
@@ -28,7 +38,11 @@ Schema = dict[str, Any]
 
 
 # fmt: off
-Problem = TypedDict("Problem", {"field": str | None, "message": str})
+Problem = TypedDict("Problem", {
+    "field": str | None, "message": str,
+    # Of /v1/chat/completions, for OpenAI's clients:
+    "type": NotRequired[str], "param": NotRequired[str | None], "code": NotRequired[str | None],
+})
 Error = TypedDict("Error", {"error": Problem})
 ActAnswer = TypedDict("ActAnswer", {
     "experiment": str, "arm": str, "epoch": int, "propensity": float, "actions": dict[str, Any],
@@ -36,6 +50,22 @@ ActAnswer = TypedDict("ActAnswer", {
 })
 PartError = TypedDict("PartError", {"status": int, "error": Problem})
 BatchAnswer = TypedDict("BatchAnswer", {"answers": list[ActAnswer | PartError]})
+Finish = Literal["stop", "length"]
+GenerateAnswer = TypedDict("GenerateAnswer", {
+    "experiment": str, "arm": str, "epoch": int, "propensity": float, "text": str, "tokens": list[int],
+    "log_probs": list[float], "finish_reason": Finish, "fallback_for": NotRequired[str],
+})
+ChatMessage = TypedDict("ChatMessage", {"role": Literal["assistant"], "content": str, "refusal": None})
+ChatToken = TypedDict("ChatToken", {"token": str, "logprob": float, "bytes": None, "top_logprobs": list[Any]})
+ChatLogProbs = TypedDict("ChatLogProbs", {"content": list[ChatToken], "refusal": None})
+ChatChoice = TypedDict("ChatChoice", {
+    "index": int, "message": ChatMessage, "finish_reason": Finish, "logprobs": ChatLogProbs | None,
+})
+ChatUsage = TypedDict("ChatUsage", {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int})
+ChatAnswer = TypedDict("ChatAnswer", {
+    "id": str, "object": Literal["chat.completion"], "created": int, "model": str, "system_fingerprint": str,
+    "choices": list[ChatChoice], "usage": ChatUsage,
+})
 OutcomeAnswer = TypedDict("OutcomeAnswer", {"experiment": str, "arm": str, "value": float})
 ExperimentRow = TypedDict("ExperimentRow", {
     "name": str, "endpoint": str, "status": Status, "strategy": str, "stage": int, "epoch": int, "control": str,
@@ -77,13 +107,17 @@ EndpointList = TypedDict("EndpointList", {"endpoints": dict[str, Endpoint]})
 Model = TypedDict("Model", {
     "version": str, "bundle": str, "family": str, "agents": dict[str, str], "lineage": Lineage, "arms": list[str],
 })
-ModelList = TypedDict("ModelList", {"models": list[Model]})
+ModelName = TypedDict("ModelName", {"id": str, "object": Literal["model"], "created": int, "owned_by": str})
+ModelList = TypedDict("ModelList", {"object": Literal["list"], "data": list[ModelName], "models": list[Model]})
 Health = TypedDict("Health", {"status": Literal["ok"], "experiments": list[str]})
 # fmt: on
 
 _IDENTIFIER: Schema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
 _NUMBER: Schema = {"type": "number", "minimum": -LARGEST_OUTCOME, "maximum": LARGEST_OUTCOME}
 _REASON: Schema = {"type": "string", "minLength": 1, "maxLength": REASON_LENGTH, "description": "For the audit log."}
+_TOKENS: Schema = {"type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_TOKENS}
+_STOP: Schema = {"type": "string", "minLength": 1, "maxLength": STOP_LENGTH}
+_FLAG: Schema = {"type": ["boolean", "null"]}
 _FIELDS: dict[str, Schema] = {
     "experiment": {"type": ["string", "null"], "description": "Endpoint or experiment; optional where there is one."},
     "session_id": _IDENTIFIER | {"description": "The unit, in printable characters; or else the header x-session-id."},
@@ -95,9 +129,25 @@ _FIELDS: dict[str, Schema] = {
         "description": "By agent, of those observed: whether each action is allowed.",
     },
     "mode": {"enum": ["sample", "greedy"], "default": "sample"},
+    "agent": {"type": ["string", "null"], "description": "Whose text; optional where one policy plays all agents."},
     "prompt": {"type": "string"},
-    "max_tokens": {"type": "integer", "minimum": 1},
-    "temperature": {"type": "number", "minimum": 0},
+    "max_tokens": _TOKENS,
+    "max_completion_tokens": _TOKENS | {"description": "The same as max_tokens; only one may be given."},
+    "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": LARGEST_TEMPERATURE, "description": "0 is greedy."},
+    "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"type": ["integer", "null"], "minimum": 0, "maximum": LARGEST_TOKENS, "description": "0 is all tokens."},
+    "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": STOPS}, {"type": "null"}]},
+    "seed": {"type": ["integer", "null"], "minimum": -SEEDS, "maximum": SEEDS - 1},
+    "stream": _FLAG | {"description": "Answer by server-sent events."},
+    "stream_options": {
+        "type": ["object", "null"], "properties": {"include_usage": _FLAG}, "additionalProperties": False,
+        "description": "Only with stream.",
+    },
+    "logprobs": _FLAG,
+    "model": {"type": "string", "description": "An endpoint, or ENDPOINT/AGENT, as /v1/models lists them."},
+    "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatRequestMessage"}},
+    "user": _IDENTIFIER | {"description": "The unit; or else the header x-session-id, or this request alone."},
+    **{name: {"enum": [neutral, None], "description": "Nothing else is supported."} for name, neutral in NEUTRAL.items()},
     "value": _NUMBER | {"description": "The session's outcome; larger is better."},
     "metrics": {
         "type": "object",
@@ -117,6 +167,12 @@ def _object(fields: Iterable[str], *required: str, example: Schema | None = None
     return made | ({"examples": [example]} if example is not None else {})
 
 
+_TEXT_PART: Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
 _SCHEMAS: dict[str, Schema] = {
     "Array": {
         "anyOf": [{"type": ["number", "boolean"]}, {"type": "array", "items": {"$ref": "#/components/schemas/Array"}}]
@@ -133,6 +189,17 @@ _SCHEMAS: dict[str, Schema] = {
         "additionalProperties": False,
     },
     "GenerateRequest": _object(GENERATE_FIELDS, "prompt"),
+    "ChatRequest": _object(CHAT_FIELDS, "model", "messages"),
+    "ChatRequestMessage": {
+        "type": "object",
+        "properties": {
+            "role": {"enum": list(ROLES)},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TEXT_PART}]},
+            "refusal": {"type": "null"},
+        },
+        "required": ["role", "content"],
+        "additionalProperties": False,
+    },
     "OutcomeRequest": _object(OUTCOME_FIELDS, "value", example={
         "session_id": "episode-17", "value": 0.83, "metrics": {"cost": 3},
     }),
@@ -143,12 +210,14 @@ _SCHEMAS: dict[str, Schema] = {
 class _Operation(NamedTuple):
     summary: str
     answer: Any
-    """None where it is text, or where there is none yet."""
+    """None where it is text."""
     problems: tuple[int, ...] = ()
     """Statuses besides those that every operation may answer with."""
     body: str | None = None
     scope: Permission | None = None
     headers: tuple[str, ...] = ()
+    streams: bool = False
+    """Answers by server-sent events too."""
 
 
 _ADMIN = (401, 403, 409, 429)
@@ -161,7 +230,14 @@ _OPERATIONS = {
         "Many acts at once, each answered by itself", BatchAnswer, (401, 403, 413, 429), "BatchRequest", "inference",
         ("x-session-id", "x-arm"),
     ),
-    "generate": _Operation("Text of token policies", None, (*_CLIENT, 422), "GenerateRequest", "inference"),
+    "generate": _Operation(
+        "Text of token policies", GenerateAnswer, (*_CLIENT, 422, 503), "GenerateRequest", "inference",
+        ("x-session-id", "x-arm"), streams=True,
+    ),
+    "completions": _Operation(
+        "Text of token policies, as OpenAI's clients ask for it", ChatAnswer, (*_CLIENT, 422, 503), "ChatRequest",
+        "inference", ("x-session-id", "x-arm"), streams=True,
+    ),
     "outcome": _Operation(
         "How a session went, once", OutcomeAnswer, (*_CLIENT, 409, 503), "OutcomeRequest", "outcomes", ("x-session-id",),
     ),
@@ -191,6 +267,8 @@ _PROBLEMS = {
     504: "Not done in time.",
 }
 _TEXT: Schema = {"type": "string"}
+_EVENT: Schema = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+"""Of each event; its data is a part of the answer, as JSON."""
 _PARAMETERS: dict[str, Schema] = {
     "x-request-timeout-seconds": {"type": "number", "exclusiveMinimum": 0},
     "x-session-id": _TEXT | {"description": "The unit, where the body names none."},
@@ -248,9 +326,11 @@ def _operation(route: "Route", keyed: bool) -> dict[str, Any]:
         content = {"text/plain": {"schema": _TEXT}}
     elif asked.answer is not None:
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{asked.answer.__name__}"}}}
+    if asked.streams:
+        content |= {"text/event-stream": {"schema": _EVENT}}
     good = {"description": "Done.", "headers": headers, "content": content}
     statuses = sorted({400, 504, *asked.problems})
-    responses = {"201" if kind == "create" else "200": good} if kind != "generate" else {}
+    responses = {"201" if kind == "create" else "200": good}
     path = [part.strip("{}") for part in route.template.split("/") if part.startswith("{")]
     operation: dict[str, Any] = {
         "operationId": last if kind == "change" else kind,

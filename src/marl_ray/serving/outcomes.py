@@ -9,7 +9,7 @@ import orjson
 
 from marl_ray.experiments.store import OutcomeConflictError, UnknownUnitError
 from marl_ray.experiments.units import METRIC_LENGTH
-from marl_ray.serving.acting import is_identifier, session_id
+from marl_ray.serving.assigning import is_identifier, session_id
 from marl_ray.serving.http import Request, RequestError, Response
 from marl_ray.serving.router import Router
 

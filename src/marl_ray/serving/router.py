@@ -3,17 +3,18 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment import Assignment, AssignmentTable, draw, in_layer
 from marl_ray.experiments.states import Status
 from marl_ray.experiments.store import AssignmentState, Exposure
 from marl_ray.policies.bundle import Bundle
-from marl_ray.serving.arms import Answer, Observations
+from marl_ray.serving.arms import Answer, AnyBundle, Observations, is_text
 from marl_ray.serving.breaker import Breaker
 from marl_ray.serving.exposures import ExposureLog
 from marl_ray.serving.shadow import Shadows
+from marl_ray.serving.texts import TextArm
 
 REMEMBERED = 100_000
 """Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one look-up."""
@@ -23,7 +24,7 @@ OVERLAP_S = 2.0
 
 
 class Arm(Protocol):
-    """A bundle that acts: in this process (`ArmBatcher`) or in a deployment of its own (`RemoteArm`)."""
+    """Actor-critics: in this process (`ArmBatcher`) or in a deployment of their own (`RemoteArm`)."""
 
     bundle: Bundle
 
@@ -67,7 +68,7 @@ class Router:
     def __init__(
         self,
         config: ExperimentConfig,
-        arms: Mapping[str, Arm],
+        arms: Mapping[str, Arm | TextArm],
         state: AssignmentState,
         log: ExposureLog,
         created: float,
@@ -83,6 +84,17 @@ class Router:
     def control(self) -> str:
         """The first arm of the config."""
         return self.state.control
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the arms are language models; arms of two kinds are in no experiment."""
+        return is_text(self.arms[self.control].bundle)
+
+    def close(self) -> None:
+        """End the threads of its arms."""
+        if self.is_text:
+            for arm in self.arms.values():
+                cast(TextArm, arm).close()
 
     @property
     def is_over(self) -> bool:
@@ -178,7 +190,7 @@ class LoadedExperiment:
     """A config and its arms' bundles."""
 
     config: ExperimentConfig
-    bundles: dict[str, Bundle]
+    bundles: Mapping[str, AnyBundle]
 
     def stored_config(self) -> dict[str, Any]:
         """What the store keeps: the config with the salt in force and each arm's digest."""

@@ -4,13 +4,13 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from marl_ray.experiments.states import Action
-from marl_ray.serving import acting, administration, outcomes, site
-from marl_ray.serving.http import Request, RequestError, Response
+from marl_ray.serving import acting, administration, chat, generating, outcomes, site
+from marl_ray.serving.http import Request, RequestError, Response, Stream
 
 if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
 
-Handler = Callable[["Gateway", Request], Awaitable[Response]]
+Handler = Callable[["Gateway", Request], Awaitable[Response | Stream]]
 
 
 class Route(NamedTuple):
@@ -21,13 +21,16 @@ class Route(NamedTuple):
     handler: Handler
     loads: bool = False
     """Fetches bundles, which may take longer than requests may."""
+    problem: Callable[[RequestError], bytes] = RequestError.body
+    """How an error is written."""
 
 
 _EXPERIMENT = "/v1/experiments/{name}"
 ROUTES = (
     Route("POST", "/v1/act", acting.act),
     Route("POST", "/batch", acting.batch),
-    Route("POST", "/generate", acting.generate),
+    Route("POST", "/generate", generating.generate),
+    Route("POST", "/v1/chat/completions", chat.completions, problem=chat.problem),
     Route("POST", "/v1/outcomes", outcomes.outcome),
     Route("GET", "/v1/endpoints", administration.endpoints),
     Route("GET", "/v1/experiments", administration.experiments),

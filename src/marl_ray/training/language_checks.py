@@ -11,7 +11,7 @@ from marl_ray.config import ModelConfig, RunConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.adapters import add_adapters
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
-from marl_ray.policies.token_policy import _model_folder
+from marl_ray.policies.token_policy import model_folder
 from marl_ray.policies.tokenizers import check_fits, encode_prompt, load_tokenizer
 from marl_ray.rollout.curriculum import Curriculum
 from marl_ray.training.fine_tuning import encode, read_demonstrations
@@ -57,7 +57,7 @@ def _tokenizer(model: ModelConfig, uri: str) -> Any:
         tokenizer = byte_tokenizer(model.context)
         lm: Any = tiny_model(model.preset, tokenizer, model.context)
     else:
-        with _model_folder(str(model.path), uri) as folder:
+        with model_folder(str(model.path), uri) as folder:
             try:
                 settings = AutoConfig.from_pretrained(folder)
                 with torch.device("meta"):

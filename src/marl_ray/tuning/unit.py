@@ -19,10 +19,10 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.training.batches import Diverged
-from marl_ray.training.loop import Metrics, Run
+from marl_ray.training.loop import UNKNOWN, Metrics, Run
 
-OF_EPISODES = ("return", "episode_", "within_budget", "score")
-"""Metrics that are missing until a first episode has ended."""
+LATER = ("return", "episode_", "within_budget", "score", "eval/")
+"""Metrics that are missing until a first episode has ended, or until the held-out tasks are played."""
 
 
 class Unit:
@@ -82,8 +82,8 @@ class Unit:
                 continue
             try:
                 row = run.step()
-                score = run.recent.score()
-                row |= {"score": score} if math.isfinite(score) else {}
+                score = run.score()
+                row |= {"score": score} if score > UNKNOWN else {}
             except Diverged as error:
                 raise Diverged(f"seed {seed}: {error}") from error
             self._note(seed, row)
@@ -105,7 +105,7 @@ class Unit:
         for metric, values in zip(self.metrics, self.recent[seed], strict=True):
             value = row.get(metric.name)
             if value is None:
-                if not metric.name.startswith(OF_EPISODES):
+                if not metric.name.startswith(LATER):
                     raise never_reported(metric.name, row)
             elif not math.isfinite(value):
                 raise Diverged(f"seed {seed}: metric {metric.name!r} is {value} at step {row['steps']:,}")

@@ -1,0 +1,59 @@
+"""From tokens to text while they arrive."""
+
+from collections.abc import Sequence
+from typing import Any
+
+BROKEN = "\ufffd"
+"""What stands for bytes that are no character, or none yet."""
+
+
+class Detokenizer:
+    """The text of a response in parts, which together are the decoded whole, but for what is hidden.
+
+    Special tokens have no text. A character that is not complete yet is held back, and so is the beginning of a hidden stop
+    string: only the next tokens tell what it is.
+    """
+
+    def __init__(self, tokenizer: Any, hidden: Sequence[str] = ()):
+        """The response's text ends where it first holds a `hidden` string."""
+        self._tokenizer = tokenizer
+        self._hidden = tuple(hidden)
+        self._ids: list[int] = []
+        """Those that the next part's text may depend on: the newest, and as context what was told just before."""
+        self._context = 0
+        """How many of them are context."""
+        self._told = 0
+        """Characters of their text that have been passed on."""
+        self._held = ""
+
+    def add(self, ids: Sequence[int], last: bool) -> str:
+        """The text that is certain now; with the `last` tokens all of it."""
+        self._held += self._decoded(ids, last)
+        found = [at for stop in self._hidden if (at := self._held.find(stop)) >= 0]
+        if found:
+            text, self._held = self._held[: min(found)], ""
+            return text
+        keep = 0 if last else max((_overlap(self._held, stop) for stop in self._hidden), default=0)
+        end = len(self._held) - keep
+        text, self._held = self._held[:end], self._held[end:]
+        return text
+
+    def _decoded(self, ids: Sequence[int], last: bool) -> str:
+        self._ids += ids
+        whole = self._text(self._ids)
+        # All of them, as some tokenizers read a run of single bytes as a whole or not at all.
+        end = len(whole if last else whole.rstrip(BROKEN))
+        text, self._told = whole[self._told : end], max(end, self._told)
+        if end == len(whole) and end:
+            self._ids, self._context = self._ids[self._context :], len(self._ids) - self._context
+            self._told = len(self._text(self._ids))
+        return text
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with, short of the whole of it."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

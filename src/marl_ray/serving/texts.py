@@ -1,0 +1,77 @@
+"""What goes into an arm of language models and what comes out, in this process or another one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from marl_ray.policies.token_bundle import TokenBundle
+
+Messages = tuple[tuple[str, str], ...]
+"""(role, content) each."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """One response that is asked for."""
+
+    agent: str
+    prompt: str | Messages
+    """A text is encoded as in training, messages by the tokenizer's chat template."""
+    seed: int
+    """The response is a function of this, the prompt and the settings (64 bits)."""
+    greedy: bool = False
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Of the bundle's GenerationConfig."""
+    hide_stop: bool = False
+    """Leave the stop string, and what a token has behind it, out of the text."""
+    names: bool = False
+    """Tell every token's own text."""
+    streamed: bool = False
+    """A piece as soon as there is a token; else a first one, and then few: every hand-over costs a share of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What has been written since the last piece."""
+
+    text: str
+    """Of whole characters only, and nothing that may turn out to be a hidden stop string: what is held back comes with a
+    later piece. The last piece has the rest."""
+    ids: list[int]
+    log_probs: list[float]
+    """At the bundle's temperature where the request is greedy, else at its own."""
+    finish: Literal["stop", "length"] | None
+    prompt_tokens: int
+    names: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Instead of a piece: no fault of the arm, and not to be tried with another one."""
+
+    status: int
+    field: str | None
+    message: str
+    retry_after_s: float | None = None
+
+
+class Reply(Protocol):
+    """One response on its way."""
+
+    async def next(self) -> Piece | Refusal:
+        """What comes next; nothing after a refusal or a piece with a `finish`. Any exception is a failure of the arm."""
+
+    def leave(self) -> None:
+        """Nobody waits for it any more; to be called at the end in any case."""
+
+
+class TextArm(Protocol):
+    """Language models: in this process (`TextBatcher`) or in a deployment of their own (`RemoteTextArm`)."""
+
+    bundle: "TokenBundle"
+
+    def write(self, request: TextRequest) -> Reply: ...
+
+    def close(self) -> None:
+        """Let go of what it holds in this process; what is on its way fails."""

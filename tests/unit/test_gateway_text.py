@@ -1,0 +1,509 @@
+"""Language models in the gateway: small real ones, in this process. Real bundles, a real SQLite file, no Ray."""
+
+import asyncio
+import json
+import logging
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_gateways import bearer, make_bundle, serving, until, with_gateway, write_keys
+from toy_text_gateways import CONTEXT, make_text_bundle, text_config
+
+from marl_ray.config import GatewayConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundle import load_bundle
+from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.engines.torch_engine import TorchEngine
+from marl_ray.policies.tiny import byte_tokenizer
+from marl_ray.policies.tokenizers import encode_prompt
+from marl_ray.serving import text_arms
+from marl_ray.serving.detokenizing import Detokenizer
+from marl_ray.serving.gateway import Gateway
+
+# Ray's own models, at import.
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+ASK = {"session_id": "s", "prompt": "hello", "seed": 5}
+CHAT = {"model": "exp", "messages": [{"role": "user", "content": "hello"}], "user": "s", "seed": 5}
+LONG = {"max_tokens": CONTEXT - 20, "temperature": 0}
+TOKENIZER = byte_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("texts")
+    return {"one": make_text_bundle(folder, 1), "four": make_text_bundle(folder, 4)}
+
+
+@pytest.fixture
+def config(texts: dict[str, str], tmp_path: Path) -> GatewayConfig:
+    return text_config(texts, tmp_path)
+
+
+async def post(client: Any, path: str, body: dict[str, Any], **more: Any) -> Any:
+    answer = await client.post(path, json=body, **more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def events(client: Any, path: str, body: dict[str, Any]) -> list[Any]:
+    answer = await client.post(path, json=body | {"stream": True})
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    lines = [part.removeprefix("data: ") for part in answer.text.split("\n\n") if part]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def rows(app: Gateway) -> int:
+    return sum(arm.rows for router in app.endpoints.routers.values() for arm in router.arms.values())
+
+
+def test_text_is_what_the_policy_says_and_its_stream_is_the_same(config, texts):
+    async def body(client):
+        answers = []
+        for k in range(8):
+            asked = {"session_id": f"s{k}", "prompt": "hello", "seed": k}
+            answers.append((await post(client, "/generate", asked), await events(client, "/generate", asked)))
+        return answers, (await client.get("/v1/experiments/exp")).json()
+
+    answers, report = with_gateway(config, body)
+    engines = {arm: TorchEngine(load_bundle(texts[arm]).policies["lm"]) for arm in texts}
+    ids = tuple(encode_prompt(TOKENIZER, "hello", True))
+    for k, (whole, parts) in enumerate(answers):
+        [expected] = engines[whole["arm"]].generate([Prompt(ids, k)], 0)
+        assert whole["tokens"] == expected.ids
+        assert whole["log_probs"] == pytest.approx(expected.log_probs, abs=1e-5)
+        assert whole["text"] == TOKENIZER.decode(expected.ids, skip_special_tokens=True)
+        assert whole["finish_reason"] == ("stop" if expected.ended else "length")
+        assert (whole["experiment"], whole["epoch"], whole["propensity"]) == ("exp", 1, 0.5)
+        assert "".join(part["text"] for part in parts) == whole["text"]
+        assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+        assert {key: parts[-1][key] for key in ("arm", "finish_reason")} == {
+            k: whole[k] for k in ("arm", "finish_reason")
+        }
+    assert {whole["arm"] for whole, _ in answers} == {"one", "four"}
+    assert sum(arm["exposures"] for arm in report["arms"].values()) == 8
+
+
+def test_a_response_does_not_depend_on_its_company(config):
+    asked = [
+        {"session_id": "s", "prompt": "a" * (1 + 7 * k % 40), "seed": k, "max_tokens": 3 + 5 * (k % 4)}
+        | ({"temperature": 0.5 * (k % 3)} if k % 2 else {"top_k": 5, "top_p": 0.9})
+        for k in range(12)
+    ]
+
+    async def body(client):
+        together = await asyncio.gather(*(post(client, "/generate", one) for one in asked))
+        alone = [await post(client, "/generate", one) for one in asked]
+        return together, alone
+
+    for together, alone in zip(*with_gateway(config.model_copy(update={"max_batch": 5}), body), strict=True):
+        assert together["tokens"] == alone["tokens"]
+
+
+def test_a_session_meets_one_arm_by_every_route(config):
+    async def body(client):
+        arms = []
+        for k in range(6):
+            session = f"s{k}"
+            said = await post(client, "/generate", ASK | {"session_id": session})
+            acted = await post(client, "/v1/act", {"session_id": session, "observations": {"writer": "hello"}})
+            chat = await client.post("/v1/chat/completions", json=CHAT | {"user": session})
+            named = await client.post(
+                "/v1/chat/completions", json=CHAT | {"user": None}, headers={"x-session-id": session}
+            )
+            arms.append({said["arm"], acted["arm"], chat.headers["x-arm"], named.headers["x-arm"]})
+            assert chat.headers["x-experiment"] == "exp" and chat.headers["x-session-id"] == session
+        alone = await client.post("/v1/chat/completions", json=CHAT | {"user": None})
+        assert alone.headers["x-session-id"] == alone.json()["id"]
+        told = await post(client, "/v1/outcomes", {"session_id": alone.json()["id"], "value": 1})
+        assert told["arm"] == alone.headers["x-arm"]
+        return arms
+
+    arms = with_gateway(config, body)
+    assert all(len(one) == 1 for one in arms) and len(set().union(*arms)) == 2
+
+
+def test_texts_are_acts_too(config):
+    async def body(client):
+        act = {"session_id": "s", "observations": {"writer": "hello"}, "mode": "greedy"}
+        acted = await post(client, "/v1/act", act)
+        said = await post(client, "/generate", ASK | {"temperature": 0})
+        batch = await post(client, "/batch", {"requests": [act, act | {"observations": {"writer": 3}}]})
+        return acted, said, batch["answers"]
+
+    acted, said, batch = with_gateway(config, body)
+    assert acted["actions"] == {"writer": said["text"]}
+    assert acted["log_probs"]["writer"] == pytest.approx(sum(said["log_probs"]), abs=1e-4)
+    assert batch[0]["actions"] == acted["actions"]
+    assert (batch[1]["status"], batch[1]["error"]["field"]) == (400, "observations.writer")
+
+
+def test_a_chat_is_the_text_in_openais_words(config, texts):
+    async def body(client):
+        said = await post(client, "/generate", ASK)
+        chat = await post(client, "/v1/chat/completions", CHAT | {"logprobs": True})
+        usage = {"stream_options": {"include_usage": True}}
+        parts = await events(client, "/v1/chat/completions", CHAT | usage)
+        split = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+        other = await post(client, "/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": split}]})
+        listed = (await client.get("/v1/models")).json()
+        return said, chat, parts, other, listed
+
+    said, chat, parts, other, listed = with_gateway(config, body)
+    [choice] = chat["choices"]
+    assert choice["message"] == {"role": "assistant", "content": said["text"], "refusal": None}
+    assert [token["logprob"] for token in choice["logprobs"]["content"]] == said["log_probs"]
+    assert chat["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
+    assert chat["system_fingerprint"] == load_bundle(texts[said["arm"]]).digest[:16]
+    assert other["choices"][0]["message"] == choice["message"]
+    *chunks, last, done = parts
+    assert done == "[DONE]" and last["usage"] == chat["usage"] and last["choices"] == []
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == said["text"]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-2:]] == [None, "length"]
+    assert [model["id"] for model in listed["data"]] == ["exp"] and len(listed["models"]) == 2
+
+
+def test_stop_strings_end_texts_and_chats_do_not_show_them(config):
+    async def body(client):
+        free = await post(client, "/generate", ASK | {"max_tokens": 40})
+        text = free["text"]
+        at = next(k for k in range(3, len(text) - 2) if text[k : k + 2].isascii() and text.find(text[k : k + 2]) == k)
+        stop = text[at : at + 2]
+        said = await post(client, "/generate", ASK | {"max_tokens": 40, "stop": stop})
+        parts = await events(client, "/v1/chat/completions", CHAT | {"max_tokens": 40, "stop": ["never", stop]})
+        return text[:at], stop, said, parts
+
+    before, stop, said, parts = with_gateway(config, body)
+    assert (said["text"], said["finish_reason"]) == (before + stop, "stop")
+    assert "".join(part["choices"][0]["delta"]["content"] for part in parts[:-1]) == before
+
+
+def test_teams_name_the_agent(tmp_path):
+    agents = {"planner": "p", "critic": "q"}
+    config = text_config({"one": make_text_bundle(tmp_path, 1, agents)}, tmp_path)
+
+    async def body(client):
+        listed = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
+        unnamed = await client.post("/v1/chat/completions", json=CHAT)
+        chats = [await post(client, "/v1/chat/completions", CHAT | {"model": model}) for model in listed]
+        said = [await post(client, "/generate", ASK | {"agent": agent}) for agent in agents]
+        both = await post(client, "/v1/act", {"session_id": "s", "observations": dict.fromkeys(agents, "hello")})
+        return listed, unnamed, chats, said, both
+
+    listed, unnamed, chats, said, both = with_gateway(config, body)
+    assert listed == ["exp/planner", "exp/critic"]
+    assert unnamed.status_code == 400 and unnamed.json()["error"]["param"] == "model"
+    assert [chat["choices"][0]["message"]["content"] for chat in chats] == [one["text"] for one in said]
+    assert said[0]["text"] != said[1]["text"] and set(both["actions"]) == set(agents)
+
+
+WRONG = [
+    ("/generate", {"prompt": None}, 400, "prompt"),
+    ("/generate", {"prompt": "x" * CONTEXT}, 400, "prompt"),
+    ("/generate", {"max_tokens": CONTEXT}, 400, "prompt"),
+    ("/generate", {"max_tokens": 0}, 400, "max_tokens"),
+    ("/generate", {"max_tokens": True}, 400, "max_tokens"),
+    ("/generate", {"temperature": 2.5}, 400, "temperature"),
+    ("/generate", {"top_p": 0}, 400, "top_p"),
+    ("/generate", {"top_k": -1}, 400, "top_k"),
+    ("/generate", {"seed": 1 << 63}, 400, "seed"),
+    ("/generate", {"stop": [""]}, 400, "stop"),
+    ("/generate", {"stop": ["x"] * 5}, 400, "stop"),
+    ("/generate", {"stream": 1}, 400, "stream"),
+    ("/generate", {"agent": "nobody"}, 400, "agent"),
+    ("/generate", {"session_id": ""}, 400, "session_id"),
+    ("/generate", {"n": 1}, 400, "n"),
+    ("/generate", {"experiment": "none"}, 404, "experiment"),
+    ("/v1/chat/completions", {"model": "none"}, 404, "model"),
+    ("/v1/chat/completions", {"model": "exp/nobody"}, 400, "model"),
+    ("/v1/chat/completions", {"model": None}, 400, "model"),
+    ("/v1/chat/completions", {"messages": []}, 400, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": None}]}, 400, "messages.0.content"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * CONTEXT}]}, 400, "messages"),
+    ("/v1/chat/completions", {"n": 2}, 400, "n"),
+    ("/v1/chat/completions", {"n": True}, 400, "n"),
+    ("/v1/chat/completions", {"tools": [{}]}, 400, "tools"),
+    ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, 400, "response_format"),
+    ("/v1/chat/completions", {"max_tokens": 1, "max_completion_tokens": 1}, 400, "max_tokens"),
+    ("/v1/chat/completions", {"stream_options": {"include_usage": True}}, 400, "stream_options"),
+    ("/v1/chat/completions", {"user": "\0"}, 400, "user"),
+    ("/v1/chat/completions", {"unknown": 1}, 400, "unknown"),
+]
+
+
+def test_wrong_requests_are_refused_by_name_and_no_arm_is_blamed(config):
+    async def run():
+        async with serving(config) as (client, app):
+            for path, change, status, field in WRONG:
+                answer = await client.post(path, json=(CHAT if "chat" in path else ASK) | change)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["field"]) == (status, field), (change, answer.text)
+                if "chat" in path:
+                    assert error["param"] == field and error["type"] == "invalid_request_error", error
+            assert error.keys() == {"message", "type", "param", "code", "field"}
+            metrics = (await client.get("/metrics")).text
+            assert "marl_ray_gateway_arm_failures_total{" not in metrics and rows(app) == 0
+
+    asyncio.run(run())
+
+
+def test_neutral_fields_and_tiny_temperatures_are_fine(config):
+    neutral = {"n": 1, "presence_penalty": 0.0, "tools": [], "logit_bias": None, "response_format": {"type": "text"}}
+
+    async def body(client):
+        cold = [await post(client, "/v1/chat/completions", CHAT | neutral | {"temperature": t}) for t in (0, 1e-38)]
+        await post(client, "/v1/chat/completions", CHAT | {"top_p": 5e-324, "top_logprobs": 0})
+        return [chat["choices"][0]["message"]["content"] for chat in cold]
+
+    greedy, cold = with_gateway(config, body)
+    assert greedy == cold
+
+
+def test_actor_critics_have_no_text_and_are_in_no_list(tmp_path):
+    config = text_config({"one": make_bundle(tmp_path, 1)}, tmp_path)
+
+    async def body(client):
+        refused = [await client.post("/generate", json=ASK), await client.post("/v1/chat/completions", json=CHAT)]
+        return [(answer.status_code, answer.json()["error"]["field"]) for answer in refused], (
+            await client.get("/v1/models")
+        ).json()["data"]
+
+    assert with_gateway(config, body) == ([(422, "experiment"), (422, "model")], [])
+
+
+def test_keys_are_needed_and_errors_tell_openais_clients_so(config, tmp_path):
+    keys = write_keys(tmp_path / "keys.yaml", game=("inference",), ops=("admin",))
+
+    async def body(client):
+        for shown, status, kind in (({}, 401, "authentication_error"), (bearer("ops"), 403, "permission_error")):
+            answer = await client.post("/v1/chat/completions", json=CHAT, headers=shown)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
+        await post(client, "/v1/chat/completions", CHAT, headers=bearer("game"))
+
+    with_gateway(config.model_copy(update={"api_keys": keys}), body)
+
+
+def test_the_control_answers_for_a_broken_arm_which_is_rolled_back(texts, tmp_path):
+    bundles = {"one": texts["one"], "four": make_text_bundle(tmp_path, 4, broken=True)}
+
+    async def run():
+        async with serving(text_config(bundles, tmp_path)) as (client, app):
+            answers = [await post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(16)]
+            await until(lambda: "four" in app.endpoints.routers["exp"].state.rolled_back)
+            assert (await post(client, "/generate", ASK | {"session_id": "new"}))["arm"] == "one"
+            return answers
+
+    answers = asyncio.run(run())
+    assert {answer["arm"] for answer in answers} == {"one"}
+    assert any(answer.get("fallback_for") == "four" for answer in answers)
+
+
+def test_when_every_arm_is_broken_it_is_a_503(tmp_path):
+    config = text_config({"one": make_text_bundle(tmp_path, 1, broken=True)}, tmp_path)
+
+    async def body(client):
+        return await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+
+    answer = with_gateway(config, body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/act"])
+def test_a_client_that_leaves_frees_its_row(config, path):
+    """Over raw ASGI: the client hangs up while the text is written."""
+    bodies = {
+        "/generate": ASK | LONG,
+        "/v1/chat/completions": CHAT | LONG | {"stream": True},
+        "/v1/act": {"session_id": "s", "observations": {"writer": "hello"}},
+    }
+    patient = config.model_copy(update={"access_log": "all"})
+
+    async def run():
+        async with serving(patient) as (client, app):
+            if path == "/v1/act":  # whose responses are short
+                for arm in app.endpoints.routers["exp"].arms.values():
+                    model = arm.model("writer")
+                    model.generation = model.generation.model_copy(update={"max_tokens": CONTEXT - 20})
+            sent, gone = [], asyncio.Event()
+            received = iter([{"type": "http.request", "body": json.dumps(bodies[path]).encode()}])
+
+            async def receive():
+                if (message := next(received, None)) is not None:
+                    return message
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message):
+                sent.append(message)
+
+            scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+            task = asyncio.create_task(app(scope, receive, send))
+            await until(lambda: rows(app) == 1)
+            gone.set()
+            await asyncio.wait_for(task, 10)
+            await until(lambda: rows(app) == 0)
+            assert all(b"DONE" not in message.get("body", b"") for message in sent)
+            await post(client, "/generate", ASK)  # and the arm goes on
+
+    asyncio.run(run())
+
+
+def test_a_deadline_frees_the_row(config):
+    async def run():
+        async with serving(config) as (client, app):
+            late = await client.post("/generate", json=ASK | LONG, headers={"x-request-timeout-seconds": "0.01"})
+            await until(lambda: rows(app) == 0)
+            return late.status_code
+
+    assert asyncio.run(run()) == 504
+
+
+def test_closing_is_not_the_arms_fault(config):
+    async def run():
+        async with serving(config) as (client, app):
+            asked = [asyncio.create_task(client.post("/generate", json=ASK | LONG | {"seed": k})) for k in range(8)]
+            await until(lambda: rows(app) == 8)
+            await asyncio.to_thread(app.endpoints.routers["exp"].close)
+            answers = await asyncio.gather(*asked)
+            assert {answer.status_code for answer in answers} == {503} and "closing" in answers[0].text
+            assert all(not circuit.opened for circuit in app.endpoints.routers["exp"].circuits.values())
+
+    asyncio.run(run())
+
+
+def test_a_full_queue_is_a_503_with_retry_after(config, monkeypatch):
+    monkeypatch.setattr(text_arms, "WAITING", 2)
+
+    async def body(client):
+        asked = [client.post("/generate", json=ASK | {"max_tokens": 100, "seed": k}) for k in range(12)]
+        return await asyncio.gather(*asked)
+
+    answers = with_gateway(config.model_copy(update={"max_batch": 1}), body)
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 503}
+    busy = answers[statuses.index(503)]
+    assert "busy" in busy.text and int(busy.headers["retry-after"]) >= 1
+
+
+def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(config):
+    async def run():
+        async with serving(config.model_copy(update={"max_batch": 1})) as (client, app):
+            for arm in app.endpoints.routers["exp"].arms.values():
+                arm._patience_s = 0.02
+            asked = [client.post("/generate", json=ASK | {"max_tokens": 200, "seed": k}) for k in range(4)]
+            answers = await asyncio.gather(*asked)
+            assert {answer.status_code for answer in answers} <= {200, 503}
+            assert any("no room in the batch" in answer.text for answer in answers)
+            await until(lambda: rows(app) == 0)
+
+    asyncio.run(run())
+
+
+def test_a_whole_answer_may_take_longer_than_a_token_may(config):
+    async def run():
+        async with serving(config) as (client, app):
+            for arm in app.endpoints.routers["exp"].arms.values():
+                arm._patience_s = 0.5
+            whole = await post(client, "/generate", ASK | LONG)
+            parts = await events(client, "/generate", ASK | LONG)
+            assert len(whole["tokens"]) == LONG["max_tokens"]
+            assert whole["text"] == "".join(part["text"] for part in parts)
+
+    asyncio.run(run())
+
+
+def test_what_texts_cannot_do_is_refused_in_one_line(texts, tmp_path):
+    def refusal(bundles: dict[str, str], **more: Any) -> str:
+        with pytest.raises(MarlRayError) as caught:
+            Gateway(text_config(bundles, tmp_path, **more))
+        return str(caught.value)
+
+    assert refusal(texts, decision_log=str(tmp_path / "log")) == (
+        "experiments.exp: expected a gateway without decision_log, which cannot keep texts"
+    )
+    arms = {arm: {"bundle": bundle} for arm, bundle in texts.items()}
+    shadow = refusal(texts, experiments=[{"name": "exp", "arms": arms, "strategy": "shadow"}])
+    assert shadow.startswith("experiments.exp.strategy: shadows are compared by their actions")
+    mixed = refusal(texts | {"four": make_bundle(tmp_path, 4)})
+    assert mixed == "experiments.exp.arms.four: holds actor-critics, arm 'one' holds language models"
+    other = refusal(texts | {"four": make_text_bundle(tmp_path, 4, {"reader": "lm"})})
+    assert other == "experiments.exp.arms.four: plays agents reader, arm 'one' plays writer"
+
+
+def test_metrics_and_logs_tell_tokens_and_the_time_to_the_first(config, caplog):
+    async def body(client):
+        said = await post(client, "/generate", ASK)
+        return said["arm"], (await client.get("/metrics")).text
+
+    with caplog.at_level(logging.WARNING, "marl_ray.access"):
+        arm, metrics = with_gateway(config.model_copy(update={"access_log": "all"}), body)
+    labels = f'arm="{arm}",experiment="exp"'
+    assert f'marl_ray_gateway_tokens_total{{{labels},kind="generated"}} 12.0' in metrics
+    assert f'marl_ray_gateway_tokens_total{{{labels},kind="prompt"}} 6.0' in metrics
+    assert f"marl_ray_gateway_first_token_seconds_count{{{labels}}} 1.0" in metrics
+    logged = [json.loads(record.message) for record in caplog.records]
+    [text] = [line for line in logged if line["event"] == "text"]
+    assert (text["prompt_tokens"], text["tokens"], text["finish"], text["arm"]) == (6, 12, "length", arm)
+
+
+def test_a_bundle_is_rolled_out_as_any_other(texts, tmp_path):
+    """As `marl-ray deploy` does: alone, then a candidate at the same endpoint, which is rolled back and cut off."""
+    keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
+    config = text_config({"one": texts["one"]}, tmp_path, api_keys=keys, experiments=[])
+    arms = {"production": {"bundle": texts["one"]}, "candidate": {"bundle": texts["four"]}}
+    next_one = {"name": "exp-2", "endpoint": "exp", "arms": arms, "strategy": "gradual", "stages": [0.5, 1.0]}
+
+    async def body(client):
+        client.headers.update(bearer("ops"))
+        first = {"name": "exp", "arms": {"production": {"bundle": texts["one"]}}}
+        assert (await client.post("/v1/experiments", json=first | {"reason": "r"})).status_code == 201
+        await post(client, "/v1/experiments/exp/stop", {"reason": "r"})
+        made = await client.post("/v1/experiments", json=next_one | {"on_rollback": "cut", "reason": "r"})
+        assert made.status_code == 201, made.text
+        refused = await client.post(
+            "/v1/experiments", json=next_one | {"name": "x", "strategy": "shadow", "reason": "r"}
+        )
+        assert refused.status_code == 409 and "expected ab, gradual or replace" in refused.text
+        before = [await post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(12)]
+        forced = await client.post("/v1/chat/completions", json=CHAT, headers={"x-arm": "candidate"})
+        rolled = {"reason": "r", "arm": "candidate"}
+        assert (await client.post("/v1/experiments/exp-2/rollback", json=rolled)).status_code == 200
+        after = [await post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(12)]
+        pages = [
+            await client.get(path)
+            for path in ("/ui", "/ui/experiments/exp-2", "/v1/experiments/exp-2", "/v1/endpoints")
+        ]
+        return before, forced, after, pages
+
+    before, forced, after, pages = with_gateway(config, body)
+    assert {answer["experiment"] for answer in before} == {"exp-2"}
+    assert {answer["arm"] for answer in before} == {"production", "candidate"}
+    assert forced.headers["x-arm"] == "candidate"
+    assert {answer["arm"] for answer in after} == {"production"}
+    assert [page.status_code for page in pages] == [200] * 4
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 258), max_size=4), max_size=8))
+def test_the_parts_of_a_text_are_the_whole(cuts):
+    detokenizer = Detokenizer(TOKENIZER)
+    parts = [detokenizer.add(part, False) for part in cuts] + [detokenizer.add([], True)]
+    assert "".join(parts) == TOKENIZER.decode([*chain.from_iterable(cuts)], skip_special_tokens=True)
+
+
+@settings(deadline=None)
+@given(st.text("ab€", max_size=20), st.lists(st.text("ab€", min_size=1, max_size=4), max_size=3))
+def test_nothing_of_a_hidden_stop_is_told(text, stops):
+    # As the decoder does, the response ends with the token that completes a stop.
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    text = text[: min(ends, default=len(text))]
+    ids = TOKENIZER.encode(text)
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    detokenizer = Detokenizer(TOKENIZER, stops)
+    told = "".join(detokenizer.add([number], k == len(ids) - 1) for k, number in enumerate(ids))
+    assert told == text[: min(found, default=len(text))]
