@@ -19,6 +19,8 @@ from marl_ray.policies.token_random import token_uniforms
 
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, of one forward over prompts."""
+MOST_STOPS = 64
+"""Sets of stop strings whose tokens are kept."""
 
 
 @dataclass
@@ -150,6 +152,8 @@ class Decoder:
         stopped: set[int] = set()
         for stops, numbers in groups.items():
             if stops not in self._stops:
+                if len(self._stops) >= MOST_STOPS:  # clients of a server that runs for weeks name ever new ones
+                    self._stops.clear()
                 self._stops[stops] = StopStrings(self._tokenizer, stops)
             found = self._stops[stops].completed([self._rows[number].ids for number in numbers])
             stopped.update(number for number, hit in zip(numbers, found, strict=True) if hit)
