@@ -25,9 +25,8 @@ from marl_ray.training.collectives import from_first, total, world
 from marl_ray.training.gradient import clip_gradients
 from marl_ray.training.learner import Learner
 from marl_ray.training.team import Team
+from marl_ray.training.warm_start import BEFORE, fit_all
 
-BEFORE = -1
-"""The iteration whose random orders are used: no other has them."""
 EPISODES = 2_000
 """Demonstrated by an environment where `warm_start.count` is not given."""
 
@@ -131,16 +130,7 @@ def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str,
         name: _Fit(name, learner, encode(told[name], learner.model.tokenizer, config, name), settings)
         for name, learner in team.learners.items()
     }
-    for epoch in range(settings.epochs):
-        row = {"steps": 0.0, "warm_start/epoch": epoch + 1.0}
-        for name, fit in fits.items():
-            prefix = "" if len(fits) == 1 else f"{name}/"
-            row[f"{prefix}warm_start/log_likelihood"] = fit.epoch(config.seed, epoch)
-        if world()[0] == 0:
-            emit(row)
-    for learner in team.learners.values():
-        learner.model.zero_grad(set_to_none=True)
-        learner.refresh_rollout_model()
+    fit_all(config, team, fits, emit)
 
 
 class _Fit:
@@ -155,7 +145,7 @@ class _Fit:
             fused=True,
         )
 
-    def epoch(self, seed: int, number: int) -> float:
+    def epoch(self, seed: int, number: int) -> dict[str, float]:
         """One pass over the demonstrations, in an order drawn by seed and epoch; mean log-likelihood of a token."""
         order = permutation(seed, BEFORE, number, len(self.examples)).tolist()
         likelihood = torch.zeros((), dtype=torch.float64, device=self.learner.device)
@@ -164,7 +154,7 @@ class _Fit:
         mean = float(total(likelihood)) / sum(len(example.response) for example in self.examples)
         if not math.isfinite(mean):
             raise Diverged(f"policy {self.name!r}, warm start, epoch {number + 1}: log_likelihood is not finite")
-        return mean
+        return {"log_likelihood": mean}
 
     def _step(self, chosen: list[Example]) -> Tensor:
         """One gradient step on all workers' examples; this worker's sum of log-likelihoods."""

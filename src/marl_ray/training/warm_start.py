@@ -13,7 +13,7 @@ any number of workers.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -33,6 +33,14 @@ from marl_ray.training.collectives import total, world
 from marl_ray.training.gradient import clip_gradients
 from marl_ray.training.learner import Learner
 from marl_ray.training.team import Team
+
+
+class Fit(Protocol):
+    """One policy and what it imitates."""
+
+    def epoch(self, seed: int, number: int) -> dict[str, float]:
+        """One pass over the data, in an order drawn by seed and epoch; its metrics."""
+
 
 BEFORE = -1
 """The iteration whose random orders are used: no other has them."""
@@ -83,7 +91,12 @@ def warm_start(config: RunConfig, env: ParallelEnv, team: Team, emit: Callable[[
     settings = cast(WarmStartConfig, config.warm_start)
     logged = read_decisions(config, env, team.agents)
     fits = {name: _Fit(name, learner, logged, env, team, settings) for name, learner in team.learners.items()}
-    for epoch in range(settings.epochs):
+    fit_all(config, team, fits, emit)
+
+
+def fit_all(config: RunConfig, team: Team, fits: Mapping[str, Fit], emit: Callable[[dict[str, float]], None]) -> None:
+    """The epochs of a warm start, policy by policy; `emit` gets their metrics on rank 0."""
+    for epoch in range(cast(WarmStartConfig, config.warm_start).epochs):
         row = {"steps": 0.0, "warm_start/epoch": epoch + 1.0}
         for name, fit in fits.items():
             prefix = "" if len(fits) == 1 else f"{name}/"
