@@ -78,6 +78,8 @@ def test_files_and_the_folder(pool: Pool) -> None:
 
 
 def test_the_folder_is_tmp_where_there_are_namespaces(pool: Pool) -> None:
+    if sys.prefix.startswith("/tmp/"):
+        pytest.skip("the packages that programs may read lie below /tmp here")
     if pool.level == Level.NAMESPACES:
         assert pool.run("import os\nopen('/tmp/f', 'w')\nprint(os.getcwd(), os.listdir())").stdout == b"/tmp ['f']\n"
         assert pool.run("import os\nprint(os.listdir('/tmp'))").stdout == b"[]\n"
