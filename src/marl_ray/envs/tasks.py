@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from marl_ray.envs.files import Row, read_bytes, read_record, rows
+from marl_ray.envs.text import Task
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
 
@@ -74,15 +75,9 @@ class MathTask:
     level: float = 0.0
 
 
-class ProgramTask(Protocol):
+class ProgramTask(Task, Protocol):
     """A program to write."""
 
-    @property
-    def task_id(self) -> str: ...
-    @property
-    def prompt(self) -> str: ...
-    @property
-    def level(self) -> float: ...
     @property
     def code(self) -> CodeTask: ...
 
