@@ -353,7 +353,7 @@ def _logging(config: RunConfig, queue: Any, tracker: Tracker, sinks: Mapping[str
 
 def _warmth(row: dict[str, float]) -> str:
     """One epoch of a warm start as a line."""
-    found = (f"{key} {value:.4g}" for key, value in row.items() if key != "steps")
+    found = (f"{key} {value:.4g}" for key, value in row.items() if key != "steps" and not key.startswith("system/"))
     return "  ".join(found)
 
 
