@@ -185,11 +185,11 @@ def measure(algorithms: list[str], team: bool, seeds: int, processes: int) -> li
         for one in pool.imap(_warm_start, starts, chunksize=1):
             warm[one["kind"], one["seed"]] = one
             print(f"{one['kind']}, seed {one['seed']}: warm start of {one['seconds']:.0f} s", flush=True)
-        wanted: list[tuple[str, str, int, int | None]] = [
-            ("program", algorithm, ITERATIONS, None) for algorithm in algorithms
-        ]
         # Whatever is shorter, this many iterations sample more tokens than are asked for.
-        wanted += [(kind, "grpo", 10 * ITERATIONS, TEAM_TOKENS) for kind in ("alone", "team") if team]
+        wanted: list[tuple[str, str, int, int | None]] = [
+            (kind, "grpo", 10 * ITERATIONS, TEAM_TOKENS) for kind in ("alone", "team") if team
+        ]
+        wanted += [("program", algorithm, ITERATIONS, None) for algorithm in algorithms]
         jobs = [
             Job(kind, algorithm, seed, warm[kind, seed]["bundle"], iterations, tokens)
             for kind, algorithm, iterations, tokens in wanted

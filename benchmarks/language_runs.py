@@ -134,6 +134,7 @@ def train(job: Job) -> dict[str, Any]:
         programs = _time_programs(run.collector)
         before = held_out(run, SAMPLES)
         curve, rows, tokens = [[0, 0, _mean(before["passes"])]], [], 0
+        print(f"{job.kind} {job.algorithm} seed {job.seed} begins: held-out {curve[0][2]:.1%}", flush=True)
         run.clock.read(0)
         while run.iteration < job.iterations and (job.tokens is None or tokens < job.tokens):
             programs.clear()
