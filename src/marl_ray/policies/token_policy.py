@@ -20,8 +20,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from marl_ray.config.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies import packing
 from marl_ray.policies.adapters import adapted, add_adapters, merged_weight, strip_adapters, without_adapters
+from marl_ray.policies.engines.llama import is_llama
 from marl_ray.policies.manifest import MANIFEST, TokenManifest, check_models, local_folder, read_manifest
+from marl_ray.policies.packing import Packed
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
 from marl_ray.policies.tokenizers import load_tokenizer
 
@@ -69,6 +72,10 @@ class TokenPolicy(nn.Module):
         width = self.lm.get_output_embeddings().weight.shape[-1]
         self.value_head = _head(width, 1) if critic else None
         self.cost_head = _head(width, signals) if signals else None
+        self.packs = is_llama(lm, config.context)
+        """Responses of a pass share the reading of equal prompts."""
+        if self.packs:
+            packing.use(lm)
         self.eval()
 
     def train(self, mode: bool = True) -> "TokenPolicy":
@@ -93,16 +100,19 @@ class TokenPolicy(nn.Module):
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
 
     def forward(
-        self, ids: Tensor, places: Tensor, targets: Tensor, need_entropy: bool
+        self, sequences: Tensor | Packed, places: Tensor, targets: Tensor, need_entropy: bool
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Log-probabilities (N,) of `targets` (N,), entropies (N,), values (N, 1) and cost values (N, K).
 
-        `ids` (R, S) are sequences from the left, `places` (N,) where in R * S each target is predicted. All in one call,
-        because under FSDP2 each call of the wrapped module is one gather of its weights.
+        `sequences` are ids (R, S) from the left or packed ones, `places` (N,) where in R * S, or in S, each target is
+        predicted. All in one call, because under FSDP2 each call of the wrapped module is one gather of its weights.
         """
-        # Padding stands on the right, where causal attention does not look, so no mask is needed and none is built.
-        states = self.lm.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        states = states.flatten(0, 1).index_select(0, places)
+        if isinstance(sequences, Packed):
+            states = packing.states(self.lm, sequences)
+        else:
+            # Padding stands on the right, where causal attention does not look, so no mask is needed and none is built.
+            states = self.lm.get_decoder()(input_ids=sequences, use_cache=False).last_hidden_state.flatten(0, 1)
+        states = states.index_select(0, places)
         size = max(1, LOGITS // self.lm.get_output_embeddings().weight.shape[0])
         chunks = list(zip(states.split(size), targets.split(size), strict=True))
         if len(chunks) > 1 and torch.is_grad_enabled():  # the backward pass makes each chunk's logits anew
@@ -132,8 +142,13 @@ class TokenPolicy(nn.Module):
 
         A call without rows still takes part in what the workers do together.
         """
-        ids, places, rows, steps = lay_out(prompts, responses, mask)
-        log_probs, entropy, values, costs = self(ids, places, responses[rows, steps], need_entropy)
+        sequences: Tensor | Packed
+        if self.packs and mask.any():
+            sequences = packing.pack(prompts, responses, mask)
+            places, rows, steps = sequences.places, sequences.rows, sequences.steps
+        else:
+            sequences, places, rows, steps = lay_out(prompts, responses, mask)
+        log_probs, entropy, values, costs = self(sequences, places, responses[rows, steps], need_entropy)
 
         def spread(flat: Tensor) -> Tensor:
             return flat.new_zeros(*mask.shape, *flat.shape[1:]).index_put((rows, steps), flat)

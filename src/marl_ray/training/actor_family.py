@@ -75,7 +75,7 @@ def bounds(batch: Trajectories) -> tuple[int, ...]:
     return tuple(range(0, (world()[1] + 1) * own, own))
 
 
-def lengths(batch: Trajectories) -> Tensor | None:
+def order(model: ActorCritic, batch: Trajectories) -> Tensor | None:
     return None
 
 

@@ -38,8 +38,8 @@ class Fixed:
     """bool: decisions that are trained on."""
     inputs: Any
     """What the family's `evaluate` takes."""
-    lengths: Tensor | None
-    """(B,) what a row's cost grows with; None where all rows cost the same."""
+    order: Tensor | None
+    """(B,) rows with like numbers cost less in one pass; None where all passes cost the same."""
     advantages: Tensor
     cost_advantages: Tensor
     """(B, T, K)."""

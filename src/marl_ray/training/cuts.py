@@ -86,19 +86,17 @@ def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape,
     return cuts
 
 
-def micro_batches(
-    cut: Cut, shape: Shape, size: int | None, lengths: Tensor | None = None
-) -> Iterator[tuple[Cut, bool]]:
+def micro_batches(cut: Cut, shape: Shape, size: int | None, order: Tensor | None = None) -> Iterator[tuple[Cut, bool]]:
     """Parts of a minibatch of at most `size` copies, and whether each is the last; as many on every worker.
 
-    `lengths` (copies,) put copies of like length together, the longest first. Some parts may be of no copies.
+    `order` (copies,) puts copies with like numbers together, the largest first. Some parts may be of no copies.
     """
     if size is None or size >= cut.most:
         yield cut, True
         return
     copies = torch.arange(shape.copies) if cut.copies is None else cut.copies
-    if lengths is not None:
-        copies = copies[lengths.cpu()[copies].argsort(descending=True, stable=True)]
+    if order is not None:
+        copies = copies[order.cpu()[copies].argsort(descending=True, stable=True)]
     passes = -(-cut.most // size)
     for number in range(passes):
         yield Cut(copies[number * size : (number + 1) * size], cut.times, size), number + 1 == passes

@@ -59,8 +59,8 @@ class Family(Protocol):
     def bounds(self, batch: Trajectories) -> tuple[int, ...]:
         """Where each worker's copies begin among all, and how many there are; every worker takes part."""
 
-    def lengths(self, batch: Trajectories) -> Tensor | None:
-        """(B,) what a row's cost grows with; None where all rows cost the same."""
+    def order(self, model: Any, batch: Trajectories) -> Tensor | None:
+        """(B,) numbers: rows with like ones cost less in one pass; None where all passes cost the same."""
 
     def inputs(self, model: Any, batch: Trajectories) -> Any:
         """What is computed once per batch for `evaluate`."""

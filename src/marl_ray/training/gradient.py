@@ -106,7 +106,7 @@ def _step(
     """One gradient step on a minibatch of `size` (decisions, sequences) over all workers; this worker's part of METRICS."""
     spec, hyper = learner.algorithm.spec, learner.hyper
     sharded = cast(FSDPModule, learner.model)
-    parts = list(micro_batches(cut, shape, learner.micro_batch, fixed.lengths))
+    parts = list(micro_batches(cut, shape, learner.micro_batch, fixed.order))
     first = _Pass(learner, fixed, shape, parts[0][0]) if len(parts) == 1 else None
     gates = torch.zeros(len(learner.budgets), device=learner.device)
     if spec.constraint == "penalty":
@@ -210,9 +210,10 @@ def fit_critic(learner: "Learner", inputs: Any, batch: Trajectories, mask: Tenso
     hyper = learner.hyper
     wanted = soft_targets(batch, hyper)
     count = max(float(total(mask.sum().float())), 1.0)
+    order = learner.family.order(learner.model, batch)
     for _ in range(hyper.critic_epochs):
         learner.optimizer.zero_grad(set_to_none=True)
-        for part, _ in micro_batches(everything(shape), shape, learner.micro_batch, learner.family.lengths(batch)):
+        for part, _ in micro_batches(everything(shape), shape, learner.micro_batch, order):
             cut, empty = _with_a_row(part)
             own = cut.of(mask, shape.agents)
             logits = learner.family.evaluate(learner.model, inputs, batch, own, shape, cut).values
@@ -245,7 +246,8 @@ def in_passes(
 ) -> list[Tensor | None]:
     """(B, T, ...) tensors from their parts (R, T, ...), pass by pass, without gradients; None stays None."""
     whole: list[Tensor | None] = []
-    for part, _ in micro_batches(everything(shape), shape, learner.micro_batch, learner.family.lengths(batch)):
+    order = learner.family.order(learner.model, batch)
+    for part, _ in micro_batches(everything(shape), shape, learner.micro_batch, order):
         cut, empty = _with_a_row(part)
         with torch.no_grad():
             found = evaluate(cut)

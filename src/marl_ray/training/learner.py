@@ -203,7 +203,7 @@ class Learner:
             batch,
             mask,
             inputs,
-            self.family.lengths(batch),
+            self.family.order(self.model, batch),
             advantages,
             cost_adv,
             returns,

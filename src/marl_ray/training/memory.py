@@ -42,6 +42,7 @@ def rehearse(model: Any, rows: int) -> None:
     steps = model.generation.max_tokens
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
     responses = torch.zeros(rows, steps, dtype=torch.int64, device=model.device)
+    prompts[:, 0] = torch.arange(rows)  # equal prompts would be read once
     found = model.evaluate(prompts, responses, torch.ones_like(responses, dtype=torch.bool))
     parts = (found.log_probs, found.entropy, found.values, found.cost_values)
     sum(part.sum() for part in parts if part is not None).backward()

@@ -18,6 +18,7 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 
 from marl_ray.config.model import GenerationConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies import packing
 from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
 from marl_ray.policies.engines.drawing import draw
 from marl_ray.policies.engines.stops import first_stop
@@ -102,6 +103,15 @@ class PagedEngine:
         return TorchEngine(self._policy).stream(prompt, seed, generation)
 
     def _run(self, prompts: Sequence[Prompt], generation: GenerationConfig, chosen: _Draw) -> None:
+        if self._policy.packs:  # transformers pages the attention functions that it knows
+            self._policy.lm.set_attn_implementation("sdpa")
+        try:
+            self._run_paged(prompts, generation, chosen)
+        finally:
+            if self._policy.packs:
+                packing.use(self._policy.lm)
+
+    def _run_paged(self, prompts: Sequence[Prompt], generation: GenerationConfig, chosen: _Draw) -> None:
         manager = self._manager(prompts, generation, chosen)
         manager.start()
         try:

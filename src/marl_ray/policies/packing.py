@@ -1,0 +1,141 @@
+"""One forward pass for responses that share prompts: a prompt is read once, however many responses it has.
+
+All tokens stand one behind the other in a single row without padding, so what a model does token by token is done once for
+a group's prompt. Only attention has to know who follows whom: transformers takes it as an attention function.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "marl_ray_packed"
+HIDDEN = -1e4
+"""Added to scores of what must not be seen: finite, and so small that its weight is zero in float16 too."""
+
+
+class Packed(NamedTuple):
+    """Sequences of R responses to G distinct prompts as one row of S tokens: all prompts, then all responses."""
+
+    ids: Tensor
+    """(1, S) int64."""
+    positions: Tensor
+    """(1, S) int64, from the begin of each sequence."""
+    places: Tensor
+    """(N,) where in S each decision is predicted."""
+    rows: Tensor
+    """(N,) the decisions' responses."""
+    steps: Tensor
+    """(N,) and their steps."""
+    layout: "Layout"
+
+
+class Layout(NamedTuple):
+    """Who follows whom."""
+
+    prompts: Tensor
+    """(G, P) the prompts' tokens in S, padded on the right."""
+    responses: Tensor
+    """(R, T) the responses' tokens in S, padded on the right; their last tokens are not there: nothing follows them."""
+    own: Tensor
+    """(R,) each response's prompt."""
+    hidden: Tensor
+    """(R, 1, T, P + T) float32: what a response's token must not see of its prompt and its response, HIDDEN; else 0."""
+    back: Tensor
+    """(S,) where each token is in G * P and then R * T."""
+
+
+def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> Packed:
+    """`prompts` (R, P) on the right with -1 before them; `responses`, `mask` (R, T), a decision at least."""
+    device = mask.device
+    rows, steps = mask.nonzero(as_tuple=True)
+    distinct, own = torch.unique(prompts, dim=0, return_inverse=True)
+    read = (distinct >= 0).sum(1)
+    # Of a response all tokens but the last are read.
+    width = mask.shape[1]
+    written = ((mask * torch.arange(width, device=device)).amax(1)).clamp_min(0)
+    first, seen = _there(read, 0)
+    begun, answered = _there(written, int(read.sum()))
+    ids = torch.cat([distinct[distinct >= 0], responses[:, : answered.shape[1]][answered]])
+    ahead = torch.arange(seen.shape[1], device=device).expand_as(seen)[seen]
+    behind = (read[own][:, None] + torch.arange(answered.shape[1], device=device))[answered]
+    # A first token is predicted by its prompt's last one.
+    last = first.gather(1, (read - 1).clamp_min(0)[:, None])[:, 0]
+    starts = written.cumsum(0) - written + read.sum()
+    places = torch.where(steps == 0, last[own][rows], starts[rows] + steps - 1)
+    back = torch.cat([seen.flatten().nonzero()[:, 0], seen.numel() + answered.flatten().nonzero()[:, 0]])
+    causal = torch.ones(answered.shape[1], answered.shape[1], dtype=torch.bool, device=device).tril()
+    visible = torch.cat([seen[own][:, None].expand(-1, len(causal), -1), causal.expand(len(own), -1, -1)], 2)
+    hidden = torch.zeros(visible.shape, device=device).masked_fill(~visible, HIDDEN)[:, None]
+    layout = Layout(first, begun, own, hidden, back)
+    return Packed(ids[None], torch.cat([ahead, behind])[None], places, rows, steps, layout)
+
+
+def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """Sequences (N,) one behind the other from `start`: their tokens' places (N, L), padded, and where there is one."""
+    columns = torch.arange(int(lengths.max()), device=lengths.device)
+    inside = columns < lengths[:, None]
+    return torch.where(inside, start + (lengths.cumsum(0) - lengths)[:, None] + columns, 0), inside
+
+
+def use(lm: Any) -> None:
+    """Let a model take `layout=` in its forward pass; without it the model does what it did."""
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    lm.set_attn_implementation(NAME)
+
+
+def states(lm: Any, packed: Packed) -> Tensor:
+    """Last hidden states (S, H) of a model that `use` was called on."""
+    # A mask that is there already is handed on: without one transformers would build one of S x S.
+    there = packed.ids.new_zeros(1, 1, 1, 1)
+    found = lm.get_decoder()(
+        input_ids=packed.ids,
+        position_ids=packed.positions,
+        attention_mask=there,
+        use_cache=False,
+        layout=packed.layout,
+    )
+    hidden: Tensor = found.last_hidden_state[0]
+    return hidden
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    layout: Layout | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """Attention of (1, heads, S, width) queries; (1, S, heads, width)."""
+    if layout is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
+    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    asked, keys, values = (_laid(part, layout.prompts) for part in (q, k, v))
+    # Padding stands on the right, where causal attention does not look.
+    mixed = functional.scaled_dot_product_attention(asked, keys, values, is_causal=True, scale=scaling, enable_gqa=True)
+    found = [mixed.transpose(1, 2).flatten(0, 1)]
+    if layout.responses.shape[1]:
+        asked, new_keys, new_values = (_laid(part, layout.responses) for part in (q, k, v))
+        mixed = functional.scaled_dot_product_attention(
+            asked,
+            torch.cat([keys[layout.own], new_keys], 2),
+            torch.cat([values[layout.own], new_values], 2),
+            attn_mask=layout.hidden.to(q.dtype),
+            scale=scaling,
+            enable_gqa=True,
+        )
+        found.append(mixed.transpose(1, 2).flatten(0, 1))
+    return torch.cat(found).index_select(0, layout.back)[None], None
+
+
+def _laid(tokens: Tensor, places: Tensor) -> Tensor:
+    """(S, heads, width) as (N, heads, L, width)."""
+    return tokens.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
