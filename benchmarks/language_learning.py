@@ -3,6 +3,8 @@
     .venv/bin/python benchmarks/language_learning.py              four algorithms and the team, three seeds each
     .venv/bin/python benchmarks/language_learning.py --quick      GRPO with one seed; nothing is stored
 
+Runs of a part of it (`--algorithms`, `--no-team`) join those that are stored.
+
 A model of a million weights first imitates references of small Python tasks, and stops early; reinforcement learning goes on
 from there with nothing but the tests. Writes `benchmarks/results/language_learning.{json,md}`.
 """
@@ -18,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from gridworld import RESULTS, machine
-from language_runs import COPIES, EVERY, GROUP, HYPER, OWN, SAMPLES, Job, train, warm_start
+from language_runs import COPIES, EVERY, GROUP, HYPER, KINDS, OWN, SAMPLES, Job, train, warm_start
 from numpy.typing import NDArray
 
 from marl_ray.evaluation.statistics import Interval
@@ -29,6 +31,7 @@ ITERATIONS = 60
 TEAM_TOKENS = 400_000
 """Sampled tokens of training, on both sides of the comparison."""
 RESAMPLES = 10_000
+SETTINGS = {"kinds": KINDS, "hyper": HYPER, "own": OWN, "every": EVERY, "samples": SAMPLES}
 
 
 def crossed_bootstrap(values: NDArray[np.float64], seed: int = 0) -> Interval:
@@ -227,16 +230,16 @@ def main() -> None:
     if options.quick:
         options.algorithms, options.no_team, options.seeds = ["grpo"], True, 1
     runs = measure(options.algorithms, not options.no_team, options.seeds, options.processes)
-    by_algorithm = {
-        name: [run for run in runs if (run["kind"], run["algorithm"]) == ("program", name)]
-        for name in options.algorithms
-    }
+    if not options.quick:
+        runs += earlier({(run["kind"], run["algorithm"]) for run in runs})
+    of_programs = [run for run in runs if run["kind"] == "program"]
+    by_algorithm = {name: [run for run in of_programs if run["algorithm"] == name] for name in OWN}
     alone, team = ([run for run in runs if run["kind"] == kind] for kind in ("alone", "team"))
     described = machine()
     result: dict[str, Any] = {
         "machine": described,
-        "settings": {"hyper": HYPER, "own": OWN, "every": EVERY, "samples": SAMPLES},
-        "algorithms": [algorithm_row(name, own) for name, own in by_algorithm.items()],
+        "settings": SETTINGS,
+        "algorithms": [algorithm_row(name, own) for name, own in by_algorithm.items() if own],
         "team": comparison(alone, team) if team else None,
         "runs": runs,
     }
@@ -248,6 +251,18 @@ def main() -> None:
         (RESULTS / "language_learning.md").write_text(text)
     print(text)
     sys.exit(not all(all(row["met"].values()) for row in result["algorithms"]))
+
+
+def earlier(measured: set[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Stored runs of this machine and these settings, of what was not measured now."""
+    path = RESULTS / "language_learning.json"
+    if not path.exists():
+        return []
+    stored = json.loads(path.read_text())
+    now = json.loads(json.dumps(rounded({"machine": machine(), "settings": SETTINGS})))
+    if {key: stored[key] for key in now} != now:
+        return []
+    return [run for run in stored["runs"] if (run["kind"], run["algorithm"]) not in measured]
 
 
 def rounded(value: Any) -> Any:

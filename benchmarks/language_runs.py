@@ -27,13 +27,13 @@ class Kind(NamedTuple):
     """Turns of all agents in an episode, at most."""
     likely: float
     """Mean log-likelihood of a demonstrated token of the generator, in nats, at which the warm start ends: a model that is
-    right in about a third of its answers. Demonstrations that begin with a mistake stay less likely."""
+    right in about a third of its answers."""
 
 
 KINDS = {
     "program": Kind({"turns": 1, "reviewer": False}, ("generator",), 1, -0.11),
-    "alone": Kind({"turns": 2, "reviewer": False, "mistakes": 0.5}, ("generator",), 2, -0.2),
-    "team": Kind({"turns": 2, "reviewer": True, "mistakes": 0.5}, ("generator", "reviewer"), 3, -0.2),
+    "alone": Kind({"turns": 2, "reviewer": False, "mistakes": 0.5}, ("generator",), 2, -0.11),
+    "team": Kind({"turns": 2, "reviewer": True, "mistakes": 0.5}, ("generator", "reviewer"), 3, -0.11),
 }
 """One program and no second try; a generator that repairs its program; a generator and its reviewer."""
 TOKENS = {"generator": 40, "reviewer": 24}

@@ -43,8 +43,8 @@ class CodeTeam(TextEnv):
     training tasks. reviewer: False leaves the generator alone with the results. answer: `program`, the whole answer is the
     program, or `block`, its last fenced block is. prompt, review_prompt, repair_prompt: what is read, with some of {task},
     {tests} (the public ones), {code}, {result} and {review}. reward: keys of `CodeRewardConfig`; its timeout holds for all
-    calls of a program together. mistakes: share of the demonstrations that begin with a wrong program. seed: order of the
-    tasks. cost: which of `tokens`, `calls` (runs of the sandbox) and `seconds` (their CPU time) are costs.
+    calls of a program together. mistakes: share of the demonstrations that repair a wrong program. seed: order of the tasks.
+    cost: which of `tokens`, `calls` (runs of the sandbox) and `seconds` (their CPU time) are costs.
     Metrics: `pass` (all hidden tests), `hidden`, `public`: fractions at the end; `first`: `pass` of the first program.
     """
 
@@ -116,8 +116,9 @@ class CodeTeam(TextEnv):
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """All turns of `count` episodes of the training tasks in the order that `seed` gives, played by experts.
 
-        The generator writes the reference, or first, in the share `mistakes` where there are turns to repair it, the
-        reference with one token changed so that a public test fails; the reviewer says which; the generator repairs it.
+        The generator writes the reference. In the share `mistakes` where there are turns to repair it, the reference with
+        one token changed, so that a public test fails, goes on in its place; the reviewer says which; the generator repairs
+        it. Nobody is shown to make the mistake.
         Raises MarlRayError for a task whose reference is missing or fails.
         """
         with ThreadPoolExecutor(_THREADS) as threads:
@@ -148,11 +149,14 @@ class CodeTeam(TextEnv):
             if agent == REVIEWER:
                 response = f"{mistake.wrong} should be {mistake.right}" if mistake else ""
             else:
-                response = self.task.code.reference if found or mistake is None else mistake.code
-                response = f"```python\n{response}\n```" if self.answer == "block" else response
+                response = self._written(self.task.code.reference)
+            begins = not found
             found.append(Demonstration(agent, self.observe(agent), response))
-            self.step(response)
+            self.step(self._written(mistake.code) if begins and mistake else response)
         return found
+
+    def _written(self, code: str) -> str:
+        return f"```python\n{code}\n```" if self.answer == "block" else code
 
     def _check(self, text: str) -> Checked:
         task: ProgramTask = self.task
