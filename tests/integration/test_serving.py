@@ -46,31 +46,44 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def serve_config(tmp_path_factory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("serving")
-    arms = {f"arm{action}": {"bundle": make_bundle(folder, action)} for action in (0, 2)}
-    args = {
-        "experiments": [{"name": "exp", "arms": arms, "min_outcomes": 5}],
-        "database": f"sqlite:///{folder}/experiments.db",
-        "cpus_per_replica": 0.5,
-    }
+    arms = {f"arm{action}": {"bundle": make_bundle(folder, action), "cpus": 0.1} for action in (0, 2)}
+    applications = []
+    for name, placement in (("ab", "replica"), ("apart", "deployment")):
+        args = {
+            "experiments": [{"name": "exp", "arms": arms, "min_outcomes": 5, "placement": placement}],
+            "database": f"sqlite:///{folder}/{name}.db",
+            "spool": str(folder / name),
+            "cpus_per_replica": 0.5,
+        }
+        applications.append(
+            {"name": name, "route_prefix": f"/{name}", "import_path": "marl_ray.serving.app:build", "args": args}
+        )
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": free_port()},
-        "applications": [
-            {"name": "ab", "route_prefix": "/ab", "import_path": "marl_ray.serving.app:build", "args": args}
-        ],
+        "applications": applications,
     }
 
 
 @pytest.fixture(scope="module")
-def url(ray_cluster: LocalRay, serve_config: dict[str, Any]) -> Iterator[str]:
+def urls(ray_cluster: LocalRay, serve_config: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Arms in the gateway's replica (`ab`), and in deployments of their own (`apart`)."""
     deployed = deploy(serve_config, ray_cluster.dashboard_url, timeout_s=120)
-    yield deployed.urls["ab"]
+    yield deployed.urls
     undeploy(ray_cluster.dashboard_url)
     with pytest.raises(httpx.ConnectError):
         httpx.get(deployed.urls["ab"] + "/health", timeout=10)
 
 
-def test_act_outcomes_and_report(url: str, serve_config: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def url(urls: dict[str, str]) -> str:
+    return urls["ab"]
+
+
+@pytest.mark.parametrize("application", ["ab", "apart"])
+def test_act_outcomes_and_report(urls: dict[str, str], application: str, serve_config: dict[str, Any]) -> None:
+    url = urls[application]
+
     async def play() -> list[dict[str, Any]]:
         async with httpx.AsyncClient(base_url=url, timeout=30) as client:
 

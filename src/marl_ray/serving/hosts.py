@@ -4,8 +4,10 @@ An application per bundle, not a deployment inside the gateway's application: so
 policy, experiments that share a bundle share its replicas, and experiments created over HTTP can be hosted too.
 """
 
+import asyncio
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from ray import serve
@@ -16,13 +18,18 @@ from marl_ray.config import ArmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle, load_bundle
 from marl_ray.serving.arms import Answer, AnyBundle, ArmBatcher, Observations, is_text
-from marl_ray.serving.deadlines import Deadlines
+from marl_ray.serving.gathering import Gathering
 from marl_ray.serving.texts import TextArm
 
 START_S = 300.0
 """How long an arm's deployment may take to start."""
 MAX_ONGOING_REQUESTS = 2_000
+CALLS = 2
+"""Calls per replica that are under way: one that it works on, and one that is there when it has done so."""
 _POLL_S = 0.25
+
+ActRequest: TypeAlias = tuple[Observations, bool, Observations]
+"""Observations, whether to take the likeliest actions, and masks."""
 
 
 class ArmHost:
@@ -36,8 +43,11 @@ class ArmHost:
         assert isinstance(bundle, Bundle)
         self._batcher = ArmBatcher(bundle, max_batch, np.random.default_rng())
 
-    async def act(self, observations: Observations, greedy: bool, masks: Observations) -> Answer:
-        return await self._batcher.act(observations, greedy, masks)
+    async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
+        """An answer per request, or why there is none: one that fails is of no matter to the others of its call."""
+        found = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
+        # As text: an exception may be of a kind that the other side cannot read.
+        return [RuntimeError(repr(one)) if isinstance(one, BaseException) else one for one in found]
 
 
 def verified(reference: str, digest: str, tracking_uri: str | None) -> AnyBundle:
@@ -49,21 +59,18 @@ def verified(reference: str, digest: str, tracking_uri: str | None) -> AnyBundle
 
 
 class RemoteArm:
-    """An arm behind a handle."""
+    """An arm behind a handle, whose calls requests share."""
 
-    def __init__(self, bundle: Bundle, handle: DeploymentHandle, deadline_s: float):
+    def __init__(self, bundle: Bundle, handle: DeploymentHandle, deadline_s: float, replicas: int):
         self.bundle = bundle
         # Once, because it costs as much as a request; and what crosses is arrays and numbers, which plain pickle (between
         # processes of one application) packs in a fraction of cloudpickle's time.
-        self._act = handle.options(method_name="act", request_serialization="pickle", response_serialization="pickle")
-        self._deadlines, self._deadline_s = Deadlines(), deadline_s
+        act = handle.options(method_name="act", request_serialization="pickle", response_serialization="pickle")
+        self._requests: Gathering[ActRequest, Answer] = Gathering(act.remote, CALLS * replicas, deadline_s)
 
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
         """As `ArmBatcher.act`; TimeoutError after the deadline."""
-        answer: Answer = await self._deadlines.run(
-            self._act.remote(observations, greedy, masks or {}), self._deadline_s
-        )
-        return answer
+        return await self._requests.ask((observations, greedy, masks or {}))
 
 
 def host(
@@ -103,7 +110,7 @@ def host(
     except RayServeException as error:
         raise MarlRayError(f"bundle {reference!r}: {error}") from error
     if isinstance(bundle, Bundle):
-        return RemoteArm(bundle, handle, deadline_s)
+        return RemoteArm(bundle, handle, deadline_s, size.replicas)
     from marl_ray.serving.text_hosts import RemoteTextArm
 
     return RemoteTextArm(bundle, handle, deadline_s)
