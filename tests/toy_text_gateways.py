@@ -1,8 +1,10 @@
-"""Small bundles of language models, for the tests of serving."""
+"""Small bundles of language models and questions to them, for the tests of serving."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from toy_gateways import LINEAGE
 
@@ -10,8 +12,11 @@ from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.config.model import GenerationConfig, ModelConfig
 from marl_ray.policies.token_bundle import save_token_bundle
 from marl_ray.policies.token_policy import build_token_policy, plain_copy
+from marl_ray.serving.gateway import Gateway
 
 CONTEXT = 2048
+ASK = {"session_id": "s", "prompt": "hello", "seed": 5}
+CHAT = {"model": "exp", "messages": [{"role": "user", "content": "hello"}], "user": "s", "seed": 5}
 
 
 def make_text_bundle(
@@ -44,3 +49,31 @@ def text_config(bundles: dict[str, str], folder: Path, **more: Any) -> GatewayCo
     experiments = [{"name": "exp", "arms": arms, "min_outcomes": 5}]
     where = {"database": f"sqlite:///{folder}/experiments.db", "spool": str(folder / "spool")}
     return parse_config(GatewayConfig, {"experiments": experiments, "request_timeout_s": 60} | where | more)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("texts")
+    return {"one": make_text_bundle(folder, 1), "four": make_text_bundle(folder, 4)}
+
+
+@pytest.fixture
+def config(texts: dict[str, str], tmp_path: Path) -> GatewayConfig:
+    return text_config(texts, tmp_path)
+
+
+async def post(client: Any, path: str, body: dict[str, Any], **more: Any) -> Any:
+    answer = await client.post(path, json=body, **more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def events(client: Any, path: str, body: dict[str, Any]) -> list[Any]:
+    answer = await client.post(path, json=body | {"stream": True})
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    lines = [part.removeprefix("data: ") for part in answer.text.split("\n\n") if part]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def rows(app: Gateway) -> int:
+    return sum(arm.rows for router in app.endpoints.routers.values() for arm in router.arms.values())

@@ -1,126 +1,28 @@
 """The whole HTTP API against its OpenAPI document: generated requests over real HTTP, none of which may be a defect."""
 
-import asyncio
 import copy
 import json
-import logging
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
 import schemathesis
-import torch
-import uvicorn
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
-from toy_gateways import AGENTS, SEES, bearer, gateway_config, make_bundle, write_keys
-from toy_text_gateways import make_text_bundle, text_config
+from toy_gateways import AGENTS, SEES, bearer
+from toy_sites import KEYS, SESSIONS, TEXTS, act, client, site, text_site
 
-from marl_ray.serving.gateway import Gateway
-from marl_ray.serving.http import Request, RequestError
 from marl_ray.serving.openapi import openapi
 from marl_ray.serving.routes import ROUTES, Route
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-torch.set_num_threads(1)
+__all__ = ["client", "site", "text_site"]
 load_all_checks()
-SESSIONS = [f"known-{k}" for k in range(4)]
-WAIT_S = 30.0
 LOADING_S = 120.0
 """The first question to a model registry makes its database."""
-# Schemathesis probes without the key where it finds a header of exactly this spelling.
-KEYS = {"ops": {"Authorization": "Bearer ops"}, "game": {"Authorization": "Bearer game"}, "none": {}}
-TEXTS = ("/generate", "/v1/chat/completions")
 CLIENTS = ("/v1/act", "/batch", *TEXTS, "/v1/outcomes")
 """What players' keys open; every other POST is for admins."""
-
-
-class Tracebacks(logging.Handler):
-    """What threads have logged: they must survive everything that requests leave behind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info:
-            self.found.append(logging.Formatter().format(record))
-
-
-class Site(NamedTuple):
-    url: str
-    port: int
-
-
-def make_keys(folder: Path) -> str:
-    return write_keys(folder / "keys.yaml", ops=("admin", "inference", "outcomes"), game=("inference", "outcomes"))
-
-
-@contextmanager
-def running(gateway: Gateway) -> Iterator[Site]:
-    """The gateway on a port of its own; at the end no thread may have left a traceback."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(gateway, log_level="warning", lifespan="on"))
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    tracebacks = Tracebacks()
-    logging.getLogger("marl_ray").addHandler(tracebacks)
-    try:
-        yield Site(f"http://127.0.0.1:{port}", port)
-    finally:
-        logging.getLogger("marl_ray").removeHandler(tracebacks)
-        server.should_exit = True
-        thread.join(WAIT_S)
-        listening.close()
-    assert not thread.is_alive()
-    assert not tracebacks.found, tracebacks.found[0]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A gateway with keys and two experiments."""
-    folder = tmp_path_factory.mktemp("fuzz")
-    bundles = {arm: make_bundle(folder, k) for k, arm in enumerate(("zero", "one", "two", "three", "four"))}
-    for arm, bundle in bundles.items():
-        (folder / arm).symlink_to(bundle)
-    more = {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "decision_log": str(folder / "log")}
-    more |= {"api_keys": make_keys(folder), "cache": {"url": "memory:"}}
-    config = gateway_config(bundles, folder / "x.db", names=("exp", "other"), **more)
-    with running(Gateway(config, seed=0)) as made, pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)  # so that generated requests can name the bundles
-        with httpx.Client(base_url=made.url, headers=KEYS["ops"]) as client:
-            for session in SESSIONS:
-                act(client, session)
-        yield made
-
-
-@pytest.fixture(scope="module")
-def text_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A gateway with keys and an experiment of language models."""
-    folder = tmp_path_factory.mktemp("texts")
-    bundles = {arm: make_text_bundle(folder, k) for k, arm in enumerate(("one", "two"))}
-    with running(Gateway(text_config(bundles, folder, api_keys=make_keys(folder)), seed=0)) as made:
-        yield made
-
-
-@pytest.fixture
-def client(site: Site) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=site.url, timeout=WAIT_S, headers=KEYS["ops"]) as made:
-        yield made
-
-
-def act(client: httpx.Client, session: str, **more: Any) -> dict[str, Any]:
-    sent = {"experiment": "exp", "session_id": session, "observations": SEES} | more
-    answer = client.post("/v1/act", json=sent)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def document() -> dict[str, Any]:
@@ -265,168 +167,3 @@ def test_create_then_pause_then_resume_then_stop(client):
     assert client.post("/v1/experiments/life/start", json={"reason": "again"}).status_code == 409
     reasons = [entry["reason"] for entry in client.get("/v1/experiments/life/audit").json()["audit"]]
     assert reasons == ["begin", "start", "pause", "resume", "stop"]
-
-
-DEEP = b"[" * 900 + b"]" * 900
-"""As deep as JSON is read, and deeper than it is written."""
-HOSTILE = [
-    *(b'"a\\u0000b"', b'"\\ud800"', b'"\\udc00\\ud800"', b'"\xed\xa0\x80"', b'"\xff"', b'"\\u202e"', b'""'),
-    *(b"9" * 400, b"-9223372036854775808", b"18446744073709551615", b"1e308", b"1e999", b"NaN", b"Infinity"),
-    *(b"null", b"true", b"[]", b"{}", b"[[1],[1,2],3]", b'{"a":{"b":1}}', b'["1","2"]', b"[null]", DEEP),
-    *(b'{"\\u0000":1}', b'{"a: b":1}', b'{"":[[]]}', b'"' + b"x" * 5000 + b'"'),
-    *(b'{"agent_0":%s}' % value for value in (DEEP, b'"abc"', b'{"a":1}', b"[1e308,1,1]", b"[1,[2],3]")),
-]
-"""Values, as JSON or nearly, for any field."""
-BODIES = [
-    b"",
-    b"\0",
-    b"null",
-    b"[]",
-    b'"x"',
-    b"1",
-    b"{",
-    b"{}{}",
-    b"\xef\xbb\xbf{}",
-    b"\xff\xfe",
-    b'{"\\ud800":1}',
-    b'{"a":' * 2000,
-    DEEP,
-]
-ACT = {"experiment": "exp", "session_id": "h", "observations": SEES}
-REQUESTS: dict[str, dict[str, Any]] = {
-    "/v1/act": ACT | {"action_masks": {}, "cluster_id": "c", "mode": "greedy"},
-    "/batch": {"requests": [ACT]},
-    "/generate": {"experiment": "exp", "session_id": "h", "prompt": "p", "max_tokens": 1, "temperature": 1}
-    | dict.fromkeys(("agent", "cluster_id", "top_p", "top_k", "stop", "seed", "stream")),
-    "/v1/chat/completions": {"model": "exp", "messages": [{"role": "user", "content": "p"}], "max_tokens": 1}
-    | dict.fromkeys(
-        ("user", "stop", "seed", "stream", "n", "tools", "logit_bias", "max_completion_tokens", "logprobs")
-    ),
-    "/v1/outcomes": {"experiment": "exp", "session_id": "known-3", "value": 1, "metrics": {}},
-    "/v1/experiments": {"name": "hostile", "arms": {"a": {"bundle": "zero"}}, "reason": "r"}
-    | dict.fromkeys(
-        ("endpoint", "salt", "layer", "guardrails", "alpha", "block_s", "stages", "breaker", "layer_share")
-    ),
-    "/v1/experiments/other/rollback": {"reason": "r", "arm": "four", "epoch": 99},
-    "/v1/experiments/other/promote": {"reason": "r", "arm": "four", "epoch": 99},
-}
-
-
-def assert_refused_or_done(answer: httpx.Response) -> None:
-    assert answer.status_code < 500, answer.text
-    if answer.status_code >= 400:
-        (error,) = answer.json().values()
-        openais = {"type", "code", "param"}  # on its route
-        assert set(error) - openais == {"field", "message"} and "\n" not in error["message"]
-
-
-@pytest.mark.parametrize("path", REQUESTS)
-def test_hostile_values_are_refused_by_name(path, client, text_site):
-    good = REQUESTS[path]
-    if path in TEXTS:
-        client.base_url = text_site.url
-    for field in good:
-        start, _, end = json.dumps(good | {field: "@"}).encode().partition(b'"@"')
-        for number, value in enumerate(HOSTILE):
-            # An experiment that could be made is there, so the next one needs another name.
-            body = (start + value + end).replace(b"hostile", f"{field}-{number}".encode())
-            assert_refused_or_done(client.post(path, content=body))
-            if path == "/v1/act":
-                assert_refused_or_done(client.post("/batch", content=b'{"requests":[' + body + b"]}"))
-    for body in BODIES:
-        answer = client.post(path, content=body)
-        assert (answer.status_code, answer.json()["error"]["field"]) == (400, "body")
-
-
-@pytest.mark.parametrize(
-    ("path", "change", "field"),
-    [
-        ("/v1/act", {"session_id": "a\0b"}, "session_id"),
-        ("/v1/act", {"session_id": "a\x1b"}, "session_id"),
-        ("/v1/act", {"cluster_id": "a\0b"}, "cluster_id"),
-        ("/v1/outcomes", {"session_id": "a\0b"}, "session_id"),
-        ("/v1/outcomes", {"metrics": {"a\0b": 1}}, "metrics"),
-        ("/v1/outcomes", {"metrics": {"": 1}}, "metrics"),
-        ("/v1/outcomes", {"metrics": {"x" * 101: 1}}, "metrics"),
-        ("/v1/outcomes", {"metrics": {"outcome": 1}}, "metrics"),
-        ("/v1/experiments/other/promote", {"reason": "a\0b"}, "reason"),
-        ("/v1/experiments/other/promote", {"reason": "x" * 1001}, "reason"),
-        ("/v1/experiments/other/promote", {"arm": []}, "arm"),
-        ("/v1/experiments/other/promote", {"arm": {}}, "arm"),
-    ],
-)
-def test_what_the_database_could_not_keep_never_reaches_it(path, change, field, client):
-    answer = client.post(path, json=REQUESTS[path] | change)
-    assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"salt": "a\0b"}, "body"),
-        ({"layer": "a\0b"}, "body"),
-        ({"guardrails": [{"name": "\0", "better": "lower"}]}, "body"),
-        ({"arms": {"a": {"bundle": "a\0b"}}}, "body"),
-        ({"arms": {"a\0b": {"bundle": "zero"}}}, "arms"),
-        ({"arms": {"a\nb": {"bundle": "zero"}}}, "arms"),
-        ({"arms": {"": {"bundle": "zero"}}}, "arms"),
-        ({"arms": {"x" * 101: {"bundle": "zero"}}}, "arms"),
-        ({"arms": {"a": {"bundle": "zero", "weight": "Infinity"}}}, "arms.a.weight"),
-        ({"arms": {"a": {"bundle": "zero", "weight": 1.7e308}, "b": {"bundle": "two"}}}, "arms"),
-        ({"arms": {"a": {"bundle": "zero", "weight": 5e-324}, "b": {"bundle": "two"}}}, "arms"),
-        ({"alpha": 5e-324}, "alpha"),
-        ({"alpha_rollback": 5e-324}, "alpha_rollback"),
-        ({"guardrails": [{"name": "cost", "alpha": 5e-324}]}, "guardrails"),
-        ({"strategy": "gradual", "stages": [5e-324, 1]}, "stages"),
-        ({"randomize": "switchback", "block_s": 5e-324}, "block_s"),
-    ],
-)
-def test_experiments_that_nobody_could_run_are_not_made(change, field, client):
-    made = {"name": "never", "arms": {"a": {"bundle": "zero"}, "b": {"bundle": "two"}}, "reason": "r"} | change
-    answer = client.post("/v1/experiments", json=made)
-    found = answer.json()["error"]["field"]
-    assert answer.status_code == 400 and f"{found}.".startswith(f"{field}."), found
-    assert client.get("/v1/experiments/never").status_code == 404
-
-
-@pytest.mark.parametrize("name", ["%00", "%FF", "%ED%A0%80", "%", "%zz", "a;b", "%2565xp", "%41" * 9000, "x" * 60_000])
-def test_names_in_paths_may_be_anything(name, client):
-    for path, status in (
-        ("/v1/experiments/{}", 404),
-        ("/v1/experiments/{}/audit", 404),
-        ("/v1/{}", 404),
-        ("/ui/experiments/{}", 404),
-    ):
-        target = httpx.URL(client.base_url).copy_with(raw_path=path.format(name).encode())
-        answer = client.get(target)
-        assert_refused_or_done(answer)
-        assert answer.status_code == status
-    answer = client.post(httpx.URL(client.base_url).copy_with(raw_path=f"/models/{name}:1/load".encode()))
-    assert_refused_or_done(answer)
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [(b"x-session-id", b"\xed\xa0\x80")],
-        [(b"x-session-id", b"")],
-        [(b"x-session-id", b"a" * 300)],
-        [(b"x-session-id", b"a"), (b"x-session-id", b"b")],
-        [(b"x-session-id", b"a"), (b"x-arm", b"\xff")],
-        [(b"x-session-id", b"a"), (b"x-request-id", b"\xff")],
-        [(b"x-session-id", b"a"), (b"authorization", b"Bearer \xff")],
-        *([(b"x-request-timeout-seconds", value)] for value in (b"nan", b"-1", b"", b"\xb2", b"9" * 5000)),
-    ],
-)
-def test_headers_may_be_anything(headers, client):
-    assert_refused_or_done(client.post("/v1/act", json={"experiment": "exp", "observations": SEES}, headers=headers))
-
-
-@pytest.mark.parametrize("length", [b"9" * 5000, b"9" * 30, b"11"])
-def test_a_body_that_is_announced_too_long_is_not_waited_for(length):
-    async def receive() -> Any:
-        raise AssertionError("read")
-
-    with pytest.raises(RequestError) as refused:
-        asyncio.run(Request({"path": "/", "headers": [(b"content-length", length)]}, receive, 10).body())
-    assert refused.value.status == 413

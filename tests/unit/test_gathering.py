@@ -1,6 +1,7 @@
 """Requests that share calls: none waits for company, none is lost, and one that fails fails alone."""
 
 import asyncio
+import contextvars
 
 import pytest
 
@@ -23,7 +24,7 @@ class Callee:
 def test_what_comes_while_calls_are_under_way_goes_together():
     async def run():
         callee = Callee()
-        requests = Gathering(callee, calls=2, deadline_s=5)
+        requests = Gathering(callee, replicas=1, deadline_s=5)
         first = [asyncio.ensure_future(requests.ask(n)) for n in (0, 2)]
         await asyncio.sleep(0.01)
         second = asyncio.ensure_future(requests.ask(4))
@@ -43,7 +44,7 @@ def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_re
     async def run():
         callee = Callee()
         callee.open.set()
-        requests = Gathering(callee, calls=1, deadline_s=5)
+        requests = Gathering(callee, replicas=1, deadline_s=5)
         found = await asyncio.gather(*(requests.ask(n) for n in (1, 2)), return_exceptions=True)
         assert repr(found[0]) == "ValueError('1 is odd')" and found[1] == 4
 
@@ -54,7 +55,7 @@ def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_re
             return []
 
         for call, message in ((broken, "gone"), (short, "expected 2 answers, got 0")):
-            failing = Gathering(call, calls=1, deadline_s=5)
+            failing = Gathering(call, replicas=1, deadline_s=5)
             found = await asyncio.gather(failing.ask(0), failing.ask(2), return_exceptions=True)
             assert [str(error) for error in found] == [message, message]
 
@@ -64,19 +65,65 @@ def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_re
 def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent():
     async def run():
         callee = Callee()
-        requests = Gathering(callee, calls=1, deadline_s=0.3)
-        hangs = asyncio.ensure_future(requests.ask(0))
-        await asyncio.sleep(0.05)
+        requests = Gathering(callee, replicas=1, deadline_s=0.3)
+        hangs = []
+        for n in (0, 8):
+            hangs.append(asyncio.ensure_future(requests.ask(n)))
+            await asyncio.sleep(0.05)
         given_up, late = asyncio.ensure_future(requests.ask(2)), asyncio.ensure_future(requests.ask(4))
         await asyncio.sleep(0.05)
         given_up.cancel()
-        with pytest.raises(TimeoutError):
-            await hangs
-        with pytest.raises(TimeoutError):
-            await late
+        for request in (*hangs, late):
+            with pytest.raises(TimeoutError):
+                await request
         callee.open.set()
         assert await requests.ask(6) == 12
         assert 2 not in [n for call in callee.calls for n in call]
+
+    asyncio.run(run())
+
+
+def test_no_call_is_made_in_the_name_of_one_client():
+    client = contextvars.ContextVar("client", default="nobody")
+    names = []
+
+    async def call(given):
+        names.append(client.get())
+        await asyncio.sleep(0.01)
+        return given
+
+    async def asked(requests, n):
+        client.set(n)
+        return await requests.ask(n)
+
+    async def run():
+        requests = Gathering(call, replicas=1, deadline_s=5)
+        assert await asyncio.gather(*(asked(requests, n) for n in range(3))) == [0, 1, 2]
+        assert await asyncio.gather(*(asked(requests, n) for n in range(3))) == [0, 1, 2]
+
+    asyncio.run(run())
+    assert names == ["nobody", "nobody"]
+
+
+def test_a_call_that_the_other_side_cancels_fails_at_once():
+    async def cancelled(given):
+        raise asyncio.CancelledError
+
+    async def run():
+        requests = Gathering(cancelled, replicas=1, deadline_s=30)
+        found = await asyncio.wait_for(asyncio.gather(requests.ask(0), requests.ask(1), return_exceptions=True), 5)
+        assert [str(error) for error in found] == ["the call was cancelled"] * 2
+
+    asyncio.run(run())
+
+
+def test_idle_replicas_share_a_burst():
+    async def run():
+        callee = Callee()
+        callee.open.set()
+        requests = Gathering(callee, replicas=4, deadline_s=5)
+        await asyncio.gather(*(requests.ask(n) for n in range(0, 16, 2)))
+        assert [len(call) for call in callee.calls] == [2, 2, 2, 2]
 
     asyncio.run(run())
 
@@ -87,7 +134,7 @@ def test_a_call_has_a_largest_size(monkeypatch):
     async def run():
         callee = Callee()
         callee.open.set()
-        requests = Gathering(callee, calls=2, deadline_s=5)
+        requests = Gathering(callee, replicas=1, deadline_s=5)
         assert await asyncio.gather(*(requests.ask(n) for n in range(0, 20, 2))) == list(range(0, 40, 4))
         assert all(len(call) <= 3 for call in callee.calls)
 

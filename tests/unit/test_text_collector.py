@@ -1,10 +1,7 @@
-"""Text environments played by language models: rows, rewards to go, waves, groups, refills, errors, evaluation."""
+"""Text environments played by language models: rows, rewards to go, waves, values, metrics, errors, evaluation."""
 
-import hashlib
-import json
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,82 +9,30 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_text_envs import WORDS, Broken, Echo, Quitter, Slow, Talk
+from toy_collectors import (
+    ALONE,
+    BOTH,
+    EACH,
+    POLICY,
+    Repeater,
+    Scripted,
+    collector,
+    on_two_workers,
+    players,
+    policy,
+    texts,
+)
+from toy_text_envs import Broken, Echo, Quitter, Slow, Talk
 
 from marl_ray.algorithms.value_norm import ValueNorm
-from marl_ray.config.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
 from marl_ray.policies.sampler import make_engine
-from marl_ray.policies.token_policy import TokenPolicy, build_token_policy
 from marl_ray.rollout.collector import Plan
 from marl_ray.rollout.responses import TokenPlayer
 from marl_ray.rollout.streams import EVALUATION, TRAINING, response_stream
-from marl_ray.rollout.text import TextCollector
 from marl_ray.rollout.transcripts import means
-from marl_ray.trajectories import Trajectories
 
-BOTH = {"shared": ["asker", "teller"]}
-EACH = {"first": ["asker"], "second": ["teller"]}
-ALONE = {"only": ["speaker"]}
 FIELDS = ("mask", "rewards", "costs", "terminated", "truncated", "greedy", "group", "episode", "agent", "turn")
-SAID = ("a", "stop", "cat", "dog", "no", "banana")
-
-
-def policy(critic: bool = False, signals: int = 0, max_tokens: int = 8) -> TokenPolicy:
-    generation = GenerationConfig(max_tokens=max_tokens)
-    return build_token_policy(ModelConfig(preset="tiny-0.2m", context=256), generation, 0, critic, signals)
-
-
-POLICY = policy()
-
-
-class Scripted:
-    """An engine that knows what to say: of `words` the one that the stream and the seed choose, the first if greedy."""
-
-    def __init__(self, words: Sequence[str] = SAID, ends: bool = True):
-        self.words, self.ends = words, ends
-        self.calls: list[list[Prompt]] = []
-
-    def generate(
-        self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
-    ) -> list[Completion]:
-        self.calls.append(list(prompts))
-        return [self.say(prompt, seed) for prompt in prompts]
-
-    def say(self, prompt: Prompt, seed: int) -> Completion:
-        drawn = hashlib.sha256(f"{seed} {prompt.stream}".encode()).digest()
-        word = self.words[0 if prompt.greedy else drawn[0] % len(self.words)]
-        ids = [*word.encode(), *([POLICY.tokenizer.eos_token_id] if self.ends else [])]
-        return Completion(ids, [-drawn[i + 1] / 100 for i in range(len(ids))], self.ends)
-
-    def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
-        raise NotImplementedError
-
-
-class Repeater(Scripted):
-    """Says the second word of its prompt, which is what Echo wants."""
-
-    def say(self, prompt: Prompt, seed: int) -> Completion:
-        word = bytes(i for i in prompt.ids if i < 256).split()[1]
-        return Completion(list(word), [-1.0] * len(word), True)
-
-
-def players(agents: dict[str, list[str]], engine: Engine | None = None, model: TokenPolicy = POLICY, **kwargs):
-    engine = engine or Scripted()
-    return {name: TokenPlayer(model, engine, members, ValueNorm(), **kwargs) for name, members in agents.items()}
-
-
-def collector(
-    make: Callable, agents: dict[str, list[str]], copies: range = range(8), plan: Plan | None = None, **kwargs
-) -> TextCollector:
-    return TextCollector(make, agents, copies, plan or Plan(6, episodes=True), 3, **kwargs)
-
-
-def texts(data: Trajectories) -> list[str]:
-    """Responses as text."""
-    ids = [row[mask].tolist() for row, mask in zip(data.actions, data.mask, strict=True)]
-    return POLICY.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
 def test_a_row_is_a_response_with_the_ids_that_the_engine_gave():
@@ -203,127 +148,11 @@ def test_data_does_not_depend_on_the_number_of_workers(scripted):
     assert means([whole.sums]) == pytest.approx(means(part.sums for part in parts))
 
 
-def on_two_workers(work: Callable) -> list:
-    """`work(rank, gather)` of two workers, in threads that gather as processes do."""
-    barrier, values, results = threading.Barrier(2, timeout=20), [None, None], [None, None]
-
-    def gather(rank: int, value: object) -> list:
-        barrier.wait()
-        values[rank] = value
-        barrier.wait()
-        return list(values)
-
-    def run(rank: int) -> None:
-        results[rank] = work(rank, partial(gather, rank))
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
 def test_a_policy_answers_all_copies_in_one_call_per_wave():
     engine = Scripted(["no"])
     collector(Talk, EACH, plan=Plan(4, episodes=True)).collect(players(EACH, engine), 0)
     assert [len(call) for call in engine.calls] == [8] * 4
     assert len({prompt.stream for call in engine.calls for prompt in call}) == 32
-
-
-def test_members_of_a_group_share_task_and_seed_and_tasks_go_on_over_iterations():
-    plan = Plan(2, episodes=True, group_size=4)
-    engine = Scripted()
-    first = collector(Echo, ALONE, plan=plan)
-    batch = first.collect(players(ALONE, engine), 0)
-    assert [episode.task for episode in batch.episodes] == [0] * 4 + [1] * 4
-    prompts = [prompt.ids for prompt in engine.calls[0]]
-    assert len(set(prompts[:4])) == len(set(prompts[4:])) == 1 and prompts[0] != prompts[4]
-    data = batch.trajectories["only"]
-    assert data.group.tolist() == [0] * 4 + [1] * 4 and data.episode.tolist() == list(range(8))
-    resumed = collector(Echo, ALONE, plan=plan, state=first.state())
-    again, also = first.collect(players(ALONE), 1), resumed.collect(players(ALONE), 1)
-    assert [episode.task for episode in again.episodes] == [2] * 4 + [3] * 4
-    assert again.episodes == also.episodes and first.state() == resumed.state() == {"position": 4}
-
-
-def test_the_first_member_plays_greedily():
-    plan = Plan(6, episodes=True, group_size=4, greedy=True)
-    data = collector(Talk, BOTH, plan=plan).collect(players(BOTH, Scripted(["no", *SAID])), 0).trajectories["shared"]
-    assert torch.equal(data.greedy, data.episode % 4 == 0)
-    said = texts(data)
-    assert {said[row] for row in data.greedy.nonzero().flatten()} == {"no"}
-    assert len({said[row] for row in (~data.greedy).nonzero().flatten()}) > 2
-
-
-def test_groups_that_teach_nothing_are_played_again_on_other_tasks():
-    plan = Plan(2, episodes=True, group_size=2)
-    again = Plan(2, episodes=True, group_size=2, refills=4, judges=("only",))
-    team = players(ALONE, Scripted(WORDS))
-    before = collector(Echo, ALONE, range(16), plan).collect(team, 0)
-    played = collector(Echo, ALONE, range(16), again)
-    after = played.collect(team, 0)
-
-    def teaching(batch) -> list[int]:
-        scores = np.array([episode.ret for episode in batch.episodes]).reshape(8, 2)
-        return np.flatnonzero(scores[:, 0] != scores[:, 1]).tolist()
-
-    assert 0 < len(teaching(before)) < len(teaching(after)) < 8
-    assert after.steps > before.steps and len(after.episodes) == 16
-    kept = [c for g in teaching(before) for c in (2 * g, 2 * g + 1)]
-    assert [after.episodes[c] for c in kept] == [before.episodes[c] for c in kept]
-    # Every attempt takes the tasks that follow, and what still teaches nothing leaves no rows.
-    tasks = [episode.task for episode in after.episodes]
-    assert max(tasks) >= 8 and len(set(tasks)) == 8 and played.position * 2 == after.steps
-    assert sorted(set(after.trajectories["only"].group.tolist())) == teaching(after)
-    parts = on_two_workers(
-        lambda rank, gather: collector(Echo, ALONE, range(8 * rank, 8 * rank + 8), again, gather=gather).collect(
-            team, 0
-        )
-    )
-    assert after.episodes == [episode for part in parts for episode in part.episodes]
-
-
-@pytest.mark.parametrize("curriculum", ["easiest_first", "toy_text_envs:least_solved"])
-def test_a_curriculum_is_the_same_for_any_number_of_workers_and_after_a_resume(curriculum):
-    plan = Plan(2, episodes=True, group_size=2, refills=2, judges=("only",))
-    team = players(ALONE, Scripted(["red"] * 4 + ["green"]))
-
-    def run(rank: int = 0, gather: Callable = lambda value: [value], workers: int = 1, resume: bool = False):
-        """Episodes of each iteration, and the last state."""
-        own = range(8 // workers * rank, 8 // workers * (rank + 1))
-        make = partial(collector, Echo, ALONE, own, plan, gather=gather, curriculum=curriculum)
-        play, played = make(), []
-        for iteration in range(6):
-            if resume:
-                play = make(state=json.loads(json.dumps(play.state())))
-            played.append(play.collect(team, iteration).episodes)
-        return played, play.state()
-
-    whole, state = run()
-    tasks = {episode.task for episodes in whole for episode in episodes}
-    assert tasks <= set(range(Echo.tasks)) and len(tasks) > 2
-    assert state["solved"].keys() >= set(map(str, tasks)) and any(mean > 0 for _, mean in state["solved"].values())
-    assert run(resume=True) == (whole, state)
-    (first, state_0), (second, state_1) = on_two_workers(partial(run, workers=2))
-    assert state_0 == state_1 == state
-    assert [[*a, *b] for a, b in zip(first, second, strict=True)] == whole
-
-
-def test_a_curriculum_needs_to_know_what_is_solved():
-    class Silent(Echo):
-        def finish(self, solved: bool) -> None:
-            super().finish(solved)
-            del self.infos["speaker"]["solved"]
-
-    with pytest.raises(MarlRayError, match=r'^train\.curriculum: environment echo, copy 0 reports no .*"solved"'):
-        collector(Silent, ALONE, curriculum="easiest_first").collect(players(ALONE), 0)
-
-
-def test_a_worker_may_have_no_rows():
-    plan = Plan(2, episodes=True, group_size=2, judges=("only",))
-    data = collector(Echo, ALONE, plan=plan).collect(players(ALONE, Scripted(["nothing"])), 0).trajectories["only"]
-    assert data.mask.shape == data.prompts.shape == (0, 1) and data.costs.shape == (0, 1, 1) and data.agents == 1
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 100])

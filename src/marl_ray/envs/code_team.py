@@ -136,11 +136,12 @@ class CodeTeam(TextEnv):
             raise MarlRayError(f"task {task.task_id}: reference: expected one, for demonstrations")
         draw = random.Random(f"{seed} {index}")
         changed = mutants(task.code.reference) if env.turns > 1 and draw.random() < env.mistakes else []
-        plain = [None] * _TRIES  # also where no public test noticed the mistake
+        plain = [None] * _TRIES  # also where no test noticed the mistake
         for mistake in [draw.choice(changed), *plain] if changed else plain:
             env.reset(options={"index": index})
             found = env._played(mistake)
-            if env._checked.hidden == 1:
+            programs = sum(one.agent == GENERATOR for one in found)
+            if env._checked.hidden == 1 and programs == (2 if mistake else 1):
                 return found
         raise MarlRayError(f"task {task.task_id}: reference: fails its tests ({env._checked.report})")
 

@@ -50,7 +50,7 @@ class Layout(NamedTuple):
 
 
 def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> Packed:
-    """`prompts` (R, P) on the right with -1 before them; `responses`, `mask` (R, T), a decision at least."""
+    """`prompts` (R, P) on the right with -1 before them, none empty; `responses`, `mask` (R, T), with a decision."""
     device = mask.device
     rows, steps = mask.nonzero(as_tuple=True)
     distinct, own = torch.unique(prompts, dim=0, return_inverse=True)
@@ -124,10 +124,13 @@ def _attend(
     found = [mixed.transpose(1, 2).flatten(0, 1)]
     if layout.responses.shape[1]:
         asked, new_keys, new_values = (_laid(part, layout.responses) for part in (q, k, v))
+        keys, values = torch.cat([keys[layout.own], new_keys], 2), torch.cat([values[layout.own], new_values], 2)
+        if q.is_cuda:  # whose kernels take a mask or shared keys, not both
+            keys, values = (part.repeat_interleave(asked.shape[1] // part.shape[1], 1) for part in (keys, values))
         mixed = functional.scaled_dot_product_attention(
             asked,
-            torch.cat([keys[layout.own], new_keys], 2),
-            torch.cat([values[layout.own], new_values], 2),
+            keys,
+            values,
             attn_mask=layout.hidden.to(q.dtype),
             scale=scaling,
             enable_gqa=True,

@@ -160,6 +160,12 @@ class TokenPolicy(nn.Module):
             None if costs is None else spread(costs),
         )
 
+    def order(self, prompts: Tensor, mask: Tensor) -> Tensor:
+        """(R,) numbers: responses with like ones cost less in one pass of `evaluate`."""
+        if self.packs:  # a prompt is read once, and there is no padding
+            return torch.unique(prompts, dim=0, return_inverse=True)[1]
+        return (prompts >= 0).sum(1) + mask.sum(1)
+
     def reference_evaluate(self, prompts: Tensor, responses: Tensor, mask: Tensor) -> Tensor:
         """(R, T) log-probabilities under the model without its adapters, without gradients."""
         with torch.no_grad(), without_adapters(self.lm):

@@ -91,8 +91,7 @@ def _values(
     if policy.value_head is None and policy.cost_head is None:
         return values, cost_values
     device = policy.device
-    # Rows of like length share a pass, so that little of it is padding.
-    order = ((prompts >= 0).sum(1) + mask.sum(1)).argsort(stable=True)
+    order = policy.order(prompts, mask).argsort(stable=True)
     for rows in order.split(player.micro_batch):
         part = [x[rows].to(device) for x in (prompts, responses, mask)]
         outputs = policy.evaluate(part[0], part[1], part[2], need_entropy=False)

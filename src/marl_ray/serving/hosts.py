@@ -24,8 +24,6 @@ from marl_ray.serving.texts import TextArm
 START_S = 300.0
 """How long an arm's deployment may take to start."""
 MAX_ONGOING_REQUESTS = 2_000
-CALLS = 2
-"""Calls per replica that are under way: one that it works on, and one that is there when it has done so."""
 _POLL_S = 0.25
 
 ActRequest: TypeAlias = tuple[Observations, bool, Observations]
@@ -66,7 +64,17 @@ class RemoteArm:
         # Once, because it costs as much as a request; and what crosses is arrays and numbers, which plain pickle (between
         # processes of one application) packs in a fraction of cloudpickle's time.
         act = handle.options(method_name="act", request_serialization="pickle", response_serialization="pickle")
-        self._requests: Gathering[ActRequest, Answer] = Gathering(act.remote, CALLS * replicas, deadline_s)
+
+        async def call(requests: Sequence[ActRequest]) -> list[Answer | Exception]:
+            response = act.remote(requests)
+            try:
+                answers: list[Answer | Exception] = await response
+            except BaseException:
+                response.cancel()  # else the replica would still work on what nobody waits for
+                raise
+            return answers
+
+        self._requests: Gathering[ActRequest, Answer] = Gathering(call, replicas, deadline_s)
 
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
         """As `ArmBatcher.act`; TimeoutError after the deadline."""
@@ -110,7 +118,10 @@ def host(
     except RayServeException as error:
         raise MarlRayError(f"bundle {reference!r}: {error}") from error
     if isinstance(bundle, Bundle):
-        return RemoteArm(bundle, handle, deadline_s, size.replicas)
+        # Of the running application, which another experiment may have started with other wishes.
+        counts = [part.replica_states for part in status.deployments.values()]
+        running = sum(count for one in counts for state, count in one.items() if state == "RUNNING")
+        return RemoteArm(bundle, handle, deadline_s, max(1, running))
     from marl_ray.serving.text_hosts import RemoteTextArm
 
     return RemoteTextArm(bundle, handle, deadline_s)

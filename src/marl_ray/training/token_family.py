@@ -64,11 +64,8 @@ def bounds(batch: Trajectories) -> tuple[int, ...]:
 
 
 def order(model: TokenPolicy, batch: Trajectories) -> Tensor | None:
-    """By prompt where a pass reads a prompt once and needs no padding; else by tokens of prompt and response."""
     assert batch.prompts is not None
-    if model.packs:
-        return torch.unique(batch.prompts, dim=0, return_inverse=True)[1]
-    return (batch.prompts >= 0).sum(1) + batch.mask.sum(1)
+    return model.order(batch.prompts, batch.mask)
 
 
 def inputs(model: TokenPolicy, batch: Trajectories) -> None:

@@ -1,0 +1,144 @@
+"""Language models in the gateway when arms break, clients leave, queues are full and time runs out."""
+
+import asyncio
+import json
+
+import pytest
+from toy_gateways import serving, until, with_gateway
+from toy_text_gateways import ASK, CHAT, CONTEXT, config, events, make_text_bundle, post, rows, text_config, texts
+
+from marl_ray.serving import text_arms
+
+# Ray's own models, at import.
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+__all__ = ["config", "texts"]
+LONG = {"max_tokens": CONTEXT - 20, "temperature": 0}
+
+
+def test_the_control_answers_for_a_broken_arm_which_is_rolled_back(texts, tmp_path):
+    bundles = {"one": texts["one"], "four": make_text_bundle(tmp_path, 4, broken=True)}
+
+    async def run():
+        async with serving(text_config(bundles, tmp_path)) as (client, app):
+            answers = [await post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(16)]
+            await until(lambda: "four" in app.endpoints.routers["exp"].state.rolled_back)
+            assert (await post(client, "/generate", ASK | {"session_id": "new"}))["arm"] == "one"
+            return answers
+
+    answers = asyncio.run(run())
+    assert {answer["arm"] for answer in answers} == {"one"}
+    assert any(answer.get("fallback_for") == "four" for answer in answers)
+
+
+def test_when_every_arm_is_broken_it_is_a_503(tmp_path):
+    config = text_config({"one": make_text_bundle(tmp_path, 1, broken=True)}, tmp_path)
+
+    async def body(client):
+        return await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+
+    answer = with_gateway(config, body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/act"])
+def test_a_client_that_leaves_frees_its_row(config, path):
+    """Over raw ASGI: the client hangs up while the text is written."""
+    bodies = {
+        "/generate": ASK | LONG,
+        "/v1/chat/completions": CHAT | LONG | {"stream": True},
+        "/v1/act": {"session_id": "s", "observations": {"writer": "hello"}},
+    }
+    patient = config.model_copy(update={"access_log": "all"})
+
+    async def run():
+        async with serving(patient) as (client, app):
+            if path == "/v1/act":  # whose responses are short
+                for arm in app.endpoints.routers["exp"].arms.values():
+                    model = arm.model("writer")
+                    model.generation = model.generation.model_copy(update={"max_tokens": CONTEXT - 20})
+            sent, gone = [], asyncio.Event()
+            received = iter([{"type": "http.request", "body": json.dumps(bodies[path]).encode()}])
+
+            async def receive():
+                if (message := next(received, None)) is not None:
+                    return message
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message):
+                sent.append(message)
+
+            scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+            task = asyncio.create_task(app(scope, receive, send))
+            await until(lambda: rows(app) == 1)
+            gone.set()
+            await asyncio.wait_for(task, 10)
+            await until(lambda: rows(app) == 0)
+            assert all(b"DONE" not in message.get("body", b"") for message in sent)
+            await post(client, "/generate", ASK)  # and the arm goes on
+
+    asyncio.run(run())
+
+
+def test_a_deadline_frees_the_row(config):
+    async def run():
+        async with serving(config) as (client, app):
+            late = await client.post("/generate", json=ASK | LONG, headers={"x-request-timeout-seconds": "0.01"})
+            await until(lambda: rows(app) == 0)
+            return late.status_code
+
+    assert asyncio.run(run()) == 504
+
+
+def test_closing_is_not_the_arms_fault(config):
+    async def run():
+        async with serving(config) as (client, app):
+            asked = [asyncio.create_task(client.post("/generate", json=ASK | LONG | {"seed": k})) for k in range(8)]
+            await until(lambda: rows(app) == 8)
+            await asyncio.to_thread(app.endpoints.routers["exp"].close)
+            answers = await asyncio.gather(*asked)
+            assert {answer.status_code for answer in answers} == {503} and "closing" in answers[0].text
+            assert all(not circuit.opened for circuit in app.endpoints.routers["exp"].circuits.values())
+
+    asyncio.run(run())
+
+
+def test_a_full_queue_is_a_503_with_retry_after(config, monkeypatch):
+    monkeypatch.setattr(text_arms, "WAITING", 2)
+
+    async def body(client):
+        asked = [client.post("/generate", json=ASK | {"max_tokens": 100, "seed": k}) for k in range(12)]
+        return await asyncio.gather(*asked)
+
+    answers = with_gateway(config.model_copy(update={"max_batch": 1}), body)
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 503}
+    busy = answers[statuses.index(503)]
+    assert "busy" in busy.text and int(busy.headers["retry-after"]) >= 1
+
+
+def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(config):
+    async def run():
+        async with serving(config.model_copy(update={"max_batch": 1})) as (client, app):
+            for arm in app.endpoints.routers["exp"].arms.values():
+                arm._patience_s = 0.02
+            asked = [client.post("/generate", json=ASK | {"max_tokens": 200, "seed": k}) for k in range(4)]
+            answers = await asyncio.gather(*asked)
+            assert {answer.status_code for answer in answers} <= {200, 503}
+            assert any("no room in the batch" in answer.text for answer in answers)
+            await until(lambda: rows(app) == 0)
+
+    asyncio.run(run())
+
+
+def test_a_whole_answer_may_take_longer_than_a_token_may(config):
+    async def run():
+        async with serving(config) as (client, app):
+            for arm in app.endpoints.routers["exp"].arms.values():
+                arm._patience_s = 0.5
+            whole = await post(client, "/generate", ASK | LONG)
+            parts = await events(client, "/generate", ASK | LONG)
+            assert len(whole["tokens"]) == LONG["max_tokens"]
+            assert whole["text"] == "".join(part["text"] for part in parts)
+
+    asyncio.run(run())
