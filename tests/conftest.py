@@ -1,12 +1,17 @@
-"""The one Ray that all integration and end-to-end tests share: a start costs more than most tests."""
+"""The one Ray that all integration and end-to-end tests share, as a start costs more than most tests; no deadlines."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from marl_ray.cluster.local import LocalRay, local_ray
+
+# Speed is measured in benchmarks; a busy machine fails no test.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
