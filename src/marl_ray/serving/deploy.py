@@ -117,7 +117,8 @@ def _connect(dashboard_url: str) -> "ServeSubmissionClient":
     except AuthenticationError as error:
         raise MarlRayError(f"{dashboard_url}: the cluster asks for another token than RAY_AUTH_TOKEN's") from error
     except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise MarlRayError(f"{dashboard_url}: no Ray dashboard answers: {one_line(error)}") from error
+        hint = "`ray start --head` starts one"
+        raise MarlRayError(f"{dashboard_url}: no Ray dashboard answers ({hint}): {one_line(error)}") from error
 
 
 def _details(client: "ServeSubmissionClient") -> dict[str, Any]:
