@@ -71,6 +71,8 @@ def attacked(file: str, setting: str, folder: Path) -> Iterator[dict]:
         if theirs is None or subprocess.run([theirs, "-c", check]).returncode:
             pytest.skip("needs a Python 3.11 that an ordinary user can run")
         python, user = theirs, pwd.getpwnam("nobody").pw_uid
+        if subprocess.run(["test", "-r", file], user=user).returncode:
+            pytest.skip(f"needs a checkout that an ordinary user can read, and {SOURCE} is none")
     secret = folder / "key"
     secret.write_text("hidden")
     secret.chmod(0o644)
