@@ -362,7 +362,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(steps=st.lists(STEPS, max_size=25))
 def test_nothing_that_is_done_gives_a_rolled_back_arm_traffic(make_url, steps):
     """Actions, stale ones among them, changed configs and restarts; after each one the store is looked at afresh."""

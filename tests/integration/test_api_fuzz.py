@@ -77,7 +77,7 @@ text_schema = schemathesis.openapi.from_dict(text_document())
 
 @pytest.mark.parametrize("key", KEYS)
 @schema.parametrize()
-@settings(max_examples=20, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_no_request_is_a_defect_and_answers_are_as_described(case, key, site):
     excluded = [positive_data_acceptance]  # most requests that are well-formed ask for what does not exist
     if case.operation.path == "/batch":
@@ -87,7 +87,7 @@ def test_no_request_is_a_defect_and_answers_are_as_described(case, key, site):
 
 @pytest.mark.parametrize("key", KEYS)
 @text_schema.parametrize()
-@settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_no_request_for_a_text_is_a_defect(case, key, text_site):
     case.call_and_validate(
         base_url=text_site.url, headers=KEYS[key], excluded_checks=[positive_data_acceptance], timeout=LOADING_S

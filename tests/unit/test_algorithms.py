@@ -69,7 +69,7 @@ GROUPED = {
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "gspo", "cispo", "dapo"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=seeds)
 def test_group_advantages(name, seed):
     data = batch(seed)
@@ -77,7 +77,7 @@ def test_group_advantages(name, seed):
     torch.testing.assert_close(ALGORITHMS[name].advantages(data, hyper(name))[0], expected, atol=1e-9, rtol=1e-9)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=seeds, gamma=st.floats(0.5, 1))
 def test_reinforce_pp_takes_rewards_to_go(seed, gamma):
     data = batch(seed)
@@ -86,7 +86,7 @@ def test_reinforce_pp_takes_rewards_to_go(seed, gamma):
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=seeds)
 def test_remax_subtracts_the_greedy_score(seed):
     data = batch(seed, greedy=True)
@@ -100,7 +100,7 @@ def test_remax_subtracts_the_greedy_score(seed):
     torch.testing.assert_close(found[ours], spread(data, expected)[ours], atol=1e-9, rtol=1e-9)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=seeds)
 def test_direct_dapo_advantage_is_the_critics_gain(seed):
     data, h = batch(seed), hyper("direct_dapo", return_low=-2.0, return_high=3.0)
@@ -149,7 +149,7 @@ def expected_loss(name: str, i: int, t: int, part: Evaluated, h: AlgorithmConfig
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=seeds)
 def test_policy_losses(name, seed):
     for more in [{}, {"ratio_level": "sequence"}] if name == "rloo" else [{}]:
@@ -175,7 +175,7 @@ def test_the_first_gradient_is_the_policy_gradient(name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=seeds)
 def test_permuting_sequences_permutes_advantages(name, seed):
     data, h = batch(seed, greedy=SPECS[name].greedy), hyper(name)

@@ -179,5 +179,5 @@ class BreakerMachine(RuleBasedStateMachine):
         assert self.breaker.retry_after_s == left
 
 
-BreakerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+BreakerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestBreakerAgreesWithTheReference = BreakerMachine.TestCase

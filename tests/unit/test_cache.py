@@ -14,7 +14,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -48,7 +48,6 @@ def contents(arrays):
     return {agent: (a.dtype.str, a.shape, a.tobytes()) for agent, a in arrays.items()}
 
 
-@settings(deadline=None)
 @given(AGENTS, AGENTS, AGENTS, AGENTS)
 def test_keys_are_equal_where_the_requests_are(seen, masks, other_seen, other_masks):
     same = (contents(seen), contents(masks)) == (contents(other_seen), contents(other_masks))
@@ -84,7 +83,6 @@ def test_order_of_agents_and_layout_in_memory_do_not_change_a_key():
 # The replica's own
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["get", "put", "wait"]), st.integers(0, 5)), max_size=60))
 def test_memory_keeps_the_last_used_answers_for_their_time(steps):
     clock = Clock()

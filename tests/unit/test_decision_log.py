@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path, folder):
     assert "\n" not in str(caught.value)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.text(max_size=3), st.floats(0, 9)), max_size=60), st.integers(1, 5000))
 def test_sorting_on_disk_is_sorting(rows, run_bytes):
     def parse(line: bytes) -> tuple[str, float, tuple[str, float]]:

@@ -25,7 +25,7 @@ def reference_choice(logits: list[float], uniform: float, temperature: float, to
     return max(inside)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(-60, 60), min_size=2, max_size=8, unique=True),
     st.integers(0, 9),

@@ -110,7 +110,7 @@ def test_open_doors_and_carried_objects_survive_compiled_steps() -> None:
     assert used > 20
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     env_id=st.sampled_from([EMPTY, DOORS, "MultiGrid-BlockedUnlockPickup-v0", "toy_envs:countdown"]),
     seed=st.integers(0, 2**31),

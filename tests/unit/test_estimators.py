@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import toy_batches
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from unit import references
 
@@ -26,8 +26,6 @@ from marl_ray.algorithms.remax import REMAX
 from marl_ray.algorithms.returns import reward_to_go, sequence_scores
 from marl_ray.config import AlgorithmConfig
 from marl_ray.errors import MarlRayError
-
-patient = settings(deadline=None)
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length")
 KINDS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
@@ -85,7 +83,6 @@ def groups(draw):
     return scores, index, count, torch.tensor(each(st.booleans())), torch.tensor(each(st.booleans()))
 
 
-@patient
 @given(batches, st.floats(0, 1))
 def test_reward_to_go_equals_the_loop(batch, gamma):
     generator, mask = batch
@@ -102,7 +99,6 @@ def test_a_terminal_reward_reaches_every_own_token_across_tool_output():
     assert rewards.tolist() == [[0.0, 0.0, 0.0, 1.0, 0.0]]
 
 
-@patient
 @given(st.lists(st.tuples(*[st.integers(-2, 2)] * 3), min_size=1, max_size=12))
 def test_a_group_is_a_distinct_prompt_agent_and_turn(keys):
     columns = torch.tensor(keys).unbind(1)
@@ -112,7 +108,6 @@ def test_a_group_is_a_distinct_prompt_agent_and_turn(keys):
 
 
 @pytest.mark.parametrize("name", GROUP_FORMULAS)
-@patient
 @given(batch=groups(), singleton=st.sampled_from(["zero", "score"]))
 def test_group_estimators_equal_the_loop(name, batch, singleton):
     ours, formula = GROUP_FORMULAS[name]
@@ -124,7 +119,6 @@ def test_group_estimators_equal_the_loop(name, batch, singleton):
 
 
 @pytest.mark.parametrize("name", GROUP_FORMULAS)
-@patient
 @given(batch=groups(), order=st.randoms(use_true_random=False))
 def test_permuting_sequences_permutes_group_estimates(name, batch, order):
     scores, index, count, include, _ = batch
@@ -156,7 +150,6 @@ def test_an_unknown_singleton_rule_is_an_error():
         centred(torch.zeros(1), torch.zeros(1, dtype=torch.int64), 1, torch.ones(1) > 0, singleton="raw")
 
 
-@patient
 @given(groups())
 def test_greedy_baseline_equals_the_loop_or_names_the_groups_without_one(batch):
     scores, index, count, include, greedy = batch
@@ -187,7 +180,6 @@ def test_remax_learns_nothing_from_a_turn_that_the_greedy_episode_never_came_to(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@patient
 @given(batches)
 def test_weighted_losses_sum_to_the_aggregate(mode, batch):
     generator, mask = batch
@@ -199,7 +191,6 @@ def test_weighted_losses_sum_to_the_aggregate(mode, batch):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@patient
 @given(batch=batches, parts=st.integers(1, 4), extra=st.integers(0, 3))
 def test_weights_do_not_depend_on_how_the_minibatch_is_cut_or_padded(mode, batch, parts, extra):
     _, mask = batch
@@ -221,7 +212,6 @@ def test_aggregation_errors_name_the_key():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@patient
 @given(batch=batches, scale=st.sampled_from([0.01, 1.0, 30.0]))
 def test_kl_estimates_equal_the_loop(kind, batch, scale):
     generator, mask = batch
@@ -284,7 +274,6 @@ def test_adaptive_coefficient_needs_a_target():
         adaptive_coefficient(0.5, 0.1, target=0.0, horizon=1000, n=100)
 
 
-@patient
 @given(
     batch=batches,
     ddof=st.sampled_from([0, 1]),
@@ -312,7 +301,6 @@ def test_standardised_float32_has_mean_zero_and_deviation_one():
     assert abs(float(kept.mean())) < 1e-4 and float(kept.std()) == pytest.approx(1, abs=1e-4)
 
 
-@patient
 @given(batch=batches, scale=st.sampled_from([0.1, 3.0, 30.0]))
 def test_ratios_equal_the_loop(batch, scale):
     generator, mask = batch

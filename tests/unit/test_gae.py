@@ -59,7 +59,7 @@ def close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(batch=any_episodes, gamma=fractions, lam=fractions)
 def test_gae_equals_the_double_sum_and_the_loop(batch, gamma, lam):
     advantages, returns = gae(*batch, gamma, lam)
@@ -70,7 +70,6 @@ def test_gae_equals_the_double_sum_and_the_loop(batch, gamma, lam):
         close(ours, theirs)
 
 
-@settings(deadline=None)
 @given(batch=any_episodes, gamma=fractions, lam=fractions)
 def test_signals_are_estimated_each_by_itself(batch, gamma, lam):
     *signals, mask, terminated, truncated = batch
@@ -82,7 +81,6 @@ def test_signals_are_estimated_each_by_itself(batch, gamma, lam):
         close(together[1][..., k], alone[1])
 
 
-@settings(deadline=None)
 @given(batch=any_episodes, gamma=fractions, lam=fractions, order=st.permutations(range(4)))
 def test_permuting_rows_permutes_the_result(batch, gamma, lam, order):
     order = [b for b in order if b < len(batch[0])]
@@ -90,7 +88,6 @@ def test_permuting_rows_permutes_the_result(batch, gamma, lam, order):
         close(part, whole[order])
 
 
-@settings(deadline=None)
 @given(batch=any_episodes, gamma=fractions, lam=fractions, extra=st.integers(1, 3))
 def test_columns_after_the_end_change_nothing(batch, gamma, lam, extra):
     *_, mask, terminated, truncated = batch

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toy_gateways import bearer, make_bundle, serving, with_gateway, write_keys
 from toy_text_gateways import ASK, CHAT, CONTEXT, config, events, make_text_bundle, post, rows, text_config, texts
@@ -326,7 +326,6 @@ def test_a_bundle_is_rolled_out_as_any_other(texts, tmp_path):
     assert [page.status_code for page in pages] == [200] * 4
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 258), max_size=4), max_size=8))
 def test_the_parts_of_a_text_are_the_whole(cuts):
     detokenizer = Detokenizer(TOKENIZER)
@@ -334,7 +333,6 @@ def test_the_parts_of_a_text_are_the_whole(cuts):
     assert "".join(parts) == TOKENIZER.decode([*chain.from_iterable(cuts)], skip_special_tokens=True)
 
 
-@settings(deadline=None)
 @given(st.text("ab€", max_size=20), st.lists(st.text("ab€", min_size=1, max_size=4), max_size=3))
 def test_nothing_of_a_hidden_stop_is_told(text, stops):
     # As the decoder does, the response ends with the token that completes a stop.

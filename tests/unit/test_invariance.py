@@ -89,7 +89,7 @@ def shuffled(batch: Trajectories, seed: int) -> Trajectories:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(micro_batch=st.none() | st.integers(1, 6), columns=st.integers(0, 3), seed=st.integers(0, 99))
 def test_gradients_are_those_of_the_whole_batch(played, name, micro_batch, columns, seed):
     _, team, batch = played(name)

@@ -3,7 +3,7 @@
 import math
 from fractions import Fraction
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.config import RateLimitConfig
@@ -84,7 +84,6 @@ def test_who_waits_as_told_is_allowed_whatever_the_rounding():
         assert limiter.take("a") == 0
 
 
-@settings(deadline=None)
 @given(
     per_s=st.sampled_from([Fraction(1, 10), Fraction(1, 3), Fraction(1), Fraction(7), Fraction(1000)]),
     burst=st.integers(1, 12),

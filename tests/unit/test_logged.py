@@ -87,7 +87,7 @@ def test_row_groups_are_read_as_one_file(tmp_path):
         read(str(tmp_path))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), min_size=1, max_size=8), st.randoms())
 def test_neither_order_nor_files_change_what_is_read(tmp_path_factory, units, random):
     folder = tmp_path_factory.mktemp("log")

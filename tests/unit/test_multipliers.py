@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.algorithms.multipliers import PID, Lagrange, combine
@@ -29,7 +29,6 @@ def after(multiplier, costs):
 
 
 @given(costs=st.lists(st.floats(0, 100), min_size=1, max_size=40), budget=budgets, lr=st.floats(0.001, 1))
-@settings(deadline=None)  # the first torch optimizer takes a second to import
 def test_lagrange_equals_torch_adam_and_sgd(costs, budget, lr):
     scale = budget or 1.0
     for name, kind in (("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)):

@@ -57,7 +57,7 @@ def test_joint_space_is_categorical_only_if_all_parts_are():
     assert mixed.shape == (4,)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6), rows=st.integers(1, 8), seed=st.integers(0, 999))
 def test_one_hot_linear_equals_a_linear_layer_on_one_hot_codes(sizes, rows, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -91,7 +91,7 @@ def test_made_up_observations_do_not_reach_later_prompts() -> None:
     assert "The answer is 5" not in env.observe("agent")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.sampled_from(

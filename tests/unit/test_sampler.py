@@ -148,7 +148,7 @@ def test_a_model_without_keys_and_values_is_refused_by_name() -> None:
         make_engine(make_policy(lm))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.data())
 def test_a_completion_does_not_depend_on_its_batch(policy: TokenPolicy, data: st.DataObject) -> None:
     engine, prompts = make_engine(policy), text_prompts()

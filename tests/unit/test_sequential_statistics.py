@@ -157,7 +157,7 @@ def test_watched_a_a_runs_err_at_most_alpha_and_real_harm_is_found():
     assert found > 195
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 3000), st.integers(0, 2**32))
 def test_batch_means_stream_is_the_whole_array(n, seed):
     values = 1e6 + np.random.default_rng(seed).standard_normal(n)
@@ -220,7 +220,7 @@ def test_betting_interval_is_the_papers(n, p):
     assert found.estimate == pytest.approx(values.mean())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.floats(0, 1), min_size=1, max_size=200), st.integers(1, 199), st.sampled_from(["both", "low", "high"])
 )

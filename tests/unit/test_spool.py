@@ -67,7 +67,7 @@ def test_lines_come_back_in_order_and_their_files_go(tmp_path, monkeypatch):
     assert (spool.size, files(tmp_path)) == (0, [])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.one_of(st.just(None), st.lists(st.binary(max_size=9).filter(lambda b: b and b"\n" not in b)))))
 def test_nothing_is_lost_or_doubled_whatever_the_order_of_writing_and_reading(tmp_path_factory, steps):
     spool = Spool(str(tmp_path_factory.mktemp("spool")), LIMIT)

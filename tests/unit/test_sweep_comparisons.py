@@ -71,7 +71,7 @@ SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=6).map(np.
 
 
 @given(SCORES, SCORES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_probability_of_improvement_counts_pairs(ours: np.ndarray, theirs: np.ndarray):
     found = probability_of_improvement(ours, theirs)
     pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in ours for b in theirs]

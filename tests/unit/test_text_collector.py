@@ -84,7 +84,7 @@ def slow_rewards_to_go(make: Callable, said: Sequence[str]) -> tuple[list[tuple[
     return rows, sum(sum(rewards.values()) for _, rewards, _ in history) / 2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from([Talk, Quitter, partial(Talk, 9), partial(Talk, 1)]))
 def test_a_row_gets_what_its_agent_receives_from_its_turn_on(iteration, make):
     batch = collector(make, EACH, range(2)).collect(players(EACH), iteration)

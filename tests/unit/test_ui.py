@@ -267,7 +267,7 @@ REMOVABLE = [path for path in paths(REPORT) if path not in {("name",), ("status"
 ODD = st.sampled_from([None, 0, 1e100, -1e100, 1e-320, math.nan, math.inf])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(REMOVABLE), st.booleans(), ODD), max_size=12))
 def test_whatever_is_missing_null_or_out_of_range_the_page_stands(changes):
     report = copy.deepcopy(REPORT)

@@ -25,12 +25,6 @@ class Packed(NamedTuple):
     """(1, S) int64."""
     positions: Tensor
     """(1, S) int64, from the begin of each sequence."""
-    places: Tensor
-    """(N,) where in S each decision is predicted."""
-    rows: Tensor
-    """(N,) the decisions' responses."""
-    steps: Tensor
-    """(N,) and their steps."""
     layout: "Layout"
 
 
@@ -49,22 +43,25 @@ class Layout(NamedTuple):
     """(S,) where each token is in G * P and then R * T."""
 
 
-def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> Packed:
-    """`prompts` (R, P) on the right with -1 before them, none empty; `responses`, `mask` (R, T), with a decision."""
+def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Packed, Tensor, Tensor, Tensor]:
+    """Packed sequences; where each decision is predicted, (N,) in S; and its row and step, (N,) each.
+
+    `prompts` (R, P) on the right with -1 before them, none empty; `responses`, `mask` (R, T), with a decision.
+    """
     device = mask.device
     rows, steps = mask.nonzero(as_tuple=True)
     distinct, own = torch.unique(prompts, dim=0, return_inverse=True)
     read = (distinct >= 0).sum(1)
     # Of a response all tokens but the last are read.
     width = mask.shape[1]
-    written = ((mask * torch.arange(width, device=device)).amax(1)).clamp_min(0)
+    written = (mask * torch.arange(width, device=device)).amax(1)
     first, seen = _there(read, 0)
     begun, answered = _there(written, int(read.sum()))
     ids = torch.cat([distinct[distinct >= 0], responses[:, : answered.shape[1]][answered]])
     ahead = torch.arange(seen.shape[1], device=device).expand_as(seen)[seen]
     behind = (read[own][:, None] + torch.arange(answered.shape[1], device=device))[answered]
     # A first token is predicted by its prompt's last one.
-    last = first.gather(1, (read - 1).clamp_min(0)[:, None])[:, 0]
+    last = read.cumsum(0) - 1
     starts = written.cumsum(0) - written + read.sum()
     places = torch.where(steps == 0, last[own][rows], starts[rows] + steps - 1)
     back = torch.cat([seen.flatten().nonzero()[:, 0], seen.numel() + answered.flatten().nonzero()[:, 0]])
@@ -72,7 +69,7 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> Packed:
     visible = torch.cat([seen[own][:, None].expand(-1, len(causal), -1), causal.expand(len(own), -1, -1)], 2)
     hidden = torch.zeros(visible.shape, device=device).masked_fill(~visible, HIDDEN)[:, None]
     layout = Layout(first, begun, own, hidden, back)
-    return Packed(ids[None], torch.cat([ahead, behind])[None], places, rows, steps, layout)
+    return Packed(ids[None], torch.cat([ahead, behind])[None], layout), places, rows, steps
 
 
 def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
@@ -84,8 +81,6 @@ def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
 
 def use(lm: Any) -> None:
     """Let a model take `layout=` in its forward pass; without it the model does what it did."""
-    AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
     lm.set_attn_implementation(NAME)
 
 
@@ -142,3 +137,7 @@ def _attend(
 def _laid(tokens: Tensor, places: Tensor) -> Tensor:
     """(S, heads, width) as (N, heads, L, width)."""
     return tokens.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)

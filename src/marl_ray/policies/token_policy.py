@@ -142,12 +142,8 @@ class TokenPolicy(nn.Module):
 
         A call without rows still takes part in what the workers do together.
         """
-        sequences: Tensor | Packed
-        if self.packs and mask.any():
-            sequences = packing.pack(prompts, responses, mask)
-            places, rows, steps = sequences.places, sequences.rows, sequences.steps
-        else:
-            sequences, places, rows, steps = lay_out(prompts, responses, mask)
+        lay = packing.pack if self.packs and mask.any() else lay_out
+        sequences, places, rows, steps = lay(prompts, responses, mask)
         log_probs, entropy, values, costs = self(sequences, places, responses[rows, steps], need_entropy)
 
         def spread(flat: Tensor) -> Tensor:
