@@ -17,10 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from tables import spread
 
 from marl_ray.cluster.local import local_ray
 from marl_ray.config import RunConfig, load_config
@@ -210,11 +211,6 @@ def speed(options: argparse.Namespace) -> None:
         print(f"round {number + 1}: {rates}, raw per process {[round(x) for x in row['raw']]}", flush=True)
         result = {"machine": machine(python), "best_setting": best, "settings": settings, "rounds": rounds}
         store("gridworld", result, speed_table(result))
-
-
-def spread(values: Sequence[float], digits: int = 0) -> str:
-    low, high = min(values), max(values)
-    return f"{statistics.median(values):,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})"
 
 
 def speed_table(result: dict[str, Any]) -> str:

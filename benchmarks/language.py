@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/language.py
 
 One step is 8 prompts x 8 responses of at most 64 tokens, and one gradient step on them. Both sides begin with the same
-weights of a model without a download. Writes `benchmarks/results/language.{json,md}` with `--store`. TRL gets a Python
-environment of its own, made on the first run. `benchmarks/language_accelerator.py` is the part for a GPU.
+weights of a model without a download and compute in the same precision. Writes `benchmarks/results/language.{json,md}` with
+`--store`. TRL gets a Python environment of its own, made on the first run. `benchmarks/language_accelerator.py` is the part
+for a GPU.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from language_tables import table
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PEER = ROOT / "benchmarks/peers/trl_grpo.py"
@@ -34,8 +37,8 @@ WARM_UP = 2
 """First steps that are not counted."""
 PHASES = ("sampling", "evaluation", "update", "refresh", "other")
 """Responses; forward passes that are trained on; backward, Adam and advantages; weights into the sampling copy."""
-SETTINGS = ("plain", "static", "continuous")
-"""How TRL may generate; the fastest is the peer."""
+SETTINGS = {"fp32": ("plain", "static", "continuous"), "bf16": ("bf16", "bf16-weights")}
+"""How TRL may compute in each precision; the fastest is the peer."""
 LIMIT = 900
 """Seconds that one measurement may take."""
 
@@ -98,7 +101,8 @@ def train(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", f"file://{options.meeting}", rank=options.rank, world_size=options.workers)
-    policy = build_token_policy(ModelConfig(preset=options.preset), GenerationConfig(max_tokens=TOKENS), seed=0)
+    model = ModelConfig(preset=options.preset, dtype=options.precision)
+    policy = build_token_policy(model, GenerationConfig(max_tokens=TOKENS), seed=0)
     hyper = AlgorithmConfig.model_validate(
         ALGORITHMS["grpo"].spec.defaults
         | {"lr": LR, "epochs": 1, "minibatches": 1, "kl_coef": 0.0, "entropy_coef": 0.0}
@@ -108,7 +112,7 @@ def train(options: argparse.Namespace) -> None:
         "grpo",
         hyper,
         init_device_mesh("cpu", (options.workers,)),
-        False,
+        options.precision == "bf16",
         horizon=TOKENS,
         by_episode=True,
         micro_batch=options.micro_batch,
@@ -121,11 +125,12 @@ def train(options: argparse.Namespace) -> None:
     learner.model.evaluate = clock.timed("evaluation", learner.model.evaluate)
     learner.refresh_rollout_model = clock.timed("refresh", learner.refresh_rollout_model)
     every = texts(options.steps)
+    shared = PROMPTS // options.share
     for step in range(options.steps):
         clock.spent.clear()
         dist.barrier()
         with clock("whole"):
-            mine = range(step * PROMPTS + options.rank, (step + 1) * PROMPTS, options.workers)
+            mine = range(step * PROMPTS + options.rank, step * PROMPTS + shared, options.workers)
             ids = {number: tuple(tokenizer.encode(every[number])) for number in mine}
             prompts = [Prompt(ids[number], number * GROUP + member) for number in mine for member in range(GROUP)]
             with clock("sampling"):
@@ -179,12 +184,18 @@ def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-def measure_ours(preset: str, steps: int, threads: int, workers: int = 1) -> dict[str, Any]:
-    """Rates of one run; with several workers the slowest one counts, and tokens are added up."""
+def measure_ours(
+    preset: str, precision: str, steps: int, threads: int, workers: int = 1, apart: int = 1
+) -> dict[str, Any]:
+    """Rates of one run; of several workers the slowest one counts, and tokens are added up.
+
+    `apart` runs at the same time share the batch, and nothing else.
+    """
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
         shared = [sys.executable, __file__, "--train", preset, f"--steps={steps}", f"--threads={threads}"]
-        shared += [f"--workers={workers}", f"--meeting={folder}/store"]
-        processes = [start([*shared, f"--rank={rank}"]) for rank in range(workers)]
+        shared += [f"--precision={precision}", f"--workers={workers}", f"--share={apart}"]
+        runs = [(f"--rank={rank}", f"--meeting={folder}/{run}") for run in range(apart) for rank in range(workers)]
+        processes = [start([*shared, *own]) for own in runs]
         parts = [result_of(process) for process in processes]
     merged = [
         {
@@ -252,104 +263,43 @@ def save_model(preset: str, folder: Path) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Choose TRL's best setting per model, then measure all in turn, several times."""
+    """Choose TRL's best setting per model and precision, then measure all in turn, several times."""
     python = trl_python(options.trl_venv)
     models: dict[str, Any] = {}
     for preset in options.presets:
         with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
             save_model(preset, Path(folder))
-            found = {
-                setting: measure_trl(python, Path(folder), options.search_steps, options.threads, setting)
-                for setting in options.settings
-            }
-            best = max(found, key=lambda setting: found[setting]["tokens_per_cpu_second"])
-            print(f"{preset}: TRL's fastest setting is {best}", flush=True)
+
+            def trl(setting: str, steps: int, model: Path = Path(folder)) -> dict[str, Any]:
+                return measure_trl(python, model, steps, options.threads, setting)
+
+            found, best = {}, {}
+            for precision in options.precisions:
+                own = {setting: trl(setting, options.search_steps) for setting in SETTINGS[precision]}
+                best[precision] = max(own, key=lambda setting, own=own: own[setting]["tokens_per_cpu_second"])
+                found |= own
+            print(f"{preset}: TRL's fastest settings are {', '.join(best.values())}", flush=True)
             rounds = []
             for number in range(options.rounds):
-                row = {
-                    "ours": measure_ours(preset, options.steps, options.threads),
-                    "trl": measure_trl(python, Path(folder), options.steps, options.threads, best),
-                    "one": measure_ours(preset, options.steps, 1),
-                    "two": measure_ours(preset, options.steps, 1, workers=2),
-                }
+                row: dict[str, Any] = {}
+                for precision, setting in best.items():
+                    row[f"ours {precision}"] = measure_ours(preset, precision, options.steps, options.threads)
+                    row[f"trl {precision}"] = trl(setting, options.steps)
+                row["one"] = measure_ours(preset, "fp32", options.steps, 1)
+                row["two"] = measure_ours(preset, "fp32", options.steps, 1, workers=2)
+                row["apart"] = measure_ours(preset, "fp32", options.steps, 1, apart=2)
                 rounds.append(row)
                 speeds = {key: round(part["tokens_per_second"]) for key, part in row.items()}
                 print(f"{preset}, round {number + 1}: tokens/s {speeds}", flush=True)
             models[preset] = {"settings": found, "best": best, "rounds": rounds}
-    result = {"machine": machine(), "threads": options.threads, "models": models}
+    steps = {"prompts": PROMPTS, "responses": GROUP, "tokens": TOKENS, "phases": PHASES}
+    result = {"machine": machine(), "threads": options.threads, "step": steps, "models": models}
     report = table(result)
     print(report)
     if options.store:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "language.json").write_text(json.dumps(result, indent=1) + "\n")
         (RESULTS / "language.md").write_text(report)
-
-
-# ---- the table -------------------------------------------------------------------------------------------------------
-
-
-def ratios(rounds: list[dict[str, Any]], over: str, under: str) -> tuple[str, str]:
-    """Of wall time and of CPU time: median (least-most) over the rounds."""
-    keys = ("tokens_per_second", "tokens_per_cpu_second")
-    wall, cpu = (spread([row[over][key] / row[under][key] for row in rounds], 2) for key in keys)
-    return wall, cpu
-
-
-def spread(values: list[float], digits: int = 0) -> str:
-    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
-
-
-def table(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
-    names = {
-        "ours": f"marl-ray, {result['threads']} threads",
-        "trl": f"TRL GRPO, {result['threads']} threads",
-        "one": "marl-ray, one worker of one thread",
-        "two": "marl-ray, two workers of one thread each",
-    }
-    lines = [
-        "# Language models: tokens per second, sampling and update",
-        "",
-        f"GRPO, {PROMPTS} prompts x {GROUP} responses of at most {TOKENS} tokens, one gradient step per batch, float32.",
-        "On the CPU. Medians of the steps after the warm-up; of the rounds, median (least-most). CPU: per second of",
-        "processor time of the slowest process, which says what the wall clock would without other users of the machine.",
-        "",
-        "| model | | tokens/s | tokens per CPU second |",
-        "|---|---|---|---|",
-    ]
-    for preset, part in result["models"].items():
-        for key, name in names.items():
-            wall, cpu = (
-                spread([row[key][rate] for row in part["rounds"]])
-                for rate in ("tokens_per_second", "tokens_per_cpu_second")
-            )
-            lines.append(f"| {preset} | {name} | {wall} | {cpu} |")
-    lines += ["", "| model | ratio | wall | CPU |", "|---|---|---|---|"]
-    for preset, part in result["models"].items():
-        pairs = {f"marl-ray / TRL ({part['best']})": ("ours", "trl"), "two workers / one": ("two", "one")}
-        for name, pair in pairs.items():
-            lines.append(f"| {preset} | {name} | {' | '.join(ratios(part['rounds'], *pair))} |")
-    head = " | ".join(PHASES)
-    lines += [
-        "",
-        "Where marl-ray's time goes, microseconds per token (CPU):",
-        "",
-        f"| model | {head} | largest |log-prob difference| |",
-    ]
-    lines.append("|---" * (len(PHASES) + 2) + "|")
-    for preset, part in result["models"].items():
-        own = [row["ours"] for row in part["rounds"]]
-        cells = [f"{statistics.median(run['phases'][phase][1] for run in own):,.0f}" for phase in PHASES]
-        worst = max(run["log_prob_difference"] for run in own)
-        lines.append(f"| {preset} | {' | '.join(cells)} | {worst:.1e} |")
-    lines += ["", "| model | TRL setting | tokens/s | tokens per CPU second |", "|---|---|---|---|"]
-    for preset, part in result["models"].items():
-        for setting, run in part["settings"].items():
-            lines.append(
-                f"| {preset} | {setting} | {run['tokens_per_second']:,.0f} | {run['tokens_per_cpu_second']:,.0f} |"
-            )
-    described = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
-    return "\n".join([*lines, "", f"Machine: {described}. `benchmarks/language.py` writes this file.", ""])
 
 
 def machine() -> dict[str, Any]:
@@ -368,7 +318,7 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--presets", nargs="+", default=list(PRESETS))
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="TRL's, to choose from")
+    parser.add_argument("--precisions", nargs="+", choices=tuple(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--rounds", type=int, default=3, help="rounds in which all are measured in turn")
     parser.add_argument("--steps", type=int, default=10, help="training steps per measurement")
     parser.add_argument("--search-steps", type=int, default=5, help="the same while TRL's setting is chosen")
@@ -377,8 +327,10 @@ def main() -> None:
     parser.add_argument("--trl-venv", type=Path, default=ROOT / ".venv-trl")
     parser.add_argument("--train", dest="preset", help=argparse.SUPPRESS)
     parser.add_argument("--micro-batch", type=int, default=MICRO_BATCH, help="responses per pass of our update")
+    parser.add_argument("--precision", choices=tuple(SETTINGS), default="fp32", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--meeting", help=argparse.SUPPRESS)
     options = parser.parse_args()
     train(options) if options.preset else measure(options)

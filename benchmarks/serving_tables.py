@@ -3,7 +3,7 @@
 import statistics
 from typing import Any, NamedTuple
 
-from gridworld import spread
+from tables import spread
 
 TITLES = {
     "bare": "1. bare, one hop, passes shared as in the gateway",

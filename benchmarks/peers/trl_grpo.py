@@ -17,6 +17,15 @@ from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "static": {"cache_implementation": "static"},
+    "continuous": {"use_transformers_continuous_batching": True},
+    "bf16": {"bf16": True},
+    "bf16-weights": {"bf16": True},
+}
+"""GRPOConfig's; the model of `bf16-weights` is also kept in bfloat16."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -28,7 +37,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
-    parser.add_argument("--setting", choices=("plain", "static", "continuous"), default="plain")
+    parser.add_argument("--setting", choices=tuple(SETTINGS), default="plain")
     options = parser.parse_args()
 
     import torch
@@ -53,11 +62,6 @@ def main() -> None:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             marks.append((time.perf_counter(), time.process_time()))
 
-    settings: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "static": {"cache_implementation": "static"},
-        "continuous": {"use_transformers_continuous_batching": True},
-    }
     texts = json.loads(options.prompts.read_text())
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
@@ -75,17 +79,18 @@ def main() -> None:
             loss_type="grpo",
             max_grad_norm=1.0,
             use_cpu=True,
-            bf16=False,
             gradient_checkpointing=False,
             shuffle_dataset=False,
             save_strategy="no",
             logging_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            **settings[options.setting],
+            **{"bf16": False} | SETTINGS[options.setting],
         )
         trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32),
+            model=AutoModelForCausalLM.from_pretrained(
+                options.model, dtype=torch.bfloat16 if options.setting == "bf16-weights" else torch.float32
+            ),
             reward_funcs=reward,
             args=config,
             train_dataset=Dataset.from_dict({"prompt": texts}),

@@ -82,7 +82,9 @@ def test_a_job_that_outlives_its_deadline_is_stopped(ray_cluster: LocalRay, tmp_
 def test_ctrl_c_stops_the_job(ray_cluster: LocalRay, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(SLEEPER)
     code = (
-        "import sys; from marl_ray.cluster import jobs\n"
+        "import signal, sys; from marl_ray.cluster import jobs\n"
+        # Whoever runs the tests in the background may have had the signal ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"client = jobs.connect({ray_cluster.dashboard_url!r})\n"
         f"status = jobs.run_job(client, 'python main.py', {str(tmp_path)!r}, submission_id='interrupted')\n"
         "sys.exit(status)"

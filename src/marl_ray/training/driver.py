@@ -31,6 +31,9 @@ STOPPED = "stopped"
 """Key of what a worker returns when numbers stopped being finite."""
 MOST_NAMED = 4
 """Differing keys that an error lists."""
+POLL_S = 0.25
+"""How often Ray Train looks after its workers. A look takes in at most one checkpoint of each, and workers that have
+another one wait, so that Ray's own 2 s would be the pace of short iterations."""
 QUEUE_GET_S = 1.0
 DRAIN_S = 30.0
 """How long the driver waits, after the workers have ended, for the last metrics to be logged."""
@@ -110,6 +113,7 @@ def train(config: RunConfig) -> Outcome:
     except MarlRayError:
         tracker.end("FAILED")
         raise
+    poll_often()
     queue = Queue(actor_options={"num_cpus": 0})
     trainer = TorchTrainer(
         worker,
@@ -149,6 +153,11 @@ def train(config: RunConfig) -> Outcome:
         for sink in sinks.values():
             _end(sink, status)
         tracker.end(status)
+
+
+def poll_often() -> None:
+    """Let the next TorchTrainer of this process look after its workers every POLL_S, unless the user says otherwise."""
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", str(POLL_S))
 
 
 def worker(payload: dict[Any, Any]) -> Any:

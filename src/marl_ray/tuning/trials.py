@@ -183,10 +183,11 @@ def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.util.queue import Empty, Queue
 
-    from marl_ray.training.driver import cause
+    from marl_ray.training.driver import cause, poll_often
 
     # Other trials may hold the workers' places a while longer than Ray Train waits by itself.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
+    poll_often()
     need = configs[0].resources
     queue = Queue(actor_options={"num_cpus": 0})
     payload = asdict(leg) | {"queue": queue, "start": book.start, "foreign": book.state.foreign}
