@@ -129,9 +129,10 @@ def test_a_job_trains_what_the_command_trains(ray_cluster: LocalRay, tmp_path: P
     assert trained(here) == trained(job) == trained(submitted)
 
 
+@pytest.mark.timeout(700)  # a deadline for what hangs, on a machine that may be busy
 def test_the_demo_promotes_a_good_team_rolls_back_a_bad_one_and_leaves_nothing_behind(tmp_path: Path):
     before = {process.pid for process in psutil.process_iter()}
-    done = command("marl-ray", "demo", "--folder", str(tmp_path), timeout=290)
+    done = command("marl-ray", "demo", "--folder", str(tmp_path), timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     good, _, bad = done.stdout.partition("experiment gridworld-2:")
     assert "experiment gridworld: promoted" in good, done.stdout

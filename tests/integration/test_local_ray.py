@@ -45,7 +45,12 @@ finally:
 
 @pytest.mark.parametrize(
     ("ending", "number", "status"),
-    [("return", None, 0), ("raise", None, 1), ("wait", signal.SIGINT, -signal.SIGINT), ("wait", signal.SIGTERM, 143)],
+    [
+        pytest.param("return", None, 0, marks=pytest.mark.slow),
+        ("raise", None, 1),
+        ("wait", signal.SIGINT, -signal.SIGINT),
+        pytest.param("wait", signal.SIGTERM, 143, marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_is_left(
     ray_cluster: LocalRay, tmp_path: Path, ending: str, number: signal.Signals | None, status: int

@@ -238,6 +238,7 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: 
         assert curves[0] == curves[1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # worker groups start four times, on a machine that may be busy
 def test_an_exploit_copies_weights_and_optimiser_state_between_trials_of_two_workers(
     ray_cluster: LocalRay, tmp_path: Path
