@@ -257,9 +257,9 @@ class Parrot:
         raise AssertionError("prompts have one token")
 
     def decode(self, ids: Tensor, positions: Tensor, cache: Tensor, hidden: Tensor | None) -> Tensor:
-        cache[..., -1, :] = ids[:, None, None].float()
+        cache[..., -1, :] = ids[:, None, None, None, None].float()
         logits = torch.zeros(len(ids), self._vocabulary)
-        for row, (first, position) in enumerate(zip(cache[0, 0, :, 0, :, 0].tolist(), positions.tolist(), strict=True)):
+        for row, (first, position) in enumerate(zip(cache[:, 0, 0, 0, :, 0].tolist(), positions.tolist(), strict=True)):
             saying = self._sayings[int(first[-1 - position])]
             logits[row, saying[position]] = 1000.0
         return logits

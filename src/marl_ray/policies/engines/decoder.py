@@ -122,7 +122,7 @@ class Decoder:
     def _prefill(self, ids: np.ndarray) -> Tensor:
         if not ids.size:  # prompts of one token
             shape = self._model.shape
-            return torch.empty(shape.layers, 2, len(ids), shape.heads, 0, shape.width)
+            return torch.empty(len(ids), shape.layers, 2, shape.heads, 0, shape.width)
         return self._model.prefill(torch.from_numpy(ids).to(self._model.shape.device))
 
     def _draw(self, logits: Tensor) -> list[tuple[int, float]]:

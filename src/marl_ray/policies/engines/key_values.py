@@ -33,7 +33,7 @@ class KeyValues:
         self._capacity = rows
         """Rows there is room for; more make it grow."""
         self._storage = torch.empty(0, 0, 0, 0, 0, 0)
-        """(layers, 2, rows, heads, columns, width): a layer's rows and heads are one batch of matrices, without a copy."""
+        """(rows, layers, 2, heads, columns, width)."""
         self._hidden = torch.empty(0, 0)
         """(rows, columns): -inf before a row's start, else 0; to be added to attention scores."""
         self._starts: list[int] = []
@@ -50,7 +50,7 @@ class KeyValues:
     def add(self, prefix: Tensor, lengths: list[int], sources: list[int], room: int) -> None:
         """Append one row per entry of `sources`: the first `lengths[s]` tokens of `prefix[s]`.
 
-        `prefix` is (layers, 2, S, heads, P, width), left-aligned; `room` is how many more tokens the rows may get.
+        `prefix` is (S, layers, 2, heads, P, width), left-aligned; `room` is how many more tokens the rows may get.
         """
         longest = max((lengths[s] for s in sources), default=0)
         if not self._starts:
@@ -59,12 +59,11 @@ class KeyValues:
         end = max(self._end - self._first(), longest)
         if rows > self._capacity:
             self._capacity = max(rows, 2 * self._capacity)
-        if self._capacity > self._storage.shape[2] or longest > self._end or self._end + room > self._storage.shape[-2]:
+        if self._capacity > len(self._storage) or longest > self._end or self._end + room > self._storage.shape[-2]:
             self._rebuild(end, room)
         for source, members in _runs(sources):
             start, row = self._end - lengths[source], len(self._starts)
-            own = prefix[:, :, source : source + 1, :, : lengths[source]]
-            self._storage[:, :, row : row + members, :, start : self._end] = own
+            self._storage[row : row + members, ..., start : self._end, :] = prefix[source, ..., : lengths[source], :]
             self._hidden[row : row + members] = 0
             self._hidden[row : row + members, :start] = -torch.inf
             self._starts += [start] * members
@@ -72,14 +71,14 @@ class KeyValues:
     def column(self, room: int) -> tuple[Tensor, Tensor | None]:
         """Open a column for the next token of every row.
 
-        Returns the cache (layers, 2, R, heads, t, width), whose last column is to be written, and what to add to attention
+        Returns the cache (R, layers, 2, heads, t, width), whose last column is to be written, and what to add to attention
         scores (R, 1, 1, t), None where no row sees less than all t columns.
         """
         if self._end == self._storage.shape[-2]:
             self._rebuild(self._end - self._first(), room)
         self._end += 1
         rows, first = len(self._starts), self._first()
-        cache = self._storage[:, :, :rows, :, first : self._end]
+        cache = self._storage[:rows, ..., first : self._end, :]
         if max(self._starts) == first:
             return cache, None
         return cache, self._hidden[:rows, None, None, first : self._end]
@@ -89,7 +88,7 @@ class KeyValues:
         last = len(self._starts) - 1
         if row != last:
             start = self._starts[last]
-            self._storage[:, :, row, :, start : self._end] = self._storage[:, :, last, :, start : self._end]
+            self._storage[row, ..., start : self._end, :] = self._storage[last, ..., start : self._end, :]
             self._hidden[row] = self._hidden[last]
             self._starts[row] = start
         self._starts.pop()
@@ -100,13 +99,13 @@ class KeyValues:
     def _rebuild(self, end: int, room: int) -> None:
         """Storage anew, with `room` columns behind `end` and those in use moved to just before it."""
         shape, used, first = self._shape, len(self._starts), self._first()
-        sizes = (shape.layers, 2, self._capacity, shape.heads, end + room, shape.width)
+        sizes = (self._capacity, shape.layers, 2, shape.heads, end + room, shape.width)
         # Zeros, because a hidden column is multiplied by 0, and what happens to lie in memory may be no number.
         storage = torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
         hidden = torch.zeros((self._capacity, end + room), dtype=shape.dtype, device=shape.device)
         length = self._end - first
         if used:
-            storage[:, :, :used, :, end - length : end] = self._storage[:, :, :used, :, first : self._end]
+            storage[:used, ..., end - length : end, :] = self._storage[:used, ..., first : self._end, :]
             hidden[:used, end - length : end] = self._hidden[:used, first : self._end]
             hidden[:used, : end - length] = -torch.inf
         self._starts = [start - first + end - length for start in self._starts]

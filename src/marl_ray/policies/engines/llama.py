@@ -81,24 +81,23 @@ class LlamaModel:
 
         def attend(_: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             q, k, v = (part.view(rows, length, -1, self._width).transpose(1, 2) for part in (queries, keys, values))
-            caches.append(torch.stack([k, v]))
+            caches.append(torch.stack([k, v], 1))
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             return mixed.transpose(1, 2).reshape(rows * length, -1)
 
         cos, sin = (table[:length].repeat(rows, 1, 1) for table in (self._cos, self._sin))
         self._run(ids.flatten(), cos, sin, attend)
-        return torch.stack(caches)
+        return torch.stack(caches, 1)
 
     def decode(self, ids: Tensor, positions: Tensor, cache: Tensor, hidden: Tensor | None) -> Tensor:
         rows, grouped = len(ids), self._heads // self._groups
-        # For a few queries per key torch's fused kernel is slower on a CPU than the products that it fuses.
-        mix = _mixed if ids.device.type == "cpu" else functional.scaled_dot_product_attention
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            k, v = cache[layer]
-            k[:, :, -1], v[:, :, -1] = keys, values
+            k, v = cache[:, layer, 0], cache[:, layer, 1]
+            k[:, :, -1] = keys
+            v[:, :, -1] = values
             q = queries.reshape(rows, self._groups, grouped, self._width)
-            return mix(q, k, v, hidden).reshape(rows, -1)
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask=hidden).reshape(rows, -1)
 
         x = self._run(ids, self._cos[positions], self._sin[positions], attend)
         return functional.linear(x, self._head.weight)
@@ -139,14 +138,6 @@ def _layer(layer: Any) -> _Layer:
         _joined(mlp.gate_proj.weight, mlp.up_proj.weight),
         mlp.down_proj.weight,
     )
-
-
-def _mixed(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
-    """Attention of queries (..., Q, width) to keys and values (..., t, width); `hidden` is added to the scores."""
-    scale = queries.shape[-1] ** -0.5
-    scores = queries @ keys.transpose(-1, -2)
-    scores = scores * scale if hidden is None else torch.add(hidden, scores, alpha=scale)
-    return scores.softmax(-1) @ values
 
 
 def _joined(*parts: nn.Parameter) -> Tensor:

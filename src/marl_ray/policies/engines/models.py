@@ -17,7 +17,7 @@ class CachedModel(Protocol):
     shape: CacheShape
 
     def prefill(self, ids: Tensor) -> Tensor:
-        """Keys and values (layers, 2, S, heads, P, width) of left-aligned sequences (S, P) int64; what stands behind a
+        """Keys and values (S, layers, 2, heads, P, width) of left-aligned sequences (S, P) int64; what stands behind a
         sequence's end is of no matter."""
 
     def decode(self, ids: Tensor, positions: Tensor, cache: Tensor, hidden: Tensor | None) -> Tensor:
@@ -36,9 +36,9 @@ class _Column(DynamicLayer):
         return self._columns.shape[-2] - 1
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        keys, values = self._columns
-        keys[:, :, -1:], values[:, :, -1:] = key_states, value_states
-        return keys, values
+        self._columns[:, 0, :, -1:] = key_states
+        self._columns[:, 1, :, -1:] = value_states
+        return self._columns[:, 0], self._columns[:, 1]
 
 
 class ForwardModel:
@@ -51,10 +51,10 @@ class ForwardModel:
     def prefill(self, ids: Tensor) -> Tensor:
         cache: Any = DynamicCache()
         self._lm(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return torch.stack([torch.stack([layer.keys, layer.values]) for layer in cache.layers])
+        return torch.stack([torch.stack([layer.keys, layer.values], 1) for layer in cache.layers], 1)
 
     def decode(self, ids: Tensor, positions: Tensor, cache: Tensor, hidden: Tensor | None) -> Tensor:
-        layers: list[Any] = [_Column(columns) for columns in cache]
+        layers: list[Any] = [_Column(cache[:, layer]) for layer in range(self.shape.layers)]
         seen = None if hidden is None else (hidden[:, 0, 0] == 0).long()
         logits = self._lm(
             input_ids=ids[:, None],
