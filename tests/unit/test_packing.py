@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from toy_tokens import LORA, tiny
 
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.packing import pack
+from marl_ray.policies.packing import MULTIPLE, pack
 from marl_ray.policies.sampler import make_engine
 
 POLICY = tiny()
@@ -62,10 +62,12 @@ def test_sharing_a_prompt_changes_neither_scores_nor_gradients(groups, seed):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_a_prompt_is_read_once_and_nothing_is_padded():
+def test_a_prompt_is_read_once_and_only_the_row_is_padded():
     prompts, responses, mask = rows([(5, [3, 6, 1]), (2, [2, 4])])
     packed, places, *_ = pack(prompts, responses, mask)
-    assert packed.ids.shape == (1, 5 + 2 + 2 + 5 + 0 + 1 + 3)
+    tokens = 5 + 2 + 2 + 5 + 0 + 1 + 3
+    assert packed.ids.shape == (1, MULTIPLE)
+    assert tokens < MULTIPLE and not packed.ids[0, tokens:].any()
     assert len(places) == 16
     assert packed.positions.max() == 5 + 5 - 1
 

@@ -1,7 +1,7 @@
 """One forward pass for responses that share prompts: a prompt is read once, however many responses it has.
 
-All tokens stand one behind the other in a single row without padding, so what a model does token by token is done once for
-a group's prompt. Only attention has to know who follows whom: transformers takes it as an attention function.
+All tokens stand one behind the other in a single row with hardly any padding, so what a model does token by token is done
+once for a group's prompt. Only attention has to know who follows whom: transformers takes it as an attention function.
 """
 
 from typing import Any, NamedTuple
@@ -14,12 +14,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "marl_ray_packed"
+MULTIPLE = 32
+"""Tokens of a row are a multiple of it: in bfloat16 products of other lengths are slower, and oneDNN compiles a kernel per
+length."""
 HIDDEN = -1e4
 """Added to scores of what must not be seen: finite, and so small that its weight is zero in float16 too."""
 
 
 class Packed(NamedTuple):
-    """Sequences of R responses to G distinct prompts as one row of S tokens: all prompts, then all responses."""
+    """Sequences of R responses to G distinct prompts as one row of S tokens: all prompts, all responses, some padding."""
 
     ids: Tensor
     """(1, S) int64."""
@@ -40,7 +43,7 @@ class Layout(NamedTuple):
     hidden: Tensor
     """(R, 1, T, P + T) float32: what a response's token must not see of its prompt and its response, HIDDEN; else 0."""
     back: Tensor
-    """(S,) where each token is in G * P and then R * T."""
+    """(S,) where each token is in G * P and then R * T; 0 of the padding at the row's end."""
 
 
 def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Packed, Tensor, Tensor, Tensor]:
@@ -65,11 +68,14 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Packed, Tens
     starts = written.cumsum(0) - written + read.sum()
     places = torch.where(steps == 0, last[own][rows], starts[rows] + steps - 1)
     back = torch.cat([seen.flatten().nonzero()[:, 0], seen.numel() + answered.flatten().nonzero()[:, 0]])
+    ids, positions, back = (
+        functional.pad(part, (0, -len(part) % MULTIPLE)) for part in (ids, torch.cat([ahead, behind]), back)
+    )
     causal = torch.ones(answered.shape[1], answered.shape[1], dtype=torch.bool, device=device).tril()
     visible = torch.cat([seen[own][:, None].expand(-1, len(causal), -1), causal.expand(len(own), -1, -1)], 2)
     hidden = torch.zeros(visible.shape, device=device).masked_fill(~visible, HIDDEN)[:, None]
     layout = Layout(first, begun, own, hidden, back)
-    return Packed(ids[None], torch.cat([ahead, behind])[None], layout), places, rows, steps
+    return Packed(ids[None], positions[None], layout), places, rows, steps
 
 
 def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
@@ -112,7 +118,9 @@ def _attend(
     """Attention of (1, heads, S, width) queries; (1, S, heads, width)."""
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
-    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    # In bfloat16 the backward pass of torch's kernel for CPUs takes several times as long as in float32.
+    dtype = query.dtype if query.is_cuda else torch.float32
+    q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
     asked, keys, values = (_laid(part, layout.prompts) for part in (q, k, v))
     # Padding stands on the right, where causal attention does not look.
     mixed = functional.scaled_dot_product_attention(asked, keys, values, is_causal=True, scale=scaling, enable_gqa=True)
@@ -131,7 +139,7 @@ def _attend(
             enable_gqa=True,
         )
         found.append(mixed.transpose(1, 2).flatten(0, 1))
-    return torch.cat(found).index_select(0, layout.back)[None], None
+    return torch.cat(found).index_select(0, layout.back)[None].to(query.dtype), None
 
 
 def _laid(tokens: Tensor, places: Tensor) -> Tensor:
