@@ -6,9 +6,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from marl_ray.config.model import GenerationConfig, ModelConfig
-from marl_ray.policies.token_policy import TokenPolicy, build_token_policy, gathered, plain_copy, refresh, shard
+from marl_ray.policies.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh, shard
+from marl_ray.policies.unsharded import unsharded
 
 LORA = {"rank": 4, "alpha": 8.0}
 
@@ -44,8 +46,14 @@ def one_of_two_shards(rank: int, store: str) -> None:
     """One of two workers whose sharded policies must do what a plain one does on all rows."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
+    odd = [torch.randn(1), torch.randn(3, 5), torch.randn(7).bfloat16(), torch.randn(2, 3, 1), torch.randn(5).double()]
+    spread = [distribute_tensor(tensor.clone(), mesh, [Shard(0)], src_data_rank=None) for tensor in odd]
+    spread.insert(2, odd[0])  # one that every worker has whole
+    for one, other in zip(unsharded(spread), [*odd[:2], odd[0], *odd[2:]], strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
     for model in ({}, {"activation_checkpointing": True, "lora": LORA}):
         policy, whole = tiny(**model), tiny(**model)
         plain = plain_copy(policy)
@@ -61,11 +69,11 @@ def one_of_two_shards(rank: int, store: str) -> None:
         for (name, one), other in zip(policy.named_parameters(), whole.parameters(), strict=True):
             assert (one.grad is None) == (other.grad is None), name
             if other.grad is not None:
-                torch.testing.assert_close(gathered(one.grad), other.grad, atol=1e-5, rtol=1e-4, msg=name)
+                torch.testing.assert_close(next(unsharded([one.grad])), other.grad, atol=1e-5, rtol=1e-4, msg=name)
         with torch.no_grad():
             for one, other in zip(policy.actor_parameters(), whole.actor_parameters(), strict=True):
                 one.add_(one.grad, alpha=0.1)
-                other.add_(gathered(one.grad), alpha=0.1)
+                other.add_(next(unsharded([one.grad])), alpha=0.1)
         refresh(plain, policy)
         for (name, one), other in zip(plain.named_parameters(), plain_copy(whole).parameters(), strict=True):
             assert torch.equal(one, other), name

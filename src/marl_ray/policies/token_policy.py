@@ -2,18 +2,19 @@
 
 import copy
 import functools
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
+from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -27,6 +28,7 @@ from marl_ray.policies.manifest import MANIFEST, TokenManifest, check_models, lo
 from marl_ray.policies.packing import Packed
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
 from marl_ray.policies.tokenizers import load_tokenizer
+from marl_ray.policies.unsharded import unsharded
 
 disable_progress_bar()  # every worker would draw one for every model
 
@@ -339,23 +341,24 @@ def _copied(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
 
 @torch.no_grad()
 def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
-    """Copy trained weights, sharded or not, into a sampling copy, with adapters merged; every worker takes part.
-
-    One parameter at a time, so that no more than that is gathered.
-    """
+    """Copy trained weights, sharded or not, into a sampling copy, with adapters merged; every worker takes part."""
     sources = dict(trained.named_parameters())
     layers = dict(adapted(trained))
+    needed: list[tuple[Tensor, LoraLayer | None, list[str]]] = []
     for name, target in plain.named_parameters():
         module, _, kind = name.rpartition(".")
         layer = layers.get(module)
         if layer is None:
-            target.copy_(gathered(sources[name]))
-            continue
-        base = gathered(sources[f"{module}.base_layer.{kind}"])
-        if kind == "weight":
-            down, up = (gathered(sources[f"{module}.lora_{part}.default.weight"]) for part in "AB")
-            base = merged_weight(layer, base, down, up)
-        target.copy_(base)
+            needed.append((target, None, [name]))
+        elif kind == "weight":
+            parts = ("base_layer.weight", "lora_A.default.weight", "lora_B.default.weight")
+            needed.append((target, layer, [f"{module}.{part}" for part in parts]))
+        else:
+            needed.append((target, None, [f"{module}.base_layer.{kind}"]))
+    found = unsharded(sources[name] for _, _, names in needed for name in names)
+    for copied, layer, names in needed:
+        base, *adapter = itertools.islice(found, len(names))
+        copied.copy_(base if layer is None else merged_weight(layer, base, *adapter))
 
 
 @torch.no_grad()
@@ -370,11 +373,3 @@ def adopt(policy: TokenPolicy, plain: TokenPolicy) -> None:
         if target is None or target.shape != source.shape:
             raise MarlRayError(f"bundle: holds a language model of another shape: {name} is {list(source.shape)}")
         target.copy_(source)
-
-
-def gathered(parameter: Tensor) -> Tensor:
-    """A parameter whole, on the device of its mesh; every worker takes part if it is sharded."""
-    if not isinstance(parameter, DTensor):
-        return parameter
-    # Offloaded parameters lie in main memory, which the mesh's collectives do not reach.
-    return cast(DTensor, parameter.to(parameter.device_mesh.device_type)).full_tensor()

@@ -1,0 +1,52 @@
+"""Sharded tensors whole again, many in one exchange: that of a small model takes its latency, not its bytes."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+AT_ONCE = 1 << 26
+"""Bytes that are gathered in one exchange, unless one tensor has more."""
+ALIGNED = 8
+"""Bytes that every tensor's part begins at a multiple of, so that it can be read as numbers."""
+
+
+def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Each tensor whole, in turn, on the device of its mesh; every worker takes part.
+
+    Sharded ones are spread over one mesh dimension by their first dimension, as FSDP2 does it.
+    """
+    together: list[Tensor] = []
+    for tensor in tensors:
+        if together and sum(part.nbytes for part in together) + tensor.nbytes > AT_ONCE:
+            yield from _gathered(together)
+            together = []
+        together.append(tensor)
+    yield from _gathered(together)
+
+
+def _gathered(tensors: list[Tensor]) -> Iterator[Tensor]:
+    sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+    found = _exchanged(sharded) if sharded else iter(())
+    for tensor in tensors:
+        yield next(found) if isinstance(tensor, DTensor) else tensor
+
+
+def _exchanged(tensors: list[DTensor]) -> Iterator[Tensor]:
+    mesh = tensors[0].device_mesh
+    workers = mesh.size()
+    # Parts are those of torch.chunk: of equal length, but for the last ones, which are filled up.
+    used = [math.ceil(tensor.shape[0] / workers) * math.prod(tensor.shape[1:]) * tensor.itemsize for tensor in tensors]
+    sizes = [math.ceil(size / ALIGNED) * ALIGNED for size in used]
+    own = [tensor.to_local().to(mesh.device_type).reshape(-1).view(torch.uint8) for tensor in tensors]
+    mine = torch.cat([functional.pad(part, (0, size - len(part))) for part, size in zip(own, sizes, strict=True)])
+    every = mine.new_empty(workers * len(mine))
+    dist.all_gather_single(every, mine, group=mesh.get_group())
+    parts = every.view(workers, -1).split(sizes, 1)
+    for tensor, part, size in zip(tensors, parts, used, strict=True):
+        flat = part[:, :size].reshape(-1).view(tensor.dtype)
+        yield flat[: tensor.numel()].view(tensor.shape)
