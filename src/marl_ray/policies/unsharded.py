@@ -21,11 +21,13 @@ def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     Sharded ones are spread over one mesh dimension by their first dimension, as FSDP2 does it.
     """
     together: list[Tensor] = []
+    size = 0
     for tensor in tensors:
-        if together and sum(part.nbytes for part in together) + tensor.nbytes > AT_ONCE:
+        if together and size + tensor.nbytes > AT_ONCE:
             yield from _gathered(together)
-            together = []
+            together, size = [], 0
         together.append(tensor)
+        size += tensor.nbytes
     yield from _gathered(together)
 
 
@@ -39,6 +41,9 @@ def _gathered(tensors: list[Tensor]) -> Iterator[Tensor]:
 def _exchanged(tensors: list[DTensor]) -> Iterator[Tensor]:
     mesh = tensors[0].device_mesh
     workers = mesh.size()
+    if workers == 1:  # what it has is whole
+        yield from (tensor.to_local().to(mesh.device_type) for tensor in tensors)
+        return
     # Parts are those of torch.chunk: of equal length, but for the last ones, which are filled up.
     used = [math.ceil(tensor.shape[0] / workers) * math.prod(tensor.shape[1:]) * tensor.itemsize for tensor in tensors]
     sizes = [math.ceil(size / ALIGNED) * ALIGNED for size in used]
