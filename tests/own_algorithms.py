@@ -1,8 +1,6 @@
-"""Algorithms of a user's own, which configs name by import path."""
-
 from pydantic import PositiveFloat
 
-from marl_ray.algorithms import ALGORITHMS, Algorithm, Evaluated, PolicyLoss
+from marl_ray.algorithms import Algorithm, Evaluated, PolicyLoss
 from marl_ray.algorithms.ppo import gae_advantages
 from marl_ray.algorithms.ppo_losses import ppo_loss
 from marl_ray.algorithms.ratios import truncated_importance
@@ -36,5 +34,3 @@ DECOUPLED_PPO = Algorithm(
     gae_advantages,
     policy_loss,
 )
-
-NOT_ONE = ALGORITHMS

@@ -1,6 +1,7 @@
 """Algorithms by import path, and which hyper-parameters an algorithm reads."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,10 +59,10 @@ def test_decoupled_ppo_tells_the_policies_apart() -> None:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("dapoo", r"expected one of ppo, ippo, .* or package.module:NAME, got 'dapoo'"),
+        ("dapoo", r"'dapoo' is unknown; expected one of ppo, ippo, .*, or package.module:NAME"),
         ("no_such_module:X", r"cannot import no_such_module:X \(ModuleNotFoundError"),
         ("own_algorithms:MISSING", r"cannot import own_algorithms:MISSING \(AttributeError"),
-        ("own_algorithms:NOT_ONE", r"own_algorithms:NOT_ONE: expected an Algorithm"),
+        ("own_algorithms:SPECS", r"own_algorithms:SPECS: expected an Algorithm"),
         ("own_algorithms:", r"expected package.module:NAME"),
     ],
 )
@@ -69,6 +70,12 @@ def test_what_is_no_algorithm_is_refused_by_name(reference: str, message: str) -
     with pytest.raises(MarlRayError, match=message) as caught:
         parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "algorithm": reference})
     assert "algorithm: " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_docs_show_this_algorithm() -> None:
+    root = Path(__file__).parents[2]
+    shown = (root / "docs" / "algorithms.md").read_text().split("```python own_algorithms.py\n")[1].split("```")[0]
+    assert shown == (root / "tests" / "own_algorithms.py").read_text()
 
 
 def test_a_spec_and_its_functions_must_fit() -> None:

@@ -83,7 +83,10 @@ def algorithms(
             print(f"{key:<{width}}  {spec.title} ({spec.paper}){needs}")
         print("\nmarl-ray algorithms NAME shows the knobs of one; set one with algorithm=NAME and hyper.KNOB=VALUE.")
         return
-    spec = spec_of(name)
+    try:
+        spec = spec_of(name)
+    except MarlRayError as error:
+        raise MarlRayError(f"algorithm: {error}") from error
     defaults = spec.hyper.model_validate(spec.defaults).model_dump(mode="json")
     print(f"{name}: {spec.title}, {spec.paper}")
     print(f"  needs   {', '.join(spec.needs) or 'nothing'}")

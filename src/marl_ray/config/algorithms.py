@@ -213,7 +213,7 @@ def spec_of(algorithm: str) -> Spec:
     if algorithm in SPECS:
         return SPECS[algorithm]
     if ":" not in algorithm:
-        raise MarlRayError(f"expected one of {', '.join(SPECS)} or package.module:NAME, got {algorithm!r}")
+        raise MarlRayError(f"{algorithm!r} is unknown; expected one of {', '.join(SPECS)}, or package.module:NAME")
     spec = getattr(imported(algorithm), "spec", None)
     if not isinstance(spec, Spec):
         raise MarlRayError(f"{algorithm}: expected an Algorithm (of marl_ray.algorithms), whose `spec` is a Spec")
