@@ -65,7 +65,7 @@ def test_legs_that_are_joined_equal_one_that_was_never_parted(tmp_path: Path):
     assert first[-1]["steps"] == 96
     # The first leg is judged where it ends, the whole one is not; no clock and no evaluation is a part of training.
     assert "eval/return" in first[-1] and "eval/return" in second[-1]
-    left_out = ("time/", "steps_per_second", "eval/", "best/", "seed-0/eval", "seed-1/eval")
+    left_out = ("time/", "steps_per_second", "score", "eval/", "best/", "seed-0/eval", "seed-1/eval")
     for one, other in zip(whole, first + second, strict=True):
         one, other = ({k: v for k, v in row.items() if not k.startswith(left_out)} for row in (one, other))
         assert one == other
@@ -102,7 +102,7 @@ def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path
 def test_a_seed_that_diverges_and_a_metric_that_is_not_there_are_named(tmp_path: Path):
     poison = 'env={"id": "toy_envs:poisoned", "kwargs": {"after": 7}}'
     with pytest.raises(Diverged, match=r"seed 0: policy 'shared', iteration \d"):
-        train(seeds(2, poison), None, None, tmp_path / "c")
+        train(seeds(2, poison, "evaluation.every=0"), None, None, tmp_path / "c")
     with process_group():
         unit = Unit(seeds(1), [MetricConfig(name="retrun")], torch.device("cpu"), None)
         with pytest.raises(MarlRayError, match=r"metric 'retrun' is never reported; a run reports .*policy_loss"):

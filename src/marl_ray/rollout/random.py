@@ -41,4 +41,5 @@ def team_order(seed: int, iteration: int, size: int) -> list[int]:
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=[seed & _MASK, stream & _MASK]))
+    # As a list, a number of 2^63 or more would make both numbers floats, which round.
+    return np.random.Generator(np.random.Philox(key=np.array([seed & _MASK, stream & _MASK], np.uint64)))

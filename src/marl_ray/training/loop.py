@@ -103,7 +103,7 @@ class Run:
         self.fresh = resume_from is None
         """Whether nothing of this run was played yet."""
         self.evaluated: float | None = None
-        """Score of the weights as they are, if they were evaluated."""
+        """Score of the weights as they are, if they were evaluated and are not kept yet."""
         self.transcripts: list[dict[str, Any]] = []
         """A few episodes of the last iteration as text, of all workers, where language models play."""
 
@@ -113,8 +113,8 @@ class Run:
 
     @property
     def best(self) -> bool:
-        """Whether the weights as they are were evaluated, and none that were kept scored as much."""
-        return self.evaluated is not None and self.evaluated > self.state["best_score"]
+        """Whether the weights as they are were evaluated, are not kept yet, and none that are kept scored more."""
+        return self.evaluated is not None and self.evaluated >= self.state["best_score"]
 
     @property
     def save_due(self) -> bool:
@@ -198,8 +198,7 @@ class Run:
     def save(self, folder: Path) -> float:
         """Write a checkpoint, with a bundle where the score is the best so far; the score."""
         score = self.score()
-        # Until a first score is known the newest weights are the best.
-        best = score > self.state["best_score"] or score == UNKNOWN == self.state["best_score"]
+        best = score >= self.state["best_score"]
         self.state |= {
             "iteration": self.iteration,
             "steps": self.steps,
@@ -211,6 +210,7 @@ class Run:
         checkpoint.save(folder, self.team.learners, self.state, self.collector.state())
         if best and self.rank == 0:
             export_bundle(folder / BUNDLE, self.config, self.env, self.team, self.steps, self.metrics)
+        self.evaluated = None
         return score
 
     def close(self) -> None:
