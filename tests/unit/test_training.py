@@ -41,7 +41,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm)
     whole = train_alone(short(algorithm, *more), tmp_path / "whole")
     resumed = train_alone(short(algorithm, *more), tmp_path / "again", tmp_path / "whole" / "2")
     assert len(whole) > 2
-    assert timeless(whole)[2:] == timeless(resumed)
+    assert timeless([row for row in whole if row["iteration"] > 2]) == timeless(resumed)
     last = str(whole[-1]["iteration"])
     states = [json.loads((tmp_path / name / last / "state.json").read_text()) for name in ("whole", "again")]
     for state in states:
@@ -116,7 +116,7 @@ def test_clipping_is_by_each_networks_own_norm(alone):
 
 
 def test_a_number_that_is_not_finite_stops_the_run_and_is_named(alone, tmp_path):
-    poison = ["env={id: 'toy_envs:poisoned', kwargs: {after: 7}}", "train.total_steps=100000"]
+    poison = ["env={id: 'toy_envs:poisoned', kwargs: {after: 7}}", "train.total_steps=100000", "evaluation.every=0"]
     with pytest.raises(
         Diverged, match=r"policy 'shared', iteration \d+, step \d+: rewards of the batch are not finite"
     ):

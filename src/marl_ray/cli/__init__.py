@@ -50,6 +50,8 @@ def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = Fal
     outcome = _train_here(run)
     reached = "" if outcome.best_return is None else f"best return {outcome.best_return:.3f}, "
     print(f"{outcome.name}: {reached}{outcome.model}")
+    for line in outcome.summary:
+        print(f"  {line}")
     print(f"  bundle  {outcome.bundle}")
     if outcome.curve:
         print(f"  curve   {outcome.curve}")
