@@ -23,6 +23,11 @@ def of_two(folder: str, algorithms: list[str]) -> dict[str, list[Metrics]]:
     return {name: train_alone(short(name, BRIEF, "resources.workers=2"), Path(folder, name)) for name in algorithms}
 
 
+def trained(folder: str, *overrides: str) -> list[Metrics]:
+    """Rows of metrics of a run, as one or as one of several workers without Ray; every checkpoint is under `folder`."""
+    return train_alone(config(*overrides), Path(folder))
+
+
 def short(algorithm: str, *overrides: str) -> RunConfig:
     """Four iterations of the toy, with everything that the algorithm needs."""
     whole = ["train.group_size=2", "return_high=6"] if SPECS[algorithm].episodes else []

@@ -81,3 +81,8 @@ TWO_AGENTS = "env={id: 'toy_texts:echo', kwargs: {agents: [a, b]}}"
 def of_two(folder: str, runs: dict[str, list[str]]) -> dict[str, list[Metrics]]:
     """What one of two workers does that make the named runs; rows of metrics by name."""
     return {name: train_alone(config(*more, "resources.workers=2"), Path(folder, name)) for name, more in runs.items()}
+
+
+def trained(folder: str, *overrides: str) -> list[Metrics]:
+    """Rows of metrics of a run, as one or as one of several workers without Ray; every checkpoint is under `folder`."""
+    return train_alone(config(*overrides), Path(folder))
