@@ -18,9 +18,10 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.curves import plot_returns
+from marl_ray.training.curves import Panel, plot_run
 from marl_ray.training.progress import Progress
 from marl_ray.training.sinks import Sink, check_sinks, open_sinks
+from marl_ray.training.summary import run_summary
 from marl_ray.training.tracking import Tracker, flatten, tracking_uri
 
 JOB_FOLDER = "working_dir_files"
@@ -53,9 +54,12 @@ class Outcome:
     tracking_uri: str
     run_id: str
     best_return: float | None
-    """Of held-out tasks where they were played; None where nothing was but a warm start."""
+    """Of the best bundle, over other episodes than it was chosen by; over training episodes where nothing was evaluated, and
+    None where nothing was played."""
     metrics: dict[str, float]
     """Of the last iteration."""
+    summary: list[str]
+    """The best policy and the last one in lines for people."""
 
 
 def check_run(config: RunConfig) -> None:
@@ -372,18 +376,19 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
     from marl_ray.training.loop import BUNDLE
 
     kept = sorted(result.best_checkpoints, key=lambda pair: pair[1]["score"], reverse=True)
-    paths = (f"{checkpoint.path}/{BUNDLE}" for checkpoint, _ in kept)
-    best = next(path for path in paths if filesystem.get_file_info(path).type == fs.FileType.Directory)
+    paths = ((f"{checkpoint.path}/{BUNDLE}", metrics) for checkpoint, metrics in kept)
+    best, found = next(p for p in paths if filesystem.get_file_info(p[0]).type == fs.FileType.Directory)
     with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
         local = Path(temporary) / BUNDLE
         local.mkdir()
         fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
         model = tracker.register(local, load_bundle(local).digest)
-        curve = plot_returns({config.name: tracker.history("return")}, Path(temporary) / "return.png", config.env.id)
+        curve = plot_run(_panels(config, tracker), Path(temporary) / "return.png", config.env.id)
         tracker.artifact(curve)
         with curve.open("rb") as source, filesystem.open_output_stream(f"{folder}/return.png") as target:
             target.write(source.read())
     is_local = "://" not in config.storage
+    last = result.return_value or {}
     return Outcome(
         name=config.name,
         model=model,
@@ -391,9 +396,25 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
         curve=Path(folder) / "return.png" if is_local else None,
         tracking_uri=tracker.uri,
         run_id=tracker.run_id,
-        best_return=kept[0][1].get("eval/return", kept[0][1].get("return")),
-        metrics=result.return_value or {},
+        best_return=found.get("best/return", found.get("return")),
+        metrics=last,
+        summary=run_summary(config, found, last),
     )
+
+
+def _panels(config: RunConfig, tracker: Tracker) -> list[Panel]:
+    """The mean return, and each cost with its budget."""
+    single = len(config.budgets) == 1
+    costs = [
+        Panel(
+            "mean cost of an episode" if single else f"mean cost {k} of an episode",
+            tracker.history(f"eval/episode_cost_{k}"),
+            tracker.history("episode_cost" if single else f"episode_cost_{k}"),
+            budget,
+        )
+        for k, budget in enumerate(config.budgets)
+    ]
+    return [Panel("mean return", tracker.history("eval/return"), tracker.history("return")), *costs]
 
 
 def cause(error: BaseException) -> str:
