@@ -189,3 +189,9 @@ def test_confirmation_plays_other_starts_than_the_choice():
     assert chosen == judge.evaluate(team.players(), SCORED, 0)
     assert chosen.metrics["return"] != confirmed.metrics["return"] and "greedy_return" not in confirmed.metrics
     judge.close()
+
+
+def test_group_algorithms_report_how_their_groups_differ():
+    rows = train_alone(short("grpo", "train.total_steps=32"))
+    assert 0 < rows[-1]["informative_groups"] <= 1 and rows[-1]["group_spread"] > 0
+    assert "group_spread" not in train_alone(short("ippo", "train.total_steps=32"))[-1]

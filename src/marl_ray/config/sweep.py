@@ -133,11 +133,12 @@ Scheduler = Annotated[Fifo | Asha | Median | Pbt | Pb2, Field(discriminator="kin
 class MetricConfig(Config):
     """What configurations are compared by: the interquartile mean over the seeds of a smoothed metric of the run."""
 
-    name: str = "return"
-    """Any metric that a run reports."""
+    name: str = "eval/return"
+    """Any metric that a run reports. Those of `eval/` are of whole episodes from fixed starts; a trial is evaluated at its
+    end and at every decision point of the scheduler, however often else."""
     mode: Literal["max", "min"] = "max"
-    window: PositiveInt = 3
-    """Iterations that are averaged (`return` itself is a mean over `evaluation.window` episodes)."""
+    window: PositiveInt = 1
+    """Last reports that are averaged: of iterations, or where the metric is of `eval/` of evaluations."""
 
 
 class BudgetConfig(Config):

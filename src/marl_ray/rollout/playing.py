@@ -102,9 +102,9 @@ class Arena:
             returns += step.rewards.mean(1)
             costs += step.costs.sum(1)
             lengths += playing
-        cut = envs.alive.any(1)
+        cut = envs.alive.any(1).tolist()
         return [
-            WholeEpisode(float(returns[c]), tuple(costs[c].tolist()), int(lengths[c]), bool(cut[c]))
+            WholeEpisode(float(returns[c]), tuple(costs[c].tolist()), int(lengths[c]), cut[c])
             for c in range(count)
         ]
 

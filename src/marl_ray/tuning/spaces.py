@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from marl_ray.config.sweep import DimensionConfig, SweepConfig, applies, combinations, corners, order
+from marl_ray.errors import MarlRayError
 
 Values = dict[str, Any]
 """Dotted key -> value, of one configuration."""
@@ -35,7 +36,13 @@ def check_space(config: SweepConfig) -> None:
     if config.search.kind != "grid":
         found += [draw(config, number) for number in range(CHECKED)]
     for values in found:
-        config.run_config(values, config.name, config.seeds[0])
+        run = config.run_config(values, config.name, config.seeds[0])
+        for metric in config.metric:
+            if metric.name.startswith("eval/") and not run.evaluates:
+                raise MarlRayError(
+                    f"metric: {metric.name} needs evaluations, and the run has none; set run.evaluation.every, "
+                    "or give another metric, such as return"
+                )
 
 
 def draw(config: SweepConfig, number: int, fixed: Mapping[str, Any] | None = None) -> Values:
