@@ -274,3 +274,9 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(
     with Progress(quiet.config, quiet.records, screen()) as silent:
         silent.show()
     assert capsys.readouterr().out == silent.console.file.getvalue() == ""
+
+
+def test_a_trial_says_which_hyper_parameters_it_was_not_given(tmp_path: Path):
+    sweep = whole(tmp_path)
+    sweep.records.trials[0].unread = ["hyper.pid_kp", "team.rival.hyper.clip"]
+    assert page_of(sweep.end()).text.count("not applicable: pid_kp, team.rival.hyper.clip") == 1

@@ -49,6 +49,8 @@ class Record:
     gpus: float = 0.0
     configs: list[dict[str, Any]] = field(default_factory=list)
     """The run config of each seed, as given; `marl-ray train` takes one as a file."""
+    unread: list[str] = field(default_factory=list)
+    """Hyper-parameters of the sweep that it was not given, because its algorithms do not read them."""
     mlflow_run_id: str = ""
 
     def standing(self) -> Standing:
