@@ -197,12 +197,6 @@ def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metri
     return ranked[(len(ranked) - 1) // 2]
 
 
-def named(error: BaseException) -> str:
-    """An error in a line: our own in its own words, others with their kind."""
-    text, kind = one_line(error), type(error).__name__
-    return text if isinstance(error, MarlRayError) or text.startswith(kind) else f"{kind}: {text}"
-
-
 def shown(values: Mapping[str, Any]) -> str:
     """A configuration in a line."""
     return " ".join(
