@@ -298,3 +298,9 @@ def test_a_constrained_sweep_shows_every_trials_cost_against_its_budget(tmp_path
     assert trial.number == 0
     # Without constraints nothing is said of costs.
     assert "of budget" not in page_of(whole(tmp_path / "b", trials=2).end()).text
+
+
+def test_a_trial_says_which_hyper_parameters_it_was_not_given(tmp_path: Path):
+    sweep = whole(tmp_path)
+    sweep.records.trials[0].unread = ["hyper.pid_kp", "team.rival.hyper.clip"]
+    assert page_of(sweep.end()).text.count("not applicable: pid_kp, team.rival.hyper.clip") == 1

@@ -215,6 +215,7 @@ def _trials(
         {
             "name": _name(record),
             "values": shown(record.values) or "as given",
+            "unread": ", ".join(key.removeprefix("hyper.") for key in record.unread),
             "colour": colours.get(record.number, "other"),
             "status": record.status or record.state,
             "why": why(record, records),
