@@ -78,7 +78,7 @@ class Rules:
         weights = [1 + agent for agent in deciding]
         share = sum(w * actions[agent] for w, agent in zip(weights, deciding, strict=True)) / sum(weights)
         first, last = actions[deciding[0]], actions[deciding[-1]]
-        reward = (0.6 * share + 0.3 * bit * (1 - share) + 0.1 * first * last) / LENGTH
+        reward = (0.4 * share + 0.5 * bit * (1 - share) + 0.1 * first * last) / LENGTH
         costs = (share * (1 + bit) + 0.5 * first * (2 - last), 0.2 + (1 - share) * (2 - bit))
         over = time + 1 == LENGTH or (self.early and actions[0] == 1)
         return Moved(

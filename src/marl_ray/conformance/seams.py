@@ -7,11 +7,12 @@ actions, so that every path of the game is in a batch equally often and means ov
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -61,6 +62,11 @@ def reads(algorithm: str) -> set[str]:
     """Keys of `hyper` that it reads."""
     spec = spec_of(algorithm)
     return set(spec.knobs) | set(COMMON_KNOBS)
+
+
+def defaults(algorithm: str) -> AlgorithmConfig:
+    """Its hyper-parameters where nothing is given."""
+    return AlgorithmConfig.model_validate(spec_of(algorithm).defaults)
 
 
 def whole_episodes(algorithm: str) -> bool:
@@ -117,7 +123,7 @@ class Trial:
                 "constraints": [{"budget": budget} for budget in self.budgets] if spec.costs else [],
                 "train": {
                     "env_copies": copies,
-                    "horizon": (1 if case.below else 3) if self.whole else (1 if case.below else 2 * LENGTH),
+                    "horizon": self._horizon(),
                     "group_size": copies if spec.groups or spec.greedy else 1,
                     "micro_batch": self.micro_batch,
                 },
@@ -130,6 +136,8 @@ class Trial:
         self.iteration, self.costs = 0, None
         self.collector = self._collector()
         if self.text:
+            for learner in self.learners:
+                silence_critics(learner)
             return
         self.uniform = [[[0.5, 0.5]] * STATES for _ in range(self.rules.count)]
         self.values = truth.values(self.rules, self.uniform, self.after)
@@ -137,6 +145,12 @@ class Trial:
             self._prepare(number, learner)
         if self.mixed:
             self._mix()
+
+    def _horizon(self) -> int:
+        if self.text:
+            return 2 * self.rules.count
+        above = LENGTH + 1 if self.whole else 2 * LENGTH
+        return 1 if self.case.below else above
 
     def _env(self) -> dict[str, Any]:
         case = self.case
@@ -290,6 +304,15 @@ def fit_last_layer(network: Network, rows: Tensor, wanted: Tensor) -> None:
 
 
 @torch.no_grad()
+def silence_critics(learner: Learner) -> None:
+    """Critics of a language model that say 0 everywhere."""
+    for model in (learner.rollout_model, learner.model):
+        for head in model.heads:
+            for parameter in head.parameters():
+                local(parameter).zero_()
+
+
+@torch.no_grad()
 def write_back(learner: Learner) -> None:
     """Copy the rollout copy's weights into the trained ones."""
     for plain, parameter in zip(learner.rollout_model.parameters(), learner.model.parameters(), strict=True):
@@ -302,13 +325,27 @@ def local(tensor: Any) -> Tensor:
 
 def actor_gradient(learner: Learner) -> Tensor:
     """Of the last gradient step, flat."""
-    return torch.cat([local(p.grad).reshape(-1).double() for p in learner.actor.parameters() if p.grad is not None])
+    return flat_gradient([*learner.actor.parameters()])
 
 
 def critic_gradient(learner: Learner) -> Tensor:
     """Of the last gradient step, flat."""
-    grads = [p.grad for critic in learner.critics for p in critic.parameters() if p.grad is not None]
-    return torch.cat([local(grad).reshape(-1).double() for grad in grads])
+    return flat_gradient([p for critic in learner.critics for p in critic.parameters()])
+
+
+def gradient(learner: Learner) -> Tensor:
+    """Of the last gradient step by all that it moved, flat."""
+    return flat_gradient([*learner.model.parameters()])
+
+
+def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Those that have one, flat."""
+    return torch.cat([local(p.grad).reshape(-1).double() for p in parameters if p.grad is not None])
+
+
+def emptied(batch: Trajectories) -> Trajectories:
+    """The same batch without decisions."""
+    return replace(batch, mask=torch.zeros_like(batch.mask))
 
 
 def movement(learner: Learner, batch: Trajectories) -> float:
@@ -357,11 +394,61 @@ def normaliser_state(learner: Learner) -> Any:
     return copy.deepcopy([state["value_norm"], state["cost_norms"]])
 
 
-def hyper_fields() -> dict[str, Any]:
-    """Every key of `hyper`, with its default."""
-    return {name: field.default for name, field in AlgorithmConfig.model_fields.items()}
+def accepted(algorithm: str, hyper: Mapping[str, Any], rolling: bool = False) -> bool:
+    """Whether a run's config takes these hyper-parameters with the algorithm."""
+    spec = spec_of(algorithm)
+    try:
+        RunConfig.model_validate(
+            {
+                "name": "conformance",
+                "algorithm": algorithm,
+                "env": {"id": "marl_ray.conformance.games:TinyGame"},
+                "hyper": dict(hyper),
+                "constraints": [{"budget": 1.0}] if spec.costs else [],
+                "train": {
+                    "env_copies": 2,
+                    "horizon": 4,
+                    "group_size": 2 if spec.groups or spec.greedy else 1,
+                    "rollout": "steps" if rolling else "episodes",
+                },
+            }
+        )
+    except ValidationError:
+        return False
+    return True
 
 
+def unread(algorithm: str) -> dict[str, Any]:
+    """Keys of `hyper` that it does not read, with a value that they may have."""
+    fields = AlgorithmConfig.model_fields
+    return {
+        name: 2 if field.default is None else field.default
+        for name, field in fields.items()
+        if name not in reads(algorithm)
+    }
+
+
+def choices(key: str) -> tuple[Any, ...]:
+    """What a key of `hyper` may be, where that is a list of names."""
+    return get_args(AlgorithmConfig.model_fields[key].annotation)
+
+
+def aim_reference(learner: Learner) -> list[list[list[float]]]:
+    """Put the reference policy away from the policy; its tables by agent, state and action."""
+    reference = learner.copies.reference
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        outputs = reference.infer(own_rows(Rules())).double().softmax(-1)
+    return outputs.reshape(STATES, 1, 2).transpose(0, 1).tolist()
+
+
+def tilt(learner: Learner) -> None:
+    """Make the policy prefer one action everywhere."""
+    with torch.no_grad():
+        cast(nn.Linear, learner.rollout_model.actor.rest[-1]).bias.copy_(torch.tensor([0.0, 1.0]))
+    write_back(learner)
 
 
 def every_step(algorithm: str) -> bool:
@@ -389,7 +476,8 @@ def implied_cost(old: Any, new: Any) -> float:
 
 
 def row_weight(trial: Trial) -> Callable[[int], float]:
-    """The weight that the loss gives to a decision of a row with so many: that of the mean over each sequence, or 1."""
+    """The weight that the loss gives to a decision of a row with so many: that of the mean over each sequence's decisions,
+    or 1, also where a sequence is one term of the loss."""
     hyper = trial.config.hyper_of(POLICIES[0])
     by_row = hyper.aggregation == "seq-mean-token-mean" and hyper.ratio_level == "token"
     return (lambda decisions: 1 / decisions) if by_row else (lambda decisions: 1.0)

@@ -4,6 +4,7 @@
 An episode that is not over at the last step of a path goes on by what `after` says of its last state.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from marl_ray.conformance.games import LENGTH, SIGNALS, STATES, Rules, Step
@@ -106,3 +107,18 @@ def decisions(rules: Rules, tables: Tables, policy: int) -> float:
         made = sum(rules.decides(agent, time_of(step.state)) for step in path for agent in members)
         total += probability(rules, tables, path) * made
     return total
+
+
+def divergence_gradient(rules: Rules, tables: Tables, reference: Tables) -> list[list[Triple]]:
+    """d / d logit of the mean KL(policy || reference) of the decisions along the paths, states as visited now."""
+    found = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
+    for path in rules.paths():
+        p = probability(rules, tables, path)
+        for step in path:
+            for agent in rules.decisions(time_of(step.state)):
+                own, other = tables[agent][step.state], reference[agent][step.state]
+                ratios = [math.log(a / b) for a, b in zip(own, other, strict=True)]
+                divergence = sum(a * ratio for a, ratio in zip(own, ratios, strict=True))
+                for action in (0, 1):
+                    found[agent][step.state][action] += p * own[action] * (ratios[action] - divergence)
+    return found
