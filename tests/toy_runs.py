@@ -33,8 +33,8 @@ def one_of_two(rank: int, port: int, folder: str, algorithms: list[str], out: An
 
 def short(algorithm: str, *overrides: str) -> RunConfig:
     """Four iterations of the toy, with everything that the algorithm needs."""
-    whole = ["train.group_size=2", "return_high=6"] if SPECS[algorithm].episodes else []
-    needed = [item if "." in item else f"hyper.{item}" for item in whole]
+    needed = ["train.group_size=2"] if SPECS[algorithm].episodes else []
+    needed += ["hyper.return_high=6"] if "return_high" in SPECS[algorithm].reads else []
     needed += ["constraints=[{budget: 4}]"] if SPECS[algorithm].costs else []
     return config(f"algorithm={algorithm}", "train.total_steps=96", *needed, *overrides)
 

@@ -36,7 +36,8 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm):
     """Multipliers, controllers, normalisers, coefficients and random numbers included."""
-    more = ["hyper.kl_coef=0.1", "hyper.kl_target=0.01", "hyper.entropy_target=0.5"] if algorithm != "remax" else []
+    steered = {"kl_coef": 0.1, "kl_target": 0.01, "entropy_target": 0.5}
+    more = [f"hyper.{key}={value}" for key, value in steered.items() if key in SPECS[algorithm].reads]
     whole = train_alone(short(algorithm, *more), tmp_path / "whole")
     resumed = train_alone(short(algorithm, *more), tmp_path / "again", tmp_path / "whole" / "2")
     assert len(whole) > 2
@@ -79,7 +80,8 @@ def test_two_workers_train_the_same_as_one(alone, tmp_path):
         best = max(path.parent for path in (tmp_path / "one" / name).glob("*/bundle"))
         expected, got = (weights(tmp_path / workers / name / best.name) for workers in ("one", "two"))
         for key, value in expected.items():
-            torch.testing.assert_close(got[key], value, atol=1e-5, rtol=1e-4)
+            # Adam divides by a gradient's size: rounding of a small one moves its weight by a thousandth of the rate.
+            torch.testing.assert_close(got[key], value, atol=2e-5, rtol=1e-4, msg=f"{name}: {key}")
 
 
 def test_the_toy_is_learned(alone, tmp_path):

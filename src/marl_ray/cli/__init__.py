@@ -74,7 +74,7 @@ def algorithms(
     name: Annotated[str | None, typer.Argument(help="One algorithm, with its knobs and defaults.")] = None,
 ) -> None:
     """List the algorithms: paper, what each needs of a run, its knobs."""
-    from marl_ray.config import COMMON_KNOBS, SPECS, AlgorithmConfig
+    from marl_ray.config import SPECS, spec_of
 
     if name is None:
         width = max(map(len, SPECS))
@@ -83,20 +83,21 @@ def algorithms(
             print(f"{key:<{width}}  {spec.title} ({spec.paper}){needs}")
         print("\nmarl-ray algorithms NAME shows the knobs of one; set one with algorithm=NAME and hyper.KNOB=VALUE.")
         return
-    if name not in SPECS:
-        raise MarlRayError(f"algorithm {name!r} is unknown; expected one of {', '.join(SPECS)}")
-    spec = SPECS[name]
-    defaults = AlgorithmConfig.model_validate(spec.defaults).model_dump(mode="json")
+    try:
+        spec = spec_of(name)
+    except MarlRayError as error:
+        raise MarlRayError(f"algorithm: {error}") from error
+    defaults = spec.hyper.model_validate(spec.defaults).model_dump(mode="json")
     print(f"{name}: {spec.title}, {spec.paper}")
     print(f"  needs   {', '.join(spec.needs) or 'nothing'}")
     print(
         f"  updates {spec.order}; trains {'any policy' if spec.token_policies else 'actor-critics, no token policies'}"
     )
-    common = [knob for knob in COMMON_KNOBS if knob not in spec.knobs]
+    common = [knob for knob in spec.common if knob not in spec.knobs]
     for title, knobs in (("its own knobs", spec.knobs), ("common knobs", common)):
         print(f"  {title}")
         for knob in knobs:
-            described = AlgorithmConfig.model_fields[knob].description or ""
+            described = spec.hyper.model_fields[knob].description or ""
             print(f"    hyper.{knob} = {json.dumps(defaults[knob])}  {' '.join(described.split())}".rstrip())
 
 

@@ -26,6 +26,8 @@ class Episode(NamedTuple):
     """Of each cost signal the sum over steps and agents."""
     length: int
     """Environment steps."""
+    decisions: dict[str, int]
+    """By policy: steps at which its agents had a choice, all of them together."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Collector:
         count = len(copies)
         self.episode = np.zeros(count, np.int64)
         self.returns, self.costs, self.lengths = np.zeros(count), np.zeros((count, signals)), np.zeros(count, np.int64)
+        self.decisions = {name: np.zeros(count, np.int64) for name in agents}
         self.history: list[list[np.ndarray]] = []
         """Actions by step and policy since the oldest running episode began: replayed on resume, so that no environment is
         ever pickled."""
@@ -103,6 +106,7 @@ class Collector:
                 "actions": [[part[c].tolist() for part in step] for step in self.history[self.began[c] :]],
                 "return": float(self.returns[c]),
                 "costs": self.costs[c].tolist(),
+                "decisions": {name: int(own[c]) for name, own in self.decisions.items()},
             }
             for c, number in enumerate(self.numbers)
         }
@@ -179,6 +183,8 @@ class Collector:
             parts = zip(players.values(), buffers.values(), envs.action_masks, noise[t].split(widths, -1), strict=True)
             for _, buffer, allowed, _ in (whole := list(parts)):
                 buffer.permit(t, alive[:, buffer.columns], allowed)
+            for name, buffer in buffers.items():
+                self.decisions[name][playing] += buffer.mask[t, playing].sum(1)
             actions = [_act(*part, t, alive[:, part[1].columns], played.greedy) for part in whole]
             step = envs.step(actions)
             if restart:
@@ -216,10 +222,13 @@ class Collector:
 
     def _finished(self, t: int, c: int) -> Episode:
         costs = tuple(self.costs[c].tolist())
-        return Episode(t, self.numbers[c], float(self.returns[c]), costs, int(self.lengths[c]))
+        decisions = {name: int(own[c]) for name, own in self.decisions.items()}
+        return Episode(t, self.numbers[c], float(self.returns[c]), costs, int(self.lengths[c]), decisions)
 
     def _reset(self, c: int, seed: int) -> None:
         self.returns[c], self.costs[c], self.lengths[c] = 0.0, 0.0, 0
+        for own in self.decisions.values():
+            own[c] = 0
         self.envs.reset(c, seed)
 
     def _begin(self, c: int) -> None:
@@ -241,6 +250,8 @@ class Collector:
         self.episode[c] = saved["episode"]
         self.envs.replay(c, episode_seed(self.seed, self.numbers[c], saved["episode"]), steps)
         self.returns[c], self.costs[c], self.lengths[c] = saved["return"], saved["costs"], len(steps)
+        for name, own in self.decisions.items():
+            own[c] = saved["decisions"][name]
         # Histories of different lengths end together: the oldest episode's first step is step 0.
         missing = len(steps) - len(self.history)
         if missing > 0:

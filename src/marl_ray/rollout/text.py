@@ -72,7 +72,8 @@ class TextCollector:
         worker's plain value by rank; all workers collect together. `state` continues where `state()` was taken, on any
         number of workers. `curriculum` is `train.curriculum`.
         """
-        self.copies = [TextCopy(make(), number, signals, plan.steps) for number in copies]
+        policies = {agent: name for name, members in agents.items() for agent in members}
+        self.copies = [TextCopy(make(), number, signals, plan.steps, policies) for number in copies]
         env = self.copies[0].env
         grouped(env.possible_agents, list(agents.values()))
         self.numbers = {agent: number for number, agent in enumerate(env.possible_agents)}

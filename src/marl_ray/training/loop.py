@@ -2,8 +2,9 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ class Run:
         mixed = config.resources.mixed_precision
         self.env = make_env(config.env, config.constraints)
         self.team = build_team(config, self.env, mesh, mixed == "bf16" or (mixed == "auto" and device.type == "cuda"))
-        self.state, envs = _fresh_state(run_id), None
+        self.state, envs = _fresh_state(run_id, list(self.team.models)), None
         if resume_from is not None:
             self.state, envs = checkpoint.load(resume_from, self.team.learners, own_hyper)
         elif config.warm_start is not None and config.language:
@@ -87,7 +88,8 @@ class Run:
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, envs)
         self.recent = Recent(config, self.state["recent"])
         self.clock = Clock("rollout", "update", *(("evaluation",) if config.evaluation.every else ()))
-        self.iteration, self.steps, self.costs = self.state["iteration"], self.state["steps"], self.state["costs"]
+        self.iteration, self.steps = self.state["iteration"], self.state["steps"]
+        self.costs = {name: CostStats(**stats) for name, stats in self.state["costs"].items()}
         self.metrics: Metrics = self.state["metrics"]
         """Of the last iteration."""
         self.evaluated: float | None = None
@@ -111,10 +113,9 @@ class Run:
         episodes, played = _together(batch)
         spoken = self._spoken(batch) if self.config.language else {}
         self.steps += played
-        stats = _cost_stats(self.config, episodes, self.costs)
-        self.costs = stats.means
+        self.costs = _cost_stats(self.config, episodes, self.costs)
         with self.clock.phase("update"):
-            losses = _update(self.config, self.team, batch.trajectories, self.iteration, before, stats)
+            losses = _update(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
         self.recent.add(episodes)
         self.iteration += 1
         held_out = self.evaluate() if self.done or _due(self.iteration, self.config.evaluation.every) else {}
@@ -157,7 +158,7 @@ class Run:
         self.state |= {
             "iteration": self.iteration,
             "steps": self.steps,
-            "costs": self.costs,
+            "costs": {name: vars(stats) for name, stats in self.costs.items()},
             "recent": self.recent.state(),
             "metrics": self.metrics,
             "best_score": max(score, self.state["best_score"]),
@@ -235,11 +236,11 @@ def build_collector(
     return Collector(env, envs, agents, copies, plan, config.seed, config.signals, state)
 
 
-def _fresh_state(run_id: str | None) -> dict[str, Any]:
+def _fresh_state(run_id: str | None, policies: Sequence[str]) -> dict[str, Any]:
     return {
         "iteration": 0,
         "steps": 0,
-        "costs": None,
+        "costs": {name: vars(CostStats(None, 0)) for name in policies},
         "recent": [],
         "best_score": float("-inf"),
         "metrics": {},
@@ -257,7 +258,7 @@ def _update(
     batches: dict[str, Trajectories],
     iteration: int,
     steps: int,
-    costs: CostStats,
+    costs: Mapping[str, CostStats],
 ) -> Metrics:
     """Update every policy; where an algorithm is sequential, one after another with the factor of those before."""
     metrics: Metrics = {}
@@ -266,27 +267,32 @@ def _update(
     if sequential:
         names = [names[i] for i in team_order(config.seed, iteration, len(names))]
     factor: torch.Tensor | None = None
+    means = next(iter(costs.values())).means
     for name in names:
         learner, batch = team.learners[name], batches[name]
         learner.set_progress(steps / max(config.train.total_steps, 1))
         own = factor if config.spec_of(name).order == "sequential" else None
         where = f"policy {name!r}, iteration {iteration + 1}, step {steps}"
-        losses = learner.update(batch, config.seed, iteration, costs, own, where)
+        stats = replace(costs[name], means=means)
+        losses = learner.update(batch, config.seed, iteration, stats, own, where)
         prefix = "" if len(team.learners) == 1 else f"{name}/"
         metrics |= {prefix + key: value for key, value in losses.items()}
         if sequential:
             change = learner.log_ratio(batch).clamp(-20, 20).exp()
             after = change if factor is None else factor * change
-            costs, factor = learner.moved_costs(costs, batch, after, factor), after
+            means, factor = learner.moved_costs(stats, batch, after, factor).means, after
     return metrics
 
 
-def _cost_stats(config: RunConfig, episodes: Sequence[Played], before: tuple[float, ...] | None) -> CostStats:
-    """Mean costs of the episodes that ended in this batch; of the last batch that had any if none did."""
-    if not episodes:
-        return CostStats(None if before is None else tuple(before), 0)
-    columns = zip(*(episode.costs for episode in episodes), strict=True)
-    return CostStats(tuple(sum(column) / len(episodes) for column in columns), len(episodes))
+def _cost_stats(config: RunConfig, episodes: Sequence[Played], before: Mapping[str, CostStats]) -> dict[str, CostStats]:
+    """By policy the mean costs and decisions of the episodes that ended in this batch; of the last batch that had any if
+    none did. Episodes that were played greedily, as a baseline, tell nothing of the policy that samples."""
+    sampled = [e for e in episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
+    if not sampled:
+        return {name: replace(stats, episodes=0) for name, stats in before.items()}
+    count = len(sampled)
+    means = tuple(sum(column) / count for column in zip(*(e.costs for e in sampled), strict=True))
+    return {name: CostStats(means, count, max(sum(e.decisions[name] for e in sampled) / count, 1.0)) for name in before}
 
 
 def _together(batch: Any) -> tuple[list[Any], int]:
