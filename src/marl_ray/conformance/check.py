@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from marl_ray.conformance import seams
 from marl_ray.conformance.properties import PROPERTIES
 from marl_ray.errors import one_line
+from marl_ray.training.alone import process_group
 
 
 def check_algorithm(algorithm: str, tell: Callable[[str], None]) -> bool:
@@ -18,7 +18,7 @@ def check_algorithm(algorithm: str, tell: Callable[[str], None]) -> bool:
     own = [each for each in PROPERTIES if each.applies(algorithm)]
     width = max(len(each.name) for each in own)
     whole = True
-    with seams.process_group():
+    with process_group():
         for each in own:
             try:
                 found = each.differs(algorithm)

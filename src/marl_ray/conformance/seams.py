@@ -17,15 +17,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from marl_ray.algorithms import ALGORITHMS
-from marl_ray.config import COMMON_KNOBS, AlgorithmConfig, RunConfig
+from marl_ray.algorithms import algorithm_of
+from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
 from marl_ray.conformance import truth
-from marl_ray.conformance.games import LENGTH, POLICIES, SIGNALS, STATES, Rules
+from marl_ray.conformance.games import LENGTH, POLICIES, STATES, Rules
 from marl_ray.envs import make_env
 from marl_ray.policies.distributions import Categorical
 from marl_ray.policies.networks import Network
 from marl_ray.rollout.random import team_order
-from marl_ray.training.alone import process_group
 from marl_ray.training.batches import CostStats
 from marl_ray.training.learner import Learner
 from marl_ray.training.loop import _cost_stats, _together, _update, build_collector
@@ -53,25 +52,20 @@ class Case(NamedTuple):
         return f"{self.policies} policies x {self.agents} agents, horizon {horizon} the episode, {end}"
 
 
-def spec_of(algorithm: str) -> Any:
-    """What the algorithm says of itself."""
-    return ALGORITHMS[algorithm].spec
-
-
-def reads(algorithm: str) -> set[str]:
+def reads(algorithm: str) -> frozenset[str]:
     """Keys of `hyper` that it reads."""
-    spec = spec_of(algorithm)
-    return set(spec.knobs) | set(COMMON_KNOBS)
+    return spec_of(algorithm).reads
 
 
 def defaults(algorithm: str) -> AlgorithmConfig:
     """Its hyper-parameters where nothing is given."""
-    return AlgorithmConfig.model_validate(spec_of(algorithm).defaults)
+    spec = spec_of(algorithm)
+    return spec.hyper.model_validate(spec.defaults)
 
 
 def whole_episodes(algorithm: str) -> bool:
     """Whether it learns from whole episodes only, so that nothing stands for what follows a cut."""
-    return bool(spec_of(algorithm).episodes)
+    return spec_of(algorithm).episodes
 
 
 class Scripted(Categorical):
@@ -133,7 +127,8 @@ class Trial:
         self.env = make_env(self.config.env, self.config.constraints)
         self.team = build_team(self.config, self.env, init_device_mesh("cpu", (1,)), False)
         self.learners: list[Learner] = list(self.team.learners.values())
-        self.iteration, self.costs = 0, None
+        self.iteration = 0
+        self.costs: dict[str, CostStats] = {name: CostStats(None, 0) for name in self.team.learners}
         self.collector = self._collector()
         if self.text:
             for learner in self.learners:
@@ -229,24 +224,23 @@ class Trial:
             del state[str(copy_number)]
         self.collector = self._collector(state)
 
-    def collect(self) -> tuple[dict[str, Trajectories], CostStats]:
-        """The next batch, and what the episodes that ended in it cost."""
+    def collect(self) -> dict[str, Trajectories]:
+        """The next batch. `costs` are then by policy what the episodes that ended in it cost."""
         with self._acting(self.mixed):
             batch = self.collector.collect(self.team.players(), self.iteration)
         episodes, _ = _together(batch)
-        stats = _cost_stats(self.config, episodes, self.costs)
-        self.costs = stats.means
-        return batch.trajectories, stats
+        self.costs = _cost_stats(self.config, episodes, self.costs)
+        return batch.trajectories
 
-    def update(self, batches: dict[str, Trajectories], stats: CostStats) -> dict[str, float]:
+    def update(self, batches: dict[str, Trajectories]) -> dict[str, float]:
         """Update every policy on it."""
-        metrics = _update(self.config, self.team, batches, self.iteration, 0, stats)
+        metrics = _update(self.config, self.team, batches, self.iteration, 0, self.costs)
         self.iteration += 1
         return metrics
 
     def step(self) -> dict[str, float]:
         """One iteration."""
-        return self.update(*self.collect())
+        return self.update(self.collect())
 
     @property
     def order(self) -> list[int]:
@@ -255,8 +249,15 @@ class Trial:
         sequential = spec_of(self.algorithm).order == "sequential"
         return team_order(self.config.seed, self.iteration, names) if sequential else list(range(names))
 
-    def batch_of(self, batches: Mapping[str, Trajectories], number: int) -> Trajectories:
-        return batches[POLICIES[number]]
+    @property
+    def ended(self) -> int:
+        """Episodes that ended in the last batch."""
+        return self.costs[POLICIES[0]].episodes
+
+    @property
+    def means(self) -> tuple[float, ...] | None:
+        """What an episode cost on average when any ended; None before."""
+        return self.costs[POLICIES[0]].means
 
     def tables(self) -> list[list[list[float]]]:
         """What the policies do now."""
@@ -374,18 +375,18 @@ def joint_factor(learner: Learner, batch: Trajectories, before: Tensor | None) -
     return change if before is None else before * change
 
 
-def moved(
-    learner: Learner, stats: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None
-) -> tuple[float, ...]:
-    """What the learner expects an episode to cost after the updates so far."""
-    found = learner.moved_costs(stats, batch, after, before).means
-    assert found is not None
-    return found
+def moved(trial: Trial, number: int, batch: Trajectories, after: Tensor, before: Tensor | None) -> list[float]:
+    """How much the learner of a policy expects its update to have moved the costs of an episode, by signal."""
+    stats = trial.costs[POLICIES[number]]
+    found = trial.learners[number].moved_costs(stats, batch, after, before).means
+    assert stats.means is not None and found is not None
+    return [now - then for now, then in zip(found, stats.means, strict=True)]
 
 
-def violations(learner: Learner, stats: CostStats) -> list[float]:
-    """What the learner takes for the violations per decision, in units of the cost."""
-    return (learner._violations(stats) * learner.cost_scale).tolist()
+def violations(trial: Trial, number: int) -> list[float]:
+    """What the learner of a policy takes for the violations per decision, in units of the cost."""
+    learner = trial.learners[number]
+    return (learner._violations(trial.costs[POLICIES[number]]) * learner.cost_scale).tolist()
 
 
 def normaliser_state(learner: Learner) -> Any:
@@ -420,7 +421,7 @@ def accepted(algorithm: str, hyper: Mapping[str, Any], rolling: bool = False) ->
 
 def unread(algorithm: str) -> dict[str, Any]:
     """Keys of `hyper` that it does not read, with a value that they may have."""
-    fields = AlgorithmConfig.model_fields
+    fields = spec_of(algorithm).hyper.model_fields
     return {
         name: 2 if field.default is None else field.default
         for name, field in fields.items()
@@ -453,7 +454,7 @@ def tilt(learner: Learner) -> None:
 
 def every_step(algorithm: str) -> bool:
     """Whether multipliers move after every gradient step."""
-    return ALGORITHMS[algorithm].every_step
+    return algorithm_of(algorithm).every_step
 
 
 def multipliers(trial: Trial) -> list[Any]:

@@ -18,7 +18,7 @@ KINDS = 1 + SIGNALS
 
 def nothing() -> After:
     """Nothing follows."""
-    return {state: (0.0,) * KINDS for state in range(STATES)}
+    return dict.fromkeys(range(STATES), (0.0,) * KINDS)
 
 
 def ended(rules: Rules, path: Sequence[Step]) -> bool:
