@@ -34,6 +34,8 @@ from marl_ray.trajectories import Trajectories
 STILL = 1e-30
 """A learning rate that moves nothing."""
 UNLIMITED = 1e9
+_AHEAD: dict[Any, dict[str, Any]] = {}
+"""Collectors' states by the game and the number of cost signals: they depend on nothing else."""
 
 
 class Case(NamedTuple):
@@ -129,8 +131,8 @@ class Trial:
         self.learners: list[Learner] = list(self.team.learners.values())
         self.iteration = 0
         self.costs: dict[str, CostStats] = {name: CostStats(None, 0) for name in self.team.learners}
-        self.collector = self._collector()
         if self.text:
+            self.collector = self._collector()
             for learner in self.learners:
                 silence_critics(learner)
             return
@@ -138,8 +140,7 @@ class Trial:
         self.values = truth.values(self.rules, self.uniform, self.after)
         for number, learner in enumerate(self.learners):
             self._prepare(number, learner)
-        if self.mixed:
-            self._mix()
+        self.collector = self._collector(self._ahead() if self.mixed else None)
 
     def _horizon(self) -> int:
         if self.text:
@@ -215,14 +216,16 @@ class Trial:
         for learner, distribution in zip(self.learners, kept, strict=True):
             learner.rollout_model.distribution = distribution
 
-    def _mix(self) -> None:
-        """Put the second half of the copies one step ahead of the first."""
-        with self._acting(mixed=False):
-            self.collector.collect(self.team.players(), 0)
-        state = self.collector.state()
-        for copy_number in range(self.paths):
-            del state[str(copy_number)]
-        self.collector = self._collector(state)
+    def _ahead(self) -> dict[str, Any]:
+        """What a collector continues from whose second half of the copies stands one step ahead of the first."""
+        key = (self.rules, self.config.signals)
+        if key not in _AHEAD:
+            collector = self._collector()
+            with self._acting(mixed=False):
+                collector.collect(self.team.players(), 0)
+            state = collector.state()
+            _AHEAD[key] = {number: saved for number, saved in state.items() if int(number) >= self.paths}
+        return _AHEAD[key]
 
     def collect(self) -> dict[str, Trajectories]:
         """The next batch. `costs` are then by policy what the episodes that ended in it cost."""
@@ -360,13 +363,19 @@ def movement(learner: Learner, batch: Trajectories) -> float:
         return float(torch.where(batch.mask, found.log_probs - batch.log_probs, 0.0).abs().max())
 
 
-@torch.no_grad()
-def nudge(learner: Learner, direction: Tensor, size: float) -> None:
-    """Move the weights of the policy that plays by `size` along a flat direction."""
-    parameters = list(learner.rollout_model.actor.parameters())
+@contextmanager
+def nudged(trial: Trial, number: int, direction: Tensor, size: float) -> Iterator[None]:
+    """Within, the policy that plays is moved by `size` along a flat direction of its weights."""
+    parameters = list(trial.learners[number].rollout_model.actor.parameters())
+    kept = [parameter.clone() for parameter in parameters]
     parts = direction.split([parameter.numel() for parameter in parameters])
-    for parameter, part in zip(parameters, parts, strict=True):
-        parameter += size * part.reshape(parameter.shape)
+    with torch.no_grad():
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter += size * part.reshape(parameter.shape)
+    yield
+    with torch.no_grad():
+        for parameter, before in zip(parameters, kept, strict=True):
+            parameter.copy_(before)
 
 
 def joint_factor(learner: Learner, batch: Trajectories, before: Tensor | None) -> Tensor:
