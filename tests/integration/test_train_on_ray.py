@@ -39,6 +39,11 @@ def test_a_run_is_tracked_registered_and_resumed(ray_cluster: LocalRay, tmp_path
     assert served.manifest.lineage.run == "toy"
     assert outcome.curve is not None
     assert outcome.curve.read_bytes().startswith(b"\x89PNG")
+    scored = Tracker(whole, outcome.run_id)
+    assert scored.history("eval/return")[0][0] == 0  # the baseline
+    # What is told of the bundle is of other episodes than it was chosen by, and lies with it.
+    assert outcome.best_return == served.manifest.lineage.metrics["best/return"]
+    assert [line.split()[0] for line in outcome.summary] == ["best", "last"]
 
     # The same name goes on where it ended; another config under that name is refused before anything runs.
     longer, second = run(tmp_path, "train.total_steps=256")
@@ -52,11 +57,14 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRa
     marker = tmp_path / "died"
     marker.touch()
     env = f'env={{"id": "toy_envs:fragile", "kwargs": {{"marker": "{marker}", "at": 35}}}}'
-    calm = run(tmp_path / "calm", env)
+    few = "evaluation.episodes=2"  # whose copies take fewer steps than those of training, so that these die
+    calm = run(tmp_path / "calm", env, few)
     marker.unlink()
-    died = run(tmp_path / "died-run", env)
+    died = run(tmp_path / "died-run", env, few)
     assert marker.exists()
     assert returns(*died) == returns(*calm)
+    scored = [Tracker(whole, outcome.run_id).history("eval/return") for whole, outcome in (calm, died)]
+    assert scored[0] == scored[1] and [step for step, _ in scored[0]] == [0, 32, 192]
     assert len(mlflow.MlflowClient(tracking_uri=died[1].tracking_uri).search_runs(["1"])) == 1
     assert load_bundle(died[1].bundle).manifest.policies == load_bundle(calm[1].bundle).manifest.policies
 
@@ -105,7 +113,8 @@ def test_a_run_whose_numbers_stop_being_finite_ends_at_once_and_keeps_its_checkp
     ray_cluster: LocalRay, tmp_path: Path
 ):
     poison = 'env={"id": "toy_envs:poisoned", "kwargs": {"after": 7}}'
-    whole = config(f"storage={tmp_path}", "tracking.progress=false", poison, "train.total_steps=100000")
+    more = ["train.total_steps=100000", "evaluation.every=0"]
+    whole = config(f"storage={tmp_path}", "tracking.progress=false", poison, *more)
     with pytest.raises(
         MarlRayError, match=r"run 'toy' stopped at policy 'shared', .*rewards of the batch are not"
     ) as caught:
