@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_runs import BRIEF, TWO_POLICIES, config, one_of_two, short
+from toy_runs import BRIEF, FEW, TWO_POLICIES, config, one_of_two, short
 
 from marl_ray.algorithms import ALGORITHMS
 from marl_ray.config import SPECS
@@ -73,7 +73,7 @@ def test_two_workers_train_the_same_as_one(alone, tmp_path):
         process.join(30)
         assert process.exitcode == 0
     for name in ALGORITHMS:
-        single = train_alone(short(name, BRIEF), tmp_path / "one" / name)
+        single = train_alone(short(name, BRIEF, FEW), tmp_path / "one" / name)
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
             assert a == pytest.approx(b, abs=1e-5), name
         best = max(path.parent for path in (tmp_path / "one" / name).glob("*/bundle"))
