@@ -195,3 +195,28 @@ def test_group_algorithms_report_how_their_groups_differ():
     rows = train_alone(short("grpo", "train.total_steps=32"))
     assert 0 < rows[-1]["informative_groups"] <= 1 and rows[-1]["group_spread"] > 0
     assert "group_spread" not in train_alone(short("ippo", "train.total_steps=32"))[-1]
+
+
+def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tmp_path: Path):
+    """Quick successes cost 1 and slow failures 30; the first to end are all quick."""
+    run = loop.Run(
+        sprint("algorithm=ppo_lagrangian", "constraints=[{budget: 5}]", "evaluation.every=0"),
+        torch.device("cpu"),
+        None,
+        lambda row: None,
+    )
+    rows = [run.step() for _ in range(7)]
+    assert run.costs is None and not any("return" in row for row in rows)
+    held = len(run.recent.held_back)
+    assert held > 0
+    run.save(tmp_path)
+    again = loop.Run(run.config, torch.device("cpu"), tmp_path, lambda row: None)
+    for one in (run, again):
+        one.step()
+        assert one.costs is not None and one.costs[0] > 15
+        assert len(one.recent.episodes) > 0
+        one.close()
+    assert run.costs == again.costs and run.recent.state() == again.recent.state()
+    # The first 32 episodes, one of each copy, are all that is whole.
+    first = [episode for episode in run.recent.episodes if episode.start == 0]
+    assert len(first) == 32 and {episode.decisions["shared"] for episode in first} == {1, 30}

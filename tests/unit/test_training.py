@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_runs import BRIEF, TWO_POLICIES, config, of_two, short
+from toy_runs import BRIEF, FEW, TWO_POLICIES, config, of_two, short
 from two_workers import two_workers
 
 from marl_ray.algorithms import ALGORITHMS
@@ -61,7 +61,7 @@ def test_micro_batches_change_nothing(alone, tmp_path, algorithm):
 def test_two_workers_train_the_same_as_one(alone, tmp_path):
     double = two_workers(of_two, str(tmp_path / "two"), list(ALGORITHMS))
     for name in ALGORITHMS:
-        single = train_alone(short(name, BRIEF), tmp_path / "one" / name)
+        single = train_alone(short(name, BRIEF, FEW), tmp_path / "one" / name)
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
             assert a == pytest.approx(b, abs=1e-5), name
         best = max(path.parent for path in (tmp_path / "one" / name).glob("*/bundle"))

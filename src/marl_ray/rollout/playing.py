@@ -102,7 +102,7 @@ class Arena:
             returns += step.rewards.mean(1)
             costs += step.costs.sum(1)
             lengths += playing
-        cut: list[bool] = np.any(envs.alive, axis=1).tolist()
+        cut = [bool(agents.any()) for agents in envs.alive]
         return [
             WholeEpisode(float(returns[c]), tuple(costs[c].tolist()), int(lengths[c]), cut[c]) for c in range(count)
         ]
