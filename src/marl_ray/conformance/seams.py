@@ -241,16 +241,19 @@ class Trial:
         self.iteration += 1
         return metrics
 
+    def skip(self) -> None:
+        """Update nothing on it."""
+        self.iteration += 1
+
     def step(self) -> dict[str, float]:
         """One iteration."""
         return self.update(self.collect())
 
-    @property
-    def order(self) -> list[int]:
-        """Numbers of the policies in the order in which the next update takes them."""
+    def order_of(self, iteration: int) -> list[int]:
+        """Numbers of the policies in the order in which an iteration updates them."""
         names = len(self.learners)
         sequential = spec_of(self.algorithm).order == "sequential"
-        return team_order(self.config.seed, self.iteration, names) if sequential else list(range(names))
+        return team_order(self.config.seed, iteration, names) if sequential else list(range(names))
 
     @property
     def ended(self) -> int:
@@ -469,6 +472,13 @@ def every_step(algorithm: str) -> bool:
 def multipliers(trial: Trial) -> list[Any]:
     """The multipliers, by policy and signal, which are never changed in place; empty for algorithms without."""
     return [learner.multipliers for learner in trial.learners]
+
+
+def fresh_multipliers(trial: Trial) -> list[Any]:
+    """What they began as."""
+    start = algorithm_of(trial.algorithm).multiplier
+    assert start is not None
+    return [[start(learner.hyper, budget) for budget in trial.budgets] for learner in trial.learners]
 
 
 def implied_cost(old: Any, new: Any) -> float:
