@@ -5,6 +5,7 @@ PIP_VERSION := 26.3
 BIN := .venv/bin
 # Redone only when what is to be installed has changed.
 STAMP := .venv/.installed
+PYTEST := $(BIN)/python -m pytest -n 2 --durations=20
 
 .DEFAULT_GOAL := help
 .PHONY: help install check test test-all demo clean
@@ -33,13 +34,13 @@ check: install  ## Lint, format, types, dependency directions
 
 test: install  ## Unit tests, then integration, then the fast end-to-end tests
 	sh tests/need_servers.sh
-	$(BIN)/python -m pytest tests/unit -n 2
-	$(BIN)/python -m pytest tests/integration tests/e2e -m "not slow"
+	$(PYTEST) tests/unit
+	$(PYTEST) --dist loadfile tests/integration tests/e2e -m "not slow"
 
 test-all: install  ## All tests, the slow ones too
 	sh tests/need_servers.sh
-	$(BIN)/python -m pytest tests/unit -n 2
-	$(BIN)/python -m pytest tests/integration tests/e2e
+	$(PYTEST) tests/unit
+	$(PYTEST) --dist loadfile tests/integration tests/e2e
 
 demo: install  ## Train, serve and compare two teams on this machine
 	$(BIN)/marl-ray demo

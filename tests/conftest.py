@@ -2,16 +2,47 @@
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run side by side, and compute little
 
 from marl_ray.cluster.local import LocalRay, local_ray
 
 # Speed is measured in benchmarks; a busy machine fails no test.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+
+@cache
+def shares_ray(path: Path) -> bool:
+    """Whether a file has tests that ask for `ray_cluster`."""
+    return "ray_cluster" in path.read_text()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of the shared Ray take longest, so they begin first."""
+    items.sort(key=lambda item: not shares_ray(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, the files that share the one Ray run in one process, and every other file in any."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "ray" if shares_ray(config.rootpath / file) else file
+
+    config.option.loadscopereorder = False  # in the order of collection
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
-"""Exported decisions as Parquet files; a module of its own so that spawned workers can import it."""
+"""Exported decisions as Parquet files; a module of its own so that other processes can import it."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-import torch.distributed as dist
 from pyarrow import parquet
 from toy_runs import config
 
@@ -16,6 +14,7 @@ from marl_ray.config import NetworkConfig, RunConfig
 from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.bundle import Bundle, Lineage, PolicyParts, load_bundle, save_bundle
 from marl_ray.training.alone import train_alone
+from marl_ray.training.loop import Metrics
 
 NUMBERS, FLAGS = pa.list_(pa.float64()), pa.list_(pa.bool_())
 SCHEMA = pa.schema(
@@ -118,12 +117,6 @@ def warm(data: str, *overrides: str) -> RunConfig:
     return config(env, *size, start, *overrides)
 
 
-def one_of_two_warm(rank: int, port: int, folder: str, data: str, overrides: list[str], out: Any) -> None:
-    """One of two workers; worker 0 sends the rows of metrics."""
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    rows = train_alone(warm(data, "resources.workers=2", *overrides), Path(folder))
-    if rank == 0:
-        out.put(rows)
-    dist.destroy_process_group()
+def of_two_warm(folder: str, data: str, overrides: list[str]) -> list[Metrics]:
+    """What one of two workers does; rows of metrics."""
+    return train_alone(warm(data, "resources.workers=2", *overrides), Path(folder))

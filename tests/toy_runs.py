@@ -1,13 +1,10 @@
-"""Training in this process, without Ray; a module of its own so that spawned workers can import it."""
+"""Training in this process, without Ray; a module of its own so that other processes can import it."""
 
-import os
 from pathlib import Path
-from typing import Any
-
-import torch.distributed as dist
 
 from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.training.alone import train_alone
+from marl_ray.training.loop import Metrics
 
 
 def config(*overrides: str) -> RunConfig:
@@ -21,14 +18,14 @@ def config(*overrides: str) -> RunConfig:
     return parse_config(RunConfig, base, overrides)
 
 
-def one_of_two(rank: int, port: int, folder: str, algorithms: list[str], out: Any) -> None:
-    """One of two workers that train with every algorithm; worker 0 sends the rows of metrics by algorithm."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    rows = {name: train_alone(short(name, BRIEF, "resources.workers=2"), Path(folder, name)) for name in algorithms}
-    if rank == 0:
-        out.put(rows)
-    dist.destroy_process_group()
+def of_two(folder: str, algorithms: list[str]) -> dict[str, list[Metrics]]:
+    """What one of two workers does that train with every algorithm; rows of metrics by algorithm."""
+    return {name: train_alone(short(name, BRIEF, "resources.workers=2"), Path(folder, name)) for name in algorithms}
+
+
+def trained(folder: str, *overrides: str) -> list[Metrics]:
+    """Rows of metrics of a run, as one or as one of several workers without Ray; every checkpoint is under `folder`."""
+    return train_alone(config(*overrides), Path(folder))
 
 
 def short(algorithm: str, *overrides: str) -> RunConfig:

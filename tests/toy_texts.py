@@ -4,11 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.envs.text import Demonstration, TextEnv
 from marl_ray.training.alone import train_alone
+from marl_ray.training.loop import Metrics
 
 LETTERS = "ab"
 
@@ -79,11 +78,11 @@ TWO_POLICIES = (
 TWO_AGENTS = "env={id: 'toy_texts:echo', kwargs: {agents: [a, b]}}"
 
 
-def one_of_two(rank: int, port: int, folder: str, runs: dict[str, list[str]], out: Any) -> None:
-    """One of two workers that make the named runs; worker 0 sends the rows of metrics by name."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    rows = {name: train_alone(config(*more, "resources.workers=2"), Path(folder, name)) for name, more in runs.items()}
-    if rank == 0:
-        out.put(rows)
-    dist.destroy_process_group()
+def of_two(folder: str, runs: dict[str, list[str]]) -> dict[str, list[Metrics]]:
+    """What one of two workers does that make the named runs; rows of metrics by name."""
+    return {name: train_alone(config(*more, "resources.workers=2"), Path(folder, name)) for name, more in runs.items()}
+
+
+def trained(folder: str, *overrides: str) -> list[Metrics]:
+    """Rows of metrics of a run, as one or as one of several workers without Ray; every checkpoint is under `folder`."""
+    return train_alone(config(*overrides), Path(folder))

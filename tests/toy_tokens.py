@@ -1,6 +1,4 @@
-"""Small language models and made-up responses; a module of its own so that spawned workers can import it."""
-
-import os
+"""Small language models and made-up responses; a module of its own so that other processes can import it."""
 
 import torch
 import torch.distributed as dist
@@ -42,12 +40,10 @@ def responses(rows: int = 4, vocabulary: int = 259, seed: int = 0) -> tuple[Tens
     return prompts, torch.randint(0, vocabulary, (rows, 6), generator=generator) * mask, mask
 
 
-def one_of_two_shards(rank: int, store: str) -> None:
-    """One of two workers whose sharded policies must do what a plain one does on all rows."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
+def of_two_shards() -> None:
+    """What one of two workers does whose sharded policies must do what a plain one does on all rows."""
+    rank = dist.get_rank()
     torch.manual_seed(0)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     odd = [torch.randn(1), torch.randn(3, 5), torch.randn(7).bfloat16(), torch.randn(2, 3, 1), torch.randn(5).double()]
     spread = [distribute_tensor(tensor.clone(), mesh, [Shard(0)], src_data_rank=None) for tensor in odd]
@@ -81,7 +77,6 @@ def one_of_two_shards(rank: int, store: str) -> None:
     expected = mixed.evaluate(*responses()).log_probs
     shard(mixed, mesh, True)
     torch.testing.assert_close(mixed.evaluate(*responses()).log_probs, expected, atol=0.1, rtol=0.05)
-    dist.destroy_process_group()
 
 
 def _loss(outputs: object) -> Tensor:

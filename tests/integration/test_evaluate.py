@@ -2,16 +2,15 @@
 
 import gzip
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import PROGRAM, ROOT, marl_ray
 
 from marl_ray.cluster.local import LocalRay
 from marl_ray.errors import MarlRayError
@@ -23,19 +22,14 @@ from marl_ray.evaluation.samples import Sample
 from marl_ray.evaluation.scoring import Job
 from marl_ray.sandbox import Level
 
-ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests/fixtures"
 SHARED = ROOT.parent / "shared" / "data"
-PROGRAM = [str(Path(sys.executable).parent / "marl-ray"), "evaluate"]
 HUMANEVAL = ["--benchmark", "humaneval", "--data", str(FIXTURES / "humaneval.jsonl"), "--sha256", "any"]
 SAMPLES = str(FIXTURES / "humaneval_samples.jsonl")
 
 
-def command(*arguments: str | Path, timeout: float = 200) -> subprocess.CompletedProcess[str]:
-    """Run it without any running Ray's variables."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    program = [*PROGRAM, *map(str, arguments)]
-    return subprocess.run(program, env=clean, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+def evaluated(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return marl_ray("evaluate", *arguments)
 
 
 def report(folder: Path) -> dict:
@@ -56,7 +50,7 @@ def shared(name: str) -> Path:
 def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fixture's samples, scored in one process."""
     out = tmp_path_factory.mktemp("scored") / "out"
-    done = command(*HUMANEVAL, "--samples", SAMPLES, "--out", out, "--k", "1,6", "--local")
+    done = evaluated(*HUMANEVAL, "--samples", SAMPLES, "--out", out, "--k", "1,6", "--local")
     assert done.returncode == 0, done.stderr
     assert "official  pass@1    0.5833333333333333" in done.stdout
     return out
@@ -82,7 +76,7 @@ def test_raw_and_extracted_code_are_both_in_the_results(scored, tmp_path):
     answer = "Here:\n```python\ndef total(numbers):\n    return sum(n for n in numbers if n % 2 == 0)\n```\nThe end."
     rows = [{"task_id": "own/0", "output": answer}, {"task_id": "own/1", "output": "I do not know."}]
     (tmp_path / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = command(*HUMANEVAL, "--samples", tmp_path / "s.jsonl", "--out", tmp_path / "out", "--local")
+    done = evaluated(*HUMANEVAL, "--samples", tmp_path / "s.jsonl", "--out", tmp_path / "out", "--local")
     assert done.returncode == 0, done.stderr
     first, second = sorted(results(tmp_path / "out"), key=lambda row: row["task_id"])
     assert first["raw"] == answer and first["extracted"] == answer.split("```")[1].removeprefix("python\n")
@@ -105,7 +99,7 @@ def test_an_evaluation_that_was_killed_goes_on(tmp_path):
         "official",
     ]
     arguments += ["--local", "--workers", "1"]
-    with subprocess.Popen([*PROGRAM, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen([PROGRAM, "evaluate", *arguments], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 100
         while not (tmp_path / "out/results.jsonl").exists() or len(results(tmp_path / "out")) < 3:
             assert time.monotonic() < deadline and process.poll() is None
@@ -114,7 +108,7 @@ def test_an_evaluation_that_was_killed_goes_on(tmp_path):
     before = (tmp_path / "out/results.jsonl").read_bytes()
     before = before[: before.rfind(b"\n") + 1]
     assert 3 <= before.count(b"\n") < 41 and not (tmp_path / "out/report.json").exists()
-    done = command(*arguments)
+    done = evaluated(*arguments)
     assert done.returncode == 0, done.stderr
     after = (tmp_path / "out/results.jsonl").read_bytes()
     assert after.startswith(before) and after.count(b"\n") == 41
@@ -123,7 +117,7 @@ def test_an_evaluation_that_was_killed_goes_on(tmp_path):
 
 def test_a_finished_evaluation_is_not_run_again(scored, tmp_path):
     shutil.copytree(scored, tmp_path / "out")
-    done = command(*HUMANEVAL, "--samples", SAMPLES, "--out", tmp_path / "out", "--k", "1", "--local")
+    done = evaluated(*HUMANEVAL, "--samples", SAMPLES, "--out", tmp_path / "out", "--k", "1", "--local")
     assert done.returncode == 0 and results(tmp_path / "out") == results(scored)
     assert list(report(tmp_path / "out")["scores"]["official"]) == ["pass@1"]
 
@@ -145,7 +139,7 @@ def test_a_finished_evaluation_is_not_run_again(scored, tmp_path):
     ],
 )
 def test_mistakes_are_one_line_and_status_2(arguments, message, tmp_path):
-    done = command(*arguments, "--out", tmp_path / "out", "--local")
+    done = evaluated(*arguments, "--out", tmp_path / "out", "--local")
     assert done.returncode == 2 and done.stderr.startswith("marl-ray: ") and len(done.stderr.splitlines()) == 1
     assert message in done.stderr and not (tmp_path / "out").exists()
 
@@ -158,18 +152,17 @@ def test_the_folder_of_another_benchmark_is_refused_and_kept(scored):
         {"task_id": "double", "solution": "print(4)"},
     ]
     (scored.parent / "own_samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = command(*own, "--out", scored, "--local")
+    done = evaluated(*own, "--out", scored, "--local")
     assert done.returncode == 2 and "holds an evaluation with benchmark 'humaneval', not 'jsonl'" in done.stderr
     assert (scored / "results.jsonl").read_bytes() == before
-    done = command(*own, "--out", scored.parent / "own", "--local")
+    done = evaluated(*own, "--out", scored.parent / "own", "--local")
     assert done.returncode == 0 and "hardened  pass@1    0.5 " in done.stdout
 
 
 def test_weighted_means_over_evaluations(scored, tmp_path):
-    program = [str(Path(sys.executable).parent / "marl-ray"), "aggregate"]
-    done = subprocess.run([*program, f"{scored}=3", str(scored)], capture_output=True, text=True, timeout=60)
+    done = marl_ray("aggregate", f"{scored}=3", str(scored))
     assert done.returncode == 0 and "0.5833  (" in done.stdout
-    done = subprocess.run([*program, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = marl_ray("aggregate", str(tmp_path))
     assert done.returncode == 2 and "report.json: cannot be read: No such file" in done.stderr
 
 
@@ -179,7 +172,7 @@ def test_problems_whose_own_references_fail_are_left_out_and_counted(tmp_path):
     rows.append({"task_id": "1_C. Yes", "solution": "print('no')"})
     (tmp_path / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["--benchmark", "codecontests", "--data", FIXTURES / "codecontests.jsonl", "--sha256", "any"]
-    done = command(*data, "--samples", tmp_path / "s.jsonl", "--out", tmp_path / "out", "--local")
+    done = evaluated(*data, "--samples", tmp_path / "s.jsonl", "--out", tmp_path / "out", "--local")
     assert done.returncode == 0, done.stderr
     found = report(tmp_path / "out")
     assert found["filtered"] == ["1_B. Any"] and found["without_reference"] == 1
@@ -219,7 +212,7 @@ def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster: LocalRay
 
 def test_the_official_example_file_has_the_official_score(tmp_path):
     data, samples = shared("example_problem.jsonl"), shared("example_samples.jsonl")
-    done = command("--benchmark", "humaneval", "--data", data, "--samples", samples, "--out", tmp_path, "--local")
+    done = evaluated("--benchmark", "humaneval", "--data", data, "--samples", samples, "--out", tmp_path, "--local")
     assert done.returncode == 0, done.stderr
     assert report(tmp_path)["scores"]["official"]["pass@1"]["value"] == 0.4999999999999999
 
@@ -240,7 +233,7 @@ def test_all_official_references_pass(tmp_path, name, file, not_built_in, not_ju
         for problem in problems:
             samples.write(json.dumps({"task_id": problem.task_id, "solution": problem.references[0]}) + "\n")
     arguments = ["--benchmark", name, "--data", path, "--samples", tmp_path / "s.jsonl.gz", "--out", tmp_path / "out"]
-    done = command(*arguments, "--local", "--timeout", "20", timeout=280)
+    done = evaluated(*arguments, "--local", "--timeout", "20")
     assert done.returncode == 0, done.stderr
     found = report(tmp_path / "out")
     assert found["scores"]["official"]["pass@1"] == {"value": 1.0, "low": 1.0, "high": 1.0}

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import mlflow
-from toy_texts import TWO_AGENTS, config
+from toy_texts import TWO_AGENTS, config, trained
+from two_workers import two_workers
 
 from marl_ray.cluster.local import LocalRay
 from marl_ray.config import RunConfig
@@ -12,41 +13,38 @@ from marl_ray.policies.bundle import load_bundle
 from marl_ray.training.driver import Outcome, check_run, train
 from marl_ray.training.tracking import Tracker
 
+TWO = "resources.workers=2"
 WARM = "warm_start={data: environment, count: 16, batch: 8, epochs: 2, lr: 0.003}"
 
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, Outcome]:
-    whole = config("resources.workers=2", f"storage={storage}", "tracking.progress=false", WARM, *overrides)
+    whole = config(TWO, f"storage={storage}", "tracking.progress=false", WARM, *overrides)
     check_run(whole)
     return whole, train(whole)
 
 
 def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRay, tmp_path: Path):
     marker = tmp_path / "died"
-    marker.touch()
     env = {"id": "toy_texts:echo", "kwargs": {"agents": ["a", "b"], "marker": str(marker), "at": 5}}
     more = [f"env={json.dumps(env)}", "evaluation.every=3", "evaluation.samples=2"]
-    whole, calm = run(tmp_path / "calm", *more)
-    marker.unlink()
-    _, died = run(tmp_path / "died-run", *more)
+    whole, died = run(tmp_path / "died-run", *more)
     assert marker.exists()
+    calm = two_workers(trained, str(tmp_path / "calm"), TWO, WARM, *more)
     for key in ("return", "policy_loss", "a/response_tokens", "eval/return", "eval/pass_at_2"):
-        curves = [
-            Tracker(whole.model_copy(update={"storage": str(tmp_path / name)}), outcome.run_id).history(key)
-            for name, outcome in (("calm", calm), ("died-run", died))
-        ]
-        assert curves[0] == curves[1] and curves[0], key
-    bundles = [load_bundle(outcome.bundle) for outcome in (calm, died)]
-    assert bundles[0].manifest.policies == bundles[1].manifest.policies
+        expected = {row["steps"]: row[key] for row in calm if key in row}
+        assert Tracker(whole, died.run_id).history(key) == [*expected.items()] and expected, key
+    best = load_bundle(died.bundle).manifest
+    (same,) = (str(row["iteration"]) for row in calm if row["steps"] == best.lineage.steps and "iteration" in row)
+    assert load_bundle(tmp_path / "calm" / same / "bundle").manifest.policies == best.policies
 
-    client = mlflow.MlflowClient(tracking_uri=calm.tracking_uri)
-    assert client.get_run(calm.run_id).info.status == "FINISHED"
+    client = mlflow.MlflowClient(tracking_uri=died.tracking_uri)
+    assert client.get_run(died.run_id).info.status == "FINISHED"
     assert {"tokens", "tokens_per_second", "eval/greedy", "warm_start/log_likelihood"} <= set(
-        client.get_run(calm.run_id).data.metrics
+        client.get_run(died.run_id).data.metrics
     )
     folder = Path(
         mlflow.artifacts.download_artifacts(
-            run_id=calm.run_id, artifact_path="transcripts", dst_path=str(tmp_path), tracking_uri=calm.tracking_uri
+            run_id=died.run_id, artifact_path="transcripts", dst_path=str(tmp_path), tracking_uri=died.tracking_uri
         )
     )
     (told, *_) = [json.loads(line) for line in (folder / "1.jsonl").read_text().splitlines()]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from toy_runs import config
+from toy_runs import config, trained
+from two_workers import two_workers
 
 from marl_ray.cluster.local import LocalRay
 from marl_ray.config import RunConfig
@@ -14,9 +15,16 @@ from marl_ray.policies.bundle import load_bundle
 from marl_ray.training.driver import Outcome, check_run, train
 from marl_ray.training.tracking import Tracker
 
+TWO = "resources.workers=2"
+
+
+def fragile(marker: Path) -> str:
+    """An environment that kills its worker once, in the second iteration."""
+    return f'env={{"id": "toy_envs:fragile", "kwargs": {{"marker": "{marker}", "at": 35}}}}'
+
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, Outcome]:
-    whole = config("resources.workers=2", f"storage={storage}", "tracking.progress=false", *overrides)
+    whole = config(TWO, fragile(storage / "died"), f"storage={storage}", "tracking.progress=false", *overrides)
     check_run(whole)
     return whole, train(whole)
 
@@ -25,8 +33,32 @@ def returns(whole: RunConfig, outcome: Outcome) -> list[tuple[int, float]]:
     return Tracker(whole, outcome.run_id).history("return")
 
 
-def test_a_run_is_tracked_registered_and_resumed(ray_cluster: LocalRay, tmp_path: Path):
-    whole, outcome = run(tmp_path)
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def died(ray_cluster: LocalRay, storage: Path) -> tuple[RunConfig, Outcome]:
+    """A run of which a worker dies."""
+    found = run(storage)
+    assert (storage / "died").exists()
+    return found
+
+
+def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfig, Outcome], tmp_path: Path):
+    (tmp_path / "died").touch()
+    calm = two_workers(trained, str(tmp_path / "calm"), TWO, fragile(tmp_path / "died"))
+    assert returns(*died) == [(row["steps"], row["return"]) for row in calm]
+    _, outcome = died
+    assert len(mlflow.MlflowClient(tracking_uri=outcome.tracking_uri).search_runs(["1"])) == 1
+    best = load_bundle(outcome.bundle).manifest
+    (same,) = (str(row["iteration"]) for row in calm if row["steps"] == best.lineage.steps)
+    assert load_bundle(tmp_path / "calm" / same / "bundle").manifest.policies == best.policies
+
+
+def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, Outcome], storage: Path):
+    whole, outcome = died
     client = mlflow.MlflowClient(tracking_uri=outcome.tracking_uri)
     record = client.get_run(outcome.run_id)
     assert record.info.status == "FINISHED"
@@ -41,24 +73,11 @@ def test_a_run_is_tracked_registered_and_resumed(ray_cluster: LocalRay, tmp_path
     assert outcome.curve.read_bytes().startswith(b"\x89PNG")
 
     # The same name goes on where it ended; another config under that name is refused before anything runs.
-    longer, second = run(tmp_path, "train.total_steps=256")
+    longer, second = run(storage, "train.total_steps=256")
     assert second.run_id == outcome.run_id
     assert [step for step, _ in returns(longer, second)] == [32, 64, 96, 128, 160, 192, 224, 256]
     with pytest.raises(MarlRayError, match=r"name: run 'toy' exists .* with another team.shared.hyper.lr; "):
-        run(tmp_path, "hyper.lr=0.5")
-
-
-def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRay, tmp_path: Path):
-    marker = tmp_path / "died"
-    marker.touch()
-    env = f'env={{"id": "toy_envs:fragile", "kwargs": {{"marker": "{marker}", "at": 35}}}}'
-    calm = run(tmp_path / "calm", env)
-    marker.unlink()
-    died = run(tmp_path / "died-run", env)
-    assert marker.exists()
-    assert returns(*died) == returns(*calm)
-    assert len(mlflow.MlflowClient(tracking_uri=died[1].tracking_uri).search_runs(["1"])) == 1
-    assert load_bundle(died[1].bundle).manifest.policies == load_bundle(calm[1].bundle).manifest.policies
+        run(storage, "hyper.lr=0.5")
 
 
 def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path):

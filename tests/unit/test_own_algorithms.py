@@ -126,7 +126,8 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
     with process_group():
         for way in ways:
             run = short(name, TWO_POLICIES, "train.rollout=episodes", *given, *way)
-            model, batch = played(run)[0].rollout_model.requires_grad_(True), played(run)[1]
+            trained, batch = played(run)
+            model = trained.rollout_model.requires_grad_(True)
             hyper: Any = Recorder(run.hyper_of("first"))
             mesh = loop.init_device_mesh("cpu", (1,))
             learner = Learner(model, name, hyper, mesh, False, run.constraints, run.train.horizon, True)

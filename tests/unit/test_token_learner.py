@@ -1,12 +1,11 @@
 """Language models learn the same however a batch is cut up, and go on bit for bit. No Ray."""
 
 import json
-import multiprocessing
-import socket
 from collections.abc import Iterator
 
 import pytest
-from toy_texts import TWO_AGENTS, TWO_POLICIES, config, one_of_two
+from toy_texts import TWO_AGENTS, TWO_POLICIES, config, of_two
+from two_workers import two_workers
 
 from marl_ray.config import SPECS, GenerationConfig, ModelConfig
 from marl_ray.policies.token_policy import build_token_policy
@@ -61,19 +60,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, algorithm):
 
 def test_two_workers_train_the_same_as_one(tmp_path):
     """With rows that differ in number between the workers, minibatches, several policies, and refilled groups."""
-    spawn = multiprocessing.get_context("spawn")
-    out = spawn.Queue()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = (port, str(tmp_path / "two"), WORKERS, out)
-    processes = [spawn.Process(target=one_of_two, args=(rank, *arguments), daemon=True) for rank in range(2)]
-    for process in processes:
-        process.start()
-    double = out.get(timeout=300)
-    for process in processes:
-        process.join(30)
-        assert process.exitcode == 0
+    double = two_workers(of_two, str(tmp_path / "two"), WORKERS)
     for name, more in WORKERS.items():
         single = train_alone(config(*more), tmp_path / "one" / name)
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):

@@ -1,13 +1,12 @@
 """Language models as policies: what is scored, however the rows are cut, adapted, sharded and copied."""
 
-import multiprocessing
-
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
-from toy_tokens import LORA, one_of_two_shards, responses, tiny
+from toy_tokens import LORA, of_two_shards, responses, tiny
+from two_workers import two_workers
 
 from marl_ray.config.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
@@ -221,15 +220,8 @@ def test_a_sharded_policy_scores_and_refreshes_like_a_plain_one():
         assert (plain.evaluate(*responses()).log_probs - expected).abs().max() > 0.01
 
 
-def test_two_workers_shard_what_one_holds(tmp_path):
-    spawn = multiprocessing.get_context("spawn")
-    store = str(tmp_path / "store")
-    processes = [spawn.Process(target=one_of_two_shards, args=(rank, store), daemon=True) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
+def test_two_workers_shard_what_one_holds():
+    two_workers(of_two_shards)
 
 
 def test_copies_are_frozen_and_keep_their_weights():

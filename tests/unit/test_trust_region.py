@@ -80,10 +80,10 @@ class Objective(collections.namedtuple("Objective", "g b c")):
         return len(self.b)
 
     def of(self, points):
-        violations = (np.einsum("pkd,pmd->pmk", self.b, points) + self.c[:, None]).max(-1)
+        violations = (points @ self.b.transpose(0, 2, 1) + self.c[:, None]).max(-1)
         if self.g is None:
             return violations
-        return np.where(violations <= 0, np.einsum("pd,pmd->pm", self.g, points), np.inf)
+        return np.where(violations <= 0, (points @ self.g[..., None])[..., 0], np.inf)
 
 
 def grouped(constraints, count, seed):
@@ -97,7 +97,7 @@ def grouped(constraints, count, seed):
     return groups
 
 
-@pytest.mark.parametrize(("constraints", "count"), [(1, 2800), (2, 1200)])
+@pytest.mark.parametrize(("constraints", "count"), [(1, 1400), (2, 1200)])
 def test_no_random_problem_is_solved_worse_than_by_brute_force(constraints, count):
     seen = collections.Counter()
     for size, group in grouped(constraints, count, seed=constraints).items():

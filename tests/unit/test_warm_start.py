@@ -1,7 +1,5 @@
 """A run that begins with logged decisions begins where they left off."""
 
-import multiprocessing
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_logs import LENGTH, log_countdown, one_of_two_warm, warm
+from toy_logs import LENGTH, log_countdown, of_two_warm, warm
+from two_workers import two_workers
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.envs import make_env
@@ -35,11 +34,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def split(rows):
     """Epochs of the warm start, iterations of the run."""
-    return [row for row in rows if "iteration" not in row], [row for row in rows if "iteration" in row]
+    return [row for row in rows if "iteration" not in row], [row for row in rows if row.get("iteration")]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    (path,) = folder.glob("*/bundle/*.safetensors")
+    """Of the bundle of what the run started from."""
+    (path,) = folder.glob("0/bundle/*.safetensors")
     return load_file(path)
 
 
@@ -69,20 +69,8 @@ def test_imitating_the_best_units_of_a_poor_log_starts_better_than_the_log(tmp_p
 @pytest.mark.parametrize("overrides", [[], ["algorithm=ippo", "warm_start.top=0.3", "warm_start.batch=61"]])
 def test_two_workers_start_as_one(data, tmp_path, overrides):
     """Also where the last minibatch is one decision, of which one worker has no part."""
-    spawn = multiprocessing.get_context("spawn")
-    out = spawn.Queue()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     more = [*overrides, "warm_start.epochs=2", "train.total_steps=1"]
-    arguments = (port, str(tmp_path / "two"), data, more, out)
-    processes = [spawn.Process(target=one_of_two_warm, args=(rank, *arguments), daemon=True) for rank in range(2)]
-    for process in processes:
-        process.start()
-    double = out.get(timeout=120)
-    for process in processes:
-        process.join(30)
-        assert process.exitcode == 0
+    double = two_workers(of_two_warm, str(tmp_path / "two"), data, more)
     single = train_alone(warm(data, *more), tmp_path / "one")
     for a, b in zip(split(single)[0], split(double)[0], strict=True):
         assert a == pytest.approx(b, abs=1e-5)

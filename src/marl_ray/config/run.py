@@ -173,17 +173,23 @@ class CheckpointConfig(Config):
 
 
 class EvaluationConfig(Config):
-    """Which weights count as the best."""
+    """How policies are scored while they train: by whole episodes from starts that stay the same for the whole run."""
 
-    window: PositiveInt = 200
-    """Training episodes whose mean return selects the best checkpoint, where nothing is held out."""
-    every: NonNegativeInt = 0
-    """Text environments: iterations between evaluations on held-out tasks, whose score then selects the best checkpoint;
-    0 holds none."""
+    every: NonNegativeInt | None = None
+    """Iterations between evaluations; there is always one before the first iteration and one after the last. When not given,
+    actor-critics are evaluated ten times, or as often as that plays at most a tenth of training's steps; language models
+    never. 0 holds none: then training episodes choose the best checkpoint."""
+    episodes: PositiveInt | None = None
+    """Actor-critics: starts of an evaluation, each played once with sampled and once with the most likely actions. When not
+    given 32, and 128 with `constraints`."""
+    max_steps: PositiveInt = 2000
+    """Actor-critics: environment steps after which an evaluation cuts an episode that the environment has not ended."""
     tasks: PositiveInt = 64
-    """Held-out tasks of an evaluation."""
+    """Text environments: held-out tasks of an evaluation."""
     samples: PositiveInt = 1
-    """Sampled episodes per held-out task, for pass@k with k up to this; greedy episodes are played besides."""
+    """Text environments: sampled episodes per held-out task, for pass@k with k up to this; greedy ones besides."""
+    window: PositiveInt = 200
+    """Training episodes that are averaged as `return`."""
 
 
 class TrackingConfig(Config):
@@ -270,10 +276,11 @@ class RunConfig(Config):
         if plain:
             if not self.train.total_steps:
                 raise ValueError("train.total_steps: expected 1 or more; 0 is for supervised fine-tuning")
-            if self.evaluation.every or self.train.curriculum:
-                key = "evaluation.every" if self.evaluation.every else "train.curriculum"
-                raise ValueError(f"{key}: expected a text environment and language models")
+            if self.train.curriculum:
+                raise ValueError("train.curriculum: expected a text environment and language models")
+            self._check_unread(("tasks", "samples"), "a text environment and language models")
             return
+        self._check_unread(("episodes", "max_steps"), "actor-critics; text environments have `tasks` and `samples`")
         if not self.train.total_steps and self.warm_start is None:
             raise ValueError("train.total_steps=0: expected `warm_start`, there is nothing else to do")
         if self.train.rollout == "steps":
@@ -290,6 +297,13 @@ class RunConfig(Config):
                     f"team.{name}.generation.engine=vllm: its weights cannot follow training; expected torch or "
                     "transformers, or frozen: true"
                 )
+
+    def _check_unread(self, keys: tuple[str, ...], readers: str) -> None:
+        """Refuse keys of `evaluation` that this family of policies does not read."""
+        defaults = EvaluationConfig()
+        for key in keys:
+            if getattr(self.evaluation, key) != getattr(defaults, key):
+                raise ValueError(f"evaluation.{key}: expected {readers}")
 
     def _check_policy(self, name: str, hyper: AlgorithmConfig) -> None:
         spec, train = self.spec_of(name), self.train
@@ -348,6 +362,21 @@ class RunConfig(Config):
     def signals(self) -> int:
         """Cost signals that are gathered; 1 without constraints."""
         return max(1, len(self.constraints))
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether scores are of evaluations; else they are of training episodes."""
+        return not self.language if self.evaluation.every is None else self.evaluation.every > 0
+
+    @property
+    def evaluation_episodes(self) -> int:
+        """Starts of an evaluation of actor-critics."""
+        return self.evaluation.episodes or (128 if self.constraints else 32)
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """Of each cost signal that has one."""
+        return tuple(constraint.budget for constraint in self.constraints)
 
     @property
     def batch_steps(self) -> int:

@@ -28,6 +28,7 @@ from marl_ray.rollout.random import team_order
 from marl_ray.training.batches import CostStats
 from marl_ray.training.learner import Learner
 from marl_ray.training.loop import _cost_stats, _together, _update, build_collector
+from marl_ray.training.recent import Recent
 from marl_ray.training.team import build_team
 from marl_ray.trajectories import Trajectories
 
@@ -131,6 +132,7 @@ class Trial:
         self.learners: list[Learner] = list(self.team.learners.values())
         self.iteration = 0
         self.costs: dict[str, CostStats] = {name: CostStats(None, 0) for name in self.team.learners}
+        self.recent = Recent(self.config)
         if self.text:
             self.collector = self._collector()
             for learner in self.learners:
@@ -231,8 +233,8 @@ class Trial:
         """The next batch. `costs` are then by policy what the episodes that ended in it cost."""
         with self._acting(self.mixed):
             batch = self.collector.collect(self.team.players(), self.iteration)
-        episodes, _ = _together(batch)
-        self.costs = _cost_stats(self.config, episodes, self.costs)
+        ended, running, _ = _together(self.config, batch, self.collector)
+        self.costs = _cost_stats(self.recent.add(ended, running), self.costs)
         return batch.trajectories
 
     def update(self, batches: dict[str, Trajectories]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """One copy of a text environment, and the episode that it plays."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
@@ -15,7 +15,7 @@ from marl_ray.policies.engines.base import Completion
 
 
 class TextEpisode(NamedTuple):
-    """A finished episode; the first six fields are those of `collector.Episode`."""
+    """A finished episode; the first five fields, `start` and `decisions` are those of `collector.Episode`."""
 
     step: int
     """Turn, of all agents, at which it ended."""
@@ -26,23 +26,22 @@ class TextEpisode(NamedTuple):
     """Of each cost signal the sum over turns and agents."""
     length: int
     """Turns of all agents."""
-    decisions: dict[str, int]
-    """By policy: tokens of its agents' responses."""
     task: int
     """Index of its task in the environment's order."""
     sample: int
     """Which of the task's episodes, in evaluation; 0 in training."""
     solved: bool | None
     """What the environment reported; None if it reported nothing."""
+    tokens: int
+    """Tokens of all responses."""
     cut: bool
     """Whether it was ended at the horizon."""
     metrics: dict[str, float]
     """The environment's own, averaged over the reports of the episode."""
-
-    @property
-    def tokens(self) -> int:
-        """Of all responses."""
-        return sum(self.decisions.values())
+    decisions: dict[str, int]
+    """Policy -> its own decisions: the tokens of its agents' responses."""
+    start: int = 0
+    """As in `collector.Episode`; every batch is whole episodes, so none waits for another."""
 
 
 @dataclass
@@ -85,8 +84,8 @@ class TextCopy:
     signals: int
     horizon: int
     """Turns of all agents after which an episode is cut."""
-    policies: Mapping[str, str]
-    """Agent -> policy that plays it."""
+    policies: Mapping[str, Sequence[str]]
+    """Policy -> its agents."""
     agent: str | None = None
     """Who acts next; None where no episode runs."""
     observation: str = ""
@@ -136,21 +135,22 @@ class TextCopy:
 
     def episode(self) -> TextEpisode:
         """The episode that has ended."""
-        decisions = dict.fromkeys(self.policies.values(), 0)
-        for turn in self.turns:
-            decisions[self.policies[turn.agent]] += len(turn.completion.ids)
         return TextEpisode(
             step=len(self.turns) - 1,
             copy=self.number,
             ret=sum(self.rewards.values()) / len(self.rewards),
             costs=tuple(self.costs.tolist()),
             length=len(self.turns),
-            decisions=decisions,
             task=self.start.index,
             sample=self.start.sample,
             solved=self.solved,
+            tokens=sum(len(turn.completion.ids) for turn in self.turns),
             cut=self.cut,
             metrics={name: sum(values) / len(values) for name, values in self.reports.items()},
+            decisions={
+                name: sum(len(turn.completion.ids) for turn in self.turns if turn.agent in agents)
+                for name, agents in self.policies.items()
+            },
         )
 
     def where(self) -> str:

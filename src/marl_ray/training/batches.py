@@ -45,11 +45,13 @@ class Fixed:
     cost_advantages: Tensor
     """(B, T, K)."""
     returns: Tensor | None
-    """In units of the value normaliser, as `old_values`; None without a critic."""
+    """In units of the value normaliser; None without a critic."""
     cost_returns: Tensor | None
-    """(B, T, K), in units of each signal's normaliser, as `old_cost_values`."""
+    """(B, T, K), in units of each signal's normaliser."""
     old_values: Tensor
+    """What the critic puts out before the first step, in its own units: where the value clip takes nothing away."""
     old_cost_values: Tensor
+    """The same of the cost critic, (B, T, K)."""
     old_log_probs: Tensor
     importance: Tensor | None
     """Weight of each decision's loss, for experience of another policy."""

@@ -144,8 +144,14 @@ class Learner:
         mask = trained_decisions(batch, hyper)
         inputs = self.family.inputs(self.model, batch)
         old = batch.log_probs
-        if spec.recompute or hyper.importance_cap is not None:
-            old = gradient.evaluate_all(self, inputs, batch, batch.mask, shape).log_probs
+        # What the critics put out before the first step: the normalisers move below, and with them the units.
+        old_values = self.value_norm.normalize(batch.values)
+        old_cost_values = normalised(self.cost_norms, batch.cost_values) if self.budgets else batch.cost_values
+        if spec.recompute or hyper.importance_cap is not None:  # other weights may have gathered the batch
+            now = gradient.evaluate_all(self, inputs, batch, batch.mask, shape)
+            old = now.log_probs
+            old_values = old_values if now.values is None else now.values
+            old_cost_values = old_cost_values if now.cost_values is None else now.cost_values
         reference = self._reference_log_probs(batch, shape)
         divergence = torch.zeros_like(old) if reference is None else kl_estimate(old, reference, hyper.kl_estimator)
         taxed = self.kl_coef * divergence if reference is not None and hyper.kl_place == "reward" else None
@@ -177,21 +183,20 @@ class Learner:
             advantages = standardise(raw, mask, sums["advantages"], hyper.std_ddof, hyper.std_eps)
         else:
             advantages = raw * mask
-        returns, old_values = None, batch.values
+        returns = None
         if targets is not None and not spec.critic_first:
             (self.value_norm,) = updated_norms([self.value_norm], sums["targets"][None])
-            returns, old_values = self.value_norm.normalize(targets), self.value_norm.normalize(batch.values)
+            returns = self.value_norm.normalize(targets)
             n, total_return, square = sums["targets"].tolist()
             variance = square / max(n, 1) - (total_return / max(n, 1)) ** 2
             residual = float(sums["residuals"][2]) / max(n, 1)
             metrics["explained_variance"] = 1 - residual / variance if variance > 1e-8 else 0.0
-        cost_adv, cost_returns, old_cost_values = no_costs, None, batch.cost_values
+        cost_adv, cost_returns = no_costs, None
         if self.budgets:
             scale = spec.constraint == "penalty"
             cost_adv, self.cost_scale = centred_costs(raw_costs, mask, sums["costs"], scale)
             self.cost_norms = updated_norms(self.cost_norms, sums["cost_targets"])
             cost_returns = normalised(self.cost_norms, cost_targets)
-            old_cost_values = normalised(self.cost_norms, batch.cost_values)
             if costs.means is not None and costs.episodes and not self.algorithm.every_step:
                 pairs = zip(self.multipliers, costs.means, strict=False)
                 self.multipliers = tuple(multiplier.updated(cost) for multiplier, cost in pairs)

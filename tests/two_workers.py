@@ -1,0 +1,56 @@
+"""Two processes that work together, forked from one which has loaded the libraries: a start is milliseconds."""
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PRELOADED = ["marl_ray.training.alone", "marl_ray.training.token_family", "marl_ray.training.warm_start"]
+WAIT_S = 120.0
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(PRELOADED)
+
+
+def two_workers(body: Callable[..., Any], *arguments: Any) -> Any:
+    """What worker 0 returns of `body(*arguments)`, called by both within one process group.
+
+    Raises AssertionError if a worker fails or none answers in time. Body and arguments travel by pickle.
+    """
+    with tempfile.TemporaryDirectory(prefix="marl-ray-two-") as folder:
+        answers = _forks.SimpleQueue()
+        store = str(Path(folder, "store"))
+        workers = [_forks.Process(target=_work, args=(k, store, answers, body, arguments), daemon=True) for k in (0, 1)]
+        try:
+            for worker in workers:
+                worker.start()
+            deadline = time.monotonic() + WAIT_S
+            while answers.empty() and not any(worker.exitcode for worker in workers):
+                assert time.monotonic() < deadline, f"no answer within {WAIT_S:g} s"
+                time.sleep(0.01)
+            assert not answers.empty(), f"exit statuses {[worker.exitcode for worker in workers]}"
+            answer = answers.get()
+            for worker in workers:
+                worker.join(WAIT_S)
+            assert [worker.exitcode for worker in workers] == [0, 0]
+            return answer
+        finally:
+            for worker in workers:
+                if worker.is_alive():
+                    worker.kill()
+
+
+def _work(rank: int, store: str, answers: Any, body: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    answer = body(*arguments)
+    if rank == 0:
+        answers.put(answer)
+    dist.destroy_process_group()
