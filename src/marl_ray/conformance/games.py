@@ -18,6 +18,8 @@ STATES = 5
 """0 at the start; 1 and 2 after one step, 3 and 4 after two, by what the agents did."""
 SIGNALS = 2
 POLICIES = ("first", "second")
+MOST = 5
+"""Agents that decide at once; one more would double the paths."""
 FORCED = np.array([True, False])
 """What an agent may do that has no choice."""
 
@@ -46,7 +48,7 @@ class Step(NamedTuple):
 class Rules:
     """A game: `agents` agents of each of `policies` policies, all with the team's reward.
 
-    At the first step every agent decides, at the second the first agent alone; the others' move is forced.
+    At the first step every agent decides but a sixth one, at the second the first agent alone; other moves are forced.
     """
 
     policies: int = 1
@@ -68,7 +70,7 @@ class Rules:
 
     def decides(self, agent: int, time: int) -> bool:
         """Whether the agent has a choice at this step."""
-        return time == 0 or agent == 0
+        return agent < MOST if time == 0 else agent == 0
 
     def decisions(self, time: int) -> list[int]:
         """Agents that have a choice at this step."""

@@ -299,7 +299,7 @@ def no_drift(algorithm: str, case: Case) -> Difference:
         scripted=False,
         budgets=(1.0, 1.0),
     )
-    for iteration in range(2):
+    for iteration in range(2 if case.below else 1):
         batches = trial.collect()
         trial.update(batches)
         for learner, batch in zip(trial.learners, batches.values(), strict=True):

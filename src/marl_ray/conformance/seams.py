@@ -107,7 +107,7 @@ class Trial:
         self.rules = Rules(case.policies, case.agents, case.ends, **self.game)
         self.whole = whole_episodes(self.algorithm)
         bits = sum(len(self.rules.decisions(time)) for time in range(LENGTH))
-        self.paths = 1 << bits if self.scripted else 16
+        self.paths = 1 << bits if self.scripted else 8
         self.mixed = self.mixed and case.below and not self.whole and self.scripted
         copies = self.paths * (2 if self.mixed else 1) + (spec.greedy and self.scripted)
         self.config = RunConfig.model_validate(
