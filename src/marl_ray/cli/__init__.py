@@ -96,11 +96,19 @@ def submit_train(
 
 @app.command()
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="One algorithm, with its knobs and defaults.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One algorithm, with its knobs and defaults; or `check`.")] = None,
+    checked: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The algorithm to check: a built-in or package.module:NAME.")
+    ] = None,
 ) -> None:
-    """List the algorithms: paper, what each needs of a run, its knobs."""
+    """List the algorithms: paper, what each needs of a run, its knobs. `check NAME`: whether one does what it promises."""
     from marl_ray.config import SPECS, spec_of
 
+    if name == "check":
+        _check_algorithm(checked)
+        return
+    if checked is not None:
+        raise MarlRayError(f"algorithms: expected one NAME, or check NAME, got {name} {checked}")
     if name is None:
         width = max(map(len, SPECS))
         for key, spec in SPECS.items():
@@ -124,6 +132,22 @@ def algorithms(
         for knob in knobs:
             described = spec.hyper.model_fields[knob].description or ""
             print(f"    hyper.{knob} = {json.dumps(defaults[knob])}  {' '.join(described.split())}".rstrip())
+
+
+def _check_algorithm(name: str | None) -> None:
+    """Print a line for every property of an algorithm; exit with 1 if one does not hold."""
+    from marl_ray.config import spec_of
+
+    if name is None:
+        raise MarlRayError("algorithms check: expected the NAME of an algorithm")
+    try:
+        spec_of(name)
+    except MarlRayError as error:
+        raise MarlRayError(f"algorithm: {error}") from error
+    from marl_ray.conformance.check import check_algorithm
+
+    if not check_algorithm(name, print):
+        raise typer.Exit(1)
 
 
 @config_app.command("schema")

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,10 @@ STATES = 5
 """0 at the start; 1 and 2 after one step, 3 and 4 after two, by what the agents did."""
 SIGNALS = 2
 POLICIES = ("first", "second")
+MOST = 5
+"""Agents that decide at once; one more would double the paths."""
+FORCED = np.array([True, False])
+"""What an agent may do that has no choice."""
 
 
 class Moved(NamedTuple):
@@ -43,7 +48,7 @@ class Step(NamedTuple):
 class Rules:
     """A game: `agents` agents of each of `policies` policies, all with the team's reward.
 
-    At the first step every agent decides, at the second the first agent alone; the others' move is forced.
+    At the first step every agent decides but a sixth one, at the second the first agent alone; other moves are forced.
     """
 
     policies: int = 1
@@ -65,12 +70,13 @@ class Rules:
 
     def decides(self, agent: int, time: int) -> bool:
         """Whether the agent has a choice at this step."""
-        return time == 0 or agent == 0
+        return agent < MOST if time == 0 else agent == 0
 
     def decisions(self, time: int) -> list[int]:
         """Agents that have a choice at this step."""
         return [agent for agent in range(self.count) if self.decides(agent, time)]
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - rules are few and small
     def move(self, state: int, actions: tuple[int, ...]) -> Moved:
         """The rules: reward and costs grow with the share of agents that play 1, and with what they play together."""
         time, bit = (0, 0) if state == 0 else (1, state - 1)
@@ -122,6 +128,7 @@ class TinyGame(ParallelEnv):
         self.state_number = 0
         self._observation_space = spaces.MultiDiscrete([STATES, self.rules.agents])
         self._action_space = spaces.Discrete(2)
+        self._rows = _observations(self.rules)
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return self._observation_space
@@ -154,19 +161,20 @@ class TinyGame(ParallelEnv):
         )
 
     def _seen(self) -> dict[str, np.ndarray]:
-        return {
-            name: np.array([self.state_number, number % self.rules.agents])
-            for number, name in enumerate(self.possible_agents)
-        }
+        return dict(zip(self.possible_agents, self._rows[self.state_number], strict=True))
 
     def _infos(self) -> dict[str, dict[str, Any]]:
         time = 0 if self.state_number == 0 else 1
-        if self.rules.count == 1:
-            return {name: {} for name in self.possible_agents}
         return {
-            name: {"action_mask": np.array([True, self.rules.decides(number, time)])}
+            name: {} if self.rules.decides(number, time) else {"action_mask": FORCED}
             for number, name in enumerate(self.possible_agents)
         }
+
+
+@lru_cache(maxsize=64)
+def _observations(rules: Rules) -> list[list[np.ndarray]]:
+    """By state and agent."""
+    return [[np.array([state, number % rules.agents]) for number in range(rules.count)] for state in range(STATES)]
 
 
 class TinyTalk(TextEnv):

@@ -107,7 +107,7 @@ class Trial:
         self.rules = Rules(case.policies, case.agents, case.ends, **self.game)
         self.whole = whole_episodes(self.algorithm)
         bits = sum(len(self.rules.decisions(time)) for time in range(LENGTH))
-        self.paths = 1 << bits if self.scripted else 16
+        self.paths = 1 << bits if self.scripted else 8
         self.mixed = self.mixed and case.below and not self.whole and self.scripted
         copies = self.paths * (2 if self.mixed else 1) + (spec.greedy and self.scripted)
         self.config = RunConfig.model_validate(
@@ -243,16 +243,19 @@ class Trial:
         self.iteration += 1
         return metrics
 
+    def skip(self) -> None:
+        """Update nothing on it."""
+        self.iteration += 1
+
     def step(self) -> dict[str, float]:
         """One iteration."""
         return self.update(self.collect())
 
-    @property
-    def order(self) -> list[int]:
-        """Numbers of the policies in the order in which the next update takes them."""
+    def order_of(self, iteration: int) -> list[int]:
+        """Numbers of the policies in the order in which an iteration updates them."""
         names = len(self.learners)
         sequential = spec_of(self.algorithm).order == "sequential"
-        return team_order(self.config.seed, self.iteration, names) if sequential else list(range(names))
+        return team_order(self.config.seed, iteration, names) if sequential else list(range(names))
 
     @property
     def ended(self) -> int:
@@ -471,6 +474,13 @@ def every_step(algorithm: str) -> bool:
 def multipliers(trial: Trial) -> list[Any]:
     """The multipliers, by policy and signal, which are never changed in place; empty for algorithms without."""
     return [learner.multipliers for learner in trial.learners]
+
+
+def fresh_multipliers(trial: Trial) -> list[Any]:
+    """What they began as."""
+    start = algorithm_of(trial.algorithm).multiplier
+    assert start is not None
+    return [[start(learner.hyper, budget) for budget in trial.budgets] for learner in trial.learners]
 
 
 def implied_cost(old: Any, new: Any) -> float:
