@@ -1,5 +1,6 @@
 """Configs: what is read, what is refused, and in which words."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from marl_ray.cli import main
 from marl_ray.config import (
     COMMON_KNOBS,
     SPECS,
@@ -370,3 +372,12 @@ def test_every_default_and_knob_of_an_algorithm_is_a_key() -> None:
         assert AlgorithmConfig.model_validate(spec.defaults)
     read = {knob for spec in SPECS.values() for knob in spec.knobs} | set(COMMON_KNOBS)
     assert read == keys
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep", "experiment", "gateway"])
+def test_every_kind_of_config_has_a_schema(kind: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        main(["config", "schema", kind])
+    assert caught.value.code == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["type"] == "object"

@@ -27,6 +27,7 @@ from marl_ray.config.run import (
     TrainConfig,
     WarmStartConfig,
 )
+from marl_ray.config.tracking import tracking_uri
 
 __all__ = [
     "COMMON_KNOBS",
@@ -60,4 +61,5 @@ __all__ = [
     "load_config",
     "parse_config",
     "read_yaml",
+    "tracking_uri",
 ]
