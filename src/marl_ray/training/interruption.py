@@ -8,7 +8,7 @@ from types import FrameType
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
 """What Ctrl-C and, where a handler makes it an exit, SIGTERM raise."""
-LEAVE_S = 1.0
+LEAVE_S = 5.0
 """How long one thing may take while an interrupted process cleans up."""
 
 
