@@ -29,6 +29,7 @@ class _Commands(typer.core.TyperGroup):
         try:
             return super().invoke(context)
         except KeyboardInterrupt:
+            print("marl-ray: interrupted", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -68,9 +69,8 @@ def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = Fal
         return
     outcome = _train_here(run)
     if not outcome.trained:
-        print(
-            f"{outcome.name}: finished already, nothing was trained; to go on, raise train.total_steps, or give another name"
-        )
+        again = "raise train.total_steps to go on with it, or choose another name"
+        print(f"{outcome.name}: is finished, and nothing was trained; {again}")
     reached = "" if outcome.best_return is None else f"best return {outcome.best_return:.3f}, "
     print(f"{outcome.name}: {reached}{outcome.model}")
     for line in outcome.summary:
@@ -152,14 +152,20 @@ def _check_algorithm(name: str | None) -> None:
 
 @config_app.command("schema")
 def config_schema(
-    kind: Annotated[str, typer.Argument(help="run, or gateway.")] = "run",
+    kind: Annotated[str, typer.Argument(help="run, sweep, experiment or gateway.")] = "run",
 ) -> None:
     """Print the JSON schema of a config."""
     from pydantic import BaseModel
 
-    from marl_ray.config import GatewayConfig, RunConfig
+    from marl_ray.config import ExperimentConfig, GatewayConfig, RunConfig
+    from marl_ray.config.sweep import SweepConfig
 
-    models: dict[str, type[BaseModel]] = {"run": RunConfig, "gateway": GatewayConfig}
+    models: dict[str, type[BaseModel]] = {
+        "run": RunConfig,
+        "sweep": SweepConfig,
+        "experiment": ExperimentConfig,
+        "gateway": GatewayConfig,
+    }
     if kind not in models:
         raise MarlRayError(f"kind {kind!r}: expected one of {', '.join(models)}")
     print(json.dumps(models[kind].model_json_schema(), indent=2))

@@ -7,16 +7,19 @@ import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
 
+from marl_ray.algorithms.budgets import score
 from marl_ray.config import RunConfig
+from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.training.curves import Panel, plot_run
-from marl_ray.training.interruption import INTERRUPTS, LEAVE_S, signals_ignored, within
+from marl_ray.training.interruption import INTERRUPTS, LEAVE_S, answering, within
 from marl_ray.training.metrics_log import DRAIN_S, TRANSCRIPTS, MetricsLog
 from marl_ray.training.names import metrics_queue, named_workers
 from marl_ray.training.run_folder import (
@@ -30,7 +33,7 @@ from marl_ray.training.run_folder import (
 )
 from marl_ray.training.sinks import Sink, check_sinks, open_sinks
 from marl_ray.training.summary import run_summary
-from marl_ray.training.tracking import Tracker, tracking_uri
+from marl_ray.training.tracking import Tracker, uri_of
 
 FINISHED = "finished"
 """Key of the run's record under which its outcome lies once it has played all its steps."""
@@ -75,7 +78,7 @@ def check_run(config: RunConfig) -> None:
     from marl_ray.training.team import build_models, team_agents
     from marl_ray.training.warm_start import read_decisions
 
-    tracking_uri(config)
+    uri_of(config)
     check_sinks(config)
     check_folder(config)
     record_of(config)
@@ -132,6 +135,7 @@ def train(config: RunConfig) -> Outcome:
     queue: Any = None
     log: MetricsLog | None = None
     try:
+        shield.enter_context(answering(lambda: _say(config, f"interrupted; {kept(config)}")))
         tracker.reopen()
         record |= {"mlflow_run_id": tracker.run_id}
         write_record(config, record)
@@ -140,7 +144,12 @@ def train(config: RunConfig) -> Outcome:
         queue = metrics_queue(config.name)
         trainer: Any = TorchTrainer(
             worker,
-            train_loop_config={"config": config.given(), "queue": queue, "run_id": tracker.run_id},
+            train_loop_config={
+                "config": config.given(),
+                "queue": queue,
+                "run_id": tracker.run_id,
+                "tracking_uri": tracker.uri,
+            },
             torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
             scaling_config=ScalingConfig(
                 num_workers=config.resources.workers,
@@ -177,8 +186,6 @@ def train(config: RunConfig) -> Outcome:
         raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
     except INTERRUPTS:
         status = "KILLED"
-        shield.enter_context(signals_ignored())
-        print(f"{config.name}: interrupted; {kept(config)}", file=sys.stderr, flush=True)
         for controller in controllers:  # its workers end with it
             ray.kill(controller)
         raise
@@ -193,7 +200,7 @@ def train(config: RunConfig) -> Outcome:
             if status != "KILLED":
                 tracker.end(status)
             elif not within(LEAVE_S, lambda: tracker.end(status)):
-                print(f"{config.name}: {tracker.uri} was not told within {LEAVE_S:g} s", file=sys.stderr)
+                _say(config, f"MLflow was not told within {LEAVE_S:g} s that the run was killed")
 
 
 def poll_often() -> None:
@@ -211,6 +218,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.training.sending import Rows
     from marl_ray.training.system import System
 
+    os.environ[TRACKING_URI] = payload["tracking_uri"]  # bundles of the registry are looked up here too
     rows, system = Rows(payload["queue"]), System()
 
     def emit(metrics: dict[str, float]) -> None:
@@ -261,6 +269,10 @@ def check_capacity(config: RunConfig) -> bool:
     return use_gpu
 
 
+def _say(config: RunConfig, text: str) -> None:
+    print(f"{config.name}: {text}", file=sys.stderr, flush=True)
+
+
 def _end(sink: Sink, status: str) -> None:
     try:
         sink.end(status)
@@ -280,7 +292,7 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
         local = Path(temporary) / BUNDLE
         local.mkdir()
         fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
-        model = tracker.register(local, load_bundle(local).digest)
+        model = tracker.register(local, load_bundle(local).digest, best_score_of(config, found))
         curve = plot_run(_panels(config, tracker), Path(temporary) / "return.png", config.env.id)
         tracker.artifact(curve)
         with curve.open("rb") as source, filesystem.open_output_stream(f"{folder}/return.png") as target:
@@ -313,6 +325,15 @@ def _panels(config: RunConfig, tracker: Tracker) -> list[Panel]:
         for k, budget in enumerate(config.budgets)
     ]
     return [Panel("mean return", tracker.history("eval/return"), tracker.history("return")), *costs]
+
+
+def best_score_of(config: RunConfig, found: Mapping[str, float]) -> float | None:
+    """What the best bundle is compared by with those of other runs: its return, less what it is over its budgets; of other
+    episodes than it was chosen by, where it was evaluated."""
+    ret = found.get("best/return")
+    if ret is None:
+        return found.get("return")
+    return score(config.budgets, ret, [found[f"best/episode_cost_{k}"] for k in range(len(config.budgets))])
 
 
 def cause(error: BaseException) -> str:

@@ -4,21 +4,29 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
 """What Ctrl-C and, where a handler makes it an exit, SIGTERM raise."""
-LEAVE_S = 1.0
+LEAVE_S = 5.0
 """How long one thing may take while an interrupted process cleans up."""
 
 
 @contextmanager
-def signals_ignored() -> Iterator[None]:
-    """A second Ctrl-C, or SIGTERM, does not cut a clean-up short."""
+def answering(say: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM call `say` at once, whatever the body waits for, and then raise; later ones do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread hears signals
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+
+    def answer(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        say()
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    before = {number: signal.signal(number, answer) for number in numbers}
     try:
         yield
     finally:
