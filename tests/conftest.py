@@ -26,8 +26,8 @@ def shares_ray(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of the shared Ray take longest, so they begin first."""
-    items.sort(key=lambda item: not shares_ray(item.path))
+    """What takes longest begins first: the tests of the shared Ray, then those that are end to end."""
+    items.sort(key=lambda item: (not shares_ray(item.path), item.path.parent.name != "e2e"))
 
 
 def pytest_collection_finish() -> None:
