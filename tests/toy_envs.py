@@ -67,6 +67,39 @@ def not_an_environment() -> str:
     return "hello"
 
 
+class Sprint(ParallelEnv):
+    """One agent, which succeeds at once or fails slowly: action 0 in one of the first `chances` steps earns 1 and ends the
+    episode; without it nothing more can be had, and the episode goes on for `length` steps. Every step costs 1."""
+
+    metadata = {"name": "sprint", "render_modes": []}
+
+    def __init__(self, chances: int = 1, length: int = 30):
+        self.chances, self.length = chances, length
+        self.possible_agents, self.agents = ["a"], []
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(4)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.time, self.agents = 0, ["a"]
+        return {"a": 0}, {"a": {}}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        won = self.time < self.chances and actions["a"] == 0
+        self.time += 1
+        over = won or self.time >= self.length
+        self.agents = [] if over else ["a"]
+        return {"a": 1}, {"a": float(won)}, {"a": over}, {"a": False}, {"a": {"cost": 1.0}}
+
+
+def sprint(**kwargs: Any) -> Sprint:
+    """What `env.id: toy_envs:sprint` calls."""
+    return Sprint(**kwargs)
+
+
 class Fragile(Countdown):
     """Kills its process in the given episode step, once: the first to do it leaves the file `marker` behind."""
 

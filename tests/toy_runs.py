@@ -20,7 +20,9 @@ def config(*overrides: str) -> RunConfig:
 
 def of_two(folder: str, algorithms: list[str]) -> dict[str, list[Metrics]]:
     """What one of two workers does that train with every algorithm; rows of metrics by algorithm."""
-    return {name: train_alone(short(name, BRIEF, "resources.workers=2"), Path(folder, name)) for name in algorithms}
+    return {
+        name: train_alone(short(name, BRIEF, FEW, "resources.workers=2"), Path(folder, name)) for name in algorithms
+    }
 
 
 def trained(folder: str, *overrides: str) -> list[Metrics]:
@@ -30,13 +32,15 @@ def trained(folder: str, *overrides: str) -> list[Metrics]:
 
 def short(algorithm: str, *overrides: str) -> RunConfig:
     """Four iterations of the toy, with everything that the algorithm needs."""
-    whole = ["train.group_size=2", "return_high=6"] if SPECS[algorithm].episodes else []
-    needed = [item if "." in item else f"hyper.{item}" for item in whole]
+    needed = ["train.group_size=2"] if SPECS[algorithm].episodes else []
+    needed += ["hyper.return_high=6"] if "return_high" in SPECS[algorithm].reads else []
     needed += ["constraints=[{budget: 4}]"] if SPECS[algorithm].costs else []
     return config(f"algorithm={algorithm}", "train.total_steps=96", *needed, *overrides)
 
 
 BRIEF = "train.total_steps=64"
 """Two iterations of the toy."""
+FEW = "evaluation.episodes=4"
+"""Evaluations so small that rounding, by which weights differ between one worker and two, changes no sampled action."""
 TWO_POLICIES = "team={first: {agents: [a]}, second: {agents: [b]}}"
 """One policy per agent of the toy."""

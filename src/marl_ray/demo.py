@@ -195,7 +195,7 @@ def _plot(folder: Path) -> Path:
     for arm, path in ARMS.items():
         config = load_config(RunConfig, path, [f"storage={folder}"])
         record = json.loads((folder / config.name / "run.json").read_text())
-        curves[arm] = Tracker(config, record["mlflow_run_id"]).history("return")
+        curves[arm] = Tracker(config, record["mlflow_run_id"]).history("eval/return")
     return plot_returns(curves, folder / "learning_curves.png", "MultiGrid-Empty-8x8-v0, two agents")
 
 

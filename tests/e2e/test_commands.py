@@ -63,7 +63,7 @@ def test_algorithms_are_listed_with_papers_needs_and_knobs():
     one = marl_ray("algorithms", "dapo").stdout
     assert "hyper.clip_high = 0.28" in one and "hyper.kl_coef = 0.0" in one
     done = marl_ray("algorithms", "dapoo")
-    assert done.returncode == 2 and "algorithm 'dapoo' is unknown" in done.stderr
+    assert done.returncode == 2 and "algorithm: 'dapoo' is unknown" in done.stderr
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_the_schema_is_json_schema(kind):
     ("arguments", "message"),
     [
         ([CONFIG, "hyper.learning_rate=1"], "unknown key 'hyper.learning_rate'"),
-        ([CONFIG, "algorithm=sarsa"], "algorithm: .*'ippo', 'mappo'.*sarsa"),
+        ([CONFIG, "algorithm=sarsa"], "algorithm: 'sarsa' is unknown; expected one of ppo, ippo, mappo"),
         ([CONFIG, "env.id=CartPole-v1"], "env.id: 'CartPole-v1' is unknown"),
         ([CONFIG, "storage=/proc/runs"], "storage: '/proc/runs' cannot be written"),
         ([CONFIG, "nonsense"], "override 'nonsense': expected dotted.key=value"),

@@ -79,8 +79,8 @@ def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(
     for trial, record in zip(written["trials"], records.trials, strict=True):
         rows = rows_of(outcome, record.number)
         assert rows[-1]["steps"] >= 192
-        assert rows[-1]["objective/return"] == record.objectives[0]
-        assert {"seed-0/return", "seed-1/return", "policy_loss"} <= set(rows[-1])
+        assert rows[-1]["objective/eval/return"] == record.objectives[0]
+        assert {"seed-0/eval/return", "seed-1/eval/return", "policy_loss"} <= set(rows[-1])
         assert record.played == rows[-1]["played"] >= 2 * 192
         assert record.seconds > 0
         assert [
@@ -96,7 +96,7 @@ def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(
     assert {child.data.tags["trial"] for child in children} == {"0000", "0001"}
     assert {child.info.status for child in children} == {"FINISHED"}
     assert client.get_run(records.mlflow_run_id).info.status == "FINISHED"
-    assert all("objective/return" in child.data.metrics for child in children)
+    assert all("objective/eval/return" in child.data.metrics for child in children)
     assert "report.html" in [file.path for file in client.list_artifacts(records.mlflow_run_id)]
     assert records.winner_model == "models:/toy-sweep/1"
     best = max(records.trials, key=lambda trial: trial.objectives[0])
@@ -105,7 +105,8 @@ def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(
     assert served.manifest.lineage.run == f"toy-sweep-{best.number:04d}-seed-{records.winner_seed}"
     assert winner_of(outcome.folder)[0] == records.winner_model
     alone = load_config(RunConfig, Path(outcome.folder, "winner.yaml"))
-    assert train_alone(alone)[-1]["return"] == rows_of(outcome, best.number)[-1][f"seed-{records.winner_seed}/return"]
+    won = rows_of(outcome, best.number)[-1]
+    assert train_alone(alone)[-1]["eval/return"] == won[f"seed-{records.winner_seed}/eval/return"]
 
     again = run_sweep(sweep_config(tmp_path, space=grid))
     assert [trial.legs for trial in again.records.trials] == [1, 1]
@@ -151,7 +152,7 @@ def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, 
         "resources.workers=1 on cuda needs 1 GPUs, but this cluster can never have more than 0",
     )
     assert found[4][0] == "failed"
-    assert found[4][1].startswith("seed 0: policy 'shared', iteration")
+    assert found[4][1].startswith("seed 0: evaluation at step 0: returns or costs are not finite")
     assert Path(fragile["marker"]).exists()  # its process was lost, and it was taken up again
     assert found[5] == ("finished", "")
     assert found[6][0] == "failed"
@@ -180,7 +181,8 @@ def test_a_metric_that_is_never_reported_is_named_with_those_that_are(ray_cluste
     outcome = sweep(tmp_path, space={"hyper.lr": {"grid": [0.01]}}, seeds=1, metric="retrun")
     (trial,) = outcome.records.trials
     assert trial.status == "failed"
-    assert trial.error.startswith("metric 'retrun' is never reported; a run reports clip_fraction, ")
+    assert trial.error.startswith("metric 'retrun' is never reported; a run reports ")
+    assert ", clip_fraction, " in trial.error and ", eval/return, " in trial.error
     assert outcome.records.winner is None
     assert html.unescape(Path(outcome.report).read_text()).count(trial.error) == 2
 
@@ -230,7 +232,7 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: 
     for number in range(4):
         curves = [
             [
-                (row["iteration"], row["steps"], row["objective/return"], row["seed-1/return"])
+                (row["iteration"], row["steps"], row["objective/eval/return"], row.get("seed-1/eval/return"))
                 for row in rows_of(o, number)
             ]
             for o in (calm, resumed)
@@ -282,14 +284,15 @@ def test_a_trial_of_two_workers_of_which_one_dies_goes_on_from_its_checkpoint(ra
     marker = tmp_path / "died"
     outcome = sweep(
         tmp_path,
-        set={"resources.workers": 2, "checkpoint.every": 1, "env.kwargs": {"marker": str(marker), "at": 35}},
+        set={"resources.workers": 2, "checkpoint.every": 1, "env.kwargs": {"marker": str(marker), "at": 35}}
+        | {"evaluation.episodes": 2},
         space={"env.id": {"grid": ["toy_envs:fragile"]}},
     )
     (trial,) = outcome.records.trials
     assert (trial.status, trial.error) == ("finished", "")
     assert marker.exists()
     assert trial.cpus == 2
-    assert [row["iteration"] for row in rows_of(outcome, 0)] == [1, 2, 3, 4, 5, 6]
+    assert [row["iteration"] for row in rows_of(outcome, 0)] == [0, 1, 2, 3, 4, 5, 6]
     assert trial.played == 2 * 192
 
 

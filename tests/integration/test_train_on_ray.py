@@ -16,6 +16,8 @@ from marl_ray.training.driver import Outcome, check_run, train
 from marl_ray.training.tracking import Tracker
 
 TWO = "resources.workers=2"
+FEW = "evaluation.episodes=2"
+"""Copies of an evaluation take fewer steps than those of training, so that these die."""
 
 
 def fragile(marker: Path) -> str:
@@ -24,7 +26,7 @@ def fragile(marker: Path) -> str:
 
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, Outcome]:
-    whole = config(TWO, fragile(storage / "died"), f"storage={storage}", "tracking.progress=false", *overrides)
+    whole = config(TWO, FEW, fragile(storage / "died"), f"storage={storage}", "tracking.progress=false", *overrides)
     check_run(whole)
     return whole, train(whole)
 
@@ -48,9 +50,11 @@ def died(ray_cluster: LocalRay, storage: Path) -> tuple[RunConfig, Outcome]:
 
 def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfig, Outcome], tmp_path: Path):
     (tmp_path / "died").touch()
-    calm = two_workers(trained, str(tmp_path / "calm"), TWO, fragile(tmp_path / "died"))
-    assert returns(*died) == [(row["steps"], row["return"]) for row in calm]
-    _, outcome = died
+    calm = two_workers(trained, str(tmp_path / "calm"), TWO, FEW, fragile(tmp_path / "died"))
+    whole, outcome = died
+    for key in ("return", "eval/return"):
+        expected = [(row["steps"], row[key]) for row in calm if key in row]
+        assert Tracker(whole, outcome.run_id).history(key) == expected and expected, key
     assert len(mlflow.MlflowClient(tracking_uri=outcome.tracking_uri).search_runs(["1"])) == 1
     best = load_bundle(outcome.bundle).manifest
     (same,) = (str(row["iteration"]) for row in calm if row["steps"] == best.lineage.steps)
@@ -71,6 +75,11 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, Outcome]
     assert served.manifest.lineage.run == "toy"
     assert outcome.curve is not None
     assert outcome.curve.read_bytes().startswith(b"\x89PNG")
+    scored = Tracker(whole, outcome.run_id)
+    assert scored.history("eval/return")[0][0] == 0  # the baseline
+    # What is told of the bundle is of other episodes than it was chosen by, and lies with it.
+    assert outcome.best_return == served.manifest.lineage.metrics["best/return"]
+    assert [line.split()[0] for line in outcome.summary] == ["best", "last"]
 
     # The same name goes on where it ended; another config under that name is refused before anything runs.
     longer, second = run(storage, "train.total_steps=256")
@@ -124,7 +133,8 @@ def test_a_run_whose_numbers_stop_being_finite_ends_at_once_and_keeps_its_checkp
     ray_cluster: LocalRay, tmp_path: Path
 ):
     poison = 'env={"id": "toy_envs:poisoned", "kwargs": {"after": 7}}'
-    whole = config(f"storage={tmp_path}", "tracking.progress=false", poison, "train.total_steps=100000")
+    more = ["train.total_steps=100000", "evaluation.every=0"]
+    whole = config(f"storage={tmp_path}", "tracking.progress=false", poison, *more)
     with pytest.raises(
         MarlRayError, match=r"run 'toy' stopped at policy 'shared', .*rewards of the batch are not"
     ) as caught:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from toy_batches import batch
 
 from marl_ray.algorithms import ALGORITHMS, Evaluated
-from marl_ray.algorithms.dapo import overlong_penalty
+from marl_ray.algorithms.shaping import overlong_penalty
 from marl_ray.config import SPECS, AlgorithmConfig
 from marl_ray.trajectories import Trajectories
 
@@ -111,10 +111,9 @@ def test_direct_dapo_advantage_is_the_critics_gain(seed):
     expected, targets = [], []
     for i, row in enumerate(rows_of(data)):
         values = [value(float(x)) for x in data.values[i, : len(row)]]
-        after = value(float(data.bootstrap[i, len(row) - 1])) if row and data.truncated[i].any() else 0.0
-        expected.append([r + (values[t + 1] if t + 1 < len(row) else after) - values[t] for t, r in enumerate(row)])
+        expected.append([r + (values[t + 1] if t + 1 < len(row) else 0.0) - values[t] for t, r in enumerate(row)])
         targets.append([min(max((x + 2) / 5, 0), 1) for x in to_go(row, 1.0)])
-    found, soft = ALGORITHMS["direct_dapo"].advantages(data, h)
+    found, soft = ALGORITHMS["direct_dapo"].advantages(data, h)[0], ALGORITHMS["direct_dapo"].critic_targets(data, h)
     torch.testing.assert_close(found, spread(data, expected), atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(soft * data.mask, spread(data, targets), atol=1e-9, rtol=1e-9)
 
@@ -123,7 +122,11 @@ def evaluated(data: Trajectories, seed: int) -> Evaluated:
     generator = torch.Generator().manual_seed(seed)
     new = data.log_probs + 0.4 * torch.randn(data.log_probs.shape, generator=generator, dtype=torch.float64)
     advantages = torch.randn(data.log_probs.shape, generator=generator, dtype=torch.float64) * data.mask
-    return Evaluated(new.requires_grad_(True), data.log_probs, advantages, data.mask)
+    return decisions(new.requires_grad_(True), data, advantages)
+
+
+def decisions(new: torch.Tensor, data: Trajectories, advantages: torch.Tensor) -> Evaluated:
+    return Evaluated(new, data.log_probs, advantages, data.mask, data.log_probs, data.values)
 
 
 def expected_loss(name: str, i: int, t: int, part: Evaluated, h: AlgorithmConfig) -> float:
@@ -152,7 +155,8 @@ def expected_loss(name: str, i: int, t: int, part: Evaluated, h: AlgorithmConfig
 @settings(max_examples=6)
 @given(seed=seeds)
 def test_policy_losses(name, seed):
-    for more in [{}, {"ratio_level": "sequence"}] if name == "rloo" else [{}]:
+    sequence = {"ratio_level": "sequence", "aggregation": "seq-mean-token-mean"}
+    for more in [{}, sequence] if name == "rloo" else [{}]:
         data, h = batch(seed), hyper(name, **more)
         part = evaluated(data, seed)
         found = ALGORITHMS[name].policy_loss(part, h)
@@ -169,7 +173,7 @@ def test_the_first_gradient_is_the_policy_gradient(name):
     data, h = batch(3), hyper(name)
     new = data.log_probs.clone().requires_grad_(True)
     advantages = torch.randn(new.shape, dtype=torch.float64) * data.mask
-    losses = ALGORITHMS[name].policy_loss(Evaluated(new, data.log_probs, advantages, data.mask), h).loss
+    losses = ALGORITHMS[name].policy_loss(decisions(new, data, advantages), h).loss
     losses[data.mask].sum().backward()
     torch.testing.assert_close(new.grad, -advantages, atol=1e-9, rtol=1e-9)
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from marl_ray.config import (
-    COMMON_KNOBS,
     SPECS,
     AlgorithmConfig,
     GatewayConfig,
@@ -218,7 +217,7 @@ def test_the_hash_is_of_the_meaning_not_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("# a comment\nenv:\n  id: x\nname: run\n")
     one, other = (load_config(RunConfig, tmp_path / name) for name in ("a.yaml", "b.yaml"))
     assert config_hash(one) == config_hash(other)
-    assert config_hash(one) == config_hash(parse_config(RunConfig, one.model_dump(mode="json")))
+    assert config_hash(one) == config_hash(parse_config(RunConfig, one.resolved()))
     assert config_hash(one) != config_hash(load_config(RunConfig, tmp_path / "a.yaml", ["seed=1"]))
     assert len(config_hash(one)) == 64
 
@@ -272,11 +271,12 @@ def test_no_run_reads_more_than_a_hundred_keys(language: bool) -> None:
     """Whatever its algorithm: those of the other family of policies and of other algorithms are not for it."""
     leaves = _leaves()
     assert "team.agents" in leaves and "hyper.lr" in leaves and "team.model.lora.rank" in leaves  # it does go down
-    words = ("team.model.", "team.generation.", "train.curriculum", "evaluation.every", "evaluation.tasks")
+    words = ("team.model.", "team.generation.", "train.curriculum", "evaluation.tasks")
     words = (*words, "evaluation.samples", "warm_start.count")
-    others = ("team.network.", "env.cost.", "train.rollout", "warm_start.top") if language else words
+    numbers = ("evaluation.episodes", "evaluation.max_steps")
+    others = ("team.network.", "env.cost.", "train.rollout", "warm_start.top", *numbers) if language else words
     family = [key for key in leaves if not key.startswith("hyper.") and not key.startswith(others)]
-    most = max(len(set(COMMON_KNOBS + spec.knobs)) for spec in SPECS.values() if spec.token_policies or not language)
+    most = max(len(spec.reads) for spec in SPECS.values() if spec.token_policies or not language)
     assert len(family) + most < 100
 
 
@@ -294,7 +294,8 @@ def test_defaults_are_valid() -> None:
 @pytest.mark.parametrize(
     ("hyper", "message"),
     [
-        ({"bogus": 1}, "team.x.hyper.bogus: unknown key"),
+        ({"bogus": 1}, "unknown key 'team.x.hyper.bogus'"),
+        ({"pid_kp": 1}, "team.x.hyper.pid_kp: mappo does not read it"),
         ({"lr": -1}, "team.x.hyper.lr: Input should be greater than 0"),
     ],
 )
@@ -303,6 +304,9 @@ def test_a_policys_own_hyper_parameters_are_checked_by_name(hyper, message):
         parse_config(RunConfig, {"name": "r", "env": {"id": "e"}, "team": {"x": {"hyper": hyper}}})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+COST = ["constraints=[{budget: 4}]"]
 
 
 @pytest.mark.parametrize(
@@ -317,9 +321,17 @@ def test_a_policys_own_hyper_parameters_are_checked_by_name(hyper, message):
         (["algorithm=macpo"], "constraints: macpo of policy 'shared' needs a budget"),
         (["hyper.clip=0.3", "hyper.clip_high=0.2"], "clip_high=0.2 must not be below clip=0.3"),
         (["hyper.advantage_norm=group"], "advantage_norm=group of policy 'shared': mappo has no groups"),
-        (["hyper.dynamic_sampling=2"], "dynamic_sampling of policy 'shared': mappo has no groups"),
+        (["hyper.dynamic_sampling=2"], "hyper.dynamic_sampling: mappo does not read it"),
+        (["hyper.pid_kp=5"], "hyper.pid_kp: mappo does not read it"),
+        (["algorithm=cpo", *COST, "hyper.entropy_coef=0.1"], "hyper.entropy_coef: cpo does not read it"),
+        (["algorithm=cpo", *COST, "hyper.importance_cap=2"], "hyper.importance_cap: cpo does not read it"),
+        (["hyper.bogus=2"], "unknown key 'hyper.bogus'"),
+        (["hyper.kl_coef=0.1", "hyper.kl_estimator=k1"], "hyper: kl_estimator=k1: its gradient is zero in expectation"),
+        (["hyper.overlong_buffer=8"], "overlong_buffer of policy 'shared': a row holds a stretch of play"),
+        (["hyper.overlong_filter=true"], "overlong_filter of policy 'shared': a row holds a stretch of play"),
+        (["algorithm=rloo", "hyper.ratio_level=sequence"], "aggregation=token-mean: expected seq-mean-token-mean"),
         (["hyper.overlong_buffer=64"], "overlong_buffer=64 must be below train.horizon=64"),
-        (["hyper.return_low=2"], "return_high=1 must be above return_low=2"),
+        (["algorithm=direct_dapo", "hyper.return_low=2"], "return_high=1 must be above return_low=2"),
         (["algorithm=dapoo"], "algorithm: "),
         (["constraints=[{budget: -1}]"], "constraints.0.budget"),
     ],
@@ -368,5 +380,26 @@ def test_every_default_and_knob_of_an_algorithm_is_a_key() -> None:
     for name, spec in SPECS.items():
         assert set(spec.defaults) <= keys and set(spec.knobs) <= keys, name
         assert AlgorithmConfig.model_validate(spec.defaults)
-    read = {knob for spec in SPECS.values() for knob in spec.knobs} | set(COMMON_KNOBS)
-    assert read == keys
+    assert {key for spec in SPECS.values() for key in spec.reads} == keys
+
+
+def test_a_run_may_have_keys_that_only_some_of_its_policies_read() -> None:
+    team = {"a": {"agents": ["x"]}, "b": {"agents": ["y"], "algorithm": "pid_lagrangian"}}
+    base = {"name": "a", "env": {"id": "x"}, "team": team, "constraints": [{"budget": 3}]}
+    config = parse_config(RunConfig, base, ["hyper.pid_kp=5", "hyper.lr=0.1"])
+    assert config.hyper_of("b").pid_kp == 5 and config.hyper_of("b").lr == config.hyper_of("a").lr == 0.1
+    written = config.resolved()["team"]
+    assert "pid_kp" in written["b"]["hyper"] and "pid_kp" not in written["a"]["hyper"]
+    with pytest.raises(MarlRayError, match=r"team.a.hyper.pid_kp: mappo does not read it"):
+        parse_config(RunConfig, base, ["team.a.hyper.pid_kp=5"])
+
+
+def test_a_frozen_policy_has_no_hyper_parameters() -> None:
+    team = {"a": {"agents": ["x"]}, "b": {"agents": ["y"], "frozen": True, "bundle": "b", "hyper": {"lr": 0.1}}}
+    with pytest.raises(MarlRayError, match=r"team.b.hyper.lr: a frozen policy has no hyper-parameters"):
+        parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "team": team})
+
+
+def test_bounds_are_compared_with_the_algorithms_own_defaults() -> None:
+    base = {"name": "a", "env": {"id": "x"}, "train": {"group_size": 4}, "algorithm": "gspo"}
+    assert parse_config(RunConfig, base, ["hyper.clip_high=0.001"]).hyper_of("shared").clip_range == (0.9997, 1.001)

@@ -7,8 +7,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy_runs import short
+from toy_texts import config as texts
 
 from marl_ray.algorithms import ALGORITHMS
+from marl_ray.config import SPECS, RunConfig
 from marl_ray.envs import make_env
 from marl_ray.training import gradient, loop
 from marl_ray.training.alone import process_group
@@ -22,6 +24,12 @@ def alone():
         yield
 
 
+def built(config: RunConfig):
+    env = make_env(config.env)
+    team = loop.build_team(config, env, loop.init_device_mesh("cpu", (1,)), False)
+    return team, loop.build_collector(config, env, team.agents, 0, 1)
+
+
 @pytest.fixture(scope="module")
 def played():
     """Algorithm -> (config, team, batch), made once each."""
@@ -32,9 +40,7 @@ def played():
             config = short(
                 name, "train.rollout=episodes", "train.env_copies=6", "hyper.minibatches=1", "hyper.epochs=1"
             )
-            env = make_env(config.env)
-            team = loop.build_team(config, env, loop.init_device_mesh("cpu", (1,)), False)
-            collector = loop.build_collector(config, env, team.agents, 0, 1)
+            team, collector = built(config)
             made[name] = config, team, collector.collect(team.players(), 0).trajectories["shared"]
         return made[name]
 
@@ -43,7 +49,7 @@ def played():
 
 def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> torch.Tensor:
     """The gradient of the first step on the batch, all networks, by the learner's own code; nothing is changed by it."""
-    learner = team.learners["shared"]
+    (learner,) = team.learners.values()
     state, found = learner.state(), []
 
     def record(modules, max_norm):
@@ -98,6 +104,42 @@ def test_gradients_are_those_of_the_whole_batch(played, name, micro_batch, colum
     got = gradients(name, team, changed, micro_batch)
     assert expected.norm() > 0
     assert (got - expected).norm() / expected.norm() < 1e-6
+
+
+WITH_CRITICS = [name for name, spec in SPECS.items() if spec.critic != "none" and not spec.critic_first]
+
+
+@pytest.mark.parametrize("name", WITH_CRITICS)
+def test_the_value_clip_takes_nothing_away_before_the_first_step(name):
+    check_value_clip(name, short(name, "train.rollout=episodes", "hyper.minibatches=1"))
+
+
+@pytest.mark.parametrize("name", ["ppo", "p3o"])
+def test_nor_does_it_of_language_models(name):
+    costs = ["constraints=[{budget: 2}]", "env={id: 'toy_texts:echo', kwargs: {cost: [tokens]}}"]
+    check_value_clip(name, texts(f"algorithm={name}", *(costs if SPECS[name].costs else [])))
+
+
+def check_value_clip(name: str, config: RunConfig) -> None:
+    """The first step's gradients with a narrow clip are those without a clip: as the normalisers move from batch to batch,
+    and where other weights gathered the batch; of cost critics too."""
+    team, collector = built(config)
+    (policy,) = team.learners
+    learner = team.learners[policy]
+    for iteration in range(3):
+        batch = collector.collect(team.players(), iteration).trajectories[policy]
+        if iteration == 2 and SPECS[name].constraint != "trust_region":
+            learner.hyper = learner.hyper.model_copy(update={"importance_cap": 2.0})
+            with torch.no_grad():
+                for parameter in learner.critics[-1].parameters():
+                    parameter.mul_(1.5)
+        found = {}
+        for clip in (None, 0.01):
+            learner.hyper = learner.hyper.model_copy(update={"value_clip": clip})
+            found[clip] = gradients(name, team, batch, None)
+        assert found[None].norm() > 0
+        torch.testing.assert_close(found[0.01], found[None], atol=1e-6, rtol=1e-5)
+        learner.update(batch, 0, iteration, CostStats((4.5,), 6))
 
 
 def test_a_batch_whose_tensors_do_not_fit_is_refused_by_name(played):

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from marl_ray.algorithms import ALGORITHMS
 from marl_ray.algorithms.base import Evaluated
-from marl_ray.algorithms.ppo_losses import clipped_surrogate, clipped_value_loss, ppo_loss
+from marl_ray.algorithms.ppo_losses import clipped_surrogate, ppo_loss
+from marl_ray.algorithms.value_losses import clipped_value_loss
 from marl_ray.algorithms.value_norm import ValueNorm
-from marl_ray.config import SPECS, AlgorithmConfig, AlgorithmName
+from marl_ray.config import SPECS, AlgorithmConfig
 
 numbers = st.floats(-3, 3)
 
@@ -48,7 +49,7 @@ def test_no_gradient_where_the_clip_holds():
 
 def test_ratio_of_distant_policies_stays_finite():
     numbers = [torch.tensor([[x]]) for x in (0.0, -1000.0, -1.0)]
-    batch = Evaluated(*numbers, torch.ones(1, 1, dtype=torch.bool))
+    batch = Evaluated(*numbers, torch.ones(1, 1, dtype=torch.bool), numbers[1], torch.zeros(1, 1))
     assert torch.isfinite(ppo_loss(batch, AlgorithmConfig()).loss).all()
 
 
@@ -81,4 +82,4 @@ def test_value_norm_has_a_floor_for_constant_returns():
 
 
 def test_config_names_exactly_the_registered_algorithms():
-    assert list(AlgorithmName.__args__) == list(ALGORITHMS) == list(SPECS)
+    assert list(ALGORITHMS) == list(SPECS) and all(ALGORITHMS[name].spec is spec for name, spec in SPECS.items())

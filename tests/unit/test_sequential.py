@@ -29,7 +29,7 @@ def test_the_factor_equals_the_joint_ratio(monkeypatch, algorithm):
                 return update(*arguments)
 
             monkeypatch.setattr(learner, "update", noted)
-        costs = CostStats((4.5,), 3)
+        costs = {name: CostStats((4.5,), 3, 6.0) for name in team.learners}
         loop._update(config, team, batch.trajectories, 0, 0, costs)
         first, second = sorted(given, key=lambda name: given[name] is not None)
         assert given[first] is None
@@ -57,9 +57,8 @@ def test_a_step_uses_up_the_budget_of_the_next():
         team = loop.build_team(config, env, loop.init_device_mesh("cpu", (1,)), False)
         data = loop.build_collector(config, env, team.agents, 0, 1).collect(team.players(), 0).trajectories["first"]
         learner = team.learners["first"]
-        learner.decisions_per_episode = 6.0
         factor = torch.ones_like(data.rewards)
-        before = CostStats((4.5,), 3)
+        before = CostStats((4.5,), 3, 6.0)
         assert learner.moved_costs(before, data, factor, None) == before
         from marl_ray.algorithms.ppo import cost_advantages
 

@@ -24,7 +24,7 @@ from marl_ray.tuning.compare import (
 )
 from marl_ray.tuning.figures import curve_chart, number, parallel, strokes, ticks
 
-RETURN = MetricConfig(window=2)
+RETURN = MetricConfig(name="return", window=2)
 
 
 def rows_of(*columns: list[float | None], exploits: list[int] | None = None) -> list[dict[str, float]]:

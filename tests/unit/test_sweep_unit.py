@@ -19,7 +19,7 @@ from marl_ray.training.batches import Diverged
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.unit import Unit, run_leg
 
-RETURN = [MetricConfig(window=2)]
+RETURN = [MetricConfig(name="return", window=2)]
 
 
 def seeds(count: int, *overrides: str) -> list[RunConfig]:
@@ -47,7 +47,9 @@ def test_seeds_side_by_side_learn_what_they_learn_alone_and_count_by_their_iqm(t
     configs = seeds(5)
     rows = train(configs, None, None, tmp_path / "c")
     alone = [train_alone(one) for one in configs]
-    for number, row in enumerate(rows):
+    assert rows[0]["steps"] == 0 and "eval/return" in rows[0] and "return" not in rows[0]
+    alone = [[row for row in run if row["steps"]] for run in alone]
+    for number, row in enumerate(row for row in rows if row["steps"]):
         returns = [run[number]["return"] for run in alone]
         assert [row[f"seed-{seed}/return"] for seed in range(5)] == returns
         assert row["return"] == iqm(np.array(returns))
@@ -61,9 +63,12 @@ def test_legs_that_are_joined_equal_one_that_was_never_parted(tmp_path: Path):
     first = train(seeds(2), 70, None, tmp_path / "first")
     second = train(seeds(2), None, tmp_path / "first", tmp_path / "second")
     assert first[-1]["steps"] == 96
-    clocks = {"steps_per_second", "time/rollout", "time/update", "time/other"}
+    # The first leg is judged where it ends, the whole one is not; no clock and no evaluation is a part of training.
+    assert "eval/return" in first[-1] and "eval/return" in second[-1]
+    left_out = ("time/", "steps_per_second", "score", "eval/", "best/", "seed-")
     for one, other in zip(whole, first + second, strict=True):
-        assert {k: v for k, v in one.items() if k not in clocks} == {k: v for k, v in other.items() if k not in clocks}
+        one, other = ({k: v for k, v in row.items() if not k.startswith(left_out)} for row in (one, other))
+        assert one == other
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "ppo_lagrangian", "pid_lagrangian"])
@@ -97,7 +102,7 @@ def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path
 def test_a_seed_that_diverges_and_a_metric_that_is_not_there_are_named(tmp_path: Path):
     poison = 'env={"id": "toy_envs:poisoned", "kwargs": {"after": 7}}'
     with pytest.raises(Diverged, match=r"seed 0: policy 'shared', iteration \d"):
-        train(seeds(2, poison), None, None, tmp_path / "c")
+        train(seeds(2, poison, "evaluation.every=0"), None, None, tmp_path / "c")
     with process_group():
         unit = Unit(seeds(1), [MetricConfig(name="retrun")], torch.device("cpu"), None)
         with pytest.raises(MarlRayError, match=r"metric 'retrun' is never reported; a run reports .*policy_loss"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_runs import BRIEF, TWO_POLICIES, config, of_two, short
+from toy_runs import BRIEF, FEW, TWO_POLICIES, config, of_two, short
 from two_workers import two_workers
 
 from marl_ray.algorithms import ALGORITHMS
@@ -35,11 +35,12 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm):
     """Multipliers, controllers, normalisers, coefficients and random numbers included."""
-    more = ["hyper.kl_coef=0.1", "hyper.kl_target=0.01", "hyper.entropy_target=0.5"] if algorithm != "remax" else []
+    steered = {"kl_coef": 0.1, "kl_target": 0.01, "entropy_target": 0.5}
+    more = [f"hyper.{key}={value}" for key, value in steered.items() if key in SPECS[algorithm].reads]
     whole = train_alone(short(algorithm, *more), tmp_path / "whole")
     resumed = train_alone(short(algorithm, *more), tmp_path / "again", tmp_path / "whole" / "2")
     assert len(whole) > 2
-    assert timeless(whole)[2:] == timeless(resumed)
+    assert timeless([row for row in whole if row["iteration"] > 2]) == timeless(resumed)
     last = str(whole[-1]["iteration"])
     states = [json.loads((tmp_path / name / last / "state.json").read_text()) for name in ("whole", "again")]
     for state in states:
@@ -60,13 +61,14 @@ def test_micro_batches_change_nothing(alone, tmp_path, algorithm):
 def test_two_workers_train_the_same_as_one(alone, tmp_path):
     double = two_workers(of_two, str(tmp_path / "two"), list(ALGORITHMS))
     for name in ALGORITHMS:
-        single = train_alone(short(name, BRIEF), tmp_path / "one" / name)
+        single = train_alone(short(name, BRIEF, FEW), tmp_path / "one" / name)
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
             assert a == pytest.approx(b, abs=1e-5), name
         best = max(path.parent for path in (tmp_path / "one" / name).glob("*/bundle"))
         expected, got = (weights(tmp_path / workers / name / best.name) for workers in ("one", "two"))
         for key, value in expected.items():
-            torch.testing.assert_close(got[key], value, atol=1e-5, rtol=1e-4)
+            # Adam divides by a gradient's size: rounding of a small one moves its weight by a thousandth of the rate.
+            torch.testing.assert_close(got[key], value, atol=2e-5, rtol=1e-4, msg=f"{name}: {key}")
 
 
 def test_the_toy_is_learned(alone, tmp_path):
@@ -101,7 +103,7 @@ def test_clipping_is_by_each_networks_own_norm(alone):
 
 
 def test_a_number_that_is_not_finite_stops_the_run_and_is_named(alone, tmp_path):
-    poison = ["env={id: 'toy_envs:poisoned', kwargs: {after: 7}}", "train.total_steps=100000"]
+    poison = ["env={id: 'toy_envs:poisoned', kwargs: {after: 7}}", "train.total_steps=100000", "evaluation.every=0"]
     with pytest.raises(
         Diverged, match=r"policy 'shared', iteration \d+, step \d+: rewards of the batch are not finite"
     ):

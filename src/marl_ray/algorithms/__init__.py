@@ -22,6 +22,10 @@ from marl_ray.algorithms.reinforce_pp import REINFORCE_PP
 from marl_ray.algorithms.reinforce_pp_baseline import REINFORCE_PP_BASELINE
 from marl_ray.algorithms.remax import REMAX
 from marl_ray.algorithms.rloo import RLOO
+from marl_ray.algorithms.value_losses import Valued
+from marl_ray.config import spec_of
+from marl_ray.errors import MarlRayError
+from marl_ray.imports import imported
 
 ALGORITHMS: dict[str, Algorithm] = {
     algorithm.name: algorithm
@@ -32,4 +36,14 @@ ALGORITHMS: dict[str, Algorithm] = {
     )
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "Evaluated", "PolicyLoss"]
+
+def algorithm_of(reference: str) -> Algorithm:
+    """A built-in algorithm by its name, or an own one by `package.module:NAME`; raises MarlRayError."""
+    spec_of(reference)
+    found = ALGORITHMS.get(reference) or imported(reference)
+    if not isinstance(found, Algorithm):
+        raise MarlRayError(f"{reference}: expected an Algorithm of marl_ray.algorithms, got {type(found).__name__}")
+    return found
+
+
+__all__ = ["ALGORITHMS", "Algorithm", "Evaluated", "PolicyLoss", "Valued", "algorithm_of"]

@@ -1,4 +1,4 @@
-"""What an algorithm is to the learner: two pure functions, and what its `Spec` says of the rest."""
+"""What an algorithm is to the learner: its spec, and the functions that say what it learns from a batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from marl_ray.algorithms.multipliers import Multiplier
-from marl_ray.config import SPECS, AlgorithmConfig, AlgorithmName, Spec
+from marl_ray.algorithms.shaping import shaped_rewards
+from marl_ray.algorithms.value_losses import Valued, ppo_value_loss
+from marl_ray.config import AlgorithmConfig, Spec
+from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories
 
 
@@ -22,6 +25,13 @@ class Evaluated(NamedTuple):
     """Normalised, combined with costs, weighted; detached."""
     mask: Tensor
     """bool: decisions that are trained on."""
+    behaviour_log_probs: Tensor
+    """Of the policy that sampled, as the rollout recorded them; equal to `old_log_probs` unless `Spec.recompute` or
+    `importance_cap` has the learner evaluate those itself."""
+    values: Tensor
+    """The critic's estimates when the decisions were made, in reward units; 0 without a critic."""
+    reference_log_probs: Tensor | None = None
+    """Of the reference policy; None where `kl_coef` is 0."""
 
 
 class PolicyLoss(NamedTuple):
@@ -38,11 +48,21 @@ Estimator = Callable[[Trajectories, AlgorithmConfig], tuple[Tensor, Tensor | Non
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One named algorithm."""
+    """One named algorithm. Every function is pure and takes the policy's `hyper`; rows may be any part of a batch but for
+    those that take Trajectories, which see all rows of this worker."""
 
-    name: AlgorithmName
+    name: str
+    spec: Spec
     advantages: Estimator
     policy_loss: Callable[[Evaluated, AlgorithmConfig], PolicyLoss]
+    value_loss: Callable[[Valued, AlgorithmConfig], Tensor] = ppo_value_loss
+    """(R, T) loss of the critic, and of each cost critic."""
+    critic_targets: Callable[[Trajectories, AlgorithmConfig], Tensor] | None = None
+    """(B, T) what the critic is fitted to before the advantages are taken, for `Spec.critic_first`. Such a critic's outputs
+    are in units of its own: `values` of the batch are its outputs after the fit."""
+    shape_rewards: Callable[[Trajectories, AlgorithmConfig, int, Tensor | None], Tensor] = shaped_rewards
+    """(B, T) rewards that advantages are taken of, from the batch, the greatest length of a sequence and, where
+    `kl_place` is `reward`, the divergence (B, T) from the reference times its coefficient."""
     multiplier: Callable[[AlgorithmConfig, float], Multiplier] | None = None
     """What a constraint with a given budget starts with, for `constraint: multiplier`."""
     rescale: bool = True
@@ -50,6 +70,11 @@ class Algorithm:
     every_step: bool = False
     """Move the multipliers after every gradient step, and not once per batch."""
 
-    @property
-    def spec(self) -> Spec:
-        return SPECS[self.name]
+    def __post_init__(self) -> None:
+        given = {
+            "critic_targets": (self.critic_targets is not None, self.spec.critic_first),
+            "multiplier": (self.multiplier is not None, self.spec.constraint == "multiplier"),
+        }
+        for key, (there, needed) in given.items():
+            if there != needed:
+                raise MarlRayError(f"algorithm {self.name}: its spec asks for {'a' if needed else 'no'} `{key}`")

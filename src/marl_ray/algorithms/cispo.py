@@ -2,13 +2,14 @@
 
     L = -sg( clip(rho, 1-eps, 1+eps') ) A log pi
 
-The clip bounds the weight of a decision and never takes its gradient away. A is GRPO's.
+The clip bounds the weight of a decision and never takes its gradient away. A is GRPO's. As in the paper only the upper bound
+holds by default (eps = 1); the paper tunes eps' and does not say to what, so that it is 4 here, a weight of at most 5.
 """
 
 from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
 from marl_ray.algorithms.grpo import group_advantages
 from marl_ray.algorithms.ratios import token_ratio
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
@@ -18,4 +19,4 @@ def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
     return PolicyLoss(-weight * batch.advantages * batch.log_probs, weight != ratio)
 
 
-CISPO = Algorithm("cispo", group_advantages, policy_loss)
+CISPO = Algorithm("cispo", SPECS["cispo"], group_advantages, policy_loss)

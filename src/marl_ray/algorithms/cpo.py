@@ -10,7 +10,7 @@ its units.
 from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
 from marl_ray.algorithms.ppo import gae_advantages
 from marl_ray.algorithms.ratios import token_ratio
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def surrogate(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
@@ -19,4 +19,4 @@ def surrogate(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
     return PolicyLoss(-ratio * batch.advantages, batch.mask.new_zeros(batch.mask.shape))
 
 
-CPO = Algorithm("cpo", gae_advantages, surrogate)
+CPO = Algorithm("cpo", SPECS["cpo"], gae_advantages, surrogate)

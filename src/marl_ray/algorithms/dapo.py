@@ -8,18 +8,9 @@ sequences cut at the horizon a filter (`overlong_filter`) or a soft penalty (`ov
 penalty. Not to be confused with `direct_dapo`.
 """
 
-import torch
-from torch import Tensor
-
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.grpo import group_advantages
 from marl_ray.algorithms.ppo_losses import ppo_loss
+from marl_ray.config import SPECS
 
-
-def overlong_penalty(lengths: Tensor, longest: int, buffer: int, factor: float) -> Tensor:
-    """Eq. 13, (B,): 0 up to `longest - buffer` decisions, then linearly down to -factor at `longest` and beyond."""
-    over = (lengths - (longest - buffer)).clamp(0, buffer)
-    return -factor * over / buffer if buffer else torch.zeros_like(lengths, dtype=torch.float32)
-
-
-DAPO = Algorithm("dapo", group_advantages, ppo_loss)
+DAPO = Algorithm("dapo", SPECS["dapo"], group_advantages, ppo_loss)

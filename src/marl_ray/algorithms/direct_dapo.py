@@ -5,7 +5,8 @@
 
 The critic is fitted first and then held. The paper subtracts from V(s.a_i) the mean over candidate steps of the same s
 (eq. 13); where a state has one sampled action, that mean's expectation is V(s) itself, so A = r + V(s') - V(s) here.
-gamma is 1. Not to be confused with `dapo`.
+Nothing is discounted, and nothing follows the end of a sequence, also where a limit on its length cut it: that is what the
+critic is fitted to, so an advantage must not count more. Not to be confused with `dapo`.
 """
 
 import torch
@@ -15,27 +16,29 @@ from torch.nn import functional
 from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
 from marl_ray.algorithms.gae import gae
 from marl_ray.algorithms.returns import reward_to_go
-from marl_ray.config import AlgorithmConfig
+from marl_ray.algorithms.value_losses import Valued
+from marl_ray.config import SPECS, AlgorithmConfig
 from marl_ray.trajectories import Trajectories
 
 
 def targets(batch: Trajectories, hyper: AlgorithmConfig) -> Tensor:
     """(B, T) soft targets of the critic in [0, 1]."""
-    to_go = reward_to_go(batch.rewards, batch.mask, batch.terminated | batch.truncated, hyper.gamma)
+    to_go = reward_to_go(batch.rewards, batch.mask, batch.terminated | batch.truncated, gamma=1.0)
     return ((to_go - hyper.return_low) / (hyper.return_high - hyper.return_low)).clamp(0, 1)
 
 
-def value_loss(logits: Tensor, soft_targets: Tensor) -> Tensor:
-    """Binary cross-entropy against soft targets, per decision."""
-    return functional.binary_cross_entropy_with_logits(logits, soft_targets, reduction="none")
+def value_loss(batch: Valued, hyper: AlgorithmConfig) -> Tensor:
+    """Binary cross-entropy of logits against soft targets, per decision."""
+    return functional.binary_cross_entropy_with_logits(batch.outputs, batch.targets, reduction="none")
 
 
-def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
-    """(B, T) r + V(s') - V(s), with `values` and `bootstrap` the fitted critic's logits, and the critic's targets."""
+def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
+    """(B, T) r + V(s') - V(s), with `values` the fitted critic's logits; V(s') is 0 behind the end of a sequence."""
     low, width = hyper.return_low, hyper.return_high - hyper.return_low
-    values, bootstrap = (low + width * torch.sigmoid(logits) for logits in (batch.values, batch.bootstrap))
-    ends = (batch.mask, batch.terminated, batch.truncated)
-    return gae(batch.rewards, values, bootstrap, *ends, hyper.gamma, 0.0)[0], targets(batch, hyper)
+    values = low + width * torch.sigmoid(batch.values)
+    ended = batch.terminated | batch.truncated
+    nothing = torch.zeros_like(values)
+    return gae(batch.rewards, values, nothing, batch.mask, ended, torch.zeros_like(ended), 1.0, 0.0)[0], None
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
@@ -49,4 +52,6 @@ def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
     return PolicyLoss(0.5 * hyper.beta * error.square(), batch.mask.new_zeros(batch.mask.shape))
 
 
-DIRECT_DAPO = Algorithm("direct_dapo", advantages, policy_loss)
+DIRECT_DAPO = Algorithm(
+    "direct_dapo", SPECS["direct_dapo"], advantages, policy_loss, value_loss, critic_targets=targets
+)

@@ -9,5 +9,6 @@ sequence's own length (which favours long wrong answers): `fixed_length`, the ho
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.grpo import group_advantages
 from marl_ray.algorithms.ppo_losses import ppo_loss
+from marl_ray.config import SPECS
 
-DR_GRPO = Algorithm("dr_grpo", group_advantages, ppo_loss)
+DR_GRPO = Algorithm("dr_grpo", SPECS["dr_grpo"], group_advantages, ppo_loss)

@@ -13,7 +13,7 @@ from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.groups import centred, group_index, standardised
 from marl_ray.algorithms.ppo_losses import ppo_loss
 from marl_ray.algorithms.returns import sequence_scores
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import SPECS, AlgorithmConfig
 from marl_ray.trajectories import Trajectories
 
 
@@ -28,4 +28,4 @@ def group_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tenso
     return relative[:, None] * batch.mask, None
 
 
-GRPO = Algorithm("grpo", group_advantages, ppo_loss)
+GRPO = Algorithm("grpo", SPECS["grpo"], group_advantages, ppo_loss)

@@ -10,7 +10,7 @@ from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
 from marl_ray.algorithms.grpo import group_advantages
 from marl_ray.algorithms.ppo_losses import clipped_surrogate
 from marl_ray.algorithms.ratios import gspo_token_log_ratio
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
@@ -19,4 +19,4 @@ def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
     return clipped_surrogate(ratio, batch.advantages, *hyper.clip_range, hyper.dual_clip)
 
 
-GSPO = Algorithm("gspo", group_advantages, policy_loss)
+GSPO = Algorithm("gspo", SPECS["gspo"], group_advantages, policy_loss)

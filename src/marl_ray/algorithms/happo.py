@@ -9,5 +9,6 @@ probability; the learner multiplies it into the advantages (M > 0, so it goes th
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.ppo import gae_advantages
 from marl_ray.algorithms.ppo_losses import ppo_loss
+from marl_ray.config import SPECS
 
-HAPPO = Algorithm("happo", gae_advantages, ppo_loss)
+HAPPO = Algorithm("happo", SPECS["happo"], gae_advantages, ppo_loss)

@@ -7,5 +7,6 @@ batch.
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.ppo import gae_advantages
 from marl_ray.algorithms.ppo_losses import ppo_loss
+from marl_ray.config import SPECS
 
-IPPO = Algorithm("ippo", gae_advantages, ppo_loss)
+IPPO = Algorithm("ippo", SPECS["ippo"], gae_advantages, ppo_loss)

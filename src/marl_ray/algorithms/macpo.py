@@ -8,5 +8,6 @@ violation is recomputed with the cost that the earlier policies' steps are expec
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.cpo import surrogate
 from marl_ray.algorithms.ppo import gae_advantages
+from marl_ray.config import SPECS
 
-MACPO = Algorithm("macpo", gae_advantages, surrogate)
+MACPO = Algorithm("macpo", SPECS["macpo"], gae_advantages, surrogate)

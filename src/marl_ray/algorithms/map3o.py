@@ -6,5 +6,6 @@ Actors stay decentralised and are updated at once; every policy has the penalty 
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.ppo import gae_advantages
 from marl_ray.algorithms.ppo_losses import ppo_loss
+from marl_ray.config import SPECS
 
-MAP3O = Algorithm("map3o", gae_advantages, ppo_loss)
+MAP3O = Algorithm("map3o", SPECS["map3o"], gae_advantages, ppo_loss)

@@ -9,5 +9,6 @@ Unlike the paper's code the value bootstraps at a time limit.
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.ppo import gae_advantages
 from marl_ray.algorithms.ppo_losses import ppo_loss
+from marl_ray.config import SPECS
 
-MAPPO = Algorithm("mappo", gae_advantages, ppo_loss)
+MAPPO = Algorithm("mappo", SPECS["mappo"], gae_advantages, ppo_loss)

@@ -10,5 +10,6 @@ whole minibatch over all workers; large minibatches keep it from flickering.
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.ppo import gae_advantages
 from marl_ray.algorithms.ppo_losses import ppo_loss
+from marl_ray.config import SPECS
 
-P3O = Algorithm("p3o", gae_advantages, ppo_loss)
+P3O = Algorithm("p3o", SPECS["p3o"], gae_advantages, ppo_loss)

@@ -8,7 +8,7 @@ from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.multipliers import PID
 from marl_ray.algorithms.ppo import gae_advantages
 from marl_ray.algorithms.ppo_losses import ppo_loss
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def multiplier(hyper: AlgorithmConfig, budget: float) -> PID:
@@ -19,4 +19,4 @@ def multiplier(hyper: AlgorithmConfig, budget: float) -> PID:
     )
 
 
-PID_LAGRANGIAN = Algorithm("pid_lagrangian", gae_advantages, ppo_loss, multiplier)
+PID_LAGRANGIAN = Algorithm("pid_lagrangian", SPECS["pid_lagrangian"], gae_advantages, ppo_loss, multiplier=multiplier)

@@ -11,7 +11,7 @@ from torch import Tensor
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.gae import gae
 from marl_ray.algorithms.ppo_losses import ppo_loss
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import SPECS, AlgorithmConfig
 from marl_ray.trajectories import Trajectories
 
 
@@ -27,4 +27,4 @@ def cost_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor
     return gae(batch.costs, batch.cost_values, batch.cost_bootstrap, *ends, hyper.cost_gamma, hyper.cost_gae_lambda)
 
 
-PPO = Algorithm("ppo", gae_advantages, ppo_loss)
+PPO = Algorithm("ppo", SPECS["ppo"], gae_advantages, ppo_loss)

@@ -11,11 +11,11 @@ from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.multipliers import Lagrange
 from marl_ray.algorithms.ppo import gae_advantages
 from marl_ray.algorithms.ppo_losses import ppo_loss
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def multiplier(hyper: AlgorithmConfig, budget: float) -> Lagrange:
     return Lagrange(budget, hyper.multiplier_init, hyper.multiplier_lr, hyper.multiplier_max)
 
 
-PPO_LAGRANGIAN = Algorithm("ppo_lagrangian", gae_advantages, ppo_loss, multiplier)
+PPO_LAGRANGIAN = Algorithm("ppo_lagrangian", SPECS["ppo_lagrangian"], gae_advantages, ppo_loss, multiplier=multiplier)

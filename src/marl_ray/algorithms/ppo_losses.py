@@ -1,7 +1,6 @@
-"""The two losses of proximal policy optimisation, per decision."""
+"""The policy loss of proximal policy optimisation, per decision."""
 
 from torch import Tensor
-from torch.nn import functional
 
 from marl_ray.algorithms.base import Evaluated, PolicyLoss
 from marl_ray.algorithms.ratios import token_ratio
@@ -23,20 +22,6 @@ def clipped_surrogate(
         held = (advantages < 0) & (objective < floor)
         objective, clipped = objective.where(~held, floor), clipped | held
     return PolicyLoss(-objective, clipped)
-
-
-def clipped_value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None, huber_delta: float
-) -> Tensor:
-    """max of the Huber losses of the new value and of the new value held within +-clip of the old one.
-
-    Yu et al. 2021 (arXiv 2103.01955), appendix C. All inputs in units of the value normaliser.
-    """
-    loss = functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
-    if clip is None:
-        return loss
-    held = old_values + (values - old_values).clamp(-clip, clip)
-    return loss.maximum(functional.huber_loss(held, returns, reduction="none", delta=huber_delta))
 
 
 def ppo_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:

@@ -11,7 +11,7 @@ from torch import Tensor
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.ppo_losses import ppo_loss
 from marl_ray.algorithms.returns import reward_to_go
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import SPECS, AlgorithmConfig
 from marl_ray.trajectories import Trajectories
 
 
@@ -20,4 +20,4 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
     return reward_to_go(batch.rewards, batch.mask, batch.terminated | batch.truncated, hyper.gamma), None
 
 
-REINFORCE_PP = Algorithm("reinforce_pp", advantages, ppo_loss)
+REINFORCE_PP = Algorithm("reinforce_pp", SPECS["reinforce_pp"], advantages, ppo_loss)

@@ -8,5 +8,6 @@ The group gives the baseline and the batch the scale, so that a group of small s
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.grpo import group_advantages
 from marl_ray.algorithms.ppo_losses import ppo_loss
+from marl_ray.config import SPECS
 
-REINFORCE_PP_BASELINE = Algorithm("reinforce_pp_baseline", group_advantages, ppo_loss)
+REINFORCE_PP_BASELINE = Algorithm("reinforce_pp_baseline", SPECS["reinforce_pp_baseline"], group_advantages, ppo_loss)

@@ -12,7 +12,7 @@ from torch import Tensor
 from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
 from marl_ray.algorithms.groups import greedy_baseline, group_index
 from marl_ray.algorithms.returns import reward_to_go, sequence_scores
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import SPECS, AlgorithmConfig
 from marl_ray.trajectories import Trajectories
 
 
@@ -33,4 +33,4 @@ def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
     return PolicyLoss(-batch.advantages * batch.log_probs, batch.mask.new_zeros(batch.mask.shape))
 
 
-REMAX = Algorithm("remax", advantages, policy_loss)
+REMAX = Algorithm("remax", SPECS["remax"], advantages, policy_loss)

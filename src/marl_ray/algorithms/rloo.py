@@ -3,7 +3,9 @@
     A_i = s_i - mean of the other members' s
 
 The same name has two objectives in the field: `ratio_level: token` is verl's (PPO's clip, one ratio per decision),
-`sequence` is TRL's (one ratio per sequence, the product of all its decisions' ratios, not normalised by length).
+`sequence` is TRL's (one ratio per sequence, the product of all its decisions' ratios, not normalised by length; a sequence
+is one term of the loss, so `aggregation` must be `seq-mean-token-mean`, under which equal terms of its decisions are that
+one).
 """
 
 from torch import Tensor
@@ -13,7 +15,7 @@ from marl_ray.algorithms.groups import group_index, leave_one_out
 from marl_ray.algorithms.ppo_losses import clipped_surrogate, ppo_loss
 from marl_ray.algorithms.ratios import sequence_log_ratio
 from marl_ray.algorithms.returns import sequence_scores
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import SPECS, AlgorithmConfig
 from marl_ray.trajectories import Trajectories
 
 
@@ -34,4 +36,4 @@ def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
     return clipped_surrogate(ratio, batch.advantages, *hyper.clip_range, hyper.dual_clip)
 
 
-RLOO = Algorithm("rloo", advantages, policy_loss)
+RLOO = Algorithm("rloo", SPECS["rloo"], advantages, policy_loss)

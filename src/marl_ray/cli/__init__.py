@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from marl_ray.cli import evaluation, serving, sweep
 from marl_ray.cli.options import LOCAL_DASHBOARD, Address, SubmissionId
@@ -17,7 +18,22 @@ if TYPE_CHECKING:
     from marl_ray.config import RunConfig
     from marl_ray.training.driver import Outcome
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells report it."""
+
+
+class _Commands(typer.core.TyperGroup):
+    """Typer's own answer to Ctrl-C is status 1."""
+
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Train teams of policies on Ray, measure them, serve the winners.",
     no_args_is_help=True,
     add_completion=False,
@@ -40,7 +56,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved conf
 
 @app.command()
 def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = False) -> None:
-    """Train here: on the cluster of RAY_ADDRESS, or on a Ray of its own that ends with the run."""
+    """Train here: on the cluster of RAY_ADDRESS, or on a Ray of its own that ends with the run.
+
+    The same command goes on with a run that was interrupted; of one that is finished it says what it has, with status 0.
+    """
     from marl_ray.config import RunConfig, load_config
 
     run = load_config(RunConfig, config, overrides or ())
@@ -48,8 +67,14 @@ def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = Fal
         _print_config(run)
         return
     outcome = _train_here(run)
+    if not outcome.trained:
+        print(
+            f"{outcome.name}: finished already, nothing was trained; to go on, raise train.total_steps, or give another name"
+        )
     reached = "" if outcome.best_return is None else f"best return {outcome.best_return:.3f}, "
     print(f"{outcome.name}: {reached}{outcome.model}")
+    for line in outcome.summary:
+        print(f"  {line}")
     print(f"  bundle  {outcome.bundle}")
     if outcome.curve:
         print(f"  curve   {outcome.curve}")
@@ -71,11 +96,19 @@ def submit_train(
 
 @app.command()
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="One algorithm, with its knobs and defaults.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One algorithm, with its knobs and defaults; or `check`.")] = None,
+    checked: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The algorithm to check: a built-in or package.module:NAME.")
+    ] = None,
 ) -> None:
-    """List the algorithms: paper, what each needs of a run, its knobs."""
-    from marl_ray.config import COMMON_KNOBS, SPECS, AlgorithmConfig
+    """List the algorithms: paper, what each needs of a run, its knobs. `check NAME`: whether one does what it promises."""
+    from marl_ray.config import SPECS, spec_of
 
+    if name == "check":
+        _check_algorithm(checked)
+        return
+    if checked is not None:
+        raise MarlRayError(f"algorithms: expected one NAME, or check NAME, got {name} {checked}")
     if name is None:
         width = max(map(len, SPECS))
         for key, spec in SPECS.items():
@@ -83,21 +116,38 @@ def algorithms(
             print(f"{key:<{width}}  {spec.title} ({spec.paper}){needs}")
         print("\nmarl-ray algorithms NAME shows the knobs of one; set one with algorithm=NAME and hyper.KNOB=VALUE.")
         return
-    if name not in SPECS:
-        raise MarlRayError(f"algorithm {name!r} is unknown; expected one of {', '.join(SPECS)}")
-    spec = SPECS[name]
-    defaults = AlgorithmConfig.model_validate(spec.defaults).model_dump(mode="json")
+    try:
+        spec = spec_of(name)
+    except MarlRayError as error:
+        raise MarlRayError(f"algorithm: {error}") from error
+    defaults = spec.hyper.model_validate(spec.defaults).model_dump(mode="json")
     print(f"{name}: {spec.title}, {spec.paper}")
     print(f"  needs   {', '.join(spec.needs) or 'nothing'}")
     print(
         f"  updates {spec.order}; trains {'any policy' if spec.token_policies else 'actor-critics, no token policies'}"
     )
-    common = [knob for knob in COMMON_KNOBS if knob not in spec.knobs]
+    common = [knob for knob in spec.common if knob not in spec.knobs]
     for title, knobs in (("its own knobs", spec.knobs), ("common knobs", common)):
         print(f"  {title}")
         for knob in knobs:
-            described = AlgorithmConfig.model_fields[knob].description or ""
+            described = spec.hyper.model_fields[knob].description or ""
             print(f"    hyper.{knob} = {json.dumps(defaults[knob])}  {' '.join(described.split())}".rstrip())
+
+
+def _check_algorithm(name: str | None) -> None:
+    """Print a line for every property of an algorithm; exit with 1 if one does not hold."""
+    from marl_ray.config import spec_of
+
+    if name is None:
+        raise MarlRayError("algorithms check: expected the NAME of an algorithm")
+    try:
+        spec_of(name)
+    except MarlRayError as error:
+        raise MarlRayError(f"algorithm: {error}") from error
+    from marl_ray.conformance.check import check_algorithm
+
+    if not check_algorithm(name, print):
+        raise typer.Exit(1)
 
 
 @config_app.command("schema")
@@ -129,9 +179,12 @@ def demo(
 
 def _train_here(run: "RunConfig") -> "Outcome":
     from marl_ray.cluster.local import ray_here
-    from marl_ray.training.driver import check_run
+    from marl_ray.training.driver import check_run, finished
     from marl_ray.training.driver import train as train_on_ray
 
+    before = finished(run)
+    if before is not None:
+        return before
     check_run(run)
     with ray_here():
         return train_on_ray(run)
@@ -144,7 +197,10 @@ def _print_config(config: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line; always raises SystemExit. A MarlRayError is one line on stderr and status 2."""
+    """Run the command line; always raises SystemExit.
+
+    A MarlRayError is one line on stderr and status 2; Ctrl-C is status 130.
+    """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python` does, so that an `env.id` may name a module that lies here
     try:
@@ -152,3 +208,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     except MarlRayError as error:
         print(f"marl-ray: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None

@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,6 +83,7 @@ def local_ray(
         raise MarlRayError("local_ray: Ray is already initialised in this process; leave that one first")
     temp_dir = Path(tempfile.mkdtemp(prefix="mr-", dir=_short_temp_root()))
     token = secrets.token_hex(32)
+    hurry = False
     with _restored_signals(), _environment(token):
         try:
             context = _start(num_cpus, dashboard, quiet, object_store_bytes, temp_dir)
@@ -97,9 +98,12 @@ def local_ray(
                 temp_dir=temp_dir,
                 token=token,
             )
+        except (KeyboardInterrupt, SystemExit):
+            hurry = True
+            raise
         finally:
             with _ignored_signals():
-                _stop(temp_dir)
+                _stop(temp_dir, hurry)
 
 
 def _start(num_cpus: int | None, dashboard: bool, quiet: bool, object_store_bytes: int, temp_dir: Path) -> Any:
@@ -133,10 +137,13 @@ def _start(num_cpus: int | None, dashboard: bool, quiet: bool, object_store_byte
         raise MarlRayError(f"local_ray: Ray does not start: {one_line(error)}") from error
 
 
-def _stop(temp_dir: Path) -> None:
+def _stop(temp_dir: Path, hurry: bool) -> None:
+    """End Ray; in a `hurry` its processes are killed, for a graceful shutdown takes many seconds."""
     import ray
 
     processes = _processes_of(temp_dir)
+    if hurry:
+        _signal(processes, psutil.Process.kill)
     # `ray.shutdown` takes no deadline. It waits for its processes, so ending them ends it.
     watchdog = threading.Timer(SHUTDOWN_S, _end, [processes])
     watchdog.start()
@@ -168,12 +175,16 @@ def _processes_of(temp_dir: Path) -> list[psutil.Process]:
 def _end(processes: list[psutil.Process]) -> None:
     """Terminate, then kill. psutil compares start times, so a pid that was given away again is never signalled."""
     for action in (psutil.Process.terminate, psutil.Process.kill):
-        for process in processes:
-            try:
-                action(process)
-            except psutil.Error:
-                continue
+        _signal(processes, action)
         _, processes = psutil.wait_procs(processes, timeout=EXIT_S)
+
+
+def _signal(processes: list[psutil.Process], action: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        try:
+            action(process)
+        except psutil.Error:
+            continue
 
 
 @contextmanager

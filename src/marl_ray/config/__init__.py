@@ -1,6 +1,6 @@
 """Typed configs. Importing this package loads pydantic and YAML only, never torch or Ray."""
 
-from marl_ray.config.algorithms import COMMON_KNOBS, SPECS, AlgorithmName, Spec
+from marl_ray.config.algorithms import SPECS, Spec, spec_of
 from marl_ray.config.evaluation import CodeRewardConfig
 from marl_ray.config.experiment import (
     ArmConfig,
@@ -29,10 +29,8 @@ from marl_ray.config.run import (
 )
 
 __all__ = [
-    "COMMON_KNOBS",
     "SPECS",
     "AlgorithmConfig",
-    "AlgorithmName",
     "ArmConfig",
     "BreakerConfig",
     "CacheConfig",
@@ -60,4 +58,5 @@ __all__ = [
     "load_config",
     "parse_config",
     "read_yaml",
+    "spec_of",
 ]

@@ -1,32 +1,26 @@
 """What every named algorithm is, needs and defaults to. Plain data: the maths is in `marl_ray.algorithms`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-AlgorithmName = Literal[
-    "ppo",
-    "ippo",
-    "mappo",
-    "happo",
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "remax",
-    "gspo",
-    "cispo",
-    "dapo",
-    "direct_dapo",
-    "ppo_lagrangian",
-    "pid_lagrangian",
-    "p3o",
-    "cpo",
-    "mappo_lagrangian",
-    "map3o",
-    "macpo",
-]
-"""Every algorithm, in the order of the documentation; `algorithms.ALGORITHMS` has one entry for each (a test says so)."""
+from marl_ray.config.hyper import AlgorithmConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.imports import imported
+
+_OPTIMISER = ("lr", "lr_decay", "adam_eps", "epochs", "minibatches", "max_grad_norm")
+_ADVANTAGE = ("advantage_norm", "std_ddof", "std_eps")
+_LENGTH = ("overlong_filter", "overlong_buffer", "overlong_penalty")
+COMMON_KNOBS = (
+    *_OPTIMISER,
+    *("target_kl", "entropy_coef", "entropy_target", "entropy_step", "aggregation", "fixed_length", "importance_cap"),
+    *("kl_coef", "kl_estimator", "kl_place", "kl_target", "kl_horizon"),
+    *_ADVANTAGE,
+    *_LENGTH,
+)
+"""Keys of `hyper` that the learner reads for every algorithm that descends a gradient."""
+TRUST_REGION_KNOBS = (*_OPTIMISER, *_ADVANTAGE, *_LENGTH)
+"""The same where a trust region moves the actor, and gradient descent the critics alone."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +39,32 @@ class Spec:
     constraint: Literal["none", "multiplier", "penalty", "trust_region"] = "none"
     order: Literal["simultaneous", "sequential"] = "simultaneous"
     """Sequential: policies are updated one after another, each given the change of those before it."""
+    recompute: bool = False
+    """The learner evaluates the old log-probabilities itself when an update begins, so that they differ from the
+    rollout's where another engine or older weights sampled."""
     token_policies: bool = True
     """Also trains language models."""
     knobs: tuple[str, ...] = ()
     """Keys of `hyper` that this algorithm reads besides the common ones."""
-    defaults: dict[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     """Where it differs from the defaults of `hyper`."""
+    hyper: type[AlgorithmConfig] = AlgorithmConfig
+    """The keys of `hyper` and their types; an algorithm with keys of its own gives a subclass that adds them."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted({*self.knobs, *self.defaults} - set(self.hyper.model_fields))
+        if unknown:
+            raise MarlRayError(f"Spec {self.title!r}: {unknown[0]!r} is no field of {self.hyper.__name__}")
+
+    @property
+    def common(self) -> tuple[str, ...]:
+        """Keys of `hyper` that the learner reads for it."""
+        return TRUST_REGION_KNOBS if self.constraint == "trust_region" else COMMON_KNOBS
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Every key of `hyper` that changes what it does; any other one is refused."""
+        return frozenset((*self.common, *self.knobs))
 
     @property
     def costs(self) -> bool:
@@ -76,28 +90,23 @@ class Spec:
         return tuple(name for name, needed in wanted.items() if needed)
 
 
-COMMON_KNOBS = (
-    *("lr", "lr_decay", "adam_eps", "epochs", "minibatches", "max_grad_norm", "target_kl"),
-    *("entropy_coef", "entropy_target", "entropy_step", "aggregation", "fixed_length", "importance_cap"),
-    *("kl_coef", "kl_estimator", "kl_place", "kl_target", "kl_horizon", "advantage_norm", "std_ddof", "std_eps"),
-    *("overlong_filter", "overlong_buffer", "overlong_penalty", "dynamic_sampling"),
-)
-"""Read by every algorithm that descends a gradient."""
-
-_CLIP = ("clip", "clip_high", "dual_clip")
+_BOUNDS = ("clip", "clip_high")
+_CLIP = (*_BOUNDS, "dual_clip")
 _CRITIC = ("critic_lr", "gamma", "gae_lambda", "value_clip", "huber_delta")
 _COST = ("cost_gamma", "cost_gae_lambda")
 _LAGRANGE = ("multiplier_init", "multiplier_lr", "multiplier_max")
-_PID = ("multiplier_init", "multiplier_max", "pid_kp", "pid_ki", "pid_kd", "pid_ema", "pid_delay")
+_PID = ("multiplier_init", "pid_kp", "pid_ki", "pid_kd", "pid_ema", "pid_delay")
 _TRUST = ("trust_region", "cg_iterations", "cg_damping", "line_search_steps", "line_search_decay")
 _GROUP: dict[str, Any] = {"std_ddof": 1, "std_eps": 1e-6, "entropy_coef": 0.0}
 _CRITIC_FREE: dict[str, Any] = _GROUP | {"gamma": 1.0}
 
 
-def _groups(title: str, paper: str, aggregation: str, norm: str, *knobs: str, **defaults: Any) -> Spec:
+def _groups(
+    title: str, paper: str, aggregation: str, norm: str, knobs: tuple[str, ...] = _CLIP, **defaults: Any
+) -> Spec:
     """A critic-free algorithm that compares the members of a group."""
     own = _CRITIC_FREE | {"aggregation": aggregation, "advantage_norm": norm} | defaults
-    return Spec(title, paper, groups=True, knobs=(*_CLIP, *knobs), defaults=own)
+    return Spec(title, paper, groups=True, knobs=(*knobs, "dynamic_sampling"), defaults=own)
 
 
 def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *knobs: str, **defaults: Any) -> Spec:
@@ -114,7 +123,7 @@ def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *kn
     )
 
 
-SPECS: dict[AlgorithmName, Spec] = {
+SPECS: dict[str, Spec] = {
     "ppo": Spec("Proximal policy optimisation", "arXiv 1707.06347", "local", knobs=(*_CLIP, *_CRITIC)),
     "ippo": Spec("Independent PPO", "arXiv 2011.09533", "local", knobs=(*_CLIP, *_CRITIC)),
     "mappo": Spec("Multi-agent PPO", "arXiv 2103.01955", "central", knobs=(*_CLIP, *_CRITIC)),
@@ -123,7 +132,7 @@ SPECS: dict[AlgorithmName, Spec] = {
     ),
     "grpo": _groups("Group relative policy optimisation", "arXiv 2402.03300", "seq-mean-token-mean", "group"),
     "dr_grpo": _groups("GRPO done right", "arXiv 2503.20783", "fixed-length", "none"),
-    "rloo": _groups("REINFORCE leave-one-out", "arXiv 2402.14740", "token-mean", "none", "ratio_level"),
+    "rloo": _groups("REINFORCE leave-one-out", "arXiv 2402.14740", "token-mean", "none", (*_CLIP, "ratio_level")),
     "reinforce_pp": Spec(
         "REINFORCE++",
         "arXiv 2501.03262",
@@ -138,7 +147,7 @@ SPECS: dict[AlgorithmName, Spec] = {
         "arXiv 2310.10505",
         groups=True,
         greedy=True,
-        knobs=("gamma",),
+        knobs=("gamma", "dynamic_sampling"),
         defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-sum", "advantage_norm": "none", "epochs": 1},
     ),
     "gspo": _groups(
@@ -149,7 +158,15 @@ SPECS: dict[AlgorithmName, Spec] = {
         clip=3e-4,
         clip_high=4e-4,
     ),
-    "cispo": _groups("Clipped importance sampling policy optimisation", "arXiv 2506.13585", "token-mean", "group"),
+    "cispo": _groups(
+        "Clipped importance sampling policy optimisation",
+        "arXiv 2506.13585",
+        "token-mean",
+        "group",
+        _BOUNDS,
+        clip=1.0,  # no lower bound, as the paper: a weight is never negative
+        clip_high=4.0,
+    ),
     "dapo": _groups(
         "Decoupled clip and dynamic sampling policy optimisation",
         "arXiv 2503.14476",
@@ -164,7 +181,7 @@ SPECS: dict[AlgorithmName, Spec] = {
         "local",
         critic_first=True,
         knobs=("critic_lr", "beta", "critic_epochs", "return_low", "return_high"),
-        defaults={"gamma": 1.0, "advantage_norm": "none", "entropy_coef": 0.0},
+        defaults={"advantage_norm": "none", "entropy_coef": 0.0},
     ),
     "ppo_lagrangian": _constrained(
         "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", "multiplier", "local", "simultaneous", *_LAGRANGE
@@ -187,3 +204,17 @@ SPECS: dict[AlgorithmName, Spec] = {
         *_TRUST,
     ),
 }
+"""Every algorithm that comes with the product, in the order of the documentation; `algorithms.ALGORITHMS` has the functions
+of each (a test says so)."""
+
+
+def spec_of(algorithm: str) -> Spec:
+    """The spec of a built-in algorithm's name or of `package.module:NAME`; raises MarlRayError saying what is expected."""
+    if algorithm in SPECS:
+        return SPECS[algorithm]
+    if ":" not in algorithm:
+        raise MarlRayError(f"{algorithm!r} is unknown; expected one of {', '.join(SPECS)}, or package.module:NAME")
+    spec = getattr(imported(algorithm), "spec", None)
+    if not isinstance(spec, Spec):
+        raise MarlRayError(f"{algorithm}: expected an Algorithm (of marl_ray.algorithms), whose `spec` is a Spec")
+    return spec

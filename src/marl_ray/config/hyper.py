@@ -1,8 +1,8 @@
 """Hyper-parameters: every knob of every algorithm."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from marl_ray.config.base import Config
 
@@ -126,14 +126,39 @@ class AlgorithmConfig(Config):
     """Direct DAPO: the return that the critic's 1 stands for."""
 
     @model_validator(mode="after")
-    def _right_way_round(self) -> "AlgorithmConfig":
+    def _fits_together(self) -> "AlgorithmConfig":
         if self.clip_high is not None and self.clip_high < self.clip:
             raise ValueError(f"clip_high={self.clip_high:g} must not be below clip={self.clip:g}")
         if self.return_low >= self.return_high:
             raise ValueError(f"return_high={self.return_high:g} must be above return_low={self.return_low:g}")
+        if self.kl_place == "loss" and self.kl_estimator == "k1":
+            raise ValueError(
+                "kl_estimator=k1: its gradient is zero in expectation, so it does nothing in the loss; expected "
+                "kl_place=reward, or k1+"
+            )
+        if self.ratio_level == "sequence" and self.aggregation != "seq-mean-token-mean":
+            raise ValueError(
+                f"aggregation={self.aggregation}: expected seq-mean-token-mean with ratio_level=sequence, where a sequence "
+                "is one term of the loss"
+            )
         return self
 
     @property
     def clip_range(self) -> tuple[float, float]:
         """Least and greatest ratio."""
         return 1 - self.clip, 1 + (self.clip if self.clip_high is None else self.clip_high)
+
+
+class GivenHyper(AlgorithmConfig):
+    """Hyper-parameters of every policy as the user gave them. Keys of an algorithm of one's own have no field here; the
+    algorithm's spec checks them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "GivenHyper":
+        return self  # the algorithm's own defaults are not known here
+
+    def given(self) -> dict[str, Any]:
+        """What was given, by key."""
+        return self.model_dump(exclude_unset=True)

@@ -1,9 +1,11 @@
 """The config of one training run."""
 
 import fnmatch
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -13,10 +15,11 @@ from pydantic import (
     model_validator,
 )
 
-from marl_ray.config.algorithms import SPECS, AlgorithmName, Spec
+from marl_ray.config.algorithms import Spec, spec_of
 from marl_ray.config.base import Config
-from marl_ray.config.hyper import AlgorithmConfig
+from marl_ray.config.hyper import AlgorithmConfig, GivenHyper
 from marl_ray.config.model import GenerationConfig, ModelConfig
+from marl_ray.errors import MarlRayError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 Name = Field(pattern=NAME_PATTERN)
@@ -65,12 +68,23 @@ class ConstraintConfig(Config):
     remaining share of the limit is added to the observations."""
 
 
+def _known_algorithm(reference: str) -> str:
+    try:
+        spec_of(reference)
+    except MarlRayError as error:
+        raise ValueError(str(error)) from error
+    return reference
+
+
+AlgorithmReference = Annotated[str, AfterValidator(_known_algorithm)]
+
+
 class PolicyConfig(Config):
     """One policy of the team."""
 
     agents: tuple[str, ...] = ("*",)
     """Names or shell patterns of the agents it plays."""
-    algorithm: AlgorithmName | None = None
+    algorithm: AlgorithmReference | None = None
     """Algorithm of this policy; the run's `algorithm` when not given."""
     hyper: dict[str, Any] = {}
     """Keys of `hyper` that differ for this policy."""
@@ -159,17 +173,23 @@ class CheckpointConfig(Config):
 
 
 class EvaluationConfig(Config):
-    """Which weights count as the best."""
+    """How policies are scored while they train: by whole episodes from starts that stay the same for the whole run."""
 
-    window: PositiveInt = 200
-    """Training episodes whose mean return selects the best checkpoint, where nothing is held out."""
-    every: NonNegativeInt = 0
-    """Text environments: iterations between evaluations on held-out tasks, whose score then selects the best checkpoint;
-    0 holds none."""
+    every: NonNegativeInt | None = None
+    """Iterations between evaluations; there is always one before the first iteration and one after the last. When not given,
+    actor-critics are evaluated ten times, or as often as that plays at most a tenth of training's steps; language models
+    never. 0 holds none: then training episodes choose the best checkpoint."""
+    episodes: PositiveInt | None = None
+    """Actor-critics: starts of an evaluation, each played once with sampled and once with the most likely actions. When not
+    given 32, and 128 with `constraints`."""
+    max_steps: PositiveInt = 2000
+    """Actor-critics: environment steps after which an evaluation cuts an episode that the environment has not ended."""
     tasks: PositiveInt = 64
-    """Held-out tasks of an evaluation."""
+    """Text environments: held-out tasks of an evaluation."""
     samples: PositiveInt = 1
-    """Sampled episodes per held-out task, for pass@k with k up to this; greedy episodes are played besides."""
+    """Text environments: sampled episodes per held-out task, for pass@k with k up to this; greedy ones besides."""
+    window: PositiveInt = 200
+    """Training episodes that are averaged as `return`."""
 
 
 class TrackingConfig(Config):
@@ -192,13 +212,15 @@ class RunConfig(Config):
     name: str = Name
     """Name of the run. The same name under the same storage resumes it."""
     seed: NonNegativeInt = 0
-    algorithm: AlgorithmName = "mappo"
-    """Algorithm of every policy that does not name its own; `marl-ray algorithms` lists them."""
+    algorithm: AlgorithmReference = "mappo"
+    """Algorithm of every policy that does not name its own: a name that `marl-ray algorithms` lists, or
+    `package.module:NAME` of an `Algorithm` of your own."""
     env: EnvConfig
     team: dict[str, PolicyConfig] = Field({"shared": PolicyConfig()}, min_length=1)
     """Policies by name and the agents they play; one policy shared by all agents when not given."""
-    hyper: AlgorithmConfig = AlgorithmConfig()
-    """Hyper-parameters of the algorithm; what is not given has the algorithm's own default."""
+    hyper: GivenHyper = GivenHyper()
+    """Hyper-parameters; what is not given has the algorithm's own default. Each key must be read by the algorithm of some
+    policy."""
     constraints: tuple[ConstraintConfig, ...] = ()
     """Budgets of the environment's cost signals."""
     train: TrainConfig = TrainConfig()
@@ -218,14 +240,15 @@ class RunConfig(Config):
             raise ValueError(f"train.env_copies={train.env_copies} must be a multiple of resources.workers={workers}")
         if all(policy.frozen for policy in self.team.values()):
             raise ValueError("team: every policy is frozen, so there is nothing to train")
+        self._check_keys()
         for name in self.team:
             try:
                 hyper = self.hyper_of(name)
             except ValidationError as error:
                 first = error.errors()[0]
-                key = ".".join(["team", name, "hyper", *map(str, first["loc"])])
-                problem = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-                raise ValueError(f"{key}: {problem}") from error
+                own = first["loc"] and first["loc"][0] in self.team[name].hyper
+                key = ".".join([*(["team", name] if own else []), "hyper", *map(str, first["loc"])])
+                raise ValueError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from error
             self._check_policy(name, hyper)
         self._check_models()
         if train.group_size > 1 and self.env_copies_per_worker % train.group_size:
@@ -235,6 +258,17 @@ class RunConfig(Config):
             )
         return self
 
+    def _check_keys(self) -> None:
+        """Refuse hyper-parameters that no algorithm reads."""
+        trained = [name for name, policy in self.team.items() if not policy.frozen]
+        for key in self.hyper.given():
+            _check_key(f"hyper.{key}", key, {self.algorithm_of(name): self.spec_of(name) for name in trained})
+        for name, policy in self.team.items():
+            for key in policy.hyper:
+                if policy.frozen:
+                    raise ValueError(f"team.{name}.hyper.{key}: a frozen policy has no hyper-parameters")
+                _check_key(f"team.{name}.hyper.{key}", key, {self.algorithm_of(name): self.spec_of(name)})
+
     def _check_models(self) -> None:
         plain = [name for name, policy in self.team.items() if policy.model is None]
         if plain and len(plain) < len(self.team):
@@ -242,10 +276,11 @@ class RunConfig(Config):
         if plain:
             if not self.train.total_steps:
                 raise ValueError("train.total_steps: expected 1 or more; 0 is for supervised fine-tuning")
-            if self.evaluation.every or self.train.curriculum:
-                key = "evaluation.every" if self.evaluation.every else "train.curriculum"
-                raise ValueError(f"{key}: expected a text environment and language models")
+            if self.train.curriculum:
+                raise ValueError("train.curriculum: expected a text environment and language models")
+            self._check_unread(("tasks", "samples"), "a text environment and language models")
             return
+        self._check_unread(("episodes", "max_steps"), "actor-critics; text environments have `tasks` and `samples`")
         if not self.train.total_steps and self.warm_start is None:
             raise ValueError("train.total_steps=0: expected `warm_start`, there is nothing else to do")
         if self.train.rollout == "steps":
@@ -263,6 +298,13 @@ class RunConfig(Config):
                     "transformers, or frozen: true"
                 )
 
+    def _check_unread(self, keys: tuple[str, ...], readers: str) -> None:
+        """Refuse keys of `evaluation` that this family of policies does not read."""
+        defaults = EvaluationConfig()
+        for key in keys:
+            if getattr(self.evaluation, key) != getattr(defaults, key):
+                raise ValueError(f"evaluation.{key}: expected {readers}")
+
     def _check_policy(self, name: str, hyper: AlgorithmConfig) -> None:
         spec, train = self.spec_of(name), self.train
         algorithm = self.algorithm_of(name)
@@ -275,13 +317,17 @@ class RunConfig(Config):
             raise ValueError(f"train.rollout=steps: {algorithm} of policy {name!r} needs whole episodes")
         if hyper.advantage_norm == "group" and not spec.groups:
             raise ValueError(f"advantage_norm=group of policy {name!r}: {algorithm} has no groups")
-        if hyper.dynamic_sampling and not spec.groups:
-            raise ValueError(f"dynamic_sampling of policy {name!r}: {algorithm} has no groups")
         longest, of = train.horizon, "train.horizon"
         if self.team[name].model is not None:
             longest, of = self.team[name].generation.max_tokens, f"team.{name}.generation.max_tokens"
         if hyper.overlong_buffer >= longest:
             raise ValueError(f"overlong_buffer={hyper.overlong_buffer} must be below {of}={longest}")
+        for key in ("overlong_buffer", "overlong_filter"):
+            if getattr(hyper, key) and not self.whole_episodes:
+                raise ValueError(
+                    f"{key} of policy {name!r}: a row holds a stretch of play, which has no length of its own; expected "
+                    "train.rollout=episodes"
+                )
         if self.warm_start is not None and hyper.kl_coef and not self.team[name].frozen:
             raise ValueError(
                 f"warm_start: kl_coef={hyper.kl_coef:g} of policy {name!r} would hold it at the weights before the "
@@ -318,31 +364,49 @@ class RunConfig(Config):
         return max(1, len(self.constraints))
 
     @property
+    def evaluates(self) -> bool:
+        """Whether scores are of evaluations; else they are of training episodes."""
+        return not self.language if self.evaluation.every is None else self.evaluation.every > 0
+
+    @property
+    def evaluation_episodes(self) -> int:
+        """Starts of an evaluation of actor-critics."""
+        return self.evaluation.episodes or (128 if self.constraints else 32)
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """Of each cost signal that has one."""
+        return tuple(constraint.budget for constraint in self.constraints)
+
+    @property
     def batch_steps(self) -> int:
         """Environment steps of one iteration over all workers; the most of it where episodes may end early."""
         return self.train.env_copies * self.train.horizon
 
-    def algorithm_of(self, policy: str) -> AlgorithmName:
+    def algorithm_of(self, policy: str) -> str:
         return self.team[policy].algorithm or self.algorithm
 
     def spec_of(self, policy: str) -> Spec:
-        return SPECS[self.algorithm_of(policy)]
+        return spec_of(self.algorithm_of(policy))
 
     def hyper_of(self, policy: str) -> AlgorithmConfig:
-        """The algorithm's defaults, the run's hyper-parameters on top, the policy's own on top of those; validated."""
-        given = self.hyper.model_dump(exclude_unset=True)
-        return AlgorithmConfig.model_validate(self.spec_of(policy).defaults | given | self.team[policy].hyper)
+        """The algorithm's defaults, the run's hyper-parameters that it reads on top, the policy's own on top of those;
+        validated."""
+        spec = self.spec_of(policy)
+        given = {key: value for key, value in self.hyper.given().items() if key in spec.reads}
+        return spec.hyper.model_validate({**spec.defaults, **given, **self.team[policy].hyper})
 
     def given(self) -> dict[str, Any]:
         """Plain data from which an equal config is made; what was not given stays open, so that defaults still apply."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def resolved(self) -> dict[str, Any]:
-        """Plain data with every default written out: each policy's algorithm and all its hyper-parameters."""
+        """Plain data with every default written out: each policy's algorithm and the hyper-parameters that it reads."""
         data = self.model_dump(mode="json", exclude={"hyper", "algorithm"})
         for name, policy in data["team"].items():
             policy["algorithm"] = self.algorithm_of(name)
-            policy["hyper"] = self.hyper_of(name).model_dump(mode="json")
+            reads = set() if self.team[name].frozen else set(self.spec_of(name).reads)
+            policy["hyper"] = self.hyper_of(name).model_dump(mode="json", include=reads)
         return data
 
     def policy_of(self, agents: list[str]) -> dict[str, str]:
@@ -362,3 +426,15 @@ class RunConfig(Config):
             if name not in table.values():
                 raise ValueError(f"team.{name}: plays no agent (agents: {', '.join(agents)})")
         return table
+
+
+def _check_key(where: str, key: str, specs: Mapping[str, Spec]) -> None:
+    """Raise ValueError unless one of the algorithms reads a hyper-parameter."""
+    if any(key in spec.reads for spec in specs.values()):
+        return
+    if not any(key in spec.hyper.model_fields for spec in specs.values()):
+        raise ValueError(f"unknown key {where!r}")
+    names = " and ".join(specs)
+    raise ValueError(
+        f"{where}: {names} {'does' if len(specs) == 1 else 'do'} not read it; `marl-ray algorithms NAME` says what is read"
+    )

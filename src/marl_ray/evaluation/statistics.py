@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import beta, trim_mean
+from scipy.stats import trim_mean
+
+from marl_ray.algorithms.budgets import certified_rate as certified_rate
 
 
 class Interval(NamedTuple):
@@ -35,11 +37,6 @@ def stratified_bootstrap(
     means = trim_mean(drawn, 0.25, axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(iqm(scores), float(low), float(high))
-
-
-def certified_rate(successes: int, trials: int, confidence: float = 0.95) -> float:
-    """Greatest p for which "the rate is at least p" holds with this confidence (Clopper and Pearson 1934, one-sided)."""
-    return float(beta.ppf(1 - confidence, successes, trials - successes + 1)) if successes else 0.0
 
 
 def marl_eval(

@@ -10,6 +10,7 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.envs.batch import EnvBatch
 from marl_ray.rollout.buffers import Buffer, Played, Player
+from marl_ray.rollout.group_spread import GroupSums
 from marl_ray.rollout.random import ATTEMPT_BITS, action_noise, episode_seed
 from marl_ray.trajectories import Trajectories
 
@@ -26,6 +27,10 @@ class Episode(NamedTuple):
     """Of each cost signal the sum over steps and agents."""
     length: int
     """Environment steps."""
+    start: int
+    """When it began, in steps of every copy since the run began; where a batch is whole episodes, when the batch did."""
+    decisions: dict[str, int]
+    """Policy -> its own decisions in the whole episode, those of earlier batches included."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,9 @@ class Collector:
         count = len(copies)
         self.episode = np.zeros(count, np.int64)
         self.returns, self.costs, self.lengths = np.zeros(count), np.zeros((count, signals)), np.zeros(count, np.int64)
+        self.decisions, self.starts = np.zeros((count, len(agents)), np.int64), np.zeros(count, np.int64)
+        self.group_sums: dict[str, GroupSums] = {}
+        """Of the last batch: how the members of groups differed in what each policy scored."""
         self.history: list[list[np.ndarray]] = []
         """Actions by step and policy since the oldest running episode began: replayed on resume, so that no environment is
         ever pickled."""
@@ -103,9 +111,15 @@ class Collector:
                 "actions": [[part[c].tolist() for part in step] for step in self.history[self.began[c] :]],
                 "return": float(self.returns[c]),
                 "costs": self.costs[c].tolist(),
+                "decisions": self.decisions[c].tolist(),
             }
             for c, number in enumerate(self.numbers)
         }
+
+    @property
+    def running(self) -> list[tuple[int, int]]:
+        """(start, steps played) of the episodes that the next batch goes on with."""
+        return [] if self.plan.episodes else list(zip(self.starts.tolist(), self.lengths.tolist(), strict=True))
 
     def close(self) -> None:
         self.envs.close()
@@ -119,6 +133,7 @@ class Collector:
         copies, group_size = np.array(self.numbers), self.plan.group_size if self.plan.episodes else 1
         greedy = (copies % group_size == 0) & self.plan.greedy
         played = Played(buffers, 0, {}, copies // group_size, self.episode.copy(), greedy)
+        self.starts = iteration * self.plan.steps - self.lengths * (not self.plan.episodes)
         if self.plan.episodes:
             episodes, steps = self._whole_episodes(players, played, iteration)
         else:
@@ -132,6 +147,7 @@ class Collector:
         """One episode per copy; groups that teach nothing are played again from other starts, `refills` times."""
         episodes: list[Episode] = []
         steps, pending = 0, np.ones(len(self.numbers), bool)
+        self.group_sums = dict.fromkeys(played.buffers, GroupSums())
         for attempt in range(self.plan.refills + 1):
             for c in np.flatnonzero(pending):
                 start = episode_seed(self.seed, int(played.groups[c]), iteration << ATTEMPT_BITS | attempt)
@@ -142,12 +158,20 @@ class Collector:
             again, more = self._play(players, played, iteration, restart=False, attempt=attempt)
             kept = [e for e in episodes if not pending[e.copy - self.numbers[0]]]
             episodes, steps = [*kept, *again], steps + more
+            self._compare(played, pending)
             pending = self._uninformative(played)
             if not pending.any():
                 break
         for name in self.plan.judges:  # what still teaches nothing does not count in the means
             played.buffers[name].mask[:, pending] = False
         return episodes, steps
+
+    def _compare(self, played: Played, fresh: np.ndarray) -> None:
+        """Add the groups of the copies `fresh`, (copies,) bool, to `group_sums`."""
+        for name, buffer in played.buffers.items():
+            scores = buffer.rewards[: played.steps].sum(0, dtype=np.float64)
+            members = [(played.groups == group) & ~played.greedy for group in np.unique(played.groups[fresh])]
+            self.group_sums[name] += GroupSums.of([scores[own] for own in members])
 
     def _uninformative(self, played: Played) -> np.ndarray:
         """(copies,) bool: members of groups in which every agent of every judging policy scores the same."""
@@ -177,9 +201,10 @@ class Collector:
             if not playing.any():
                 break
             parts = zip(players.values(), buffers.values(), envs.action_masks, noise[t].split(widths, -1), strict=True)
-            for _, buffer, allowed, _ in (whole := list(parts)):
+            for p, (_, buffer, allowed, _) in enumerate(whole := list(parts)):
                 buffer.permit(t, alive[:, buffer.columns], allowed)
-            actions = [_act(*part, t, alive[:, part[1].columns], played.greedy) for part in whole]
+                self.decisions[:, p] += buffer.mask[t].sum(1) * playing
+            actions = [act(*part, t, alive[:, part[1].columns], played.greedy) for part in whole]
             step = envs.step(actions)
             if restart:
                 self.history.append(actions)
@@ -204,6 +229,7 @@ class Collector:
                 episodes.append(self._finished(t, int(c)))
                 if restart:
                     self._begin(int(c))
+                    self.starts[c] = iteration * self.plan.steps + t + 1
             if restart and over.any():
                 envs.observe(rows, np.flatnonzero(over).tolist())
             for buffer, row in zip(buffers.values(), rows, strict=True):
@@ -216,10 +242,12 @@ class Collector:
 
     def _finished(self, t: int, c: int) -> Episode:
         costs = tuple(self.costs[c].tolist())
-        return Episode(t, self.numbers[c], float(self.returns[c]), costs, int(self.lengths[c]))
+        decisions = dict(zip(self.columns, self.decisions[c].tolist(), strict=True))
+        start = int(self.starts[c])
+        return Episode(t, self.numbers[c], float(self.returns[c]), costs, int(self.lengths[c]), start, decisions)
 
     def _reset(self, c: int, seed: int) -> None:
-        self.returns[c], self.costs[c], self.lengths[c] = 0.0, 0.0, 0
+        self.returns[c], self.costs[c], self.lengths[c], self.decisions[c] = 0.0, 0.0, 0, 0
         self.envs.reset(c, seed)
 
     def _begin(self, c: int) -> None:
@@ -241,6 +269,7 @@ class Collector:
         self.episode[c] = saved["episode"]
         self.envs.replay(c, episode_seed(self.seed, self.numbers[c], saved["episode"]), steps)
         self.returns[c], self.costs[c], self.lengths[c] = saved["return"], saved["costs"], len(steps)
+        self.decisions[c] = saved["decisions"]
         # Histories of different lengths end together: the oldest episode's first step is step 0.
         missing = len(steps) - len(self.history)
         if missing > 0:
@@ -259,7 +288,7 @@ class Collector:
         self.began -= oldest
 
 
-def _act(
+def act(
     player: Player,
     buffer: Buffer,
     allowed: np.ndarray | None,

@@ -1,10 +1,14 @@
 """Random numbers that depend on what they are for and not on who draws them."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 _MASK = (1 << 64) - 1
 COPIES_BITS, ATTEMPT_BITS = 20, 7
 """A stream's number is iteration | kind (1 bit) | attempt | copy; other kinds are minibatch orders."""
+EVALUATION = 1 << 35
+"""Iterations and episodes from here on are those of evaluations; training never comes so far."""
 
 
 def episode_seed(seed: int, copy: int, episode: int) -> int:
@@ -12,7 +16,9 @@ def episode_seed(seed: int, copy: int, episode: int) -> int:
     return int(np.random.SeedSequence([seed, copy, episode]).generate_state(1)[0] >> 1)
 
 
-def action_noise(seed: int, iteration: int, copies: range, steps: int, width: int, attempt: int = 0) -> np.ndarray:
+def action_noise(
+    seed: int, iteration: int, copies: Iterable[int], steps: int, width: int, attempt: int = 0
+) -> np.ndarray:
     """Uniforms in [0, 1) for the actions of one batch, (steps, copies, width), float64.
 
     Philox keyed by (seed, iteration, attempt, copy), so a copy draws the same numbers whichever worker holds it.
@@ -35,4 +41,5 @@ def team_order(seed: int, iteration: int, size: int) -> list[int]:
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=[seed & _MASK, stream & _MASK]))
+    # As a list, a number of 2^63 or more would make both numbers floats, which round.
+    return np.random.Generator(np.random.Philox(key=np.array([seed & _MASK, stream & _MASK], np.uint64)))

@@ -5,7 +5,7 @@ side by side. What an episode becomes depends on its task and on its own random 
 workers nor the order of waves changes a result.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.tokenizers import check_fits, encode_prompt
 from marl_ray.rollout.collector import Plan
 from marl_ray.rollout.curriculum import Curriculum
+from marl_ray.rollout.group_spread import GroupSums
 from marl_ray.rollout.random import episode_seed, permutation
 from marl_ray.rollout.responses import Row, TokenPlayer, to_trajectories
 from marl_ray.rollout.streams import EVALUATION, TRAINING, response_stream
@@ -72,7 +73,7 @@ class TextCollector:
         worker's plain value by rank; all workers collect together. `state` continues where `state()` was taken, on any
         number of workers. `curriculum` is `train.curriculum`.
         """
-        self.copies = [TextCopy(make(), number, signals, plan.steps) for number in copies]
+        self.copies = [TextCopy(make(), number, signals, plan.steps, agents) for number in copies]
         env = self.copies[0].env
         grouped(env.possible_agents, list(agents.values()))
         self.numbers = {agent: number for number, agent in enumerate(env.possible_agents)}
@@ -83,12 +84,19 @@ class TextCollector:
         saved = state or {}
         self.position: int = saved.get("position", 0)
         """Groups that all workers have played: the index of the next task, where no curriculum chooses it."""
+        self.group_sums: dict[str, GroupSums] = {}
+        """Of the last batch: how the members of groups differed in what each policy scored."""
         self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None
 
     def state(self) -> dict[str, Any]:
         """Plain data from which other collectors, on any number of workers, continue; the same on every worker."""
         solved = {"solved": self.curriculum.state()} if self.curriculum else {}
         return {"position": self.position, **solved}
+
+    @property
+    def running(self) -> list[tuple[int, int]]:
+        """As `Collector.running`: a batch leaves no episode to go on with."""
+        return []
 
     def close(self) -> None:
         for copy in self.copies:
@@ -98,6 +106,7 @@ class TextCollector:
         """One episode of every copy; groups that teach nothing are played again on other tasks, `plan.refills` times."""
         judging = {agent for name in self.plan.judges for agent in players[name].agents}
         pending, steps, total = list(self.groups), 0, 0
+        self.group_sums = dict.fromkeys(players, GroupSums())
         outcomes: list[tuple[int, int, float]] = []
         for attempt in range(self.plan.refills + 1):
             everywhere = sorted(group for part in self.gather(pending) for group in part)
@@ -111,6 +120,8 @@ class TextCollector:
             playing = [copy for group in pending for copy in self.groups[group]]
             self._play(players, playing)
             steps += sum(len(copy.turns) for copy in playing)
+            for name, player in players.items():
+                self.group_sums[name] += GroupSums.of([_scores(self.groups[g], player.agents) for g in pending])
             if self.curriculum:
                 outcomes += [(positions[group], *_outcome(self.groups[group])) for group in pending]
             pending = [group for group in pending if judging and not _informative(self.groups[group], judging)]
@@ -222,8 +233,12 @@ def _encode(player: TokenPlayer, copy: TextCopy) -> list[int]:
 
 def _informative(members: Sequence[TextCopy], judging: set[str]) -> bool:
     """Whether some agent of `judging` scored differently in the members that do not play greedily."""
-    scores = [[copy.rewards[agent] for agent in judging] for copy in members if not copy.start.greedy]
-    return bool((np.ptp(scores, axis=0) > 0).any())
+    return bool((np.ptp(_scores(members, judging), axis=0) > 0).any())
+
+
+def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:
+    """(members that do not play greedily, agents)"""
+    return np.array([[copy.rewards[agent] for agent in agents] for copy in members if not copy.start.greedy])
 
 
 def _outcome(members: Sequence[TextCopy]) -> tuple[int, float]:

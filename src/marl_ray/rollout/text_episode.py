@@ -1,7 +1,7 @@
 """One copy of a text environment, and the episode that it plays."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
@@ -15,7 +15,7 @@ from marl_ray.policies.engines.base import Completion
 
 
 class TextEpisode(NamedTuple):
-    """A finished episode; the first five fields are those of `collector.Episode`."""
+    """A finished episode; the first five fields, `start` and `decisions` are those of `collector.Episode`."""
 
     step: int
     """Turn, of all agents, at which it ended."""
@@ -38,6 +38,10 @@ class TextEpisode(NamedTuple):
     """Whether it was ended at the horizon."""
     metrics: dict[str, float]
     """The environment's own, averaged over the reports of the episode."""
+    decisions: dict[str, int]
+    """Policy -> its own decisions: the tokens of its agents' responses."""
+    start: int = 0
+    """As in `collector.Episode`; every batch is whole episodes, so none waits for another."""
 
 
 @dataclass
@@ -80,6 +84,8 @@ class TextCopy:
     signals: int
     horizon: int
     """Turns of all agents after which an episode is cut."""
+    policies: Mapping[str, Sequence[str]]
+    """Policy -> its agents."""
     agent: str | None = None
     """Who acts next; None where no episode runs."""
     observation: str = ""
@@ -141,6 +147,10 @@ class TextCopy:
             tokens=sum(len(turn.completion.ids) for turn in self.turns),
             cut=self.cut,
             metrics={name: sum(values) / len(values) for name, values in self.reports.items()},
+            decisions={
+                name: sum(len(turn.completion.ids) for turn in self.turns if turn.agent in agents)
+                for name, agents in self.policies.items()
+            },
         )
 
     def where(self) -> str:

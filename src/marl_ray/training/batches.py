@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_ray.algorithms.dapo import overlong_penalty
 from marl_ray.algorithms.normalization import moments, standardise
 from marl_ray.algorithms.value_norm import ValueNorm
 from marl_ray.config import AlgorithmConfig
@@ -26,7 +25,9 @@ class CostStats:
     means: tuple[float, ...] | None
     """Mean cost of an episode by signal; None while no episode has ended."""
     episodes: int
-    """How many ended in this batch, on all workers."""
+    """How many ended in this batch, on all workers; 0 where `means` are those of earlier ones."""
+    decisions: float = 1.0
+    """Of the learner's policy in one of these episodes, all its agents together, on average."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,27 @@ class Fixed:
     cost_advantages: Tensor
     """(B, T, K)."""
     returns: Tensor | None
-    """In units of the value normaliser, as `old_values`; None without a critic."""
+    """In units of the value normaliser; None without a critic."""
     cost_returns: Tensor | None
-    """(B, T, K), in units of each signal's normaliser, as `old_cost_values`."""
+    """(B, T, K), in units of each signal's normaliser."""
     old_values: Tensor
+    """What the critic puts out before the first step, in its own units: where the value clip takes nothing away."""
     old_cost_values: Tensor
+    """The same of the cost critic, (B, T, K)."""
     old_log_probs: Tensor
     importance: Tensor | None
     """Weight of each decision's loss, for experience of another policy."""
     reference: Tensor | None
-    """Log-probabilities under the reference policy."""
+    """Log-probabilities under the reference policy; None where nothing is measured from it."""
+    sizes: Tensor
+    """(minibatches of all epochs, 2) decisions and sequences of each over all workers."""
+    sequences: int
+    """Rows with a trained decision, over all workers."""
+
+    @property
+    def behaviour_log_probs(self) -> Tensor:
+        """Of the policy that sampled."""
+        return self.batch.log_probs
 
 
 CHECKED = ("rewards", "costs", "log_probs", "values", "cost_values")
@@ -78,19 +90,6 @@ def trained_decisions(batch: Trajectories, hyper: AlgorithmConfig) -> Tensor:
     if hyper.overlong_filter:
         mask = mask & ~batch.truncated.any(1, keepdim=True)
     return mask
-
-
-def shaped_rewards(batch: Trajectories, hyper: AlgorithmConfig, horizon: int, divergence: Tensor | None) -> Tensor:
-    """(B, T) rewards with the divergence from the reference and the penalty for too long sequences taken off."""
-    rewards = batch.rewards
-    if divergence is not None:
-        rewards = rewards - divergence * batch.mask
-    if hyper.overlong_buffer:
-        lengths = batch.mask.sum(1)
-        penalty = overlong_penalty(lengths, horizon, hyper.overlong_buffer, hyper.overlong_penalty)
-        last = (batch.mask.cumsum(1) == lengths[:, None]) & batch.mask
-        rewards = rewards + torch.where(last, penalty[:, None], 0.0)
-    return rewards
 
 
 def signal_moments(values: Tensor, mask: Tensor) -> Tensor:
@@ -118,9 +117,10 @@ def centred_costs(raw: Tensor, mask: Tensor, found: Tensor, scale: bool) -> tupl
 
 
 def updated_norms(norms: Sequence[ValueNorm], found: Tensor) -> tuple[ValueNorm, ...]:
-    """Normalisers with one more batch's targets, whose moments over all workers are `found`, (K, 3)."""
-    rows = [(total / max(n, 1), square / max(n, 1)) for n, total, square in found.tolist()]
-    return tuple(norm.updated(*row) for norm, row in zip(norms, rows, strict=True))
+    """Normalisers with one more batch's targets, whose moments over all workers are `found`, (K, 3). A batch without
+    decisions moves none."""
+    pairs = zip(norms, found.tolist(), strict=True)
+    return tuple(norm.updated(total / n, square / n) if n else norm for norm, (n, total, square) in pairs)
 
 
 def normalised(norms: Sequence[ValueNorm], values: Tensor) -> Tensor:

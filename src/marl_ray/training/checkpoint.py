@@ -56,6 +56,11 @@ def load(folder: Path, learners: dict[str, Learner], own_hyper: bool = False) ->
 def _sharded(learners: dict[str, Learner]) -> dict[str, Any]:
     whole = {}
     for name, learner in learners.items():
+        untouched = not learner.optimizer.state
         model, optimizer = get_state_dict(learner.model, learner.optimizer)
+        if untouched:
+            # Reading the state of an optimiser that has none makes it take an empty step, which Adam would count.
+            for own in learner.optimizer.state.values():
+                own["step"].zero_()
         whole[name] = {"model": model, "optimizer": optimizer}
     return whole

@@ -1,24 +1,74 @@
 """Learning curves as pictures."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+Points = Sequence[tuple[int, float]]
+"""(environment steps, value)."""
+_TRAINING = {"color": "0.6", "linewidth": 1.0, "label": "training episodes"}
 
 
-def plot_returns(curves: Mapping[str, Sequence[tuple[int, float]]], path: Path, title: str) -> Path:
-    """Draw (environment steps, mean return) curves by name into a PNG and return its path."""
+@dataclass(frozen=True)
+class Panel:
+    """One number of a run over its steps."""
+
+    name: str
+    evaluated: Points
+    training: Points
+    budget: float | None = None
+
+
+def plot_returns(curves: Mapping[str, Points], path: Path, title: str) -> Path:
+    """Draw the mean returns of evaluations by name into a PNG and return its path."""
+    figure = _figure(1)
+    (axes,) = figure.subplots(1, 1, squeeze=False).flat
+    for name, points in curves.items():
+        axes.plot(*_columns(points), label=name, linewidth=1.8, marker="o", markersize=3.5)
+    axes.set(title=title, ylabel="mean return of an evaluation")
+    _finish(axes, len(curves) > 1)
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def plot_run(panels: Sequence[Panel], path: Path, title: str) -> Path:
+    """Draw a run's panels, one under the other, into a PNG and return its path."""
+    figure = _figure(len(panels))
+    rows = figure.subplots(len(panels), 1, squeeze=False, sharex=True).flat
+    for axes, panel in zip(rows, panels, strict=True):
+        if panel.training:
+            axes.plot(*_columns(panel.training), **_TRAINING)
+        if panel.evaluated:
+            axes.plot(*_columns(panel.evaluated), label="evaluations", linewidth=1.8, marker="o", markersize=3.5)
+        if panel.budget is not None:
+            axes.axhline(panel.budget, color="tab:red", linestyle="--", linewidth=1.2, label=f"budget {panel.budget:g}")
+        axes.set(ylabel=panel.name)
+        _finish(axes, True)
+    rows[0].set_title(title)
+    for axes in list(rows)[:-1]:
+        axes.set_xlabel("")
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _figure(panels: int) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 4.2 if panels == 1 else 2.8 * panels), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name, points in curves.items():
-        axes.plot([step for step, _ in points], [value for _, value in points], label=name, linewidth=1.8)
-    axes.set(title=title, xlabel="environment steps", ylabel="mean return of recent episodes")
+    return figure
+
+
+def _columns(points: Points) -> tuple[list[int], list[float]]:
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _finish(axes: Any, legend: bool) -> None:
+    axes.set_xlabel("environment steps")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(curves) > 1:
-        axes.legend(loc="lower right", frameon=False)
-    figure.savefig(path, dpi=130)
-    return path
+    if legend and axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", frameon=False)

@@ -11,13 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from marl_ray.algorithms.aggregation import loss_weights
 from marl_ray.algorithms.base import Evaluated
-from marl_ray.algorithms.direct_dapo import targets as soft_targets
-from marl_ray.algorithms.direct_dapo import value_loss as soft_value_loss
 from marl_ray.algorithms.kl import kl_estimate
 from marl_ray.algorithms.multipliers import combine
 from marl_ray.algorithms.penalty import exact_penalty_weights, pessimistic_cost_surrogate
-from marl_ray.algorithms.ppo_losses import clipped_value_loss
 from marl_ray.algorithms.ratios import token_ratio
+from marl_ray.algorithms.value_losses import Valued
 from marl_ray.training.batches import CostStats, Diverged, Fixed
 from marl_ray.training.collectives import total, world
 from marl_ray.training.cuts import Cut, Shape, everything, micro_batches
@@ -35,17 +33,13 @@ def update(
     fixed: Fixed,
     shape: Shape,
     plan: list[list[Cut]],
-    sizes: Tensor,
     violations: Tensor,
     costs: CostStats,
     where: str,
 ) -> dict[str, float]:
-    """All epochs; metrics are means over the gradient steps. A trust region's actor is left alone, not its critics.
-
-    `sizes` are the decisions and sequences of every minibatch of `plan` over all workers, (minibatches, 2).
-    """
-    hyper = learner.hyper
-    rows = iter(sizes.tolist())
+    """All epochs; metrics are means over the gradient steps. A trust region's actor is left alone, not its critics."""
+    hyper, by_gradient = learner.hyper, learner.algorithm.spec.constraint != "trust_region"
+    rows = iter(fixed.sizes.tolist())
     sums, steps = torch.zeros(len(METRICS), device=learner.device), 0
     for epoch in plan:
         before = sums.clone()
@@ -55,7 +49,11 @@ def update(
                 continue  # nothing to learn from: a step would only follow the optimiser's momentum
             sums += _step(learner, fixed, shape, cut, size, violations, costs)
             steps += 1
-        if hyper.target_kl is not None and float(total((sums - before)[4])) / len(epoch) > hyper.target_kl:
+        if (
+            by_gradient
+            and hyper.target_kl is not None
+            and float(total((sums - before)[4])) / len(epoch) > hyper.target_kl
+        ):
             break
     means = dict(zip(METRICS, (total(sums) / max(steps, 1)).tolist(), strict=True))
     for name, value in means.items():
@@ -124,15 +122,16 @@ def _step(
         (loss * world()[1]).backward()
         metrics += described
         if learner.algorithm.every_step:
-            surrogate = one.ratio.detach()[..., None] * one.cost_advantages * one.mask[..., None]
-            moved += surrogate.sum((0, 1)) / max(size[0], 1)
+            # The cost that this policy's own steps have moved: what policies before it moved is in `costs` already.
+            change = (one.ratio.detach() - 1)[..., None] * one.cost_advantages * one.mask[..., None]
+            moved += change.sum((0, 1)) / max(size[0], 1)
     trained = [learner.actor] if spec.constraint != "trust_region" else []
     critics = learner.critics if not spec.critic_first else []
     norms = clip_gradients([*trained, nn.ModuleList(critics)] if critics else trained, hyper.max_grad_norm)
     learner.optimizer.step()
     metrics[-1] = norms[0] / world()[1]  # a norm is global already
-    if learner.algorithm.every_step and costs.means is not None:
-        shift = (total(moved) * learner.decisions_per_episode).tolist()
+    if learner.algorithm.every_step and costs.means is not None and costs.episodes:
+        shift = (total(moved) * costs.decisions).tolist()
         triples = zip(learner.multipliers, costs.means, shift, strict=True)
         learner.multipliers = tuple(multiplier.updated(mean + change) for multiplier, mean, change in triples)
     return metrics
@@ -174,15 +173,24 @@ def _loss(
     if learner.multipliers:
         strengths = [multiplier.multiplier for multiplier in learner.multipliers]
         advantages = combine(advantages, one.cost_advantages, strengths, algorithm.rescale)
-    result = algorithm.policy_loss(Evaluated(one.log_probs, one.old_log_probs, advantages, one.mask), hyper)
+    evaluated = Evaluated(
+        one.log_probs,
+        one.old_log_probs,
+        advantages,
+        one.mask,
+        part(fixed.behaviour_log_probs, agents),
+        part(fixed.batch.values, agents),
+        None if fixed.reference is None else part(fixed.reference, agents),
+    )
+    result = algorithm.policy_loss(evaluated, hyper)
     terms = result.loss
     if fixed.importance is not None:
         terms = terms * part(fixed.importance, agents)
     policy = (terms * weights).sum()
     entropy = (one.entropy * weights).sum()
     loss = policy - learner.entropy_coef * entropy
-    if fixed.reference is not None:
-        divergence = kl_estimate(one.log_probs, part(fixed.reference, agents), hyper.kl_estimator)
+    if evaluated.reference_log_probs is not None and hyper.kl_place == "loss":
+        divergence = kl_estimate(one.log_probs, evaluated.reference_log_probs, hyper.kl_estimator)
         loss = loss + learner.kl_coef * (divergence * weights).sum()
     if gates.any():
         loss = loss + (gates * _cost_surrogates(learner, one, size[0])).sum()
@@ -190,12 +198,14 @@ def _loss(
         loss = loss.new_zeros(())  # the actor has its step already
     value, cost_value = loss.new_zeros(()), loss.new_zeros(())
     if fixed.returns is not None and one.values is not None:
-        old, returns = part(fixed.old_values, agents), part(fixed.returns, agents)
-        value = (clipped_value_loss(one.values, old, returns, hyper.value_clip, hyper.huber_delta) * mean).sum()
+        valued = Valued(one.values, part(fixed.old_values, agents), part(fixed.returns, agents))
+        value = (algorithm.value_loss(valued, hyper) * mean).sum()
     if fixed.cost_returns is not None and one.cost_values is not None:
-        old, returns = part(fixed.old_cost_values, agents), part(fixed.cost_returns, agents)
-        per_signal = clipped_value_loss(one.cost_values, old, returns, hyper.value_clip, hyper.huber_delta)
-        cost_value = (per_signal * mean[..., None]).sum()
+        valued = Valued(one.cost_values, part(fixed.old_cost_values, agents), part(fixed.cost_returns, agents))
+        signals = zip(*(x.unbind(-1) for x in valued), strict=True)
+        cost_value = sum(
+            ((algorithm.value_loss(Valued(*one_of), hyper) * mean).sum() for one_of in signals), cost_value
+        )
     log_ratio = (one.log_probs - one.old_log_probs).detach().clamp(-20, 20)
     described = [
         *(policy, value, cost_value, (one.entropy * mean).sum()),
@@ -206,9 +216,10 @@ def _loss(
 
 
 def fit_critic(learner: "Learner", inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape) -> Tensor:
-    """Fit the critic to soft targets before the actor's update; its logits (B, T) afterwards."""
-    hyper = learner.hyper
-    wanted = soft_targets(batch, hyper)
+    """Fit the critic to its targets before the actor's update; its outputs (B, T) afterwards."""
+    hyper, algorithm = learner.hyper, learner.algorithm
+    assert algorithm.critic_targets is not None
+    wanted = algorithm.critic_targets(batch, hyper)
     count = max(float(total(mask.sum().float())), 1.0)
     order = learner.family.order(learner.model, batch)
     for _ in range(hyper.critic_epochs):
@@ -216,9 +227,10 @@ def fit_critic(learner: "Learner", inputs: Any, batch: Trajectories, mask: Tenso
         for part, _ in micro_batches(everything(shape), shape, learner.micro_batch, order):
             cut, empty = _with_a_row(part)
             own = cut.of(mask, shape.agents)
-            logits = learner.family.evaluate(learner.model, inputs, batch, own, shape, cut).values
-            assert logits is not None
-            loss = (soft_value_loss(logits, cut.of(wanted, shape.agents)) * (own & (not empty))).sum() / count
+            outputs = learner.family.evaluate(learner.model, inputs, batch, own, shape, cut).values
+            assert outputs is not None
+            valued = Valued(outputs, cut.of(batch.values, shape.agents), cut.of(wanted, shape.agents))
+            loss = (algorithm.value_loss(valued, hyper) * (own & (not empty))).sum() / count
             (loss * world()[1]).backward()
         for parameter in learner.actor.parameters():
             parameter.grad = None  # of a trunk that both share: it is the actor's

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from marl_ray.algorithms import ALGORITHMS
+from marl_ray.algorithms import algorithm_of
 from marl_ray.algorithms.aggregation import counts
 from marl_ray.algorithms.kl import adaptive_coefficient, kl_estimate
 from marl_ray.algorithms.multipliers import Multiplier
@@ -26,7 +26,6 @@ from marl_ray.training.batches import (
     check_finite,
     normalised,
     not_finite,
-    shaped_rewards,
     signal_moments,
     trained_decisions,
     updated_norms,
@@ -60,7 +59,7 @@ class Learner:
         `by_episode`: rows are whole episodes, so minibatches are sets of them. `micro_batch` environment copies (responses,
         for a token policy) share a forward and backward pass.
         """
-        self.hyper, self.algorithm, self.family = hyper, ALGORITHMS[algorithm], family_of(model)
+        self.hyper, self.algorithm, self.family = hyper, algorithm_of(algorithm), family_of(model)
         self.budgets = tuple(constraint.budget for constraint in constraints) if self.algorithm.spec.costs else ()
         self.horizon, self.by_episode, self.micro_batch = horizon, by_episode, micro_batch
         self.value_norm = ValueNorm()
@@ -70,7 +69,6 @@ class Learner:
             tuple(start(hyper, budget) for budget in self.budgets) if start else ()
         )
         self.entropy_coef, self.kl_coef = hyper.entropy_coef, hyper.kl_coef
-        self.decisions_per_episode = 1.0
         self.mixed_precision = mixed_precision
         self.device = torch.device(mesh.device_type)
         self.copies: Copies = self.family.set_up(model, mesh, mixed_precision, hyper.kl_coef > 0)
@@ -119,14 +117,14 @@ class Learner:
             minibatches(seed, iteration, epoch, self.hyper.minibatches, shape, self.by_episode)
             for epoch in range(self.hyper.epochs)
         ]
-        fixed, sizes, metrics = self._fix(batch, shape, plan, costs, factor, where)
+        fixed, metrics = self._fix(batch, shape, plan, costs, factor, where)
         violations = self._violations(costs)
         if self.algorithm.spec.constraint == "trust_region":
             metrics |= trust_step.update(self, fixed, violations)
             actor_family.adopt_actor(self.copies)
-        metrics |= gradient.update(self, fixed, shape, plan, sizes, violations, costs, where)
+        metrics |= gradient.update(self, fixed, shape, plan, violations, costs, where)
         self.refresh_rollout_model()
-        self._adapt(metrics, sizes)
+        self._steer(metrics, fixed.sequences)
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.multipliers)}
 
     def _fix(
@@ -137,8 +135,8 @@ class Learner:
         costs: CostStats,
         factor: Tensor | None,
         where: str,
-    ) -> tuple[Fixed, Tensor, dict[str, float]]:
-        """Everything that stays as it is for the epochs; decisions and sequences of every minibatch; metrics.
+    ) -> tuple[Fixed, dict[str, float]]:
+        """Compute what is constant across epochs: advantages, returns, old log-probabilities; and metrics.
 
         Normalisers and multipliers move first, by this batch. All that workers must agree on is one exchange.
         """
@@ -146,13 +144,18 @@ class Learner:
         mask = trained_decisions(batch, hyper)
         inputs = self.family.inputs(self.model, batch)
         old = batch.log_probs
-        if hyper.importance_cap is not None:
-            old = gradient.evaluate_all(self, inputs, batch, batch.mask, shape).log_probs
+        # What the critics put out before the first step: the normalisers move below, and with them the units.
+        old_values = self.value_norm.normalize(batch.values)
+        old_cost_values = normalised(self.cost_norms, batch.cost_values) if self.budgets else batch.cost_values
+        if spec.recompute or hyper.importance_cap is not None:  # other weights may have gathered the batch
+            now = gradient.evaluate_all(self, inputs, batch, batch.mask, shape)
+            old = now.log_probs
+            old_values = old_values if now.values is None else now.values
+            old_cost_values = old_cost_values if now.cost_values is None else now.cost_values
         reference = self._reference_log_probs(batch, shape)
         divergence = torch.zeros_like(old) if reference is None else kl_estimate(old, reference, hyper.kl_estimator)
         taxed = self.kl_coef * divergence if reference is not None and hyper.kl_place == "reward" else None
-        if taxed is not None or hyper.overlong_buffer:
-            batch = replace(batch, rewards=shaped_rewards(batch, hyper, self.horizon, taxed))
+        batch = replace(batch, rewards=self.algorithm.shape_rewards(batch, hyper, self.horizon, taxed))
         if spec.critic_first:
             batch = replace(batch, values=gradient.fit_critic(self, inputs, batch, mask, shape))
         raw, targets = self.algorithm.advantages(batch, hyper)
@@ -180,22 +183,23 @@ class Learner:
             advantages = standardise(raw, mask, sums["advantages"], hyper.std_ddof, hyper.std_eps)
         else:
             advantages = raw * mask
-        returns, old_values = None, batch.values
+        returns = None
         if targets is not None and not spec.critic_first:
             (self.value_norm,) = updated_norms([self.value_norm], sums["targets"][None])
-            returns, old_values = self.value_norm.normalize(targets), self.value_norm.normalize(batch.values)
+            returns = self.value_norm.normalize(targets)
             n, total_return, square = sums["targets"].tolist()
             variance = square / max(n, 1) - (total_return / max(n, 1)) ** 2
             residual = float(sums["residuals"][2]) / max(n, 1)
             metrics["explained_variance"] = 1 - residual / variance if variance > 1e-8 else 0.0
-        cost_adv, cost_returns, old_cost_values = no_costs, None, batch.cost_values
+        cost_adv, cost_returns = no_costs, None
         if self.budgets:
             scale = spec.constraint == "penalty"
             cost_adv, self.cost_scale = centred_costs(raw_costs, mask, sums["costs"], scale)
             self.cost_norms = updated_norms(self.cost_norms, sums["cost_targets"])
             cost_returns = normalised(self.cost_norms, cost_targets)
-            old_cost_values = normalised(self.cost_norms, batch.cost_values)
-            self._constrain(costs, float(sums["whole"][0]))
+            if costs.means is not None and costs.episodes and not self.algorithm.every_step:
+                pairs = zip(self.multipliers, costs.means, strict=False)
+                self.multipliers = tuple(multiplier.updated(cost) for multiplier, cost in pairs)
         if factor is not None:
             per_row = factor.to(self.device).repeat_interleave(shape.agents, 0)
             advantages, cost_adv = advantages * per_row, cost_adv * per_row[..., None]
@@ -212,24 +216,18 @@ class Learner:
             old_cost_values,
             old,
             None if hyper.importance_cap is None else truncated_importance(old, batch.log_probs, hyper.importance_cap),
-            reference if hyper.kl_place == "loss" else None,
+            reference,
+            sums["sizes"],
+            int(sums["whole"][1]),
         )
-        return fixed, sums["sizes"], metrics
-
-    def _constrain(self, costs: CostStats, decisions: float) -> None:
-        """Move the multipliers by what the episodes that ended in this batch cost."""
-        if costs.episodes:
-            self.decisions_per_episode = max(decisions, 1.0) / costs.episodes
-        if costs.means is not None and not self.algorithm.every_step:
-            pairs = zip(self.multipliers, costs.means, strict=False)
-            self.multipliers = tuple(multiplier.updated(cost) for multiplier, cost in pairs)
+        return fixed, metrics
 
     def _violations(self, costs: CostStats) -> Tensor:
         """(K,) per decision, in the units of the cost advantages."""
         if not self.budgets or costs.means is None:
             return torch.zeros(len(self.budgets), device=self.device)
         raw = [
-            constraint_violation(mean, budget, self.decisions_per_episode)
+            constraint_violation(mean, budget, costs.decisions)
             for mean, budget in zip(costs.means, self.budgets, strict=True)
         ]
         return torch.tensor(raw, device=self.device) / self.cost_scale.to(self.device)
@@ -242,11 +240,10 @@ class Learner:
         )
         return found
 
-    def _adapt(self, metrics: Mapping[str, float], sizes: Tensor) -> None:
-        """Steer the coefficients that have a target."""
+    def _steer(self, metrics: Mapping[str, float], sequences: int) -> None:
+        """Move the coefficients that have a target, after a batch of `sequences` rows over all workers."""
         hyper = self.hyper
         if hyper.kl_target is not None and "reference_kl" in metrics:
-            sequences = int(sizes[: hyper.minibatches, 1].sum())
             self.kl_coef = adaptive_coefficient(
                 self.kl_coef, metrics["reference_kl"], hyper.kl_target, hyper.kl_horizon, sequences
             )
@@ -262,13 +259,18 @@ class Learner:
         """What an episode is expected to cost after this update, (copies, T) factors of all updates until then and before.
 
         Sequential constrained updates share one budget: what one policy's step uses of it, the next must not use again.
+        A factor is of all agents that act together, and a cost is the team's, so a step of a copy counts once: with the
+        mean of what the deciding agents' critics say of it.
         """
         if not self.budgets or costs.means is None:
             return costs
         raw, _ = cost_advantages(batch, self.hyper)
-        change = (after - (1.0 if before is None else before)).repeat_interleave(batch.agents, 0) * batch.mask
-        sums = total(torch.cat([(change[..., None] * raw).sum((0, 1)), batch.mask.sum()[None].float()]))
-        shift = (sums[:-1] / sums[-1].clamp(min=1) * self.decisions_per_episode).tolist()
+        mask = trained_decisions(batch, self.hyper)
+        deciding, per_agent = (x.unflatten(0, (-1, batch.agents)) for x in (mask[..., None], raw))
+        team = (per_agent * deciding).sum(1) / deciding.sum(1).clamp(min=1)
+        change = (after - (1.0 if before is None else before))[..., None] * team
+        sums = total(torch.cat([change.sum((0, 1)), mask.sum()[None].float()]))
+        shift = (sums[:-1] / sums[-1].clamp(min=1) * costs.decisions).tolist()
         return replace(costs, means=tuple(mean + moved for mean, moved in zip(costs.means, shift, strict=True)))
 
     def state(self) -> dict[str, Any]:
@@ -279,7 +281,6 @@ class Learner:
             "multipliers": [vars(multiplier) for multiplier in self.multipliers],
             "entropy_coef": self.entropy_coef,
             "kl_coef": self.kl_coef,
-            "decisions_per_episode": self.decisions_per_episode,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -289,7 +290,6 @@ class Learner:
         pairs = zip(self.multipliers, state["multipliers"], strict=True)
         self.multipliers = tuple(type(multiplier)(**saved) for multiplier, saved in pairs)
         self.entropy_coef, self.kl_coef = state["entropy_coef"], state["kl_coef"]
-        self.decisions_per_episode = state["decisions_per_episode"]
         self.refresh_rollout_model()
 
     def apply_hyper(self) -> None:

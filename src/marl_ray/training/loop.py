@@ -2,8 +2,9 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,19 @@ import torch
 from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import init_device_mesh
 
+from marl_ray.algorithms.budgets import mean_costs
 from marl_ray.config import RunConfig
 from marl_ray.envs import make_env
 from marl_ray.envs.batch import make_batch
 from marl_ray.rollout.collector import Collector, Plan
+from marl_ray.rollout.group_spread import GroupSums
 from marl_ray.rollout.random import team_order
 from marl_ray.training import checkpoint
 from marl_ray.training.batches import CostStats
 from marl_ray.training.collectives import gather, world
-from marl_ray.training.recent import Played, Recent
+from marl_ray.training.evaluation import CONFIRMED, SCORED, Evaluator
+from marl_ray.training.recent import Recent
+from marl_ray.training.release import Ended
 from marl_ray.training.team import Team, build_team, export_bundle
 from marl_ray.training.warm_start import warm_start
 from marl_ray.trajectories import Trajectories
@@ -29,6 +34,11 @@ BUNDLE = "bundle"
 
 UNKNOWN = -1e12
 """Score of weights that were not evaluated: below that of all that were."""
+EVALUATIONS = 10
+"""Evaluations of a run between its first and its last, unless `evaluation.every` says otherwise,"""
+TRAINED_PER_EVALUATED = 10
+"""and the steps of training that each step of an evaluation is worth at least: evaluating then takes a few percent of a
+run's time, since playing takes a third to a half of an iteration."""
 
 Metrics = dict[str, float]
 
@@ -75,7 +85,7 @@ class Run:
         mixed = config.resources.mixed_precision
         self.env = make_env(config.env, config.constraints)
         self.team = build_team(config, self.env, mesh, mixed == "bf16" or (mixed == "auto" and device.type == "cuda"))
-        self.state, envs = _fresh_state(run_id), None
+        self.state, envs = _fresh_state(run_id, list(self.team.models)), None
         if resume_from is not None:
             self.state, envs = checkpoint.load(resume_from, self.team.learners, own_hyper)
         elif config.warm_start is not None and config.language:
@@ -85,13 +95,17 @@ class Run:
         elif config.warm_start is not None:
             warm_start(config, self.env, self.team, emit)
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, envs)
+        self.evaluator = Evaluator(config, self.env, self.team.agents, self.collector)
         self.recent = Recent(config, self.state["recent"])
-        self.clock = Clock("rollout", "update", *(("evaluation",) if config.evaluation.every else ()))
-        self.iteration, self.steps, self.costs = self.state["iteration"], self.state["steps"], self.state["costs"]
+        self.clock = Clock("rollout", "update", *(("evaluation",) if config.evaluates else ()))
+        self.iteration, self.steps = self.state["iteration"], self.state["steps"]
+        self.costs = {name: CostStats(**stats) for name, stats in self.state["costs"].items()}
         self.metrics: Metrics = self.state["metrics"]
         """Of the last iteration."""
+        self.fresh = resume_from is None
+        """Whether nothing of this run was played yet."""
         self.evaluated: float | None = None
-        """Score on held-out tasks, if the weights as they are were evaluated."""
+        """Score of the weights as they are, if they were evaluated and are not kept yet."""
         self.transcripts: list[dict[str, Any]] = []
         """A few episodes of the last iteration as text, of all workers, where language models play."""
 
@@ -100,43 +114,75 @@ class Run:
         return bool(self.steps >= self.config.train.total_steps)
 
     @property
-    def save_due(self) -> bool:
-        return self.done or self.iteration % self.config.checkpoint.every == 0 or self.evaluated is not None
+    def best(self) -> bool:
+        """Whether the weights as they are were evaluated, are not kept yet, and none that are kept scored more."""
+        return self.evaluated is not None and self.evaluated >= self.state["best_score"]
 
-    def step(self) -> Metrics:
-        """One iteration: collect and update; its metrics."""
+    @property
+    def save_due(self) -> bool:
+        """Whether the weights as they are must be kept."""
+        return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best
+
+    def begin(self) -> Metrics:
+        """Evaluate what training starts from, if there are evaluations; the metrics of step 0."""
+        self.fresh = False
+        if self.config.evaluates:
+            self.metrics = {"iteration": 0, "steps": 0} | self.evaluate()[0]
+            # What that cost says little of later: a team that learns may end its episodes sooner, or later.
+            self.state["evaluate_at"] = self.config.train.total_steps / EVALUATIONS
+            self.clock.read(0)
+        return self.metrics
+
+    def step(self, until: int | None = None) -> Metrics:
+        """One iteration: collect and update; its metrics. The weights are evaluated where it is time, at the run's end, and
+        at `until` environment steps."""
         before, self.evaluated = self.steps, None
         with self.clock.phase("rollout"):
             batch = self.collector.collect(self.team.players(), self.iteration)
-        episodes, played = _together(batch)
+        ended, running, played = _together(self.config, batch, self.collector)
         spoken = self._spoken(batch) if self.config.language else {}
+        groups = _group_metrics(self.config, self.collector, list(self.team.learners))
         self.steps += played
-        stats = _cost_stats(self.config, episodes, self.costs)
-        self.costs = stats.means
+        self.costs = _cost_stats(self.recent.add(ended, running), self.costs)
         with self.clock.phase("update"):
-            losses = _update(self.config, self.team, batch.trajectories, self.iteration, before, stats)
-        self.recent.add(episodes)
+            losses = _update(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
         self.iteration += 1
-        held_out = self.evaluate() if self.done or _due(self.iteration, self.config.evaluation.every) else {}
+        evaluated: Metrics = {}
+        due = self.config.evaluates and self._evaluation_due()
+        if due or (self.config.evaluates and (self.done or (until is not None and self.steps >= until))):
+            evaluated, cost = self.evaluate()
+            if due:  # where else a run is evaluated does not move when it is next
+                wait = max(TRAINED_PER_EVALUATED * cost, self.config.train.total_steps / EVALUATIONS)
+                self.state["evaluate_at"] = self.steps + wait
         progress = {"iteration": self.iteration, "steps": self.steps}
         speed = self.clock.read(played)
         if spoken:
             # Both are read in an update; a rate per step of the environment says little where responses differ in length.
             tokens = spoken["tokens"] + spoken["prompt_tokens"]
             speed["tokens_per_second"] = tokens * speed["steps_per_second"] / max(played, 1)
-        self.metrics = progress | losses | self.recent.metrics() | spoken | held_out | speed
+        self.metrics = progress | losses | self.recent.metrics() | groups | spoken | evaluated | speed
         return self.metrics
 
-    def evaluate(self) -> Metrics:
-        """Play the held-out tasks, if there are to be any; every worker takes part."""
-        self.evaluated = None
-        if not self.config.evaluation.every:
-            return {}
-        from marl_ray.training.held_out import evaluate_held_out
+    def _evaluation_due(self) -> bool:
+        every = self.config.evaluation.every
+        return bool(self.steps >= self.state["evaluate_at"] if every is None else self.iteration % every == 0)
 
+    def evaluate(self) -> tuple[Metrics, int]:
+        """Evaluate the weights as they are; metrics, and the steps that were played for them. Every worker takes part.
+
+        Where the score is the best so far, other episodes say what the weights are worth: `best/...`. Nothing that training
+        reads changes.
+        """
+        players = self.team.players()
         with self.clock.phase("evaluation"):
-            found, self.evaluated = evaluate_held_out(self.config, self.collector, self.team.players())
-        return found
+            found = self.evaluator.evaluate(players, SCORED, self.steps)
+            self.evaluated = max(found.score, UNKNOWN)
+            metrics, steps = {f"eval/{key}": value for key, value in found.metrics.items()}, found.steps
+            if self.best:
+                told = self.evaluator.evaluate(players, CONFIRMED, self.steps)
+                metrics |= {f"best/{key}": value for key, value in told.metrics.items()} | {"best/steps": self.steps}
+                steps += told.steps
+        return metrics, steps
 
     def _spoken(self, batch: Any) -> Metrics:
         """Metrics of the responses of all workers; keeps the transcripts."""
@@ -146,8 +192,8 @@ class Run:
         return metrics
 
     def score(self) -> float:
-        """What the best checkpoint is chosen by: held-out tasks where they are played, else the recent episodes."""
-        found = self.evaluated if self.config.evaluation.every else self.recent.score()
+        """What the best checkpoint is chosen by: an evaluation of these very weights, else the recent episodes."""
+        found = self.evaluated if self.config.evaluates else self.recent.score()
         return UNKNOWN if found is None else max(found, UNKNOWN)
 
     def save(self, folder: Path) -> float:
@@ -157,7 +203,7 @@ class Run:
         self.state |= {
             "iteration": self.iteration,
             "steps": self.steps,
-            "costs": self.costs,
+            "costs": {name: vars(stats) for name, stats in self.costs.items()},
             "recent": self.recent.state(),
             "metrics": self.metrics,
             "best_score": max(score, self.state["best_score"]),
@@ -165,10 +211,12 @@ class Run:
         checkpoint.save(folder, self.team.learners, self.state, self.collector.state())
         if best and self.rank == 0:
             export_bundle(folder / BUNDLE, self.config, self.env, self.team, self.steps, self.metrics)
+        self.evaluated = None
         return score
 
     def close(self) -> None:
         self.collector.close()
+        self.evaluator.close()
         self.env.close()
 
 
@@ -193,11 +241,12 @@ def run_worker(
         with tempfile.TemporaryDirectory(prefix="marl-ray-checkpoint-") as folder:
             report(Path(folder), metrics | {"score": run.save(Path(folder))})
 
-    if run.done and run.iteration == 0:  # nothing but a warm start was asked for
-        run.metrics = {"steps": 0} | run.evaluate()
-        if run.rank == 0:
-            emit(run.metrics)
-        save({"iteration": 0} | run.metrics)
+    if run.fresh:
+        metrics = run.begin()
+        if run.rank == 0 and metrics:
+            emit(metrics)
+        if run.done or (run.save_due and metrics):  # done: nothing but a warm start was asked for
+            save({"iteration": 0, "steps": 0} | metrics)
     while not run.done:
         metrics = run.step()
         if run.rank == 0:
@@ -235,20 +284,17 @@ def build_collector(
     return Collector(env, envs, agents, copies, plan, config.seed, config.signals, state)
 
 
-def _fresh_state(run_id: str | None) -> dict[str, Any]:
+def _fresh_state(run_id: str | None, policies: Sequence[str]) -> dict[str, Any]:
     return {
         "iteration": 0,
         "steps": 0,
-        "costs": None,
-        "recent": [],
+        "costs": {name: vars(CostStats(None, 0)) for name in policies},
+        "recent": {},
         "best_score": float("-inf"),
+        "evaluate_at": 0,
         "metrics": {},
         "mlflow_run_id": run_id,
     }
-
-
-def _due(iteration: int, every: int) -> bool:
-    return every > 0 and iteration % every == 0
 
 
 def _update(
@@ -257,7 +303,7 @@ def _update(
     batches: dict[str, Trajectories],
     iteration: int,
     steps: int,
-    costs: CostStats,
+    costs: Mapping[str, CostStats],
 ) -> Metrics:
     """Update every policy; where an algorithm is sequential, one after another with the factor of those before."""
     metrics: Metrics = {}
@@ -266,31 +312,54 @@ def _update(
     if sequential:
         names = [names[i] for i in team_order(config.seed, iteration, len(names))]
     factor: torch.Tensor | None = None
+    means = next(iter(costs.values())).means
     for name in names:
         learner, batch = team.learners[name], batches[name]
         learner.set_progress(steps / max(config.train.total_steps, 1))
         own = factor if config.spec_of(name).order == "sequential" else None
         where = f"policy {name!r}, iteration {iteration + 1}, step {steps}"
-        losses = learner.update(batch, config.seed, iteration, costs, own, where)
+        stats = replace(costs[name], means=means)
+        losses = learner.update(batch, config.seed, iteration, stats, own, where)
         prefix = "" if len(team.learners) == 1 else f"{name}/"
         metrics |= {prefix + key: value for key, value in losses.items()}
         if sequential:
             change = learner.log_ratio(batch).clamp(-20, 20).exp()
             after = change if factor is None else factor * change
-            costs, factor = learner.moved_costs(costs, batch, after, factor), after
+            means, factor = learner.moved_costs(stats, batch, after, factor).means, after
     return metrics
 
 
-def _cost_stats(config: RunConfig, episodes: Sequence[Played], before: tuple[float, ...] | None) -> CostStats:
-    """Mean costs of the episodes that ended in this batch; of the last batch that had any if none did."""
-    if not episodes:
-        return CostStats(None if before is None else tuple(before), 0)
-    columns = zip(*(episode.costs for episode in episodes), strict=True)
-    return CostStats(tuple(sum(column) / len(episodes) for column in columns), len(episodes))
+def _cost_stats(released: Sequence[Ended], before: Mapping[str, CostStats]) -> dict[str, CostStats]:
+    """By policy mean costs and decisions of the episodes that this batch has released; of the last batch that had any if
+    none was."""
+    if not released:
+        return {name: replace(stats, episodes=0) for name, stats in before.items()}
+    means, count = tuple(mean_costs([episode.costs for episode in released])), len(released)
+    decisions = {name: sum(episode.decisions[name] for episode in released) / count for name in before}
+    return {name: CostStats(means, count, max(decisions[name], 1.0)) for name in before}
 
 
-def _together(batch: Any) -> tuple[list[Any], int]:
-    """Episodes of all workers in the order of their ends, the same for any number of workers; and all their steps."""
-    parts = gather((batch.episodes, batch.steps))
-    episodes = sorted((e for part, _ in parts for e in part), key=lambda e: (e.step, e.copy))
-    return episodes, sum(steps for _, steps in parts)
+def _together(config: RunConfig, batch: Any, collector: Any) -> tuple[list[Ended], list[tuple[int, int]], int]:
+    """Of all workers: episodes that have ended, (start, steps played) of those that have not, and steps.
+
+    Episodes that were played greedily, as a group's baseline, tell nothing of the policy that samples.
+    """
+    sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
+    own = [tuple(Ended.of(episode)) for episode in sampled]
+    parts = gather((own, collector.running, batch.steps))
+    ended = [Ended(*episode) for part, _, _ in parts for episode in part]
+    return ended, [one for _, part, _ in parts for one in part], sum(steps for _, _, steps in parts)
+
+
+def _group_metrics(config: RunConfig, collector: Any, names: Sequence[str]) -> Metrics:
+    """Of the policies whose algorithms compare groups: how the members of all workers' groups differed."""
+    compared = [name for name in names if config.spec_of(name).groups]
+    if not compared:
+        return {}
+    parts = gather({name: tuple(collector.group_sums[name]) for name in compared})
+    metrics: Metrics = {}
+    for name in compared:
+        sums = sum((GroupSums(*part[name]) for part in parts), GroupSums())
+        prefix = "" if len(names) == 1 else f"{name}/"
+        metrics |= {prefix + key: value for key, value in sums.metrics().items()}
+    return metrics

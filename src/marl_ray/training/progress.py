@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from marl_ray.config import RunConfig
+from marl_ray.training.summary import against_budgets
 
 LINE_EVERY_S = 5.0
 """Seconds between lines where there is no terminal (a job's log)."""
@@ -20,6 +21,8 @@ class Progress:
 
     def __init__(self, config: RunConfig):
         self.config, self.last_line = config, 0.0
+        self.scored: float | None = None
+        """Mean return of the last evaluation."""
         console = Console(file=sys.stderr)
         self.bar = Bar(
             TextColumn("{task.description}"),
@@ -43,8 +46,8 @@ class Progress:
 
     def show(self, row: Mapping[str, float]) -> None:
         """One iteration's metrics."""
-        mean = f"{row['return']:.3f}" if "return" in row else "-"  # until a first episode has ended
-        note = f"return {mean}  {row['steps_per_second']:,.0f} steps/s"
+        self.scored = row.get("eval/return", self.scored)
+        note = told(self.config, row, self.scored)
         self.bar.update(self.task, completed=row["steps"], note=note)
         last = row["steps"] >= self.config.train.total_steps
         if (
@@ -54,3 +57,15 @@ class Progress:
         ):
             self.last_line = time.monotonic()
             print(f"{self.config.name}: {row['steps']:,} steps  {note}", flush=True)
+
+
+def told(config: RunConfig, row: Mapping[str, float], scored: float | None) -> str:
+    """One iteration in a few words; `scored` is the last evaluation's mean return."""
+    parts = [f"return {row['return']:.3f}" if "return" in row else "return -"]  # until episodes are released
+    if scored is not None:
+        parts.append(f"evaluated {scored:.3f}")
+    # Before training has costs of its own, those of the evaluation are shown.
+    parts += against_budgets(config, row, "") or against_budgets(config, row, "eval/")
+    if "steps_per_second" in row:
+        parts.append(f"{row['steps_per_second']:,.0f} steps/s")
+    return "  ".join(parts)

@@ -1,75 +1,56 @@
-"""The last training episodes: what a run reports and, where nothing is held out, selects its best checkpoint by."""
+"""The last training episodes: the training curve, the costs that constraints are held to, and where nothing is evaluated
+the score that selects the best checkpoint."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from marl_ray.config import ConstraintConfig, RunConfig
-
-OVER_BUDGET = 1e6
-"""Score lost per relative violation: a team within its budgets beats every one that is not."""
-
-
-class Played(Protocol):
-    """What is read of a finished episode."""
-
-    @property
-    def ret(self) -> float: ...
-    @property
-    def costs(self) -> tuple[float, ...]: ...
-    @property
-    def length(self) -> int: ...
-
-
-def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
-    """Of each signal over episodes."""
-    return [sum(column) / len(costs) for column in zip(*costs, strict=True)]
-
-
-def score(constraints: Sequence[ConstraintConfig], ret: float, costs: Sequence[float]) -> float:
-    """What the best checkpoint is chosen by: the return, and before that keeping the budgets."""
-    over = 0.0
-    for constraint, mean in zip(constraints, costs, strict=False):
-        over += max(0.0, (mean - constraint.budget) / max(constraint.budget, 1.0))
-    return ret - OVER_BUDGET * over
+from marl_ray.algorithms.budgets import mean_costs, score, shares
+from marl_ray.config import RunConfig
+from marl_ray.training.release import Ended, blocking, release
 
 
 class Recent:
-    """The last `evaluation.window` episodes of all workers."""
+    """The last `evaluation.window` released episodes of all workers, and those that are held back."""
 
-    def __init__(self, config: RunConfig, saved: Iterable[Any] = ()):
-        self.constraints = config.constraints
-        episodes = ((float(ret), tuple(costs), int(length)) for ret, costs, length in saved)
-        self.episodes: deque[tuple[float, tuple[float, ...], int]] = deque(episodes, config.evaluation.window)
+    def __init__(self, config: RunConfig, saved: Mapping[str, Any] | None = None):
+        self.budgets, self.most_steps = config.budgets, config.evaluation.max_steps
+        old = {key: [_ended(one) for one in (saved or {}).get(key, ())] for key in ("window", "held_back")}
+        self.episodes: deque[Ended] = deque(old["window"], config.evaluation.window)
+        self.held_back: list[Ended] = old["held_back"]
 
-    def add(self, episodes: Iterable[Played]) -> None:
-        self.episodes.extend((episode.ret, episode.costs, episode.length) for episode in episodes)
+    def add(self, ended: Iterable[Ended], running: Sequence[tuple[int, int]]) -> list[Ended]:
+        """Take in what has ended, given the (start, steps played) of what has not, on all workers; what is released."""
+        released, self.held_back = release([*self.held_back, *ended], blocking(running, self.most_steps))
+        self.episodes.extend(released)
+        return released
 
-    def state(self) -> list[Any]:
+    def state(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
-        return [[ret, list(costs), length] for ret, costs, length in self.episodes]
+        return {"window": [list(one) for one in self.episodes], "held_back": [list(one) for one in self.held_back]}
 
     def metrics(self) -> dict[str, float]:
-        """Means over the window, and the share of its episodes within every budget; nothing before the first episode."""
+        """Means over the window, and shares within the budgets; nothing before the first episode."""
         if not self.episodes:
             return {}
-        count = len(self.episodes)
-        found = {"return": sum(ret for ret, _, _ in self.episodes) / count}
-        means = self._costs()
+        count, costs = len(self.episodes), [episode.costs for episode in self.episodes]
+        found = {"return": sum(episode.ret for episode in self.episodes) / count}
+        means = mean_costs(costs)
         names = ["episode_cost"] if len(means) == 1 else [f"episode_cost_{k}" for k in range(len(means))]
         found |= dict(zip(names, means, strict=True))
-        found["episode_length"] = sum(length for _, _, length in self.episodes) / count
-        if self.constraints:
-            budgets = [constraint.budget for constraint in self.constraints]
-            within = sum(all(c <= d for c, d in zip(costs, budgets, strict=True)) for _, costs, _ in self.episodes)
-            found["within_budget"] = within / count
+        found["episode_length"] = sum(episode.length for episode in self.episodes) / count
+        if self.budgets:
+            found |= {key: value for key, value in shares(self.budgets, costs).items() if "certified" not in key}
         return found
 
-    def score(self) -> float:
-        """What the best checkpoint is chosen by; minus infinity before the first episode."""
+    def score(self) -> float | None:
+        """What the best checkpoint is chosen by where nothing is evaluated; None before the first episode."""
         if not self.episodes:
-            return float("-inf")
-        return score(self.constraints, self.metrics()["return"], self._costs())
+            return None
+        costs = mean_costs([episode.costs for episode in self.episodes])
+        return score(self.budgets, self.metrics()["return"], costs)
 
-    def _costs(self) -> list[float]:
-        return mean_costs([costs for _, costs, _ in self.episodes])
+
+def _ended(plain: Sequence[Any]) -> Ended:
+    start, copy, ret, costs, length, decisions = plain
+    return Ended(start, copy, ret, tuple(costs), length, decisions)

@@ -41,6 +41,7 @@ def update(learner: "Learner", fixed: Fixed, violations: Tensor) -> dict[str, fl
     mask = fixed.mask.flatten().cpu()
     allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1).cpu()
     actions, old = batch.actions.flatten(0, 1).cpu(), fixed.old_log_probs.flatten().cpu()
+    behaviour, values_then = fixed.behaviour_log_probs.flatten().cpu(), batch.values.flatten().cpu()
     advantages, cost_advantages = fixed.advantages.flatten().cpu(), fixed.cost_advantages.flatten(0, 1).cpu()
     weights = mask.float() / max(float(total(mask.sum().float())), 1.0)
     sizes = distribution.sizes if isinstance(distribution, Categorical) else None
@@ -56,7 +57,7 @@ def update(learner: "Learner", fixed: Fixed, violations: Tensor) -> dict[str, fl
         """Reward loss, cost surrogates (K,) and outputs; this worker's part of the means."""
         now = outputs(at)
         log_probs = distribution.log_prob(now, actions)
-        evaluated = Evaluated(log_probs[None], old[None], advantages[None], mask[None])
+        evaluated = Evaluated(*(x[None] for x in (log_probs, old, advantages, mask, behaviour, values_then)))
         loss = (learner.algorithm.policy_loss(evaluated, hyper).loss[0] * weights).sum()
         ratio = token_ratio(log_probs, old)
         return loss, (ratio[:, None] * cost_advantages * weights[:, None]).sum(0), now

@@ -20,8 +20,8 @@ import torch
 from pettingzoo import ParallelEnv
 from torch import Tensor, nn
 
-from marl_ray.algorithms.ppo_losses import clipped_value_loss
 from marl_ray.algorithms.returns import reward_to_go
+from marl_ray.algorithms.value_losses import clipped_value_loss
 from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic import Prepared

@@ -18,7 +18,7 @@ from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.training.driver import check_run
 from marl_ray.tuning.capacity import Need, need_of, resources_of, slots
 from marl_ray.tuning.folder import Folder, absolute, trial_folder
@@ -33,7 +33,6 @@ from marl_ray.tuning.results import (
     identity_of,
     load_records,
     middle_seed,
-    named,
     ranked,
     save_records,
     shown,

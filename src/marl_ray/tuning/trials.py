@@ -19,9 +19,8 @@ import torch
 
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, named
 from marl_ray.tuning.folder import Folder, trial_folder
-from marl_ray.tuning.results import named
 from marl_ray.tuning.unit import Unit, never_reported, run_leg
 
 REPORT_S = 0.5

@@ -9,6 +9,7 @@ import math
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,10 @@ from marl_ray.evaluation.statistics import iqm
 from marl_ray.training.batches import Diverged
 from marl_ray.training.loop import UNKNOWN, Metrics, Run
 
-LATER = ("return", "episode_", "within_budget", "score", "eval/")
-"""Metrics that are missing until a first episode has ended, or until the held-out tasks are played."""
+LATER = ("return", "episode_", "within_budget", "score", "eval/", "best/")
+"""Metrics that are missing until training episodes are released, or until the next evaluation."""
+EVALUATED = ("eval/", "best/")
+"""Metrics that rows have of every seed, beside those that the sweep is judged by."""
 
 
 class Unit:
@@ -53,6 +56,8 @@ class Unit:
             for seed in self.runs
         }
         self.every = configs[0].checkpoint.every
+        self.fresh = resume_from is None
+        """Whether no seed has played yet."""
 
     @property
     def done(self) -> bool:
@@ -75,27 +80,51 @@ class Unit:
         columns = zip(*self.recent.values(), strict=True)
         return [iqm(np.array([np.mean(values) for values in column])) for column in columns]
 
-    def step(self) -> Metrics:
-        """One iteration of every seed that has not ended; the IQM of each metric, and each seed's own objectives."""
+    @property
+    def save_due(self) -> bool:
+        """Whether the seeds must be kept as they are."""
+        return self.done or self.iteration % self.every == 0 or any(run.best for run in self.runs.values())
+
+    def begin(self) -> Metrics:
+        """Evaluate what every seed starts from; the row of step 0, empty without evaluations."""
+        self.fresh = False
+        if not all(self._seed(seed, run.begin) for seed, run in self.runs.items()):
+            return {}
+        return self._row()
+
+    def step(self, until: int | None = None) -> Metrics:
+        """One iteration of every seed that has not ended; the IQM of each metric, and each seed's own objectives.
+
+        A seed that has come to `until` environment steps is evaluated, because it is judged there.
+        """
         for seed, run in self.runs.items():
             if run.done:
                 continue
-            try:
-                row = run.step()
-                score = run.score()
-                row |= {"score": score} if score > UNKNOWN else {}
-            except Diverged as error:
-                raise Diverged(f"seed {seed}: {error}") from error
+            row = self._seed(seed, partial(run.step, until))
             self._note(seed, row)
         self.iteration += 1
+        return self._row()
+
+    def _seed(self, seed: int, action: Callable[[], Metrics]) -> Metrics:
+        """A row of one seed, with its score."""
+        run = self.runs[seed]
+        try:
+            row = action()
+        except Diverged as error:
+            raise Diverged(f"seed {seed}: {error}") from error
+        score = run.score()
+        row |= {"score": score} if row and score > UNKNOWN else {}
+        return row
+
+    def _row(self) -> Metrics:
         rows = {seed: run.metrics for seed, run in self.runs.items()}
         shared = set.intersection(*(set(row) for row in rows.values()))
         whole: Metrics = {key: iqm(np.array([row[key] for row in rows.values()])) for key in sorted(shared)}
         whole |= {"iteration": self.iteration, "steps": self.steps, "played": self.played}
-        for metric in self.metrics:
-            whole |= {
-                f"seed-{seed}/{metric.name}": row[metric.name] for seed, row in rows.items() if metric.name in row
-            }
+        names = {metric.name for metric in self.metrics}
+        for seed, row in rows.items():
+            shown = {key: value for key, value in row.items() if key in names or key.startswith(EVALUATED)}
+            whole |= {f"seed-{seed}/{key}": value for key, value in shown.items()}
         objectives = self.objectives()
         if objectives is not None:
             whole |= {f"objective/{m.name}": value for m, value in zip(self.metrics, objectives, strict=True)}
@@ -141,9 +170,14 @@ def run_leg(
 
     if fresh:
         checkpoint()
+    if unit.fresh:
+        row = unit.begin()
+        if row:
+            emit(row)
+            checkpoint()
     while not unit.done and (until is None or unit.steps < until):
-        emit(unit.step())
-        if unit.done or unit.iteration % unit.every == 0 or (until is not None and unit.steps >= until):
+        emit(unit.step(until))
+        if unit.save_due or (until is not None and unit.steps >= until):
             checkpoint()
 
 

@@ -1,0 +1,49 @@
+"""How episodes stand against the budgets of a run: shares within them, certified bounds, and the score that chooses.
+
+A policy keeps a budget where its mean cost of an episode does not pass it. How many single episodes do is another question,
+which constraints on the mean say nothing about, so it is reported beside them.
+"""
+
+from collections.abc import Sequence
+
+from scipy.stats import beta
+
+OVER_BUDGET = 1e6
+"""Score lost per relative violation: a team within its budgets beats every one that is not."""
+CONFIDENCE = 0.95
+SLACK = 1.05
+"""Episodes are also counted against budgets that are wider by this factor."""
+_ROUNDING = 1e-6
+
+
+def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
+    """Of each signal over episodes."""
+    return [sum(column) / len(costs) for column in zip(*costs, strict=True)]
+
+
+def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
+    """Sum over the signals of what the mean costs are above their budgets, in budgets (of 1 at least); 0 within all."""
+    pairs = zip(budgets, costs, strict=False)  # without constraints a signal may be gathered that has no budget
+    return sum(max(0.0, cost - budget) / max(budget, 1.0) for budget, cost in pairs)
+
+
+def score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float:
+    """What the best policy is chosen by: the return, and before that how near the mean costs are to their budgets."""
+    return ret - OVER_BUDGET * violation(budgets, costs)
+
+
+def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) -> float:
+    """Greatest p for which "the rate is at least p" holds with this confidence (Clopper and Pearson 1934, one-sided)."""
+    return float(beta.ppf(1 - confidence, successes, trials - successes + 1)) if successes else 0.0
+
+
+def shares(budgets: Sequence[float], costs: Sequence[Sequence[float]]) -> dict[str, float]:
+    """`within_budget` and `within_budget_105`: shares of the episodes whose costs are within 1.00 and 1.05 times every
+    budget; `..._certified`: what each share is at least, with 95 % confidence. `costs` are (episodes, signals)."""
+    found = {}
+    for name, factor in (("within_budget", 1.0), ("within_budget_105", SLACK)):
+        limits = [factor * budget + _ROUNDING * max(budget, 1.0) for budget in budgets]
+        kept = sum(all(c <= limit for c, limit in zip(own, limits, strict=True)) for own in costs)
+        found[name] = kept / len(costs)
+        found[f"{name}_certified"] = certified_rate(kept, len(costs))
+    return found

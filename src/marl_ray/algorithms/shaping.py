@@ -1,0 +1,27 @@
+"""What is taken off the rewards before advantages: a divergence from the reference, and a penalty for length."""
+
+import torch
+from torch import Tensor
+
+from marl_ray.config import AlgorithmConfig
+from marl_ray.trajectories import Trajectories
+
+
+def overlong_penalty(lengths: Tensor, longest: int, buffer: int, factor: float) -> Tensor:
+    """DAPO's eq. 13 (arXiv 2503.14476), (B,): 0 up to `longest - buffer` decisions, then linearly down to -factor at
+    `longest` and beyond."""
+    over = (lengths - (longest - buffer)).clamp(0, buffer)
+    return -factor * over / buffer if buffer else torch.zeros_like(lengths, dtype=torch.float32)
+
+
+def shaped_rewards(batch: Trajectories, hyper: AlgorithmConfig, horizon: int, divergence: Tensor | None) -> Tensor:
+    """(B, T) rewards with the divergence (B, T) and the penalty for too long sequences taken off."""
+    rewards = batch.rewards
+    if divergence is not None:
+        rewards = rewards - divergence * batch.mask
+    if hyper.overlong_buffer:
+        lengths = batch.mask.sum(1)
+        penalty = overlong_penalty(lengths, horizon, hyper.overlong_buffer, hyper.overlong_penalty)
+        last = (batch.mask.cumsum(1) == lengths[:, None]) & batch.mask
+        rewards = rewards + torch.where(last, penalty[:, None], 0.0)
+    return rewards

@@ -1,0 +1,38 @@
+"""Losses of critics, per decision."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn import functional
+
+from marl_ray.config import AlgorithmConfig
+
+
+class Valued(NamedTuple):
+    """What a critic says of R sequences at T steps, (R, T) each, in the critic's own units."""
+
+    outputs: Tensor
+    """Now, with gradients."""
+    old: Tensor
+    """When the update began."""
+    targets: Tensor
+
+
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None, huber_delta: float
+) -> Tensor:
+    """max of the Huber losses of the new value and of the new value held within +-clip of the old one.
+
+    Yu et al. 2021 (arXiv 2103.01955), appendix C. `returns` are in units of the value normaliser as it is now; `old_values`
+    are what the critic put out before the first step, so that there `values` equals them and the clip takes nothing away.
+    """
+    loss = functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
+    if clip is None:
+        return loss
+    held = old_values + (values - old_values).clamp(-clip, clip)
+    return loss.maximum(functional.huber_loss(held, returns, reduction="none", delta=huber_delta))
+
+
+def ppo_value_loss(batch: Valued, hyper: AlgorithmConfig) -> Tensor:
+    """The clipped Huber loss; the critic's units are those of its normaliser."""
+    return clipped_value_loss(*batch, hyper.value_clip, hyper.huber_delta)

@@ -1,0 +1,20 @@
+"""Objects of users' own modules, by `package.module:NAME`."""
+
+import importlib
+from typing import Any
+
+from marl_ray.errors import MarlRayError, one_line
+
+
+def imported(reference: str) -> Any:
+    """What `package.module:NAME` names; NAME may be dotted. Raises MarlRayError with the reason if it cannot be had."""
+    module, colon, name = reference.partition(":")
+    if not (module and colon and name):
+        raise MarlRayError(f"expected package.module:NAME, got {reference!r}")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever the user's module raises while it loads
+        raise MarlRayError(f"cannot import {reference} ({type(error).__name__}: {one_line(error)})") from error
+    return found

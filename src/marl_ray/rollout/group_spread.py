@@ -1,0 +1,31 @@
+"""How the members of a group, who share a start, differ in what they score: what group algorithms learn from."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class GroupSums(NamedTuple):
+    """Sums over groups; those of several workers add up."""
+
+    groups: int = 0
+    informative: int = 0
+    """Groups in which some agent did not score the same in all members."""
+    spread: float = 0.0
+    """Sum of the standard deviations over the members, each averaged over the agents."""
+
+    @classmethod
+    def of(cls, scores: Sequence[np.ndarray]) -> "GroupSums":
+        """Of groups whose scores are (members, agents) each."""
+        informative = sum(bool((np.ptp(own, axis=0) > 0).any()) for own in scores)
+        return cls(len(scores), informative, float(sum(own.std(axis=0).mean() for own in scores)))
+
+    def __add__(self, other: "GroupSums") -> "GroupSums":  # type: ignore[override]
+        return GroupSums(self.groups + other.groups, self.informative + other.informative, self.spread + other.spread)
+
+    def metrics(self) -> dict[str, float]:
+        """`group_spread` and `informative_groups`; nothing without groups."""
+        if not self.groups:
+            return {}
+        return {"group_spread": self.spread / self.groups, "informative_groups": self.informative / self.groups}

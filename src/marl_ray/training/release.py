@@ -1,0 +1,44 @@
+"""When a training episode may be averaged: once every episode that began no later has ended.
+
+Of episodes that have ended by some moment the short ones are too many: in a gridworld quick successes end first, and a team
+that succeeds in one episode of seven seems to in six. Of episodes that began before some moment none is missing, so these
+are averaged: an ended episode is held back until the episodes that began before it, or with it, have ended too.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+
+class Ended(NamedTuple):
+    """An episode that has ended."""
+
+    start: int
+    """When it began, in steps of every copy since the run began."""
+    copy: int
+    ret: float
+    costs: tuple[float, ...]
+    length: int
+    decisions: dict[str, int]
+    """Policy -> its own decisions in the whole episode."""
+
+    @classmethod
+    def of(cls, episode: Any) -> "Ended":
+        """Of an Episode or a TextEpisode."""
+        return cls(*(getattr(episode, field) for field in cls._fields))
+
+
+def release(ended: Iterable[Ended], running: Iterable[int]) -> tuple[list[Ended], list[Ended]]:
+    """(released, held back), each by start and copy; `running` are the starts of all episodes that have not ended.
+
+    What is released later began no earlier, whatever the order of the ends.
+    """
+    earliest = min(running, default=None)
+    in_order = sorted(ended, key=lambda episode: (episode.start, episode.copy))
+    count = sum(earliest is None or episode.start < earliest for episode in in_order)
+    return in_order[:count], in_order[count:]
+
+
+def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
+    """Starts of the (start, steps played) that hold others back: an episode of `most_steps` or more does so no longer, or
+    one that never ends would for ever."""
+    return [start for start, played in running if played < most_steps]

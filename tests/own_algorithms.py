@@ -1,0 +1,36 @@
+from pydantic import PositiveFloat
+
+from marl_ray.algorithms import Algorithm, Evaluated, PolicyLoss
+from marl_ray.algorithms.ppo import gae_advantages
+from marl_ray.algorithms.ppo_losses import ppo_loss
+from marl_ray.algorithms.ratios import truncated_importance
+from marl_ray.config import SPECS, AlgorithmConfig, Spec
+
+
+class DecoupledHyper(AlgorithmConfig):
+    """PPO's keys and one more."""
+
+    behaviour_cap: PositiveFloat = 2.0
+    """Bound of the weight pi_old / pi_behaviour."""
+
+
+def policy_loss(batch: Evaluated, hyper: DecoupledHyper) -> PolicyLoss:
+    """PPO's clip around the policy that the update began with, weighted towards it from the one that sampled."""
+    weight = truncated_importance(batch.old_log_probs, batch.behaviour_log_probs, hyper.behaviour_cap)
+    loss, clipped = ppo_loss(batch, hyper)
+    return PolicyLoss(weight * loss, clipped)
+
+
+DECOUPLED_PPO = Algorithm(
+    "decoupled_ppo",
+    Spec(
+        "Decoupled PPO",
+        "arXiv 2110.00641",
+        "local",
+        recompute=True,
+        knobs=(*SPECS["ppo"].knobs, "behaviour_cap"),
+        hyper=DecoupledHyper,
+    ),
+    gae_advantages,
+    policy_loss,
+)

@@ -1,0 +1,222 @@
+"""Scores of whole episodes from fixed starts: what is reported of a bundle is what it is worth."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toy_runs import config, short
+
+from marl_ray.algorithms.budgets import certified_rate, score, shares
+from marl_ray.config import RunConfig, parse_config
+from marl_ray.envs import make_env
+from marl_ray.envs.batch import make_batch
+from marl_ray.errors import MarlRayError
+from marl_ray.rollout.playing import Arena, Start
+from marl_ray.training import loop
+from marl_ray.training.alone import process_group, train_alone
+from marl_ray.training.evaluate import evaluate
+from marl_ray.training.evaluation import CONFIRMED, SCORED, Evaluator
+from marl_ray.training.progress import told
+from marl_ray.training.summary import run_summary
+
+CHANCE = 0.25
+"""What an untrained team earns in the sprint."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    with process_group():
+        yield
+
+
+def sprint(*overrides: str) -> RunConfig:
+    base = {
+        "name": "sprint",
+        "env": {"id": "toy_envs:sprint"},
+        "train": {"total_steps": 1024, "env_copies": 32, "horizon": 4},
+        "hyper": {"lr": 1e-4, "epochs": 1},
+        "checkpoint": {"every": 2},
+    }
+    return parse_config(RunConfig, base, overrides)
+
+
+def test_what_is_reported_of_the_best_bundle_is_what_it_is_worth(tmp_path: Path):
+    """The quick successes of a team that does not learn once made its second checkpoint the best, at four times that."""
+    run = sprint("evaluation.episodes=200")
+    rows = train_alone(run, tmp_path)
+    best = max(tmp_path.glob("*/bundle"), key=lambda path: int(path.parent.name))
+    reported = json.loads((best / "bundle.json").read_text())["lineage"]["metrics"]
+    true = [episode.ret for episode in evaluate(run, best, 2000, 77, 100)]
+    error = 4 * math.sqrt(CHANCE * (1 - CHANCE) * (1 / 200 + 1 / 2000))
+    assert np.mean(true) == pytest.approx(CHANCE, abs=error)
+    assert reported["best/return"] == pytest.approx(np.mean(true), abs=error)
+    # The baseline before training is the first point of the curve.
+    assert rows[0]["steps"] == 0 and rows[0]["eval/return"] == pytest.approx(CHANCE, abs=error)
+    assert {"eval/greedy_return", "eval/episode_length", "best/return"} <= set(rows[0])
+
+
+def test_the_training_curve_begins_when_slow_failures_have_ended_too():
+    rows = train_alone(sprint("evaluation.every=0", "train.total_steps=6400"))
+    reported = {row["steps"] // 32: row["return"] for row in rows if "return" in row}
+    assert min(reported) == 32  # the first failures end after 30 steps; a batch has 4
+    # Of some hundreds of episodes, weighed by their starts.
+    assert reported[200] == pytest.approx(CHANCE, abs=0.09)
+    # Successes began 30 times as often in the same time, so by their ends the mean was far above.
+    assert rows[-1]["episode_length"] == pytest.approx(1 * CHANCE + 30 * (1 - CHANCE), abs=3)
+
+
+def test_the_weights_that_were_scored_are_those_that_are_kept(tmp_path: Path):
+    run = config("evaluation.every=3", "evaluation.episodes=8", "checkpoint.every=4", "hyper.lr=0.03")
+    rows = train_alone(run, tmp_path)
+    scored = {row["iteration"]: row["eval/return"] for row in rows if "eval/return" in row}
+    assert list(scored) == [0, 3, 6]
+    bundles = sorted(int(path.parent.name) for path in tmp_path.glob("*/bundle"))
+    best = [k for k in scored if scored[k] == max(v for j, v in scored.items() if j <= k)]
+    assert bundles == best
+    for number in bundles:
+        again = evaluate(run, tmp_path / str(number) / "bundle", 8, run.seed, 100)
+        assert np.mean([episode.ret for episode in again]) == pytest.approx(scored[number])
+
+
+def test_an_evaluation_changes_nothing_of_training_and_is_the_same_after_a_resume(tmp_path: Path):
+    def plain(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+        left_out = ("time/", "steps_per", "eval/", "best/")
+        return [{k: v for k, v in row.items() if not k.startswith(left_out)} for row in rows if row["iteration"]]
+
+    often = train_alone(config("evaluation.every=1"), tmp_path)
+    assert plain(often) == plain(train_alone(config("evaluation.every=0")))
+    resumed = train_alone(config("evaluation.every=1"), None, tmp_path / "2")
+    timeless = [{k: v for k, v in row.items() if not k.startswith(("time/", "steps_per"))} for row in often + resumed]
+    assert timeless[3 : len(often)] == timeless[len(often) :]
+
+
+def arena(copies: int, cap: int = 100, **kwargs) -> tuple:
+    run = config(f"env={json.dumps({'id': 'toy_envs:countdown', 'kwargs': kwargs})}")
+    env = make_env(run.env)
+    team = loop.build_team(run, env, loop.init_device_mesh("cpu", (1,)), False)
+    envs = make_batch(run.env, copies, list(team.agents.values()))
+    return Arena(env, envs, team.agents, copies, 3, 1, cap), team.players()
+
+
+def test_an_episode_depends_on_its_number_and_on_nothing_beside_it():
+    torch.manual_seed(0)
+    many, players = arena(7)
+    starts = [Start(number, kind, greedy) for kind in (0, 1) for greedy in (False, True) for number in range(5)]
+    whole = many.play(players, starts)
+    few, _ = arena(2)
+    assert few.play(players, starts[::-1])[::-1] == whole
+    assert whole[:5] != whole[10:15]  # the kinds share no start
+    assert [episode.length for episode in whole] == [6] * 20 and not any(episode.cut for episode in whole)
+
+
+def test_an_episode_that_never_ends_is_cut_and_said_to_be():
+    one, players = arena(2, cap=4, length=100)
+    assert [(e.length, e.cut) for e in one.play(players, [Start(k, 0, False) for k in range(3)])] == [(4, True)] * 3
+
+
+def test_without_a_schedule_evaluations_are_few_where_episodes_are_long():
+    rows = train_alone(config("train.total_steps=20480", "train.horizon=64", "hyper.lr=1e-5", "evaluation.episodes=4"))
+    at = [row["steps"] for row in rows if "eval/return" in row]
+    assert len(at) in (11, 12) and at[0] == 0 and at[-1] == rows[-1]["steps"]
+    spent = 4 * 6 * 3  # steps of an evaluation and of its confirmation
+    assert spent * 10 < 2048
+    rows = train_alone(config("train.total_steps=20480", "train.horizon=64", "hyper.lr=1e-5", "evaluation.episodes=64"))
+    assert [row["steps"] for row in rows if "eval/return" in row][1] == 2048
+    assert 3 <= sum("eval/return" in row for row in rows) <= 5
+
+
+def test_numbers_that_are_not_finite_stop_an_evaluation():
+    from marl_ray.training.batches import Diverged
+
+    poison = "env={id: 'toy_envs:poisoned', kwargs: {after: 0}}"
+    with pytest.raises(Diverged, match="evaluation at step 0: returns or costs are not finite"):
+        train_alone(config(poison))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("evaluation.tasks=9", "evaluation.tasks: expected a text environment"),
+        ("evaluation.samples=2", "evaluation.samples: expected a text environment"),
+    ],
+)
+def test_keys_that_are_not_read_are_refused(override: str, message: str):
+    with pytest.raises(MarlRayError, match=message):
+        config(override)
+
+
+def test_shares_within_the_budgets_and_what_is_certain_of_them():
+    found = shares((30.0,), [(30.0,), (31.0,), (31.5,), (33.0,)])
+    assert found["within_budget"] == 0.25 and found["within_budget_105"] == 0.75
+    # P(k or more of n at rate p) = 5 % at the bound (Clopper-Pearson).
+    for key, kept in (("within_budget", 1), ("within_budget_105", 3)):
+        p = found[f"{key}_certified"]
+        assert sum(math.comb(4, j) * p**j * (1 - p) ** (4 - j) for j in range(kept, 5)) == pytest.approx(0.05)
+    assert certified_rate(0, 10) == 0 and certified_rate(299, 299) > 0.99 > certified_rate(298, 298)
+    assert shares((1.0, 2.0), [(1.0, 2.0), (0.0, 2.5)])["within_budget"] == 0.5
+
+
+def test_whatever_is_within_its_budgets_scores_more_and_else_the_nearest():
+    within, near, far = score((30.0,), 1.0, [30.0]), score((30.0,), 9.0, [30.5]), score((30.0,), 99.0, [40.0])
+    assert within > near > far and score((30.0,), 2.0, [12.0]) > within
+
+
+def test_a_constrained_run_says_its_costs_against_the_budget_of_the_best_and_of_the_last():
+    run = short("ppo_lagrangian", "evaluation.every=1", "constraints=[{budget: 4.4}]")
+    rows = train_alone(run)
+    assert {"eval/episode_cost_0", "eval/within_budget", "eval/within_budget_105_certified"} <= set(rows[0])
+    # Every episode of the toy costs 4.5: none is within 4.4, all are within 1.05 times that.
+    assert rows[-1]["eval/within_budget"] == 0 and rows[-1]["eval/within_budget_105"] == 1
+    assert rows[-1]["eval/within_budget_105_certified"] == pytest.approx(0.05 ** (1 / 128))
+    text = "\n".join(run_summary(run, rows[0], rows[-1]))
+    assert text.count("cost 4.50 of 4.4") == 2 and "best" in text and "last" in text
+    assert "100.0% of episodes within 1.05 times the budget (at least 97.7% with 95 % confidence)" in text
+    assert "no evaluated policy was within the budgets; the best is the one nearest to them" in text
+    assert "cost 4.50 of 4.4" in told(run, rows[-1], 1.0) and "cost 4.50 of 4.4" in told(run, rows[0], 1.0)
+    within = short("ppo_lagrangian", "constraints=[{budget: 5}]")
+    assert not any("no evaluated policy" in line for line in run_summary(within, rows[0], rows[-1]))
+
+
+def test_confirmation_plays_other_starts_than_the_choice():
+    run = config("evaluation.episodes=16")
+    env = make_env(run.env)
+    team = loop.build_team(run, env, loop.init_device_mesh("cpu", (1,)), False)
+    judge = Evaluator(run, env, team.agents, None)
+    chosen, confirmed = (judge.evaluate(team.players(), kind, 0) for kind in (SCORED, CONFIRMED))
+    assert chosen == judge.evaluate(team.players(), SCORED, 0)
+    assert chosen.metrics["return"] != confirmed.metrics["return"] and "greedy_return" not in confirmed.metrics
+    judge.close()
+
+
+def test_group_algorithms_report_how_their_groups_differ():
+    rows = train_alone(short("grpo", "train.total_steps=32"))
+    assert 0 < rows[-1]["informative_groups"] <= 1 and rows[-1]["group_spread"] > 0
+    assert "group_spread" not in train_alone(short("ippo", "train.total_steps=32"))[-1]
+
+
+def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tmp_path: Path):
+    """Quick successes cost 1 and slow failures 30; the first to end are all quick."""
+    run = loop.Run(
+        sprint("algorithm=ppo_lagrangian", "constraints=[{budget: 5}]", "evaluation.every=0"),
+        torch.device("cpu"),
+        None,
+        lambda row: None,
+    )
+    rows = [run.step() for _ in range(7)]
+    assert run.costs is None and not any("return" in row for row in rows)
+    held = len(run.recent.held_back)
+    assert held > 0
+    run.save(tmp_path)
+    again = loop.Run(run.config, torch.device("cpu"), tmp_path, lambda row: None)
+    for one in (run, again):
+        one.step()
+        assert one.costs is not None and one.costs[0] > 15
+        assert len(one.recent.episodes) > 0
+        one.close()
+    assert run.costs == again.costs and run.recent.state() == again.recent.state()
+    # The first 32 episodes, one of each copy, are all that is whole.
+    first = [episode for episode in run.recent.episodes if episode.start == 0]
+    assert len(first) == 32 and {episode.decisions["shared"] for episode in first} == {1, 30}

@@ -1,0 +1,64 @@
+"""When training episodes are averaged: by start, never by end."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_ray.training.release import Ended, blocking, release
+
+LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=5)
+"""Of the episodes of each copy, one after another; the last one is still running when the play ends."""
+
+
+def told(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int]) -> list[list[Ended]]:
+    """What is released after every `every` steps of all copies, where the copies report in the order `held`."""
+    episodes = []
+    for copy, own in enumerate(lengths):
+        at = 0
+        for length in own:
+            episodes.append((at, at + length, copy))
+            at += length
+    last = min(sum(own) for own in lengths)
+    waiting: list[Ended] = []
+    found = []
+    for now in range(every, last + every, every):
+        ended = [(a, b, c) for a, b, c in episodes if now - every < b <= min(now, last)]
+        running = [a for a, b, _ in episodes if a < now < b or b > last >= a]
+        new = [Ended(a, c, 1.0, (), b - a, {}) for a, b, c in sorted(ended, key=lambda e: held.index(e[2]))]
+        released, waiting = release([*waiting, *new], running)
+        assert all(one.start < min(running, default=now + 1) for one in released)
+        assert not running or all(one.start >= min(running) for one in waiting)
+        found.append(released)
+    return found
+
+
+@given(lengths=LENGTHS, every=st.integers(1, 7), data=st.data())
+def test_what_is_released_is_whole_up_to_some_start_and_depends_on_no_worker(lengths, every, data):
+    copies = list(range(len(lengths)))
+    found = told(lengths, every, copies)
+    shuffled = told(lengths, every, data.draw(st.permutations(copies)))
+    assert found == shuffled
+    whole = [one for part in found for one in part]
+    assert whole == sorted(whole, key=lambda one: (one.start, one.copy))
+    # Closed under "began no later": none that began before a released one, or with it, is missing.
+    if whole:
+        frontier = whole[-1].start
+        begun = [(a, c) for c, own in enumerate(lengths) for a in _starts(own) if a <= frontier]
+        assert sorted(begun) == [(one.start, one.copy) for one in whole]
+
+
+def _starts(lengths: Sequence[int]) -> list[int]:
+    return [sum(lengths[:k]) for k in range(len(lengths))]
+
+
+def test_quick_successes_do_not_count_before_slow_failures():
+    quick = [Ended(0, copy, 1.0, (), 3, {}) for copy in range(3)]
+    assert release(quick, [0, 3, 3, 3]) == ([], quick)
+    slow = Ended(0, 3, 0.0, (), 9, {})
+    assert release([*quick, slow], [9, 9, 9, 9]) == ([*quick, slow], [])
+    assert release(quick, []) == (quick, [])
+
+
+def test_an_episode_that_never_ends_holds_others_back_for_so_long_only():
+    assert blocking([(0, 30), (12, 18), (30, 0)], most_steps=20) == [12, 30]
