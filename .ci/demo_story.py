@@ -34,4 +34,4 @@ def main(path: str) -> str:
     return f"processes {left} of the demo are still running" if left else ""
 
 
-sys.exit(main(sys.argv[1]))
+sys.exit(main(sys.argv[1]) or 0)
