@@ -45,6 +45,12 @@ def test_a_curve_begins_where_all_seeds_have_a_value_and_is_smoothed_by_the_metr
     assert curve_of([], [0], RETURN) is None
 
 
+def test_a_curve_has_points_where_something_was_reported_and_none_between():
+    curve = curve_of(rows_of([1, None, None, 4], [5, None, None, 8]), [0, 1], RETURN)
+    assert curve is not None
+    assert len(curve.steps) == 2 and curve.seeds[:, 0].tolist() == [1, 5]
+
+
 def test_a_takeover_begins_a_new_window_and_steps_never_go_back():
     rows = rows_of([1, 1, 1, 9, 9], exploits=[0, 0, 0, 1, 1])
     for row in rows[3:]:
