@@ -237,7 +237,7 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: 
     for number in range(4):
         curves = [
             [
-                (row["iteration"], row["steps"], row["objective/eval/return"], row.get("seed-1/eval/return"))
+                (row["iteration"], row["steps"], row.get("objective/eval/return"), row.get("seed-1/eval/return"))
                 for row in rows_of(o, number)
             ]
             for o in (calm, resumed)
