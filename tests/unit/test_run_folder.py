@@ -14,7 +14,7 @@ from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.training.driver import Outcome, check_run, finished, train
 from marl_ray.training.interruption import answering, within
-from marl_ray.training.run_folder import CHECKPOINTS, kept, record_of, write_record, write_tracebacks
+from marl_ray.training.run_folder import CHECKPOINTS, kept, record_of, traceback_of, write_record, write_traceback
 
 OUTCOME = {
     "name": "toy",
@@ -89,11 +89,12 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
 
 def test_tracebacks_lie_by_rank(tmp_path: Path):
     whole = config(f"storage={tmp_path}")
-    path = write_tracebacks(whole, {1: RuntimeError("Traceback\n  one"), 3: RuntimeError("Traceback\n  three")})
-    assert path == f"{tmp_path}/toy/errors/worker-1.txt"
-    assert (tmp_path / "toy" / "errors" / "worker-3.txt").read_text() == "Traceback\n  three\n"
-    assert write_tracebacks(whole, {}) == ""
-    assert write_tracebacks(config("storage=/proc"), {0: RuntimeError("x")}) == ""
+    assert traceback_of(whole, [0, 1]) == ""
+    write_traceback(whole, 3, "Traceback three")
+    write_traceback(whole, 1, "Traceback one")
+    assert traceback_of(whole, [0, 1, 3]) == f"{tmp_path}/toy/errors/worker-1.txt"
+    assert Path(traceback_of(whole, [3])).read_text() == "Traceback three"
+    write_traceback(config("storage=/proc"), 0, "a disk that cannot be written hides no error")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,8 +29,9 @@ from marl_ray.training.run_folder import (
     kept,
     record_of,
     storage_of,
+    traceback_of,
     write_record,
-    write_tracebacks,
+    write_traceback,
 )
 from marl_ray.training.sinks import Sink, check_sinks, open_sinks
 from marl_ray.training.summary import run_summary
@@ -181,7 +183,7 @@ def train(config: RunConfig) -> Outcome:
         status = "FINISHED"
         return outcome
     except ray.train.TrainingFailedError as error:
-        where = write_tracebacks(config, getattr(error, "worker_failures", {}))
+        where = traceback_of(config, getattr(error, "worker_failures", ()))
         more = f"; its traceback is in {where}" if where else ""
         raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
     except INTERRUPTS:
@@ -242,6 +244,10 @@ def worker(payload: dict[Any, Any]) -> Any:
             )
         except Diverged as error:  # all workers meet it together, and would again after every restart
             return {STOPPED: str(error)}
+        except Exception:
+            rank = ray.train.get_context().get_world_rank()
+            write_traceback(RunConfig.model_validate(payload["config"]), rank, traceback.format_exc())
+            raise
         finally:
             rows.flush()
 

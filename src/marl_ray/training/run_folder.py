@@ -2,12 +2,13 @@
 
 NAME/run.json        what the run is, its MLflow run, and how it ended where it has
 NAME/checkpoint_*    Ray Train's folders, one per checkpoint
-NAME/errors/         tracebacks of the workers that failed for good
+NAME/errors/         the last traceback of each worker that failed
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +128,17 @@ def kept(config: RunConfig) -> str:
     return f"kept iteration {at[0]:,}, step {at[1]:,} in {where}; the same command goes on from there"
 
 
-def write_tracebacks(config: RunConfig, failures: Mapping[int, BaseException]) -> str:
-    """Write each worker's traceback as `errors/worker-RANK.txt`; the path of the first. Empty if that fails."""
+def write_traceback(config: RunConfig, rank: int, text: str) -> None:
+    """Keep the traceback of a worker, which Ray Train does not bring to the driver."""
     filesystem, folder = filesystem_of(config)
-    paths = {rank: f"{folder}/errors/worker-{rank}.txt" for rank in failures}
-    try:
+    with contextlib.suppress(OSError):  # a full disk must not hide the error itself
         filesystem.create_dir(f"{folder}/errors")
-        for rank, failure in failures.items():
-            with filesystem.open_output_stream(paths[rank]) as stream:
-                stream.write(f"{str(failure).strip()}\n".encode())
-    except OSError:
-        return ""  # the line that names the cause matters more
-    return next(iter(paths.values()), "")
+        with filesystem.open_output_stream(f"{folder}/errors/worker-{rank}.txt") as stream:
+            stream.write(text.encode())
+
+
+def traceback_of(config: RunConfig, ranks: Iterable[int]) -> str:
+    """Where the traceback of the first of these workers that left one lies; empty if none did."""
+    filesystem, folder = filesystem_of(config)
+    paths = (f"{folder}/errors/worker-{rank}.txt" for rank in ranks)
+    return next((path for path in paths if filesystem.get_file_info(path).type == fs.FileType.File), "")
