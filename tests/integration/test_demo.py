@@ -1,4 +1,4 @@
-"""The demo's story with small teams: a good one is promoted, an untrained one rolled back. `make demo` tells the whole."""
+"""The demo's story with small teams: the better one is promoted, an untrained one rolled back. `make demo` tells all."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from marl_ray.training.alone import train_alone
 EPISODES = 400
 
 
-def trained(folder: Path, seed: int) -> tuple[RunConfig, str]:
-    """A run that has learnt its game, and its last best bundle."""
-    more = ["train.total_steps=1024", "train.env_copies=16", "hyper.lr=0.03", "hyper.epochs=4"]
-    run = config(*more, f"seed={seed}")
+def trained(folder: Path, lr: float) -> tuple[RunConfig, str]:
+    """A run, and its last best bundle."""
+    more = ["train.total_steps=1536", "train.env_copies=16", "hyper.epochs=4", "evaluation.every=0"]
+    run = config(*more, f"hyper.lr={lr}")
     train_alone(run, folder)
     return run, str(max(folder.glob("*/bundle"), key=lambda path: int(path.parent.name)))
 
@@ -28,8 +28,8 @@ def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
-    _, ippo = trained(tmp_path / "ippo", 0)
-    run, mappo = trained(tmp_path / "mappo", 1)
+    _, ippo = trained(tmp_path / "ippo", 0.003)
+    run, mappo = trained(tmp_path / "mappo", 0.03)
     arms = {"ippo": {"bundle": ippo}, "mappo": {"bundle": mappo}}
     where = {"database": f"sqlite:///{tmp_path}/experiments.db", "spool": str(tmp_path / "spool")}
     keys = write_keys(tmp_path / "keys.yaml", ada=("admin", "inference", "outcomes"))
@@ -40,7 +40,7 @@ def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(
     with running(Gateway(gateway, seed=0)) as site:
         good, played = play(site.url, ENDPOINT, run.env, EPISODES)
         assert good["status"] == "promoted", good
-        assert min(arm["mean"] for arm in good["arms"].values()) > 3.5 and len(played) < EPISODES
+        assert min(arm["mean"] for arm in good["arms"].values()) > 3.0 and len(played) < EPISODES
         told = story(site.url, ENDPOINT)
         assert any("promote mappo" in line and "by gateway: the promotion bound holds" in line for line in told), told
         name = roll_out_untrained(run, tmp_path, site.url)
