@@ -206,14 +206,14 @@ def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tm
         lambda row: None,
     )
     rows = [run.step() for _ in range(7)]
-    assert run.costs is None and not any("return" in row for row in rows)
+    assert run.costs["shared"].means is None and not any("return" in row for row in rows)
     held = len(run.recent.held_back)
     assert held > 0
     run.save(tmp_path)
     again = loop.Run(run.config, torch.device("cpu"), tmp_path, lambda row: None)
     for one in (run, again):
         one.step()
-        assert one.costs is not None and one.costs[0] > 15
+        assert one.costs["shared"].means is not None and one.costs["shared"].means[0] > 15
         assert len(one.recent.episodes) > 0
         one.close()
     assert run.costs == again.costs and run.recent.state() == again.recent.state()
