@@ -15,7 +15,14 @@ from pettingzoo import ParallelEnv
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from marl_ray.envs.budget import LEVELS, HardBudget, affordable
-from marl_ray.envs.budget_dag import EFFORTS, TASKS, BudgetDag, best_capped_reward, best_expected_reward
+from marl_ray.envs.budget_dag import (
+    EFFORTS,
+    TASKS,
+    BudgetDag,
+    best_capped_reward,
+    best_constant_reward,
+    best_expected_reward,
+)
 from marl_ray.envs.single import single_agent
 from marl_ray.errors import MarlRayError
 
@@ -182,6 +189,7 @@ def test_senseless_arguments(kwargs: dict[str, Any]) -> None:
 def test_known_optima() -> None:
     assert best_expected_reward(30) == pytest.approx(6.528571, abs=1e-6)
     assert best_capped_reward(30) == pytest.approx(6.4)
+    assert [best_constant_reward(budget) for budget in (8, 30, 79, 80)] == pytest.approx([4.8, 6.4, 6.4, 7.6])
 
 
 @pytest.mark.parametrize("budget", [8, 8.5, 11, 24, 29.9, 30, 31, 47.25, 80, 200])
@@ -197,7 +205,7 @@ def test_optima_equal_brute_force(budget: float) -> None:
     assert best_expected_reward(budget) == pytest.approx(best)
 
 
-@pytest.mark.parametrize("solve", [best_expected_reward, best_capped_reward])
+@pytest.mark.parametrize("solve", [best_expected_reward, best_capped_reward, best_constant_reward])
 def test_no_plan_is_cheap_enough(solve: Any) -> None:
     with pytest.raises(MarlRayError, match=r"budget: 7\.9 is less than 8"):
         solve(7.9)

@@ -72,7 +72,7 @@ def test_pid_equals_its_equations(costs, budget, kp, ki, kd, delay):
 def test_multipliers_stay_finite_and_never_negative(costs, budget, gain):
     starts = [
         Lagrange(budget, lr=gain),
-        Lagrange(budget, lr=gain, optimizer="sgd"),
+        Lagrange(budget, lr=gain, optimizer="sgd", damping=gain),
         PID(budget, kp=gain, ki=gain, kd=gain),
     ]
     for multiplier in starts:
@@ -83,9 +83,41 @@ def test_multipliers_stay_finite_and_never_negative(costs, budget, gain):
                 assert multiplier.multiplier <= multiplier.maximum
 
 
+@given(costs=costs_of_a_run, damping=st.floats(0, 10))
+def test_damping_adds_to_the_weight_and_leaves_lambda_alone(costs, damping):
+    for kind in ("adam", "sgd"):
+        plain = after(Lagrange(5.0, maximum=3.0, optimizer=kind), costs)
+        damped = after(Lagrange(5.0, maximum=3.0, optimizer=kind, damping=damping), costs)
+        assert damped.value == plain.value == plain.multiplier
+        expected = plain.value + damping * (costs[-1] - 5.0) / 5.0
+        assert damped.multiplier == pytest.approx(min(max(expected, 0.0), 3.0))
+
+
+def circled(multiplier, steps=400):
+    """Costs of a policy whose logit moves by how far the multiplier is below its equilibrium, 0.05, at a budget of 30."""
+    logit, costs = 2.0, []
+    for _ in range(steps):
+        costs.append(24 + 56 / (1 + math.exp(-logit)))
+        multiplier = multiplier.updated(costs[-1])
+        logit += 8 * (0.05 - multiplier.multiplier)
+    return costs
+
+
+def test_a_damped_multiplier_settles_where_an_undamped_one_circles():
+    swings = [
+        max(costs[200:]) - min(costs[200:])
+        for costs in (
+            circled(Lagrange(30.0, value=0.0, lr=0.005)),
+            circled(Lagrange(30.0, value=0.0, lr=0.005, damping=0.2)),
+            circled(PID(30.0, integral=0.0, kp=0.2, error_decay=0.0, cost_decay=0.0)),
+        )
+    ]
+    assert swings[0] > 10 and max(swings[1:]) < 1, swings
+
+
 @given(costs=costs_of_a_run, later=costs_of_a_run, budget=budgets)
 def test_a_restored_multiplier_continues_bit_for_bit(costs, later, budget):
-    for start in (Lagrange(budget), Lagrange(budget, optimizer="sgd"), PID(budget, delay=3)):
+    for start in (Lagrange(budget), Lagrange(budget, optimizer="sgd", damping=0.2), PID(budget, delay=3)):
         saved = after(start, costs)
         restored = type(start)(**json.loads(json.dumps(vars(saved))))
         assert restored == saved

@@ -14,6 +14,7 @@ from marl_ray.algorithms import ALGORITHMS
 from marl_ray.config import SPECS
 from marl_ray.training.alone import process_group, train_alone
 from marl_ray.training.batches import Diverged
+from marl_ray.training.loop import Run
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,16 @@ def test_clipping_is_by_each_networks_own_norm(alone):
     assert norms.tolist() == pytest.approx([20.0, 0.2])
     assert big.weight.grad.norm().item() == pytest.approx(1.0, rel=1e-4)
     assert small.weight.grad.norm().item() == pytest.approx(0.2)
+
+
+def test_a_trust_region_shrinks_with_the_rest_of_the_run(alone):
+    """A step as long as ever would follow the noise of the batch once little is left to gain."""
+    made = short("cpo", "hyper.lr_decay=true", "hyper.trust_region=0.02", "train.rollout=episodes")
+    run = Run(made, torch.device("cpu"), None, lambda metrics: None)
+    before = run.step()["trust_region_kl"]
+    run.steps = made.train.total_steps * 3 / 4
+    assert 0 < run.step()["trust_region_kl"] <= 0.005 < before
+    run.close()
 
 
 def test_a_number_that_is_not_finite_stops_the_run_and_is_named(alone, tmp_path):

@@ -3,7 +3,8 @@
     A' = A - sum_k lambda_k C_k       lambda_k <- max(0, lambda_k + lr (J_k + L E[rho C_k] - d_k) / d_k) after every step
 
 Every policy has multipliers of its own. L E[rho C_k] is how far this update has moved the episode's cost already (L
-decisions an episode), where the authors' code mixes a per-decision mean with a per-episode cost.
+decisions an episode), where the authors' code mixes a per-decision mean with a per-episode cost. Unlike theirs, the
+multipliers are damped by default (`multiplier_damping`, see `multipliers.Lagrange`).
 """
 
 from marl_ray.algorithms.base import Algorithm
@@ -14,7 +15,8 @@ from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def multiplier(hyper: AlgorithmConfig, budget: float) -> Lagrange:
-    return Lagrange(budget, hyper.multiplier_init, hyper.multiplier_lr, hyper.multiplier_max, optimizer="sgd")
+    start, rate, most = hyper.multiplier_init, hyper.multiplier_lr, hyper.multiplier_max
+    return Lagrange(budget, start, rate, most, "sgd", hyper.multiplier_damping)
 
 
 MAPPO_LAGRANGIAN = Algorithm(

@@ -28,9 +28,11 @@ def _relative(cost: float, budget: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Lagrange:
-    """Gradient ascent on lambda * e, held within [0, maximum] (Ray, Achiam and Amodei 2019, PPO-Lagrangian).
+    """Gradient ascent on lambda * e, held within [0, maximum] (Ray, Achiam and Amodei 2019, PPO-Lagrangian), damped.
 
-    Adam moves lambda by about `lr` per update whatever the size of the error; `sgd` moves it by lr * e.
+    Adam moves lambda by about `lr` per update whatever the size of the error; `sgd` moves it by lr * e. The cost's weight is
+    lambda + damping * e, within the same bounds: the gradient of the Lagrangian with damping / 2 * e^2 added (Platt and Barr
+    1988, "Constrained differential optimization", eq. 6), so that policy and multiplier settle where they would circle.
     """
 
     budget: float
@@ -39,6 +41,9 @@ class Lagrange:
     lr: float = 0.035
     maximum: float = 100.0
     optimizer: Literal["adam", "sgd"] = "adam"
+    damping: float = 0.0
+    error: float = 0.0
+    """e of the last update."""
     first_moment: float = 0.0
     second_moment: float = 0.0
     updates: int = 0
@@ -46,20 +51,22 @@ class Lagrange:
     @property
     def multiplier(self) -> float:
         """Weight of the cost, >= 0."""
-        return self.value
+        return self._held(self.value + self.damping * self.error)
 
     def updated(self, cost: float) -> "Lagrange":
         """After an iteration whose episodes cost `cost` on average; raises MarlRayError if that is not finite."""
-        gradient = -_relative(cost, self.budget)[1]
+        error = _relative(cost, self.budget)[1]
+        gradient = -error
         updates = self.updates + 1
         if self.optimizer == "sgd":
-            return replace(self, value=self._held(self.value - self.lr * gradient), updates=updates)
+            return replace(self, value=self._held(self.value - self.lr * gradient), error=error, updates=updates)
         first = BETA1 * self.first_moment + (1 - BETA1) * gradient
         second = BETA2 * self.second_moment + (1 - BETA2) * gradient * gradient
         direction = first / (1 - BETA1**updates) / (math.sqrt(second / (1 - BETA2**updates)) + EPSILON)
         return replace(
             self,
             value=self._held(self.value - self.lr * direction),
+            error=error,
             first_moment=first,
             second_moment=second,
             updates=updates,

@@ -1,7 +1,8 @@
 """PID-Lagrangian (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964): the multiplier is a controller's output.
 
 PPO-Lagrangian with lambda = max(0, kp P + I + kd D), see `multipliers.PID`. The proportional part damps the oscillation of
-the integral alone, the derivative part acts only on rising costs.
+the integral alone, the derivative part acts only on rising costs. By default P and J are not smoothed (`pid_ema` 0), where
+the authors' code smooths both over twenty batches (0.95): an error that is so late damps nothing.
 """
 
 from marl_ray.algorithms.base import Algorithm

@@ -15,7 +15,7 @@ class AlgorithmConfig(Config):
     critic_lr: PositiveFloat | None = None
     """Adam learning rate of the critics; `lr` when not given."""
     lr_decay: bool = False
-    """Decay the learning rates linearly to zero at `train.total_steps`."""
+    """Decay the learning rates, and the trust region, linearly to zero at `train.total_steps`."""
     adam_eps: PositiveFloat = 1e-5
     epochs: PositiveInt = 4
     """Passes over each batch."""
@@ -89,21 +89,24 @@ class AlgorithmConfig(Config):
     """Lambda of the costs' generalised advantage estimation."""
     multiplier_init: NonNegativeFloat = 0.0
     """First value of the Lagrange multipliers."""
-    multiplier_lr: PositiveFloat = 0.05
+    multiplier_lr: PositiveFloat = 0.005
     """Step of a multiplier per batch, for a relative violation of one."""
+    multiplier_damping: NonNegativeFloat = 0.4
+    """Added to the cost's weight per relative violation of the last batch, for as long as it lasts; 0 is the undamped
+    algorithm of the paper, whose policy and multiplier circle around the budget."""
     multiplier_max: PositiveFloat = 100.0
     """Bound of a multiplier."""
-    pid_kp: NonNegativeFloat = 0.1
+    pid_kp: NonNegativeFloat = 0.4
     """Proportional gain on the relative violation (cost - budget) / budget."""
     pid_ki: NonNegativeFloat = 0.01
     """Integral gain."""
     pid_kd: NonNegativeFloat = 0.01
     """Derivative gain."""
-    pid_ema: float = Field(0.95, ge=0, lt=1)
+    pid_ema: float = Field(0.0, ge=0, lt=1)
     """Smoothing of the proportional and the derivative part."""
     pid_delay: PositiveInt = 10
     """Batches over which the derivative is taken."""
-    penalty: PositiveFloat = 2.0
+    penalty: PositiveFloat = 1.0
     """P3O's factor kappa, in units of (standard deviations of reward advantage) / (of cost advantage)."""
     trust_region: PositiveFloat = 0.01
     """Greatest mean KL of one CPO step."""

@@ -178,6 +178,16 @@ def best_capped_reward(limit: float) -> float:
     return value(TASKS, limit)
 
 
+def best_constant_reward(budget: float) -> float:
+    """Most expected reward of the policies that make the same effort for every sub-task, at a cost of at most `budget`.
+
+    What a constraint algorithm must beat to show that it spends a budget. Raises MarlRayError if even the cheapest plan
+    costs more.
+    """
+    _check(budget)
+    return max(TASKS * effort.success for effort in EFFORTS if TASKS * effort.cost <= budget)
+
+
 def _check(budget: float) -> None:
     if not budget >= TASKS * _LEAST:
         raise MarlRayError(f"budget: {budget} is less than {TASKS * _LEAST}, the cost of the cheapest plan")

@@ -69,6 +69,7 @@ class Learner:
             tuple(start(hyper, budget) for budget in self.budgets) if start else ()
         )
         self.entropy_coef, self.kl_coef = hyper.entropy_coef, hyper.kl_coef
+        self.trust_region = hyper.trust_region
         self.mixed_precision = mixed_precision
         self.device = torch.device(mesh.device_type)
         self.copies: Copies = self.family.set_up(model, mesh, mixed_precision, hyper.kl_coef > 0)
@@ -91,8 +92,9 @@ class Learner:
         self.family.refresh(self.copies, self.mixed_precision)
 
     def set_progress(self, share: float) -> None:
-        """Learning rates for a run of which `share` (0 to 1) is done."""
+        """Learning rates, and the trust region, for a run of which `share` (0 to 1) is done."""
         scale = max(0.0, 1.0 - share) if self.hyper.lr_decay else 1.0
+        self.trust_region = self.hyper.trust_region * scale
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * scale
 

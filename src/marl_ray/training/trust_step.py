@@ -80,7 +80,7 @@ def update(learner: "Learner", fixed: Fixed, violations: Tensor) -> dict[str, fl
         gradient,
         torch.stack(cost_gradients) if cost_gradients else gradient.new_zeros(0, len(gradient)),
         violations,
-        hyper.trust_region,
+        learner.trust_region,
         product,
         hyper.cg_iterations,
     )
@@ -97,7 +97,7 @@ def update(learner: "Learner", fixed: Fixed, violations: Tensor) -> dict[str, fl
         flatten(parameters),
         found.step,
         violations.tolist(),
-        hyper.trust_region,
+        learner.trust_region,
         hyper.line_search_decay,
         hyper.line_search_steps,
     )
