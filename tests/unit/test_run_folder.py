@@ -25,6 +25,7 @@ OUTCOME = {
     "run_id": "0123",
     "best_return": 4.5,
     "metrics": {"return": 4.25},
+    "summary": ["best    return 4.500 at step 160", "last    return 4.250 at step 192"],
 }
 
 
@@ -59,7 +60,8 @@ def test_the_command_ends_well_with_the_summary_of_a_finished_run(tmp_path: Path
     assert caught.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("toy: is finished, and nothing was trained; raise train.total_steps")
-    assert lines[1:3] == ["toy: best return 4.500, models:/toy/1", "  bundle  /there/bundle"]
+    assert lines[1:3] == ["toy: best return 4.500, models:/toy/1", "  best    return 4.500 at step 160"]
+    assert lines[4] == "  bundle  /there/bundle"
     with pytest.raises(SystemExit) as caught:
         main(["train", str(tmp_path / "run.yaml"), "hyper.lr=0.5"])
     assert caught.value.code == 2
