@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
+
 from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.training.alone import train_alone
 from marl_ray.training.loop import Metrics
@@ -44,3 +47,14 @@ FEW = "evaluation.episodes=4"
 """Evaluations so small that rounding, by which weights differ between one worker and two, changes no sampled action."""
 TWO_POLICIES = "team={first: {agents: [a]}, second: {agents: [b]}}"
 """One policy per agent of the toy."""
+
+
+def timeless(rows: list[Metrics]) -> list[Metrics]:
+    """Rows without the speeds of this machine."""
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "steps_per", "tokens_per"))} for row in rows]
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Of the bundle of a checkpoint."""
+    (path,) = (checkpoint / "bundle").glob("*.safetensors")
+    return load_file(path)
