@@ -16,6 +16,7 @@ def config(*overrides: str) -> RunConfig:
         "env": {"id": "toy_envs:countdown"},
         "train": {"total_steps": 192, "env_copies": 4, "horizon": 8},
         "checkpoint": {"every": 2},
+        "evaluation": {"episodes": 4},
         "hyper": {"lr": 0.01, "epochs": 2, "minibatches": 2},
     }
     return parse_config(RunConfig, base, overrides)
@@ -23,9 +24,7 @@ def config(*overrides: str) -> RunConfig:
 
 def of_two(folder: str, algorithms: list[str]) -> dict[str, list[Metrics]]:
     """What one of two workers does that train with every algorithm; rows of metrics by algorithm."""
-    return {
-        name: train_alone(short(name, BRIEF, FEW, "resources.workers=2"), Path(folder, name)) for name in algorithms
-    }
+    return {name: train_alone(short(name, BRIEF, "resources.workers=2"), Path(folder, name)) for name in algorithms}
 
 
 def trained(folder: str, *overrides: str) -> list[Metrics]:
@@ -43,10 +42,6 @@ def short(algorithm: str, *overrides: str) -> RunConfig:
 
 BRIEF = "train.total_steps=64"
 """Two iterations of the toy."""
-FEW = "evaluation.episodes=4"
-"""Evaluations so small that rounding, by which weights differ between one worker and two, changes no sampled action."""
-TWO_POLICIES = "team={first: {agents: [a]}, second: {agents: [b]}}"
-"""One policy per agent of the toy."""
 
 
 def timeless(rows: list[Metrics]) -> list[Metrics]:

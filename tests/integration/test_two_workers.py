@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import toy_texts
-from toy_runs import BRIEF, FEW, of_two, short, timeless, weights
+from toy_runs import BRIEF, of_two, short, timeless, weights
 from toy_texts import TWO_AGENTS, TWO_POLICIES
 from toy_tokens import of_two_shards
 from two_workers import two_workers
@@ -31,7 +31,7 @@ def test_actor_critics_train_the_same_as_on_one(alone, tmp_path):
     """With every algorithm."""
     double = two_workers(of_two, str(tmp_path / "two"), list(ALGORITHMS))
     for name in ALGORITHMS:
-        single = train_alone(short(name, BRIEF, FEW), tmp_path / "one" / name)
+        single = train_alone(short(name, BRIEF), tmp_path / "one" / name)
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
             assert a == pytest.approx(b, abs=1e-5), name
         best = max(path.parent for path in (tmp_path / "one" / name).glob("*/bundle"))

@@ -166,7 +166,7 @@ def test_whatever_is_within_its_budgets_scores_more_and_else_the_nearest():
 
 
 def test_a_constrained_run_says_its_costs_against_the_budget_of_the_best_and_of_the_last():
-    run = short("ppo_lagrangian", "evaluation.every=1", "constraints=[{budget: 4.4}]")
+    run = short("ppo_lagrangian", "evaluation={every: 1}", "constraints=[{budget: 4.4}]")
     rows = train_alone(run)
     assert {"eval/episode_cost_0", "eval/within_budget", "eval/within_budget_105_certified"} <= set(rows[0])
     # Every episode of the toy costs 4.5: none is within 4.4, all are within 1.05 times that.
