@@ -5,7 +5,7 @@ PIP_VERSION := 26.3
 BIN := .venv/bin
 # Redone only when what is to be installed has changed.
 STAMP := .venv/.installed
-PYTEST := $(BIN)/python -m pytest -n 2 --durations=20
+PYTEST := $(BIN)/python tests/leave_nothing.py $(BIN)/python -m pytest -n 2 --durations=20
 
 .DEFAULT_GOAL := help
 .PHONY: help install check test test-all demo clean

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
+
 from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.training.alone import train_alone
 from marl_ray.training.loop import Metrics
@@ -20,7 +23,9 @@ def config(*overrides: str) -> RunConfig:
 
 def of_two(folder: str, algorithms: list[str]) -> dict[str, list[Metrics]]:
     """What one of two workers does that train with every algorithm; rows of metrics by algorithm."""
-    return {name: train_alone(short(name, BRIEF, "resources.workers=2"), Path(folder, name)) for name in algorithms}
+    return {
+        name: train_alone(short(name, BRIEF, FEW, "resources.workers=2"), Path(folder, name)) for name in algorithms
+    }
 
 
 def trained(folder: str, *overrides: str) -> list[Metrics]:
@@ -38,5 +43,18 @@ def short(algorithm: str, *overrides: str) -> RunConfig:
 
 BRIEF = "train.total_steps=64"
 """Two iterations of the toy."""
+FEW = "evaluation.episodes=4"
+"""Evaluations so small that rounding, by which weights differ between one worker and two, changes no sampled action."""
 TWO_POLICIES = "team={first: {agents: [a]}, second: {agents: [b]}}"
 """One policy per agent of the toy."""
+
+
+def timeless(rows: list[Metrics]) -> list[Metrics]:
+    """Rows without the speeds of this machine."""
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "steps_per", "tokens_per"))} for row in rows]
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Of the bundle of a checkpoint."""
+    (path,) = (checkpoint / "bundle").glob("*.safetensors")
+    return load_file(path)

@@ -60,7 +60,7 @@ class ToySweep:
         for k, step in enumerate(at):
             row = {"iteration": k + 1, "steps": int(step), "played": int(step * len(seeds)), "exploits": 0}
             for metric in self.config.metric:
-                sign = 1 if metric.name == "return" else 0.3
+                sign = 1 if metric.name.endswith("return") else 0.3
                 row |= {f"seed-{s}/{metric.name}": float(sign * curves[n, k]) for n, s in enumerate(seeds)}
             rows.append(row)
         trial_folder(self.config.storage, self.config.name, record.number).write_rows(rows)

@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from marl_ray.config import RunConfig, load_config
+from marl_ray.config import EnvConfig, RunConfig, load_config
 from marl_ray.errors import MarlRayError
 
 CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"
@@ -52,8 +52,9 @@ def run_demo(folder: Path, episodes: int, keep: bool) -> None:
         console = Console(width=120)
     folder = (folder / time.strftime("%Y%m%d-%H%M%S")).resolve()
     folder.mkdir(parents=True)
+    mappo = load_config(RunConfig, ARMS["mappo"])
     with _step(console, "compiling the gridworld (first time only)"):
-        warm_up(load_config(RunConfig, ARMS["mappo"]).env)
+        warm_up(mappo.env)
     with _step(console, "starting a local Ray"):
         stack = contextlib.ExitStack()
         ray = stack.enter_context(local_ray(num_cpus=max(2, os.cpu_count() or 2), object_store_bytes=256 << 20))
@@ -65,14 +66,13 @@ def run_demo(folder: Path, episodes: int, keep: bool) -> None:
         with _step(console, "deploying the router: ippo in production, mappo as its candidate"):
             url = _deploy(folder, ray.dashboard_url)
         with _step(console, "rolling mappo out, a quarter of the episodes first"):
-            good = asyncio.run(_play(url, ENDPOINT, episodes))
+            good = play(url, ENDPOINT, mappo.env, episodes)
         with _step(console, "rolling an untrained team out against the winner"):
-            name = _roll_out_untrained(folder, url)
-            bad = asyncio.run(_play(url, name, episodes))
+            bad = play(url, roll_out_untrained(mappo, folder, url), mappo.env, episodes)
         curve = _plot(folder)
         for report, played in (good, bad):
-            console.print(_table(report, played))
-            for line in _story(url, report["name"]):
+            console.print(table(report, played))
+            for line in story(url, report["name"]):
                 console.print(line, soft_wrap=True)
         console.print(f"curves     {curve}", soft_wrap=True)
         console.print(f"runs       mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db", soft_wrap=True)
@@ -143,14 +143,13 @@ def _deploy(folder: Path, dashboard_url: str) -> str:
     return deployed.urls["gateway"]
 
 
-def _roll_out_untrained(folder: Path, url: str) -> str:
-    """Start an experiment with a team that has learnt nothing; its name."""
+def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
+    """Start an experiment with a run's team before it has learnt anything; its name."""
     from marl_ray.envs import make_env
     from marl_ray.serving.admin import deploy_bundle
     from marl_ray.training.team import Team, build_models, export_bundle, team_agents
 
-    config, bundle = load_config(RunConfig, ARMS["mappo"]), folder / "untrained"
-    env = make_env(config.env)
+    bundle, env = folder / "untrained", make_env(config.env)
     agents = team_agents(config, env)
     export_bundle(bundle, config, env, Team(agents, build_models(config, env, agents), {}), 0, {})
     env.close()
@@ -159,18 +158,17 @@ def _roll_out_untrained(folder: Path, url: str) -> str:
     return name
 
 
-async def _play(url: str, name: str, episodes: int) -> tuple[dict[str, Any], list[Any]]:
+def play(url: str, name: str, env: EnvConfig, episodes: int) -> tuple[dict[str, Any], list[Any]]:
     """Play until the router has decided on the experiment, at most `episodes`; its report, and what was played."""
     from marl_ray.envs import make_env
     from marl_ray.serving.admin import ask
     from marl_ray.serving.client import play_episodes
 
-    env = load_config(RunConfig, ARMS["mappo"]).env
-    played: list[Any] = []
+    key, played = os.environ["MARL_RAY_API_KEY"], list[Any]()
     while len(played) < episodes:
         count = min(CHUNK, episodes - len(played))
-        played += await play_episodes(
-            url, lambda: make_env(env), count, experiment=ENDPOINT, seed=len(played), key=os.environ["MARL_RAY_API_KEY"]
+        played += asyncio.run(
+            play_episodes(url, lambda: make_env(env), count, experiment=ENDPOINT, seed=len(played), key=key)
         )
         if ask(url, f"/v1/experiments/{name}")["status"] in OVER:
             break
@@ -179,7 +177,7 @@ async def _play(url: str, name: str, episodes: int) -> tuple[dict[str, Any], lis
     return ask(url, f"/v1/experiments/{name}"), played
 
 
-def _story(url: str, name: str) -> list[str]:
+def story(url: str, name: str) -> list[str]:
     """What the router did, as its audit log tells it."""
     from marl_ray.serving.admin import ask
 
@@ -201,15 +199,15 @@ def _plot(folder: Path) -> Path:
     return plot_returns(curves, folder / "learning_curves.png", "MultiGrid-Empty-8x8-v0, two agents")
 
 
-def _table(report: dict[str, Any], played: Sequence[Any]) -> Table:
+def table(report: dict[str, Any], played: Sequence[Any]) -> Table:
     title = f"experiment {report['name']}: {report['status']}, {len(played)} episodes over HTTP"
-    table = Table(title=title)
+    lines = Table(title=title)
     for column in ("arm", "return [95 % CI]", "p50 ms", "p99 ms", "exposures", "against control", "verdict"):
-        table.add_column(column, justify="left" if column in ("arm", "verdict") else "right", no_wrap=True)
+        lines.add_column(column, justify="left" if column in ("arm", "verdict") else "right", no_wrap=True)
     for name, arm in report["arms"].items():
         latencies = [ms * 1000 for episode in played if episode.arm == name for ms in episode.latencies]
         p50, p99 = np.percentile(latencies, [50, 99]) if latencies else (float("nan"), float("nan"))
-        table.add_row(
+        lines.add_row(
             name,
             _with_bounds(arm["mean"], arm["interval"]),
             f"{p50:.1f}",
@@ -218,7 +216,7 @@ def _table(report: dict[str, Any], played: Sequence[Any]) -> Table:
             "control" if "verdict" not in arm else _with_bounds(arm["difference"], arm["difference_interval"]),
             arm.get("verdict", ""),
         )
-    return table
+    return lines
 
 
 def _with_bounds(mean: float | None, bounds: Sequence[float] | None) -> str:

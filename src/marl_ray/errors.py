@@ -13,3 +13,9 @@ def one_line(error: BaseException) -> str:
     """First line of an error's text, for messages that quote a library's error."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
+
+
+def named(error: BaseException) -> str:
+    """An error in a line: our own in its own words, others with their kind."""
+    text, kind = one_line(error), type(error).__name__
+    return text if isinstance(error, MarlRayError) or text.startswith(kind) else f"{kind}: {text}"

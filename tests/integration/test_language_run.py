@@ -25,7 +25,7 @@ def run(storage: Path, *overrides: str) -> tuple[RunConfig, Outcome]:
 
 def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRay, tmp_path: Path):
     marker = tmp_path / "died"
-    env = {"id": "toy_texts:echo", "kwargs": {"agents": ["a", "b"], "marker": str(marker), "at": 5}}
+    env = {"id": "toy_texts:echo", "kwargs": {"agents": ["a", "b"], "marker": str(marker), "at": 10}}
     more = [f"env={json.dumps(env)}", "evaluation.every=3", "evaluation.samples=2"]
     whole, died = run(tmp_path / "died-run", *more)
     assert marker.exists()

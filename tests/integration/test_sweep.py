@@ -2,6 +2,7 @@
 
 import html
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,8 @@ from typing import Any
 import mlflow
 import pytest
 import torch
+from ray.util.state import list_actors
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from marl_ray.cluster import jobs
@@ -79,8 +82,8 @@ def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(
     for trial, record in zip(written["trials"], records.trials, strict=True):
         rows = rows_of(outcome, record.number)
         assert rows[-1]["steps"] >= 192
-        assert rows[-1]["objective/return"] == record.objectives[0]
-        assert {"seed-0/return", "seed-1/return", "policy_loss"} <= set(rows[-1])
+        assert rows[-1]["objective/eval/return"] == record.objectives[0]
+        assert {"seed-0/eval/return", "seed-1/eval/return", "policy_loss"} <= set(rows[-1])
         assert record.played == rows[-1]["played"] >= 2 * 192
         assert record.seconds > 0
         assert [
@@ -96,7 +99,7 @@ def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(
     assert {child.data.tags["trial"] for child in children} == {"0000", "0001"}
     assert {child.info.status for child in children} == {"FINISHED"}
     assert client.get_run(records.mlflow_run_id).info.status == "FINISHED"
-    assert all("objective/return" in child.data.metrics for child in children)
+    assert all("objective/eval/return" in child.data.metrics for child in children)
     assert "report.html" in [file.path for file in client.list_artifacts(records.mlflow_run_id)]
     assert records.winner_model == "models:/toy-sweep/1"
     best = max(records.trials, key=lambda trial: trial.objectives[0])
@@ -105,13 +108,14 @@ def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(
     assert served.manifest.lineage.run == f"toy-sweep-{best.number:04d}-seed-{records.winner_seed}"
     assert winner_of(outcome.folder)[0] == records.winner_model
     alone = load_config(RunConfig, Path(outcome.folder, "winner.yaml"))
-    assert train_alone(alone)[-1]["return"] == rows_of(outcome, best.number)[-1][f"seed-{records.winner_seed}/return"]
+    won = rows_of(outcome, best.number)[-1]
+    assert train_alone(alone)[-1]["eval/return"] == won[f"seed-{records.winner_seed}/eval/return"]
 
-    again = run_sweep(sweep_config(tmp_path, space=grid))
+    again = run_sweep(sweep_config(tmp_path, space=grid), cluster=lambda: pytest.fail("nothing is left that needs Ray"))
     assert [trial.legs for trial in again.records.trials] == [1, 1]
     assert again.records.winner_model == records.winner_model
     with pytest.raises(MarlRayError, match=r"name: sweep 'toy-sweep' exists under .* with another seeds; choose"):
-        run_sweep(sweep_config(tmp_path, space=grid, seeds=3))
+        check_sweep(sweep_config(tmp_path, space=grid, seeds=3))
 
 
 def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, tmp_path: Path):
@@ -151,11 +155,13 @@ def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, 
         "resources.workers=1 on cuda needs 1 GPUs, but this cluster can never have more than 0",
     )
     assert found[4][0] == "failed"
-    assert found[4][1].startswith("seed 0: policy 'shared', iteration")
+    assert found[4][1].startswith("seed 0: evaluation at step 0: returns or costs are not finite")
     assert Path(fragile["marker"]).exists()  # its process was lost, and it was taken up again
     assert found[5] == ("finished", "")
     assert found[6][0] == "failed"
     assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/folder'" in found[6][1]
+    assert found[6][1].endswith(" (traceback in trials/0006/error.txt)")
+    assert "toy_envs.py" in (tmp_path / "toy-sweep" / "trials" / "0006" / "error.txt").read_text()
     assert found[7] == ("lost", "its process was lost again and again")
     assert not any("\n" in error for _, error in found)
     assert outcome.records.status == "finished"
@@ -180,7 +186,8 @@ def test_a_metric_that_is_never_reported_is_named_with_those_that_are(ray_cluste
     outcome = sweep(tmp_path, space={"hyper.lr": {"grid": [0.01]}}, seeds=1, metric="retrun")
     (trial,) = outcome.records.trials
     assert trial.status == "failed"
-    assert trial.error.startswith("metric 'retrun' is never reported; a run reports clip_fraction, ")
+    assert trial.error.startswith("metric 'retrun' is never reported; a run reports ")
+    assert ", clip_fraction, " in trial.error and ", eval/return, " in trial.error
     assert outcome.records.winner is None
     assert html.unescape(Path(outcome.report).read_text()).count(trial.error) == 2
 
@@ -230,7 +237,7 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: 
     for number in range(4):
         curves = [
             [
-                (row["iteration"], row["steps"], row["objective/return"], row["seed-1/return"])
+                (row["iteration"], row["steps"], row.get("objective/eval/return"), row.get("seed-1/eval/return"))
                 for row in rows_of(o, number)
             ]
             for o in (calm, resumed)
@@ -240,6 +247,35 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # worker groups start four times, on a machine that may be busy
+def test_ctrl_c_says_what_is_kept_of_a_sweep_whose_event_files_are_there_while_it_runs(
+    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
+    keys = {"space": {"hyper.lr": {"grid": [0.001, 0.003]}}, "set": {"train.total_steps": 10**8, "checkpoint.every": 1}}
+    config = sweep_config(tmp_path, max_concurrent=1, **keys)
+    (tmp_path / "sweep.yaml").write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)))
+    command = [sys.executable, "-c", "from marl_ray.cli import main; main()", "sweep", str(tmp_path / "sweep.yaml")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    events, deadline = tmp_path / "toy-sweep" / "tensorboard" / "0000-1", time.monotonic() + 120
+    try:
+        while not events.exists() or "return" not in EventAccumulator(str(events)).Reload().Tags()["scalars"]:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.2)
+        actors = list_actors(ray_cluster.dashboard_url, filters=[("state", "=", "ALIVE")], detail=True)
+        assert "toy-sweep-trial" in {actor.repr_name for actor in actors}
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait(30)
+    assert process.returncode == 130, said
+    assert "toy-sweep: interrupted; 0 of 1 trials have ended, the others' checkpoints are in " in said
+    records = find_sweep("toy-sweep", str(tmp_path))[1]
+    assert (records.status, records.trials[0].state) == ("cut", "running")
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    assert {run.info.status for run in client.search_runs(["1"])} == {"KILLED"}
+
+
 def test_an_exploit_copies_weights_and_optimiser_state_between_trials_of_two_workers(
     ray_cluster: LocalRay, tmp_path: Path
 ):
@@ -282,14 +318,15 @@ def test_a_trial_of_two_workers_of_which_one_dies_goes_on_from_its_checkpoint(ra
     marker = tmp_path / "died"
     outcome = sweep(
         tmp_path,
-        set={"resources.workers": 2, "checkpoint.every": 1, "env.kwargs": {"marker": str(marker), "at": 35}},
+        set={"resources.workers": 2, "checkpoint.every": 1, "env.kwargs": {"marker": str(marker), "at": 35}}
+        | {"evaluation.episodes": 2},
         space={"env.id": {"grid": ["toy_envs:fragile"]}},
     )
     (trial,) = outcome.records.trials
     assert (trial.status, trial.error) == ("finished", "")
     assert marker.exists()
     assert trial.cpus == 2
-    assert [row["iteration"] for row in rows_of(outcome, 0)] == [1, 2, 3, 4, 5, 6]
+    assert [row["iteration"] for row in rows_of(outcome, 0)] == [0, 1, 2, 3, 4, 5, 6]
     assert trial.played == 2 * 192
 
 

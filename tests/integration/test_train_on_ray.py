@@ -1,7 +1,13 @@
 """Training runs on a real Ray: tracking, registry, resume, death of a worker, and refusals by name."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -12,10 +18,13 @@ from marl_ray.cluster.local import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import load_bundle
-from marl_ray.training.driver import Outcome, check_run, train
+from marl_ray.training.driver import Outcome, check_run, finished, train
+from marl_ray.training.run_folder import kept
 from marl_ray.training.tracking import Tracker
 
 TWO = "resources.workers=2"
+FEW = "evaluation.episodes=2"
+"""Copies of an evaluation take fewer steps than those of training, so that these die."""
 
 
 def fragile(marker: Path) -> str:
@@ -24,7 +33,7 @@ def fragile(marker: Path) -> str:
 
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, Outcome]:
-    whole = config(TWO, fragile(storage / "died"), f"storage={storage}", "tracking.progress=false", *overrides)
+    whole = config(TWO, FEW, fragile(storage / "died"), f"storage={storage}", "tracking.progress=false", *overrides)
     check_run(whole)
     return whole, train(whole)
 
@@ -48,9 +57,11 @@ def died(ray_cluster: LocalRay, storage: Path) -> tuple[RunConfig, Outcome]:
 
 def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfig, Outcome], tmp_path: Path):
     (tmp_path / "died").touch()
-    calm = two_workers(trained, str(tmp_path / "calm"), TWO, fragile(tmp_path / "died"))
-    assert returns(*died) == [(row["steps"], row["return"]) for row in calm]
-    _, outcome = died
+    calm = two_workers(trained, str(tmp_path / "calm"), TWO, FEW, fragile(tmp_path / "died"))
+    whole, outcome = died
+    for key in ("return", "eval/return"):
+        expected = [(row["steps"], row[key]) for row in calm if key in row]
+        assert Tracker(whole, outcome.run_id).history(key) == expected and expected, key
     assert len(mlflow.MlflowClient(tracking_uri=outcome.tracking_uri).search_runs(["1"])) == 1
     best = load_bundle(outcome.bundle).manifest
     (same,) = (str(row["iteration"]) for row in calm if row["steps"] == best.lineage.steps)
@@ -71,13 +82,25 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, Outcome]
     assert served.manifest.lineage.run == "toy"
     assert outcome.curve is not None
     assert outcome.curve.read_bytes().startswith(b"\x89PNG")
+    scored = Tracker(whole, outcome.run_id)
+    assert scored.history("eval/return")[0][0] == 0  # the baseline
+    # What is told of the bundle is of other episodes than it was chosen by, and lies with it.
+    assert outcome.best_return == served.manifest.lineage.metrics["best/return"]
+    assert [line.split()[0] for line in outcome.summary] == ["best", "last"]
+
+    assert record.data.tags["algorithm"] == "mappo" and record.data.tags["environment"] == "toy_envs:fragile"
+    assert record.data.metrics["best_score"] == outcome.best_return
+    assert load_bundle("models:/toy@best", outcome.tracking_uri).digest == served.digest
+
+    # What is finished is not run again, and says what it has; both need no Ray.
+    assert train(whole) == finished(whole) == replace(outcome, trained=False)
+    with pytest.raises(MarlRayError, match=r"name: run 'toy' exists .* with another team.shared.hyper.lr; "):
+        check_run(config(TWO, FEW, fragile(storage / "died"), f"storage={storage}", "hyper.lr=0.5"))
 
     # The same name goes on where it ended; another config under that name is refused before anything runs.
     longer, second = run(storage, "train.total_steps=256")
     assert second.run_id == outcome.run_id
     assert [step for step, _ in returns(longer, second)] == [32, 64, 96, 128, 160, 192, 224, 256]
-    with pytest.raises(MarlRayError, match=r"name: run 'toy' exists .* with another team.shared.hyper.lr; "):
-        run(storage, "hyper.lr=0.5")
 
 
 def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path):
@@ -87,9 +110,12 @@ def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path
         "tracking.progress=false",
         f'env={{"id": "toy_envs:fragile", "kwargs": {{"marker": "{tmp_path / "no" / "folder"}", "at": 5}}}}',
     )
-    with pytest.raises(MarlRayError, match=r"run 'toy' failed: worker 0: .*No such file") as caught:
+    with pytest.raises(MarlRayError, match=r"run 'toy' failed: worker 0: FileNotFoundError: .*No such file") as caught:
         train(whole)
     assert "\n" not in str(caught.value)
+    told = tmp_path / "toy" / "errors" / "worker-0.txt"
+    assert str(caught.value).endswith(f"; its traceback is in {told}")
+    assert "Traceback" in told.read_text() and "toy_envs.py" in told.read_text()
     record = json.loads((tmp_path / "toy" / "run.json").read_text())
     assert Tracker(whole, record["mlflow_run_id"]).client.get_run(record["mlflow_run_id"]).info.status == "FAILED"
 
@@ -124,10 +150,50 @@ def test_a_run_whose_numbers_stop_being_finite_ends_at_once_and_keeps_its_checkp
     ray_cluster: LocalRay, tmp_path: Path
 ):
     poison = 'env={"id": "toy_envs:poisoned", "kwargs": {"after": 7}}'
-    whole = config(f"storage={tmp_path}", "tracking.progress=false", poison, "train.total_steps=100000")
+    more = ["train.total_steps=100000", "evaluation.every=0"]
+    whole = config(f"storage={tmp_path}", "tracking.progress=false", poison, *more)
     with pytest.raises(
         MarlRayError, match=r"run 'toy' stopped at policy 'shared', .*rewards of the batch are not"
     ) as caught:
         train(whole)
     assert "\n" not in str(caught.value)
     assert list((tmp_path / "toy").glob("checkpoint_*/state.json"))
+
+
+def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
+    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
+    whole = config(f"storage={tmp_path}", "name=broken-off", "train.total_steps=100000000", "checkpoint.every=1")
+    (tmp_path / "run.yaml").write_text(json.dumps(whole.given()))
+    command = [sys.executable, "-c", "from marl_ray.cli import main; main()", "train", str(tmp_path / "run.yaml")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while "kept" not in kept(whole):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        actors = alive(ray_cluster)
+        assert "broken-off metrics" in {actor.name for actor in actors}
+        assert "broken-off worker" in {actor.class_name for actor in actors}
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait(30)
+    assert process.returncode == 130, said
+    assert "broken-off: interrupted; kept iteration " in said
+    assert "Traceback" not in said
+    record = json.loads((tmp_path / "broken-off" / "run.json").read_text())
+    run_id = record["mlflow_run_id"]
+    assert Tracker(whole, run_id).client.get_run(run_id).info.status == "KILLED"
+    deadline = time.monotonic() + 60
+    while any(actor.class_name == "broken-off worker" for actor in alive(ray_cluster)):
+        assert time.monotonic() < deadline, "a worker is left"
+        time.sleep(0.2)
+
+
+def alive(ray_cluster: LocalRay) -> list[Any]:
+    from ray.util.state import list_actors
+
+    return list_actors(ray_cluster.dashboard_url, filters=[("state", "=", "ALIVE")], detail=True)

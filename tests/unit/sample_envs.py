@@ -4,6 +4,7 @@ from typing import Any
 
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
+from toy_envs import Countdown
 
 
 class Counter(ParallelEnv):
@@ -78,3 +79,10 @@ def hello() -> str:
 
 
 NOT_CALLABLE = 3
+
+
+class Greedy(Countdown):
+    """Takes the names of its agents out of the list that it is given."""
+
+    def __init__(self, names: list[str]):
+        super().__init__(agents=(names.pop(), names.pop()))

@@ -1,5 +1,6 @@
 """Configs: what is read, what is refused, and in which words."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from marl_ray.cli import main
 from marl_ray.config import (
     SPECS,
     AlgorithmConfig,
@@ -271,9 +273,10 @@ def test_no_run_reads_more_than_a_hundred_keys(language: bool) -> None:
     """Whatever its algorithm: those of the other family of policies and of other algorithms are not for it."""
     leaves = _leaves()
     assert "team.agents" in leaves and "hyper.lr" in leaves and "team.model.lora.rank" in leaves  # it does go down
-    words = ("team.model.", "team.generation.", "train.curriculum", "evaluation.every", "evaluation.tasks")
+    words = ("team.model.", "team.generation.", "train.curriculum", "evaluation.tasks")
     words = (*words, "evaluation.samples", "warm_start.count")
-    others = ("team.network.", "env.cost.", "train.rollout", "warm_start.top") if language else words
+    numbers = ("evaluation.episodes", "evaluation.max_steps")
+    others = ("team.network.", "env.cost.", "train.rollout", "warm_start.top", *numbers) if language else words
     family = [key for key in leaves if not key.startswith("hyper.") and not key.startswith(others)]
     most = max(len(spec.reads) for spec in SPECS.values() if spec.token_policies or not language)
     assert len(family) + most < 100
@@ -402,3 +405,12 @@ def test_a_frozen_policy_has_no_hyper_parameters() -> None:
 def test_bounds_are_compared_with_the_algorithms_own_defaults() -> None:
     base = {"name": "a", "env": {"id": "x"}, "train": {"group_size": 4}, "algorithm": "gspo"}
     assert parse_config(RunConfig, base, ["hyper.clip_high=0.001"]).hyper_of("shared").clip_range == (0.9997, 1.001)
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep", "experiment", "gateway"])
+def test_every_kind_of_config_has_a_schema(kind: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        main(["config", "schema", kind])
+    assert caught.value.code == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["type"] == "object"

@@ -287,3 +287,9 @@ def test_import_is_light() -> None:
     code = "import marl_ray.envs, sys; print({'torch', 'ray', 'multigrid', 'pygame', 'mpe2'} & {*sys.modules})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout.strip() == "set()", result.stderr
+
+
+def test_an_environment_cannot_change_the_config_that_it_is_made_from():
+    config = EnvConfig(id="sample_envs:Greedy", kwargs={"names": ["a", "b"]})
+    assert [make_env(config).possible_agents for _ in range(2)] == [["b", "a"]] * 2
+    assert config.kwargs == {"names": ["a", "b"]}

@@ -118,12 +118,13 @@ def test_an_episode_that_never_ends_is_cut_and_said_to_be():
 
 
 def test_without_a_schedule_evaluations_are_few_where_episodes_are_long():
-    rows = train_alone(config("train.total_steps=20480", "train.horizon=64", "hyper.lr=1e-5", "evaluation.episodes=4"))
+    long = ("train.total_steps=20480", "train.horizon=64", "hyper.lr=1e-5", "hyper.epochs=1", "hyper.minibatches=1")
+    rows = train_alone(config(*long, "evaluation.episodes=4"))
     at = [row["steps"] for row in rows if "eval/return" in row]
     assert len(at) in (11, 12) and at[0] == 0 and at[-1] == rows[-1]["steps"]
     spent = 4 * 6 * 3  # steps of an evaluation and of its confirmation
     assert spent * 10 < 2048
-    rows = train_alone(config("train.total_steps=20480", "train.horizon=64", "hyper.lr=1e-5", "evaluation.episodes=64"))
+    rows = train_alone(config(*long, "evaluation.episodes=64"))
     assert [row["steps"] for row in rows if "eval/return" in row][1] == 2048
     assert 3 <= sum("eval/return" in row for row in rows) <= 5
 
@@ -189,3 +190,34 @@ def test_confirmation_plays_other_starts_than_the_choice():
     assert chosen == judge.evaluate(team.players(), SCORED, 0)
     assert chosen.metrics["return"] != confirmed.metrics["return"] and "greedy_return" not in confirmed.metrics
     judge.close()
+
+
+def test_group_algorithms_report_how_their_groups_differ():
+    rows = train_alone(short("grpo", "train.total_steps=32"))
+    assert 0 < rows[-1]["informative_groups"] <= 1 and rows[-1]["group_spread"] > 0
+    assert "group_spread" not in train_alone(short("ippo", "train.total_steps=32"))[-1]
+
+
+def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tmp_path: Path):
+    """Quick successes cost 1 and slow failures 30; the first to end are all quick."""
+    run = loop.Run(
+        sprint("algorithm=ppo_lagrangian", "constraints=[{budget: 5}]", "evaluation.every=0"),
+        torch.device("cpu"),
+        None,
+        lambda row: None,
+    )
+    rows = [run.step() for _ in range(7)]
+    assert run.costs["shared"].means is None and not any("return" in row for row in rows)
+    held = len(run.recent.held_back)
+    assert held > 0
+    run.save(tmp_path)
+    again = loop.Run(run.config, torch.device("cpu"), tmp_path, lambda row: None)
+    for one in (run, again):
+        one.step()
+        assert one.costs["shared"].means is not None and one.costs["shared"].means[0] > 15
+        assert len(one.recent.episodes) > 0
+        one.close()
+    assert run.costs == again.costs and run.recent.state() == again.recent.state()
+    # The first 32 episodes, one of each copy, are all that is whole.
+    first = [episode for episode in run.recent.episodes if episode.start == 0]
+    assert len(first) == 32 and {episode.decisions["shared"] for episode in first} == {1, 30}

@@ -13,7 +13,7 @@ from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.spaces import joint_space
 from marl_ray.rollout.buffers import Player
 from marl_ray.rollout.collector import Collector, Plan
-from marl_ray.rollout.random import action_noise, episode_seed, permutation
+from marl_ray.rollout.random import EVALUATION, action_noise, episode_seed, permutation
 
 FIELDS = ("observations", "actions", "log_probs", "values", "bootstrap", "rewards", "costs", "mask", "terminated")
 
@@ -129,3 +129,27 @@ def test_noise_belongs_to_the_copy_and_the_iteration():
     assert not np.array_equal(whole, action_noise(2, 5, range(6), 4, 3))
     assert len({episode_seed(0, copy, episode) for copy in range(50) for episode in range(50)}) == 2500
     assert sorted(permutation(0, 0, 0, 9)) == list(range(9))
+
+
+def test_an_episode_knows_its_start_and_all_its_decisions_whatever_batches_and_workers_it_spans():
+    team = {"first": player(agents=("a",)), "second": player(agents=("b",))}
+    agents = {"first": ["a"], "second": ["b"]}
+    # Batches of 4 steps; an episode has 6, in the first 3 of which agent b plays too.
+    play = collector(range(2), steps=4, agents=agents)
+    ended = [play.collect(team, k).episodes for k in range(2)]
+    assert [one[0].start for one in ended if one] == [0]
+    assert play.running == [(6, 2)] * 2
+    resumed = collector(range(2), steps=4, agents=agents, state=play.state())
+    for again in (play, resumed):
+        found = again.collect(team, 2).episodes
+        assert [(e.copy, e.start, e.decisions) for e in found] == [(c, 6, {"first": 6, "second": 3}) for c in range(2)]
+        assert again.running == [(12, 0)] * 2
+    whole = collector(range(2), agents=agents, plan=Plan(8, episodes=True))
+    assert [(e.start, e.decisions["second"]) for e in whole.collect(team, 5).episodes] == [(40, 3)] * 2
+    assert whole.running == []
+
+
+def test_evaluations_share_no_random_number_with_training_nor_among_each_other():
+    keys = [0, 1, EVALUATION - 1, EVALUATION, EVALUATION + 1, EVALUATION + (1 << 20)]
+    drawn = {tuple(action_noise(5, key, [copy], 1, 2).ravel()) for key in keys for copy in (0, 1, 2)}
+    assert len(drawn) == len(keys) * 3

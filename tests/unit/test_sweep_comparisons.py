@@ -24,7 +24,7 @@ from marl_ray.tuning.compare import (
 )
 from marl_ray.tuning.figures import curve_chart, number, parallel, strokes, ticks
 
-RETURN = MetricConfig(window=2)
+RETURN = MetricConfig(name="return", window=2)
 
 
 def rows_of(*columns: list[float | None], exploits: list[int] | None = None) -> list[dict[str, float]]:
@@ -43,6 +43,12 @@ def test_a_curve_begins_where_all_seeds_have_a_value_and_is_smoothed_by_the_metr
     assert curve.seeds.tolist() == [[1.5, 2.5, 3.5], [6, 7, 7]]
     assert curve_of(rows_of([None, None]), [0], RETURN) is None
     assert curve_of([], [0], RETURN) is None
+
+
+def test_a_curve_has_points_where_something_was_reported_and_none_between():
+    curve = curve_of(rows_of([1, None, None, 4], [5, None, None, 8]), [0, 1], RETURN)
+    assert curve is not None
+    assert len(curve.steps) == 2 and curve.seeds[:, 0].tolist() == [1, 5]
 
 
 def test_a_takeover_begins_a_new_window_and_steps_never_go_back():

@@ -204,3 +204,10 @@ def test_standings_survive_json():
     trial = Record(0, {"hyper.lr": 0.1}, scores={125: 1.0}, history={125: {"hyper.lr": 0.2}})
     assert isinstance(trial.standing(), Standing)
     assert json.loads(json.dumps(trial.scores)) == {"125": 1.0}
+
+
+def test_a_record_says_which_hyper_parameters_its_algorithm_does_not_read():
+    run = {"env": {"id": "toy_envs:countdown"}, "constraints": [{"budget": 1}], "hyper": {"pid_ki": 0.1}}
+    space = {"algorithm": {"grid": ["mappo", "pid_lagrangian"]}, "hyper.pid_kp": {"grid": [0.1]}}
+    records = Bench(config_of(run=run, space=space), lambda values, steps: 0.0).run().records
+    assert [record.unread for record in records.trials] == [["hyper.pid_ki", "hyper.pid_kp"], []]

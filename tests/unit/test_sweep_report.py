@@ -74,7 +74,7 @@ def page_of(folder: Folder) -> Tags:
 def test_a_whole_sweep_is_told_with_every_trial_that_did_not_finish_and_why(tmp_path: Path):
     sweep = whole(tmp_path)
     page = page_of(sweep.end())
-    assert page.text.count("return (max, window 3)") == 1
+    assert page.text.count("eval/return (max, window 1)") == 1
     assert "18: 9 stopped, 5 finished, 2 failed, 1 lost, 1 refused" in page.text
     assert "4 of 18 trials have no result" in page.text
     for reason in (NAN, "ValueError: <b>agent_0</b> took action 7 of 5", LOST, REFUSED):
@@ -113,7 +113,7 @@ def test_one_trial_of_one_seed_has_no_band_no_matrix_and_no_importance(tmp_path:
     assert page.styled("path", "line") == 2
     assert page.styled("path", "band") == page.styled("table", "matrix") == page.styled("div", "bar") == 0
     assert "Needs 4 trials with results that differ; there is 1." in page.text
-    assert "Interquartile mean over 1 seed of the mean of 3 iterations." in page.text
+    assert "Interquartile mean over 1 seed." in page.text
 
 
 def test_no_trial_has_a_result(tmp_path: Path):
@@ -269,8 +269,38 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(
         shown.show()
         line = capsys.readouterr().out
     assert line.startswith("toy: 3 ") or line.startswith("toy: 2 ")
-    assert re.search(r"steps, \d+ s; best 000\d: return \d", line)
+    assert re.search(r"steps, \d+ s; best 000\d: eval/return \d", line)
     quiet = ToySweep(tmp_path, "quiet", run={"env": {"id": "toy_envs:countdown"}, "tracking": {"progress": False}})
     with Progress(quiet.config, quiet.records, screen()) as silent:
         silent.show()
     assert capsys.readouterr().out == silent.console.file.getvalue() == ""
+
+
+def test_a_constrained_sweep_shows_every_trials_cost_against_its_budget(tmp_path: Path):
+    run = {"env": {"id": "toy_envs:countdown"}, "train": {"total_steps": TOTAL}, "algorithm": "ppo_lagrangian"}
+    space = {"hyper.lr": {"loguniform": [1e-4, 1e-1]}}
+    sweep = ToySweep(tmp_path, run=run | {"constraints": [{"budget": 30}]}, space=space, seeds=2)
+    trial = sweep.train(sweep.add({"hyper.lr": 0.01}), 2.0)
+    home = Folder(str(tmp_path), "toy", "trials", "0000")
+    rows = home.read_rows()
+    for seed, cost, share in ((0, 29.5, 0.75), (1, 30.5, 0.5)):
+        figures = {"return": 2.5 + seed, "episode_cost_0": cost, "within_budget": share, "within_budget_105": 0.9}
+        figures |= {"within_budget_certified": share - 0.1, "within_budget_105_certified": 0.8}
+        for prefix in ("eval", "best"):
+            rows[-1] |= {f"seed-{seed}/{prefix}/{key}": value for key, value in figures.items()}
+    home.write_rows(rows)
+    page = page_of(sweep.end())
+    assert "29.5 to 30.5" in page.text and "of 30" in page.text and page.styled("span", "over") == 1
+    assert "50.0 % 40.0 % or more" in page.text and "90.0 % 80.0 % or more" in page.text
+    assert f"best return 2.500, cost 29.50 of 30 at step {TOTAL:,}" in page.text
+    assert "Cost against the budget: eval/episode_cost_0" in page.text
+    assert page.styled("line", "budget") == 2 and page.styled("svg", "chart") == 4
+    assert trial.number == 0
+    # Without constraints nothing is said of costs.
+    assert "of budget" not in page_of(whole(tmp_path / "b", trials=2).end()).text
+
+
+def test_a_trial_says_which_hyper_parameters_it_was_not_given(tmp_path: Path):
+    sweep = whole(tmp_path)
+    sweep.records.trials[0].unread = ["hyper.pid_kp", "team.rival.hyper.clip"]
+    assert page_of(sweep.end()).text.count("not applicable: pid_kp, team.rival.hyper.clip") == 1

@@ -107,3 +107,15 @@ def test_a_worker_may_have_no_rows():
     plan = Plan(2, episodes=True, group_size=2, judges=("only",))
     data = collector(Echo, ALONE, plan=plan).collect(players(ALONE, Scripted(["nothing"])), 0).trajectories["only"]
     assert data.mask.shape == data.prompts.shape == (0, 1) and data.costs.shape == (0, 1, 1) and data.agents == 1
+
+
+def test_groups_say_how_their_members_differ_and_episodes_their_decisions():
+    played = collector(Echo, ALONE, range(16), Plan(2, episodes=True, group_size=4))
+    batch = played.collect(players(ALONE, Scripted(WORDS)), 0)
+    scores = np.array([episode.ret for episode in batch.episodes]).reshape(4, 4)
+    found = played.group_sums["only"].metrics()
+    assert found["informative_groups"] == np.mean(np.ptp(scores, axis=1) > 0)
+    assert found["group_spread"] == pytest.approx(scores.std(1).mean())
+    mask = batch.trajectories["only"].mask.sum(1)
+    assert [episode.decisions for episode in batch.episodes] == [{"only": int(count)} for count in mask]
+    assert played.running == []

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from toy_texts import TWO_AGENTS, TWO_POLICIES, config, of_two
-from two_workers import two_workers
+from toy_runs import timeless
+from toy_texts import config
 
 from marl_ray.config import SPECS, GenerationConfig, ModelConfig
 from marl_ray.policies.token_policy import build_token_policy
@@ -13,22 +13,12 @@ from marl_ray.training.alone import process_group, train_alone
 from marl_ray.training.memory import rehearse, rows_that_fit
 
 LANGUAGE = [name for name, spec in SPECS.items() if spec.token_policies and spec.critic != "central"]
-WORKERS = {
-    "grpo": ["hyper.minibatches=2", "hyper.epochs=2", "hyper.kl_coef=0.1", "train.micro_batch=3", TWO_AGENTS],
-    "dapo": ["algorithm=dapo", TWO_AGENTS, TWO_POLICIES, "train.curriculum=easiest_first"],
-    "p3o": ["algorithm=p3o", "constraints=[{budget: 2}]", "env={id: 'toy_texts:echo', kwargs: {cost: [tokens]}}"],
-    "tuned": ["warm_start={data: environment, count: 9, batch: 4, epochs: 2}", "evaluation.every=2"],
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def alone() -> Iterator[None]:
     with process_group():
         yield
-
-
-def timeless(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "steps_per", "tokens_per"))} for row in rows]
 
 
 def needed(algorithm: str) -> list[str]:
@@ -56,15 +46,6 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, algorithm):
     for state in states:
         state["metrics"] = timeless([state["metrics"]])
     assert states[0] == states[1]
-
-
-def test_two_workers_train_the_same_as_one(tmp_path):
-    """With rows that differ in number between the workers, minibatches, several policies, and refilled groups."""
-    double = two_workers(of_two, str(tmp_path / "two"), WORKERS)
-    for name, more in WORKERS.items():
-        single = train_alone(config(*more), tmp_path / "one" / name)
-        for a, b in zip(timeless(single), timeless(double[name]), strict=True):
-            assert a == pytest.approx(b, abs=1e-4), name
 
 
 @pytest.mark.parametrize(

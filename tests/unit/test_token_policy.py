@@ -5,8 +5,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
-from toy_tokens import LORA, of_two_shards, responses, tiny
-from two_workers import two_workers
+from toy_tokens import LORA, responses, tiny
 
 from marl_ray.config.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
@@ -218,10 +217,6 @@ def test_a_sharded_policy_scores_and_refreshes_like_a_plain_one():
         refresh(plain, policy)
         close(plain.evaluate(*responses()).log_probs, policy.evaluate(*responses()).log_probs)
         assert (plain.evaluate(*responses()).log_probs - expected).abs().max() > 0.01
-
-
-def test_two_workers_shard_what_one_holds():
-    two_workers(of_two_shards)
 
 
 def test_copies_are_frozen_and_keep_their_weights():

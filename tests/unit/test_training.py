@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_runs import BRIEF, TWO_POLICIES, config, of_two, short
-from two_workers import two_workers
+from toy_runs import BRIEF, TWO_POLICIES, config, short, timeless, weights
 
 from marl_ray.algorithms import ALGORITHMS
 from marl_ray.config import SPECS
@@ -22,15 +20,6 @@ def alone() -> Iterator[None]:
     """A process group of this process alone, for all tests of the module."""
     with process_group():
         yield
-
-
-def timeless(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "steps_per"))} for row in rows]
-
-
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    (path,) = (checkpoint / "bundle").glob("*.safetensors")
-    return load_file(path)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -57,19 +46,6 @@ def test_micro_batches_change_nothing(alone, tmp_path, algorithm):
     parts = train_alone(short(algorithm, BRIEF, *team, f"train.micro_batch={3 if team else 1}"))
     for a, b in zip(timeless(whole), timeless(parts), strict=True):
         assert a == pytest.approx(b, abs=1e-5)
-
-
-def test_two_workers_train_the_same_as_one(alone, tmp_path):
-    double = two_workers(of_two, str(tmp_path / "two"), list(ALGORITHMS))
-    for name in ALGORITHMS:
-        single = train_alone(short(name, BRIEF), tmp_path / "one" / name)
-        for a, b in zip(timeless(single), timeless(double[name]), strict=True):
-            assert a == pytest.approx(b, abs=1e-5), name
-        best = max(path.parent for path in (tmp_path / "one" / name).glob("*/bundle"))
-        expected, got = (weights(tmp_path / workers / name / best.name) for workers in ("one", "two"))
-        for key, value in expected.items():
-            # Adam divides by a gradient's size: rounding of a small one moves its weight by a thousandth of the rate.
-            torch.testing.assert_close(got[key], value, atol=2e-5, rtol=1e-4, msg=f"{name}: {key}")
 
 
 def test_the_toy_is_learned(alone, tmp_path):

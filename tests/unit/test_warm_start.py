@@ -34,11 +34,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def split(rows):
     """Epochs of the warm start, iterations of the run."""
-    return [row for row in rows if "iteration" not in row], [row for row in rows if "iteration" in row]
+    return [row for row in rows if "iteration" not in row], [row for row in rows if row.get("iteration")]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    (path,) = folder.glob("*/bundle/*.safetensors")
+    """Of the bundle of what the run started from."""
+    (path,) = folder.glob("0/bundle/*.safetensors")
     return load_file(path)
 
 

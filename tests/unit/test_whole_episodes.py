@@ -121,3 +121,18 @@ def test_masked_actions_are_never_drawn():
     assert outputs.exp()[:, 2:].eq(0).all() and torch.isfinite(head.entropy(outputs)).all()
     only = head.normalize(torch.zeros(1, 4), torch.tensor([[0, 0, 1, 0]]).bool())
     assert head.sample(only, torch.tensor([[almost_one]])).item() == 2 and head.entropy(only).item() == 0
+
+
+def test_groups_say_how_their_members_differ():
+    from marl_ray.rollout.group_spread import GroupSums
+
+    play = collector(range(8), Plan(8, episodes=True, group_size=4))
+    data = play.collect(team(Countdown(), AGENTS), 0).trajectories["shared"]
+    scores = data.rewards.sum(1).reshape(2, 4, 2).numpy()  # group, member, agent
+    found = play.group_sums["shared"].metrics()
+    assert found["group_spread"] == np.mean([group.std(0).mean() for group in scores])
+    assert found["informative_groups"] == np.mean([(np.ptp(group, axis=0) > 0).any() for group in scores])
+    same, other = np.ones((3, 2)), np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 3.0]])
+    assert GroupSums.of([same, other]).metrics() == {"group_spread": 0.25 * 2**0.5 * 1.0, "informative_groups": 0.5}
+    assert GroupSums.of([same]) + GroupSums.of([other]) == GroupSums.of([same, other])
+    assert GroupSums().metrics() == {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from marl_ray.cli import evaluation, serving, sweep
 from marl_ray.cli.options import LOCAL_DASHBOARD, Address, SubmissionId
@@ -17,7 +18,23 @@ if TYPE_CHECKING:
     from marl_ray.config import RunConfig
     from marl_ray.training.driver import Outcome
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells report it."""
+
+
+class _Commands(typer.core.TyperGroup):
+    """Typer's own answer to Ctrl-C is status 1."""
+
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            print("marl-ray: interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Train teams of policies on Ray, measure them, serve the winners.",
     no_args_is_help=True,
     add_completion=False,
@@ -40,7 +57,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved conf
 
 @app.command()
 def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = False) -> None:
-    """Train here: on the cluster of RAY_ADDRESS, or on a Ray of its own that ends with the run."""
+    """Train here: on the cluster of RAY_ADDRESS, or on a Ray of its own that ends with the run.
+
+    The same command goes on with a run that was interrupted; of one that is finished it says what it has, with status 0.
+    """
     from marl_ray.config import RunConfig, load_config
 
     run = load_config(RunConfig, config, overrides or ())
@@ -48,6 +68,9 @@ def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = Fal
         _print_config(run)
         return
     outcome = _train_here(run)
+    if not outcome.trained:
+        again = "raise train.total_steps to go on with it, or choose another name"
+        print(f"{outcome.name}: is finished, and nothing was trained; {again}")
     reached = "" if outcome.best_return is None else f"best return {outcome.best_return:.3f}, "
     print(f"{outcome.name}: {reached}{outcome.model}")
     for line in outcome.summary:
@@ -73,11 +96,19 @@ def submit_train(
 
 @app.command()
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="One algorithm, with its knobs and defaults.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One algorithm, with its knobs and defaults; or `check`.")] = None,
+    checked: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The algorithm to check: a built-in or package.module:NAME.")
+    ] = None,
 ) -> None:
-    """List the algorithms: paper, what each needs of a run, its knobs."""
+    """List the algorithms: paper, what each needs of a run, its knobs. `check NAME`: whether one does what it promises."""
     from marl_ray.config import SPECS, spec_of
 
+    if name == "check":
+        _check_algorithm(checked)
+        return
+    if checked is not None:
+        raise MarlRayError(f"algorithms: expected one NAME, or check NAME, got {name} {checked}")
     if name is None:
         width = max(map(len, SPECS))
         for key, spec in SPECS.items():
@@ -103,16 +134,38 @@ def algorithms(
             print(f"    hyper.{knob} = {json.dumps(defaults[knob])}  {' '.join(described.split())}".rstrip())
 
 
+def _check_algorithm(name: str | None) -> None:
+    """Print a line for every property of an algorithm; exit with 1 if one does not hold."""
+    from marl_ray.config import spec_of
+
+    if name is None:
+        raise MarlRayError("algorithms check: expected the NAME of an algorithm")
+    try:
+        spec_of(name)
+    except MarlRayError as error:
+        raise MarlRayError(f"algorithm: {error}") from error
+    from marl_ray.conformance.check import check_algorithm
+
+    if not check_algorithm(name, print):
+        raise typer.Exit(1)
+
+
 @config_app.command("schema")
 def config_schema(
-    kind: Annotated[str, typer.Argument(help="run, or gateway.")] = "run",
+    kind: Annotated[str, typer.Argument(help="run, sweep, experiment or gateway.")] = "run",
 ) -> None:
     """Print the JSON schema of a config."""
     from pydantic import BaseModel
 
-    from marl_ray.config import GatewayConfig, RunConfig
+    from marl_ray.config import ExperimentConfig, GatewayConfig, RunConfig
+    from marl_ray.config.sweep import SweepConfig
 
-    models: dict[str, type[BaseModel]] = {"run": RunConfig, "gateway": GatewayConfig}
+    models: dict[str, type[BaseModel]] = {
+        "run": RunConfig,
+        "sweep": SweepConfig,
+        "experiment": ExperimentConfig,
+        "gateway": GatewayConfig,
+    }
     if kind not in models:
         raise MarlRayError(f"kind {kind!r}: expected one of {', '.join(models)}")
     print(json.dumps(models[kind].model_json_schema(), indent=2))
@@ -132,9 +185,12 @@ def demo(
 
 def _train_here(run: "RunConfig") -> "Outcome":
     from marl_ray.cluster.local import ray_here
-    from marl_ray.training.driver import check_run
+    from marl_ray.training.driver import check_run, finished
     from marl_ray.training.driver import train as train_on_ray
 
+    before = finished(run)
+    if before is not None:
+        return before
     check_run(run)
     with ray_here():
         return train_on_ray(run)
@@ -147,7 +203,10 @@ def _print_config(config: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line; always raises SystemExit. A MarlRayError is one line on stderr and status 2."""
+    """Run the command line; always raises SystemExit.
+
+    A MarlRayError is one line on stderr and status 2; Ctrl-C is status 130.
+    """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python` does, so that an `env.id` may name a module that lies here
     try:
@@ -155,3 +214,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     except MarlRayError as error:
         print(f"marl-ray: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None

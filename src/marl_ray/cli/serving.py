@@ -63,7 +63,9 @@ def lint(
 def deploy(
     bundle: Annotated[
         str | None,
-        typer.Argument(metavar="BUNDLE", help="models:/name/version, or a folder that the gateway sees."),
+        typer.Argument(
+            metavar="BUNDLE", help="models:/name/version, models:/name@alias, or a folder that the gateway sees."
+        ),
     ] = None,
     from_sweep: Annotated[
         str | None,
@@ -198,10 +200,14 @@ def experiment_audit(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> N
 
 @experiment_app.command("off-policy")
 def experiment_off_policy(
-    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="models:/name/version, or a folder.")],
+    bundle: Annotated[
+        str, typer.Argument(metavar="BUNDLE", help="models:/name/version, models:/name@alias, or a folder.")
+    ],
     data: Annotated[str, typer.Option(help="What `marl-ray export` wrote.")],
     floor: Annotated[float, typer.Option(help="What the lower bound of its mean outcome must exceed.")],
-    tracking_uri: Annotated[str | None, typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where models:/ are.")] = None,
+    tracking_uri: Annotated[
+        str | None, typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where models:/ are; runs/mlflow.db by default.")
+    ] = None,
 ) -> None:
     """Estimate what a bundle would earn from what others did; status 1 if it should not be exposed."""
     from marl_ray.evaluation.off_policy import judge

@@ -111,5 +111,4 @@ def _sweep_here(whole: "SweepConfig", retry: bool) -> "SweepOutcome":
     from marl_ray.tuning.driver import check_sweep, run_sweep
 
     check_sweep(whole)
-    with ray_here():
-        return run_sweep(whole, retry)
+    return run_sweep(whole, retry, ray_here)

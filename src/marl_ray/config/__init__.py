@@ -27,6 +27,7 @@ from marl_ray.config.run import (
     TrainConfig,
     WarmStartConfig,
 )
+from marl_ray.config.tracking import tracking_uri
 
 __all__ = [
     "SPECS",
@@ -59,4 +60,5 @@ __all__ = [
     "parse_config",
     "read_yaml",
     "spec_of",
+    "tracking_uri",
 ]

@@ -210,7 +210,8 @@ class GatewayConfig(Config):
     database: str = "sqlite:///runs/experiments.db"
     """SQLAlchemy URL of the experiment store."""
     tracking_uri: str | None = None
-    """MLflow URI that resolves `models:/name/version`; MLflow's own default when not given."""
+    """MLflow URI that resolves `models:/name/version`; when not given that of MLFLOW_TRACKING_URI, or else
+    `sqlite:///runs/mlflow.db`."""
     max_batch: PositiveInt = 64
     """Observations of one arm that share one forward pass."""
     max_body_bytes: PositiveInt = 1_000_000

@@ -196,7 +196,7 @@ class TrackingConfig(Config):
     """MLflow."""
 
     uri: str | None = None
-    """Tracking URI; `sqlite:///STORAGE/mlflow.db` under the storage folder when not given."""
+    """Tracking URI; when not given that of MLFLOW_TRACKING_URI, or else `sqlite:///STORAGE/mlflow.db`."""
     experiment: str = "marl-ray"
     register_as: str | None = None
     """Name in the MLflow model registry for the best bundle; the run's name when not given."""

@@ -1,5 +1,6 @@
 """The config of a sweep: a run config, what varies, how it is searched, what is stopped early, and the seeds."""
 
+import copy
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from marl_ray.config.base import Config
 from marl_ray.config.load import parse_config, read_yaml
 from marl_ray.config.run import NAME_PATTERN, RunConfig
+from marl_ray.config.unread import drop_unread, hyper_keys, is_hyper, is_read, names_algorithm
 from marl_ray.errors import MarlRayError
 
 OWNED = ("name", "seed", "storage", "tracking")
@@ -133,11 +135,12 @@ Scheduler = Annotated[Fifo | Asha | Median | Pbt | Pb2, Field(discriminator="kin
 class MetricConfig(Config):
     """What configurations are compared by: the interquartile mean over the seeds of a smoothed metric of the run."""
 
-    name: str = "return"
-    """Any metric that a run reports."""
+    name: str = "eval/return"
+    """Any metric that a run reports. Those of `eval/` are of whole episodes from fixed starts; a trial is evaluated at its
+    end and at every decision point of the scheduler, however often else."""
     mode: Literal["max", "min"] = "max"
-    window: PositiveInt = 3
-    """Iterations that are averaged (`return` itself is a mean over `evaluation.window` episodes)."""
+    window: PositiveInt = 1
+    """Last reports that are averaged: of iterations, or where the metric is of `eval/` of evaluations."""
 
 
 class BudgetConfig(Config):
@@ -220,7 +223,7 @@ class SweepConfig(Config):
         if self.search.kind != "grid" and self.budget.trials is None:
             raise ValueError(f"budget.trials: {self.scheduler.kind} needs it as the size of the population")
         for key, dimension in self.space.items():
-            if not (key.startswith("hyper.") or ".hyper." in key) or dimension.when:
+            if not is_hyper(key) or dimension.when:
                 raise ValueError(
                     f"space.{key}: {self.scheduler.kind} hands weights from trial to trial, "
                     "so only hyper-parameters that all have may vary"
@@ -236,14 +239,29 @@ class SweepConfig(Config):
             put(data, key, value)
         return data
 
-    def run_config(self, values: Mapping[str, Any], name: str, seed: int) -> RunConfig:
-        """The run config of one trial and seed; raises MarlRayError naming the values and the key."""
+    def with_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Plain data of the run config with these values on top; a copy through and through."""
         data = self.base
         for key, value in values.items():
             put(data, key, value)
+        return data
+
+    def run_config(self, values: Mapping[str, Any], name: str, seed: int) -> RunConfig:
+        """The run config of one trial and seed, without the hyper-parameters that its algorithms do not read.
+
+        Raises MarlRayError naming the values and the key.
+        """
+        data = self.with_values(values)
+        drop_unread(data)
         data |= {"name": name, "seed": seed, "storage": self.storage}
         shown = ", ".join(f"{key}={value}" for key, value in values.items())
         return parse_config(RunConfig, data, source=f"sweep {self.name!r} with {shown or 'no changes'}")
+
+    def unread(self, values: Mapping[str, Any]) -> list[str]:
+        """Hyper-parameters of the space, `set` and `run` that no algorithm of the trial with these values reads."""
+        data = self.with_values(values)
+        keys = dict.fromkeys([*hyper_keys(data), *(key for key in self.space if is_hyper(key))])
+        return [key for key in keys if not is_read(key, data)]
 
     def example(self) -> RunConfig:
         """The run config of the space's first values; what does not vary is the same in all."""
@@ -251,14 +269,14 @@ class SweepConfig(Config):
 
 
 def put(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; raises MarlRayError if a part of it is a value."""
+    """Set a dotted key to a copy of the value; raises MarlRayError if a part of the key is a value."""
     *parents, last = key.split(".")
     node = data
     for depth, part in enumerate(parents):
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
             raise MarlRayError(f"{key!r}: {'.'.join(parents[: depth + 1])} is a value, not a group of keys")
-    node[last] = value
+    node[last] = copy.deepcopy(value)  # the next key may reach into it, and the value belongs to others too
 
 
 def get(data: Mapping[str, Any], key: str) -> Any:
@@ -270,11 +288,19 @@ def get(data: Mapping[str, Any], key: str) -> Any:
 
 
 def order(space: Mapping[str, DimensionConfig]) -> list[str]:
-    """The keys of the space, each after those that its `when` names; raises ValueError where they go in a circle."""
+    """The keys of the space, each after those that decide whether it applies; raises ValueError where they go in a circle.
+
+    Those are the keys that its `when` names and, for a hyper-parameter, the algorithm.
+    """
     done: list[str] = []
     left = list(space)
+    algorithms = [key for key in space if names_algorithm(key)]
     while left:
-        free = [key for key in left if not any(other in left for other in space[key].when)]
+        free = [
+            key
+            for key in left
+            if not any(other in left for other in (*space[key].when, *(algorithms if is_hyper(key) else ())))
+        ]
         if not free:
             raise ValueError(f"space: the `when` of {', '.join(left)} go in a circle")
         done.append(free[0])
@@ -282,14 +308,17 @@ def order(space: Mapping[str, DimensionConfig]) -> list[str]:
     return done
 
 
-def applies(dimension: DimensionConfig, values: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
-    """Whether a dimension's `when` holds, given the values chosen so far and the run config they change."""
-    return all((values[key] if key in values else get(base, key)) in allowed for key, allowed in dimension.when.items())
+def applies(config: SweepConfig, key: str, values: Mapping[str, Any]) -> bool:
+    """Whether a key of the space varies, given the values chosen so far: its `when` holds, and an algorithm reads it."""
+    if not config.space[key].when and not is_hyper(key):
+        return True
+    data = config.with_values(values)
+    holds = all(get(data, other) in allowed for other, allowed in config.space[key].when.items())
+    return holds and is_read(key, data)
 
 
 def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice")) -> list[dict[str, Any]]:
     """Every combination of the dimensions of these kinds, conditions kept, in the order of the file; none twice."""
-    base = config.base
     found: list[dict[str, Any]] = [{}]
     for key in order(config.space):
         dimension = config.space[key]
@@ -299,7 +328,7 @@ def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice"
         found = [
             combination | addition
             for combination in found
-            for addition in ([{key: value} for value in values] if applies(dimension, combination, base) else [{}])
+            for addition in ([{key: value} for value in values] if applies(config, key, combination) else [{}])
         ]
     unique = {json.dumps(one, sort_keys=True): one for one in found}
     return list(unique.values())
@@ -315,13 +344,13 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
 
 def corners(config: SweepConfig) -> list[dict[str, Any]]:
     """Combinations that between them have every listed value and both ends of every range, conditions kept."""
-    base, keys = config.base, order(config.space)
+    keys = order(config.space)
     ends = {key: config.space[key].values or config.space[key].bounds or () for key in keys}
 
     def fill(fixed: Mapping[str, Any]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key in keys:
-            if applies(config.space[key], values, base):
+            if applies(config, key, values):
                 values[key] = fixed.get(key, ends[key][0])
         return values
 

@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from marl_ray.config import NetworkConfig
+from marl_ray.config import NetworkConfig, tracking_uri
 from marl_ray.config.model import GenerationConfig
 from marl_ray.errors import MarlRayError, one_line
 
 FORMAT = 1
 MANIFEST = "bundle.json"
+REGISTRY = "models:/"
+"""Beginning of references to a model registry."""
 
 
 class Lineage(BaseModel):
@@ -112,26 +114,48 @@ def publish(folder: str | Path, write: Callable[[Path], Manifest | TokenManifest
 
 
 @contextmanager
-def local_folder(reference: str, tracking_uri: str | None) -> Iterator[Path]:
-    """The folder of a bundle; one from an MLflow registry (`models:/name/version`) is deleted afterwards."""
-    if not reference.startswith("models:/"):
+def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
+    """The folder of a bundle; one from an MLflow registry (`models:/name/version` or `models:/name@alias`) is deleted
+    afterwards. `uri` is the registry's tracking URI; the common default when None."""
+    if not reference.startswith(REGISTRY):
         yield Path(reference)
         return
     import mlflow
 
-    name, _, version = reference.removeprefix("models:/").rpartition("/")
-    if not name:
-        raise MarlRayError(f"bundle {reference!r}: expected models:/name/version")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    uri = tracking_uri(uri)
+    name, _, version = pinned(reference, uri).removeprefix(REGISTRY).rpartition("/")
     with TemporaryDirectory(prefix="marl-ray-bundle-") as temporary:
-        try:
-            client = mlflow.MlflowClient(tracking_uri, registry_uri=tracking_uri)
+        with _of_registry(reference):
+            client = mlflow.MlflowClient(uri, registry_uri=uri)
             # Resolved by hand: `download_artifacts` would ask the process-wide registry, not this one.
             source = client.get_model_version_download_uri(name, version)
-            path = mlflow.artifacts.download_artifacts(source, dst_path=temporary, tracking_uri=tracking_uri)
-        except Exception as error:  # MLflow raises many kinds; each means that the registry has no such version here
-            raise MarlRayError(f"bundle {reference!r} is not in the model registry: {one_line(error)}") from error
+            path = mlflow.artifacts.download_artifacts(source, dst_path=temporary, tracking_uri=uri)
         yield Path(path)
+
+
+def pinned(reference: str, uri: str | None) -> str:
+    """A reference that always means the same bundle: `models:/name@alias` becomes the version that has the alias now."""
+    path = reference.removeprefix(REGISTRY)
+    if path == reference or "/" in path:
+        return reference
+    name, _, alias = path.rpartition("@")
+    if not name or not alias:
+        raise MarlRayError(f"bundle {reference!r}: expected models:/name/version or models:/name@alias")
+    import mlflow
+
+    uri = tracking_uri(uri)
+    with _of_registry(reference):
+        version = mlflow.MlflowClient(uri, registry_uri=uri).get_model_version_by_alias(name, alias).version
+    return f"{REGISTRY}{name}/{version}"
+
+
+@contextmanager
+def _of_registry(reference: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # MLflow raises many kinds; each means that the registry has no such version here
+        raise MarlRayError(f"bundle {reference!r} is not in the model registry: {one_line(error)}") from error
 
 
 def read_manifest(folder: Path) -> Manifest | TokenManifest:

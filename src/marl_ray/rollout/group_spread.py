@@ -22,7 +22,7 @@ class GroupSums(NamedTuple):
         return cls(len(scores), informative, float(sum(own.std(axis=0).mean() for own in scores)))
 
     def __add__(self, other: "GroupSums") -> "GroupSums":  # type: ignore[override]
-        return GroupSums(*(a + b for a, b in zip(self, other, strict=True)))
+        return GroupSums(self.groups + other.groups, self.informative + other.informative, self.spread + other.spread)
 
     def metrics(self) -> dict[str, float]:
         """`group_spread` and `informative_groups`; nothing without groups."""

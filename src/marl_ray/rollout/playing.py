@@ -102,10 +102,9 @@ class Arena:
             returns += step.rewards.mean(1)
             costs += step.costs.sum(1)
             lengths += playing
-        cut = envs.alive.any(1)
+        cut = [bool(agents.any()) for agents in envs.alive]
         return [
-            WholeEpisode(float(returns[c]), tuple(costs[c].tolist()), int(lengths[c]), bool(cut[c]))
-            for c in range(count)
+            WholeEpisode(float(returns[c]), tuple(costs[c].tolist()), int(lengths[c]), cut[c]) for c in range(count)
         ]
 
     def _noise(self, starts: Sequence[Start], block: int, width: int) -> torch.Tensor:

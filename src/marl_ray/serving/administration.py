@@ -13,7 +13,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import RETREATS, Action, StaleEpochError
 from marl_ray.experiments.store import StoreError
 from marl_ray.policies.bundle import load_bundle
-from marl_ray.serving.arms import AnyBundle, load_bundles
+from marl_ray.serving.arms import AnyBundle, load_bundles, pin
 from marl_ray.serving.breaker import CircuitState
 from marl_ray.serving.chat import models_of
 from marl_ray.serving.decisions import findings
@@ -71,8 +71,9 @@ async def create(gateway: "Gateway", request: Request) -> Response:
     def open_it() -> bytes:
         if gateway.store.experiment(config.name) is not None:
             raise RequestError(409, "name", f"experiment {config.name!r} exists already; expected a new name")
-        bundles = load_bundles(config, gateway.config.tracking_uri, gateway.models)
-        router = gateway.open(LoadedExperiment(config, bundles), actor, reason, **FROM_API)
+        fixed = pin(config, gateway.config.tracking_uri)
+        bundles = load_bundles(fixed, gateway.config.tracking_uri, gateway.models)
+        router = gateway.open(LoadedExperiment(fixed, bundles), actor, reason, **FROM_API)
         return report(gateway, router)
 
     return Response(await _tried(gateway, "experiment", open_it), 201)

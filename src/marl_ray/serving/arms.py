@@ -11,6 +11,7 @@ import numpy as np
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle, load_bundle
+from marl_ray.policies.manifest import pinned
 from marl_ray.policies.spaces import space_to_json
 
 if TYPE_CHECKING:
@@ -23,6 +24,20 @@ Observations = Mapping[str, np.ndarray]
 """Agent -> observation, checked by `Bundle.check`."""
 Answer = dict[str, tuple[np.ndarray, float]]
 """Agent -> action and its log-probability."""
+
+
+def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
+    """The experiment with the versions that its arms' aliases (`models:/name@best`) have now.
+
+    What is served must not change when an alias moves. Raises MarlRayError naming the arm.
+    """
+    arms = {}
+    for name, arm in config.arms.items():
+        try:
+            arms[name] = arm.model_copy(update={"bundle": pinned(arm.bundle, tracking_uri)})
+        except MarlRayError as error:
+            raise MarlRayError(f"experiments.{config.name}.arms.{name}: {error}") from error
+    return config.model_copy(update={"arms": arms})
 
 
 def load_bundles(

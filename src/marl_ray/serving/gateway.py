@@ -18,7 +18,7 @@ from marl_ray.config import ArmConfig, BreakerConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.store import ExperimentStore, StoreError
-from marl_ray.serving.arms import AnyBundle, ArmBatcher, is_text, load_bundles
+from marl_ray.serving.arms import AnyBundle, ArmBatcher, is_text, load_bundles, pin
 from marl_ray.serving.breaker import Breaker
 from marl_ray.serving.cache import make_cache
 from marl_ray.serving.deadlines import Deadlines
@@ -64,7 +64,8 @@ _access = logging.getLogger("marl_ray.access")
 
 def load_experiments(config: GatewayConfig) -> list[LoadedExperiment]:
     """All bundles of a gateway's config, verified. Raises MarlRayError naming the arm."""
-    loaded = [LoadedExperiment(part, load_bundles(part, config.tracking_uri)) for part in config.experiments]
+    fixed = [pin(part, config.tracking_uri) for part in config.experiments]
+    loaded = [LoadedExperiment(part, load_bundles(part, config.tracking_uri)) for part in fixed]
     for part in loaded:
         check_log(config, part)
     return loaded

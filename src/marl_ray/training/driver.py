@@ -4,40 +4,46 @@
 """
 
 import contextlib
-import json
 import os
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
 
-from marl_ray.config import RunConfig, config_hash
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.algorithms.budgets import score
+from marl_ray.config import RunConfig
+from marl_ray.config.tracking import TRACKING_URI
+from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.training.curves import Panel, plot_run
-from marl_ray.training.progress import Progress
+from marl_ray.training.interruption import INTERRUPTS, LEAVE_S, answering, within
+from marl_ray.training.metrics_log import DRAIN_S, TRANSCRIPTS, MetricsLog
+from marl_ray.training.names import metrics_queue, named_workers
+from marl_ray.training.run_folder import (
+    check_folder,
+    filesystem_of,
+    kept,
+    record_of,
+    storage_of,
+    traceback_of,
+    write_record,
+    write_traceback,
+)
 from marl_ray.training.sinks import Sink, check_sinks, open_sinks
 from marl_ray.training.summary import run_summary
-from marl_ray.training.tracking import Tracker, flatten, tracking_uri
+from marl_ray.training.tracking import Tracker, uri_of
 
-JOB_FOLDER = "working_dir_files"
-"""Ray unpacks a job's working directory under a folder of this name, and deletes it with the job."""
-TRANSCRIPTS = "transcripts"
-"""Key of episodes as text among rows of metrics on their way to the driver, and the folder of MLflow that they go to."""
+FINISHED = "finished"
+"""Key of the run's record under which its outcome lies once it has played all its steps."""
 STOPPED = "stopped"
 """Key of what a worker returns when numbers stopped being finite."""
-MOST_NAMED = 4
-"""Differing keys that an error lists."""
 POLL_S = 0.25
 """How often Ray Train looks after its workers. A look takes in at most one checkpoint of each, and workers that have
 another one wait, so that Ray's own 2 s would be the pace of short iterations."""
-QUEUE_GET_S = 1.0
-DRAIN_S = 30.0
-"""How long the driver waits, after the workers have ended, for the last metrics to be logged."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,8 @@ class Outcome:
     """Of the last iteration."""
     summary: list[str]
     """The best policy and the last one in lines for people."""
+    trained: bool = True
+    """Whether anything was left to train."""
 
 
 def check_run(config: RunConfig) -> None:
@@ -72,13 +80,10 @@ def check_run(config: RunConfig) -> None:
     from marl_ray.training.team import build_models, team_agents
     from marl_ray.training.warm_start import read_decisions
 
-    if "://" not in config.storage and not Path(config.storage).is_absolute() and JOB_FOLDER in Path.cwd().parts:
-        raise MarlRayError(
-            f"storage: {config.storage!r} is relative to the job's temporary folder; give an absolute path or a URI"
-        )
-    tracking_uri(config)
+    uri_of(config)
     check_sinks(config)
-    _check_writable(config)
+    check_folder(config)
+    record_of(config)
     warm_up(config.env, config.constraints)
     env = make_env(config.env, config.constraints)
     try:
@@ -97,66 +102,107 @@ def check_run(config: RunConfig) -> None:
         env.close()
 
 
+def finished(config: RunConfig) -> Outcome | None:
+    """The outcome of a run that has played `train.total_steps` already, None of any other.
+
+    Raises MarlRayError if the folder under its name is another run's.
+    """
+    found = record_of(config).get(FINISHED)
+    if found is None or found["total_steps"] < config.train.total_steps:
+        return None
+    outcome = found["outcome"]
+    return Outcome(**outcome | {"curve": None if outcome["curve"] is None else Path(outcome["curve"])}, trained=False)
+
+
 def train(config: RunConfig) -> Outcome:
-    """Run to the end on the Ray that this process is connected to. Raises MarlRayError with the cause of a failure."""
+    """Run to the end on the Ray that this process is connected to; a run that is finished is not run again.
+
+    Raises MarlRayError with the cause of a failure. On Ctrl-C and SIGTERM it says what is kept and raises on.
+    """
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
-    from ray.util.queue import Queue
 
+    before = finished(config)
+    if before is not None:
+        return before
     use_gpu = check_capacity(config)
-    filesystem, folder = _filesystem(config)
-    record = _claim(config, filesystem, folder)
+    record = record_of(config)
+    filesystem, folder = filesystem_of(config)
     tracker = Tracker(config, record.get("mlflow_run_id"))
-    tracker.reopen()
-    filesystem.create_dir(folder)
-    _write_json(filesystem, f"{folder}/run.json", record | {"mlflow_run_id": tracker.run_id})
+    status, shield = "FAILED", contextlib.ExitStack()
+    sinks: dict[str, Sink] = {}
+    controllers: list[Any] = []
+    queue: Any = None
+    log: MetricsLog | None = None
     try:
+        shield.enter_context(answering(lambda: _say(config, f"interrupted; {kept(config)}")))
+        tracker.reopen()
+        record |= {"mlflow_run_id": tracker.run_id}
+        write_record(config, record)
         sinks = open_sinks(config, tracker.run_id)
-    except MarlRayError:
-        tracker.end("FAILED")
-        raise
-    poll_often()
-    queue = Queue(actor_options={"num_cpus": 0})
-    trainer = TorchTrainer(
-        worker,
-        train_loop_config={"config": config.given(), "queue": queue, "run_id": tracker.run_id},
-        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=config.resources.workers,
-            use_gpu=use_gpu,
-            resources_per_worker={"CPU": config.resources.cpus_per_worker} | ({"GPU": 1} if use_gpu else {}),
-        ),
-        run_config=RayRunConfig(
-            name=config.name,
-            storage_path=_storage(config),
-            failure_config=FailureConfig(max_failures=config.resources.max_failures),
-            checkpoint_config=CheckpointConfig(
-                num_to_keep=config.checkpoint.keep, checkpoint_score_attribute="score", checkpoint_score_order="max"
+        poll_often()
+        queue = metrics_queue(config.name)
+        trainer: Any = TorchTrainer(
+            worker,
+            train_loop_config={
+                "config": config.given(),
+                "queue": queue,
+                "run_id": tracker.run_id,
+                "tracking_uri": tracker.uri,
+            },
+            torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+            scaling_config=ScalingConfig(
+                num_workers=config.resources.workers,
+                use_gpu=use_gpu,
+                resources_per_worker={"CPU": config.resources.cpus_per_worker} | ({"GPU": 1} if use_gpu else {}),
             ),
-        ),
-    )
-    status = "FAILED"
-    try:
-        with _logging(config, queue, tracker, {"mlflow": tracker, **sinks}):
-            result: Any = trainer.fit()
+            run_config=RayRunConfig(
+                name=config.name,
+                storage_path=storage_of(config),
+                failure_config=FailureConfig(max_failures=config.resources.max_failures),
+                checkpoint_config=CheckpointConfig(
+                    num_to_keep=config.checkpoint.keep, checkpoint_score_attribute="score", checkpoint_score_order="max"
+                ),
+                callbacks=[named_workers(config.name)],
+            ),
+        )
+        # Ray Train's own handler waits for its workers, exits with status 0, and leaves no word of what is kept.
+        trainer._register_sigint_handler = controllers.append
+        log = MetricsLog(config, queue, tracker, {"mlflow": tracker, **sinks})
+        result: Any = trainer.fit()
+        log.close()
         stopped = (result.return_value or {}).get(STOPPED)
         if stopped:
             raise MarlRayError(f"run {config.name!r} stopped at {stopped}; its last checkpoint is kept in {folder}")
         outcome = _finish(config, tracker, result, filesystem, folder)
+        plain = asdict(outcome) | {"curve": None if outcome.curve is None else str(outcome.curve)}
+        plain.pop("trained")
+        write_record(config, record | {FINISHED: {"total_steps": config.train.total_steps, "outcome": plain}})
         status = "FINISHED"
         return outcome
     except ray.train.TrainingFailedError as error:
-        raise MarlRayError(f"run {config.name!r} failed: {cause(error)}") from error
-    except KeyboardInterrupt:
+        where = traceback_of(config, getattr(error, "worker_failures", ()))
+        more = f"; its traceback is in {where}" if where else ""
+        raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
+    except INTERRUPTS:
         status = "KILLED"
+        for controller in controllers:  # its workers end with it
+            ray.kill(controller)
         raise
     finally:
-        queue.shutdown(force=True)
-        for sink in sinks.values():
-            _end(sink, status)
-        tracker.end(status)
+        with shield:
+            if log is not None:
+                log.close(LEAVE_S if status == "KILLED" else DRAIN_S)
+            if queue is not None:
+                queue.shutdown(force=True)
+            for sink in sinks.values():
+                _end(sink, status)
+            if status != "KILLED":
+                tracker.end(status)
+            elif not within(LEAVE_S, lambda: tracker.end(status)):
+                _say(config, f"MLflow was not told within {LEAVE_S:g} s that the run was killed")
 
 
 def poll_often() -> None:
@@ -174,6 +220,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.training.sending import Rows
     from marl_ray.training.system import System
 
+    os.environ[TRACKING_URI] = payload["tracking_uri"]  # bundles of the registry are looked up here too
     rows, system = Rows(payload["queue"]), System()
 
     def emit(metrics: dict[str, float]) -> None:
@@ -197,6 +244,10 @@ def worker(payload: dict[Any, Any]) -> Any:
             )
         except Diverged as error:  # all workers meet it together, and would again after every restart
             return {STOPPED: str(error)}
+        except Exception:
+            rank = ray.train.get_context().get_world_rank()
+            write_traceback(RunConfig.model_validate(payload["config"]), rank, traceback.format_exc())
+            raise
         finally:
             rows.flush()
 
@@ -224,68 +275,8 @@ def check_capacity(config: RunConfig) -> bool:
     return use_gpu
 
 
-def _storage(config: RunConfig) -> str:
-    return config.storage if "://" in config.storage else str(Path(config.storage).resolve())
-
-
-def _filesystem(config: RunConfig) -> tuple[fs.FileSystem, str]:
-    """File system and path of the run's folder; raises MarlRayError."""
-    try:
-        filesystem, root = fs.FileSystem.from_uri(_storage(config))
-    except (OSError, ValueError) as error:
-        raise _unwritable(config, error) from error
-    return filesystem, f"{root.rstrip('/')}/{config.name}"
-
-
-def _check_writable(config: RunConfig) -> None:
-    """Prove that the run's folder can be written, and leave it as it was; raises MarlRayError."""
-    filesystem, folder = _filesystem(config)
-    try:
-        existed = filesystem.get_file_info(folder).type != fs.FileType.NotFound
-        filesystem.create_dir(folder)
-        probe = f"{folder}/.write-test-{os.getpid()}"
-        _write_json(filesystem, probe, {})
-        filesystem.delete_file(probe)
-        if not existed:
-            filesystem.delete_dir(folder)
-    except (OSError, ValueError) as error:
-        raise _unwritable(config, error) from error
-
-
-def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
-    return MarlRayError(f"storage: {config.storage!r} cannot be written: {one_line(error)}")
-
-
-def _write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
-    with filesystem.open_output_stream(path) as stream:
-        stream.write(json.dumps(data, indent=1).encode())
-
-
-def _claim(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> dict[str, Any]:
-    """The run's record in its folder: what it was begun with. Raises MarlRayError if it is another run's.
-
-    Ray Train continues whatever lies under the name, so a name that is used again by accident must be caught here.
-    """
-    identity = {
-        key: value for key, value in config.resolved().items() if key not in ("resources", "checkpoint", "tracking")
-    }
-    # A finished run may be made longer, and how a batch is worked off changes no result.
-    identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
-    path = f"{folder}/run.json"
-    if filesystem.get_file_info(path).type == fs.FileType.NotFound:
-        return {"identity": identity, "config": config.resolved(), "config_hash": config_hash(config)}
-    with filesystem.open_input_stream(path) as stream:
-        record: dict[str, Any] = json.loads(stream.read())
-    if record["identity"] != identity:
-        ours, theirs = flatten(identity), flatten(record["identity"])
-        differing = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
-        more = ", ..." if len(differing) > MOST_NAMED else ""
-        raise MarlRayError(
-            f"name: run {config.name!r} exists under {config.storage!r} with another "
-            f"{', '.join(differing[:MOST_NAMED])}{more}; "
-            "choose another name, or the same config to resume it"
-        )
-    return record
+def _say(config: RunConfig, text: str) -> None:
+    print(f"{config.name}: {text}", file=sys.stderr, flush=True)
 
 
 def _end(sink: Sink, status: str) -> None:
@@ -293,81 +284,6 @@ def _end(sink: Sink, status: str) -> None:
         sink.end(status)
     except Exception as error:  # what the run has made counts, whatever a tracker says to it
         print(f"tracking.also: {one_line(error)}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _logging(config: RunConfig, queue: Any, tracker: Tracker, sinks: Mapping[str, Sink]) -> Iterator[None]:
-    """Logs and shows the metrics that arrive in the queue while the body runs; transcripts become files of the run."""
-    from ray.exceptions import RayError
-    from ray.util.queue import Empty
-
-    done = threading.Event()
-    unlogged: dict[str, list[dict[str, float]]] = {name: [] for name in sinks}
-    problems: dict[str, str] = {}
-
-    def log(rows: Sequence[dict[str, float]] = ()) -> None:
-        for name, sink in sinks.items():
-            unlogged[name] += rows
-            try:
-                sink.log(unlogged[name])
-                unlogged[name].clear()
-            except Exception as error:  # a tracker that is away must not end a training run; rows wait for it
-                problems[name] = one_line(error)
-
-    def keep(told: Mapping[str, Any]) -> None:
-        with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
-            path = Path(temporary) / f"{told['iteration']:.0f}.jsonl"
-            path.write_text("".join(json.dumps(one) + "\n" for one in told[TRANSCRIPTS]))
-            try:
-                tracker.artifact(path, TRANSCRIPTS)
-            except Exception as error:  # samples to look at: nothing depends on them
-                print(
-                    f"{config.name}: transcripts of iteration {told['iteration']:.0f}: {one_line(error)}",
-                    file=sys.stderr,
-                )
-
-    def drain() -> None:
-        with Progress(config) as progress:
-            while True:
-                try:
-                    rows = [queue.get(timeout=QUEUE_GET_S)]
-                    rows += queue.get_nowait_batch(queue.qsize())
-                except Empty:
-                    if done.is_set():
-                        return
-                    continue
-                except RayError:
-                    return  # the cluster is going down; the body's error says why
-                for told in [row for row in rows if TRANSCRIPTS in row]:
-                    keep(told)
-                rows = [row for row in rows if TRANSCRIPTS not in row]
-                if not rows:
-                    continue
-                if "iteration" in rows[-1]:
-                    progress.show(rows[-1])
-                elif config.tracking.progress:
-                    print(f"{config.name}: {_warmth(rows[-1])}", flush=True)
-                log(rows)
-
-    thread = threading.Thread(target=drain, name="metrics", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(DRAIN_S)
-        if any(unlogged.values()):
-            log()
-        for name, rows in unlogged.items():
-            if rows:
-                what = f"metrics of {len(rows)} iterations are not in {name}"
-                print(f"{config.name}: {what}: {problems[name]}", file=sys.stderr)
-
-
-def _warmth(row: dict[str, float]) -> str:
-    """One epoch of a warm start as a line."""
-    found = (f"{key} {value:.4g}" for key, value in row.items() if key != "steps" and not key.startswith("system/"))
-    return "  ".join(found)
 
 
 def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> Outcome:
@@ -382,7 +298,7 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
         local = Path(temporary) / BUNDLE
         local.mkdir()
         fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
-        model = tracker.register(local, load_bundle(local).digest)
+        model = tracker.register(local, load_bundle(local).digest, best_score_of(config, found))
         curve = plot_run(_panels(config, tracker), Path(temporary) / "return.png", config.env.id)
         tracker.artifact(curve)
         with curve.open("rb") as source, filesystem.open_output_stream(f"{folder}/return.png") as target:
@@ -417,11 +333,19 @@ def _panels(config: RunConfig, tracker: Tracker) -> list[Panel]:
     return [Panel("mean return", tracker.history("eval/return"), tracker.history("return")), *costs]
 
 
+def best_score_of(config: RunConfig, found: Mapping[str, float]) -> float | None:
+    """What the best bundle is compared by with those of other runs: its return, less what it is over its budgets; of other
+    episodes than it was chosen by, where it was evaluated."""
+    ret = found.get("best/return")
+    if ret is None:
+        return found.get("return")
+    return score(config.budgets, ret, [found[f"best/episode_cost_{k}"] for k in range(len(config.budgets))])
+
+
 def cause(error: BaseException) -> str:
     """The first line of what went wrong in a worker, not of the wrappers around it."""
     failures = getattr(error, "worker_failures", None)
     if failures:
         rank, failure = next(iter(failures.items()))
-        text = str(getattr(failure, "_base_exc", failure)).strip().splitlines()
-        return f"worker {rank}: {text[-1] if text else type(failure).__name__}"
+        return f"worker {rank}: {named(getattr(failure, '_base_exc', failure))}"
     return one_line(error)

@@ -16,7 +16,7 @@ from marl_ray.rollout.collector import Plan
 from marl_ray.rollout.text import TextBatch, TextCollector
 from marl_ray.rollout.transcripts import Transcript, means
 from marl_ray.training.collectives import gather
-from marl_ray.training.tracking import tracking_uri
+from marl_ray.training.tracking import uri_of
 
 
 def build_policies(config: RunConfig, agents: Mapping[str, Sequence[str]]) -> dict[str, TokenPolicy]:
@@ -31,7 +31,7 @@ def build_policies(config: RunConfig, agents: Mapping[str, Sequence[str]]) -> di
             config.seed * 1000 + number,
             not own.frozen and spec.critic != "none",
             config.signals if spec.costs and not own.frozen else 0,
-            tracking_uri(config),
+            uri_of(config),
         )
         weights = bundle_weights(config, name, members[0])
         if weights is not None:
@@ -47,7 +47,7 @@ def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Mapping[st
     reference = config.team[name].bundle
     if reference is None:
         return None
-    bundle = load_bundle(reference, tracking_uri(config))
+    bundle = load_bundle(reference, uri_of(config))
     if not isinstance(bundle, TokenBundle):
         raise MarlRayError(f"team.{name}.bundle: {reference!r} holds actor-critics, expected language models")
     if agent not in bundle.agents:

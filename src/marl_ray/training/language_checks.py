@@ -16,7 +16,7 @@ from marl_ray.policies.tokenizers import check_fits, encode_prompt, load_tokeniz
 from marl_ray.rollout.curriculum import Curriculum
 from marl_ray.training.fine_tuning import encode, read_demonstrations
 from marl_ray.training.language import bundle_weights
-from marl_ray.training.tracking import tracking_uri
+from marl_ray.training.tracking import uri_of
 
 SAMPLE = 16
 """Episodes that an environment is asked to demonstrate beforehand."""
@@ -33,7 +33,7 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
         if policy.generation.engine == "vllm" and (find_spec("vllm") is None or config.resources.device == "cpu"):
             raise MarlRayError(f"team.{name}.generation.engine=vllm: expected the package vllm and a GPU")
         assert policy.model is not None
-        tokenizers[name] = _tokenizer(policy.model, tracking_uri(config))
+        tokenizers[name] = _tokenizer(policy.model, uri_of(config))
         bundle_weights(config, name, members[0])
     table = {agent: name for name, members in agents.items() for agent in members}
     env.reset(seed=0, options={"index": 0, "split": "train"})

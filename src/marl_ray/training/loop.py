@@ -38,7 +38,7 @@ EVALUATIONS = 10
 """Evaluations of a run between its first and its last, unless `evaluation.every` says otherwise,"""
 TRAINED_PER_EVALUATED = 10
 """and the steps of training that each step of an evaluation is worth at least: evaluating then takes a few percent of a
-run's time, since playing takes a third to a half of an iteration."""
+long run's time, since playing takes a third to a half of an iteration."""
 
 Metrics = dict[str, float]
 

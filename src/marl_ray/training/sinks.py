@@ -16,6 +16,8 @@ from marl_ray.errors import MarlRayError, one_line
 
 TENSORBOARD = "tensorboard"
 """Folder of a run's event files, in the run's folder."""
+EVENTS_S = 1
+"""After so many seconds an event is on the disk; tensorboardX's own is 120, and its `flush` passes over what is queued."""
 
 
 class Sink(Protocol):
@@ -77,13 +79,12 @@ class TensorBoard:
         root = config.storage.rstrip("/") if remote else str(Path(config.storage).resolve())
         # By itself a file is named by the second: one that is resumed at once would write over the first.
         suffix = f".{time.time_ns()}"
-        self.writer = SummaryWriter(f"{root}/{config.name}/{TENSORBOARD}", filename_suffix=suffix)
+        self.writer = SummaryWriter(f"{root}/{config.name}/{TENSORBOARD}", flush_secs=EVENTS_S, filename_suffix=suffix)
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         for row in rows:
-            for key, value in _numbers(row):
+            for key, value in numbers(row):
                 self.writer.add_scalar(key, value, int(row["steps"]))
-        self.writer.flush()
 
     def end(self, status: str) -> None:
         self.writer.close()
@@ -110,11 +111,11 @@ class WeightsAndBiases:
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         for row in rows:
-            self.run.log(dict(_numbers(row)) | {"steps": int(row["steps"])})
+            self.run.log(dict(numbers(row)) | {"steps": int(row["steps"])})
 
     def end(self, status: str) -> None:
         self.run.finish(exit_code=0 if status == "FINISHED" else 1)
 
 
-def _numbers(row: Mapping[str, float]) -> Iterable[tuple[str, float]]:
+def numbers(row: Mapping[str, float]) -> Iterable[tuple[str, float]]:
     return ((key, float(value)) for key, value in row.items() if key != "steps" and math.isfinite(value))

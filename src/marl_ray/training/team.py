@@ -20,7 +20,7 @@ from marl_ray.policies.bundle import Lineage, PolicyParts, load_actor_critics, s
 from marl_ray.policies.spaces import joint_space
 from marl_ray.rollout.buffers import Player
 from marl_ray.training.learner import Learner
-from marl_ray.training.tracking import tracking_uri
+from marl_ray.training.tracking import uri_of
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _load_weights(config: RunConfig, name: str, members: list[str], model: Actor
     reference = config.team[name].bundle
     if reference is None:
         return
-    bundle = load_actor_critics(reference, tracking_uri(config))
+    bundle = load_actor_critics(reference, uri_of(config))
     source = bundle.agents.get(members[0])
     if source is None:
         raise MarlRayError(f"team.{name}.bundle: {reference!r} has no policy for agent {members[0]!r}")

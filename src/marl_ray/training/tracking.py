@@ -2,31 +2,28 @@
 
 import logging
 import math
+import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_ray.config import RunConfig, config_hash
+from marl_ray.config import RunConfig, config_hash, tracking_uri
 from marl_ray.errors import MarlRayError, one_line
 
+BEST_SCORE = "best_score"
+"""Metric of a run, and tag of a version in the registry: the score that its bundle was chosen by."""
+BEST = "best"
+"""Alias in the registry. MLflow itself keeps `latest`."""
 BATCH = 1000
+GIT_S = 5.0
 PARAM_BATCH = 100
 """Metrics per request, MLflow's limit."""
 
 
-def tracking_uri(config: RunConfig) -> str:
-    """The run's tracking URI: as configured, or SQLite under the storage folder.
-
-    Raises MarlRayError for remote storage, which needs a tracking URI of its own.
-    """
-    if config.tracking.uri is not None:
-        return config.tracking.uri
-    if "://" in config.storage:
-        raise MarlRayError(
-            f"tracking.uri: expected a tracking URI, because storage {config.storage!r} is not a local folder"
-        )
-    return f"sqlite:///{Path(config.storage).resolve() / 'mlflow.db'}"
+def uri_of(config: RunConfig) -> str:
+    """The run's tracking URI. Raises MarlRayError for remote storage without one."""
+    return tracking_uri(config.tracking.uri, config.storage)
 
 
 class Tracker:
@@ -38,7 +35,7 @@ class Tracker:
 
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it announces every table
         self.config, self.tags = config, dict(tags or {})
-        self.uri = tracking_uri(config)
+        self.uri = uri_of(config)
         try:
             self.client = mlflow.MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
             self.run_id = run_id or self._begin()
@@ -47,7 +44,7 @@ class Tracker:
             raise MarlRayError(f"tracking.uri: {self.uri!r} cannot be used: {one_line(error)}") from error
 
     def _begin(self) -> str:
-        from mlflow.entities import Param, RunTag
+        from mlflow.entities import Param
 
         name = self.config.tracking.experiment
         found = self.client.get_experiment_by_name(name)
@@ -58,13 +55,22 @@ class Tracker:
             experiment = self.client.create_experiment(name, artifact_location=root)
         else:
             experiment = found.experiment_id
-        run = self.client.create_run(experiment, run_name=self.config.name)
+        run = self.client.create_run(experiment, run_name=self.config.name, tags=self._tags())
         params = [Param(key, str(value)[:6000]) for key, value in flatten(self.config.resolved()).items()]
-        tags = {"config_hash": config_hash(self.config)} | self.tags
-        self.client.log_batch(run.info.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
         for start in range(0, len(params), PARAM_BATCH):
             self.client.log_batch(run.info.run_id, params=params[start : start + PARAM_BATCH])
         return str(run.info.run_id)
+
+    def _tags(self) -> dict[str, str]:
+        """What runs are searched by. The commit has MLflow's own key, by which its pages show it."""
+        algorithms = dict.fromkeys(self.config.algorithm_of(name) for name in self.config.team)
+        tags = {
+            "algorithm": ",".join(algorithms),
+            "environment": self.config.env.id,
+            "config_hash": config_hash(self.config),
+        }
+        commit = git_commit()
+        return tags | ({"mlflow.source.git.commit": commit} if commit else {}) | self.tags
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         """Rows of metrics, each with its `steps`; values that are not finite are left out."""
@@ -92,22 +98,31 @@ class Tracker:
         else:
             self.client.log_artifact(self.run_id, str(path), folder)
 
-    def register(self, bundle: Path, digest: str) -> str:
+    def register(self, bundle: Path, digest: str, score: float | None = None) -> str:
         """Store a bundle and make it a version in the model registry; returns `models:/name/version`.
 
-        A digest that the registry has already is not registered again.
+        The run and the version get the score as `best_score`, and the version with the greatest score of the registered
+        model has the alias `best`. A digest that the registry has already is not registered again.
         """
         name = self.config.tracking.register_as or self.config.name
-        for version in self.client.search_model_versions(f"name = '{name}'"):
-            if version.tags.get("digest") == digest:
-                return f"models:/{name}/{version.version}"
-        folder = f"bundles/{digest[:16]}"
-        self.artifact(bundle, folder)
-        if not self.client.search_registered_models(f"name = '{name}'"):
-            self.client.create_registered_model(name)
-        source = f"{self.client.get_run(self.run_id).info.artifact_uri}/{folder}"
-        version = self.client.create_model_version(name, source, self.run_id, tags={"digest": digest})
-        return f"models:/{name}/{version.version}"
+        tags = {"digest": digest} | ({} if score is None else {BEST_SCORE: repr(score)})
+        if score is not None:
+            self.client.log_metric(self.run_id, BEST_SCORE, score)
+        versions = {version.version: version for version in self.client.search_model_versions(f"name = '{name}'")}
+        number = next((number for number, one in versions.items() if one.tags.get("digest") == digest), None)
+        if number is None:
+            folder = f"bundles/{digest[:16]}"
+            self.artifact(bundle, folder)
+            if not self.client.search_registered_models(f"name = '{name}'"):
+                self.client.create_registered_model(name)
+            source = f"{self.client.get_run(self.run_id).info.artifact_uri}/{folder}"
+            version = self.client.create_model_version(name, source, self.run_id, tags=tags)
+            number, versions = version.version, versions | {version.version: version}
+        scores = {other: float(one.tags[BEST_SCORE]) for other, one in versions.items() if BEST_SCORE in one.tags}
+        if scores:
+            best = max(scores, key=lambda other: (scores[other], int(other)))
+            self.client.set_registered_model_alias(name, BEST, best)
+        return f"models:/{name}/{number}"
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
@@ -121,6 +136,15 @@ class Tracker:
     def end(self, status: str) -> None:
         """Close the run as FINISHED, FAILED or KILLED."""
         self.client.set_terminated(self.run_id, status)
+
+
+def git_commit() -> str:
+    """The commit of the folder that this process works in; empty where there is none."""
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=GIT_S)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:

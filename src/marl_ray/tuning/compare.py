@@ -52,12 +52,14 @@ def curve_of(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: 
             taken = row["exploits"]
             for window in windows.values():
                 window.clear()
+        reported = False
         for seed, window in windows.items():
             value = row.get(f"seed-{seed}/{metric.name}", math.nan)
             if math.isfinite(value):
                 window.append(value)
-        if not all(windows.values()):
-            continue
+                reported = True
+        if not reported or not all(windows.values()):
+            continue  # between evaluations nothing is known
         while points and points[-1][0] >= row["steps"]:
             points.pop()
         points.append((row["steps"], [float(np.mean(window)) for window in windows.values()]))

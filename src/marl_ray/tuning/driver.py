@@ -11,16 +11,18 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.training.driver import check_run
+from marl_ray.training.interruption import answering
 from marl_ray.tuning.capacity import Need, need_of, resources_of, slots
+from marl_ray.tuning.event_files import EventFiles
 from marl_ray.tuning.folder import Folder, absolute, trial_folder
 from marl_ray.tuning.plan import Plan
 from marl_ray.tuning.progress import Progress
@@ -33,7 +35,6 @@ from marl_ray.tuning.results import (
     identity_of,
     load_records,
     middle_seed,
-    named,
     ranked,
     save_records,
     shown,
@@ -42,7 +43,7 @@ from marl_ray.tuning.results import (
 from marl_ray.tuning.schedulers import Exploit
 from marl_ray.tuning.spaces import check_space
 from marl_ray.tuning.track import SweepTracker
-from marl_ray.tuning.trials import Leg, read_state, trial, write_state
+from marl_ray.tuning.trials import Leg, named_trial, read_state, write_state
 
 LOST_RETRIES = 3
 """How often a leg is taken up again after its process was lost."""
@@ -67,14 +68,17 @@ def check_sweep(config: SweepConfig) -> None:
     check_space(config)
     first = SEARCHES[config.search.kind](config).ask(0)
     assert first is not None
+    _claim(config, Folder(config.storage, config.name))
     check_run(config.run_config(first, config.name, config.seeds[0]))
 
 
-def run_sweep(config: SweepConfig, retry: bool = False) -> SweepOutcome:
-    """Run, or go on with, a sweep on the Ray that this process is connected to.
+def run_sweep(
+    config: SweepConfig, retry: bool = False, cluster: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> SweepOutcome:
+    """Run, or go on with, a sweep on the Ray that this process is connected to, or that `cluster` makes.
 
-    `retry` takes up failed and lost trials again. Raises MarlRayError if nothing can run at all; a trial that fails is
-    noted in the records, and the others go on.
+    `cluster` is not asked for where nothing is left to train. `retry` takes up failed and lost trials again. Raises
+    MarlRayError if nothing can run at all; a trial that fails is noted in the records, and the others go on.
     """
     folder = Folder(config.storage, config.name)
     records = _claim(config, folder)
@@ -83,9 +87,12 @@ def run_sweep(config: SweepConfig, retry: bool = False) -> SweepOutcome:
             if record.status in FAILED:
                 record.state, record.status, record.error = "running", "", ""
     sweep = _Sweep(config, folder, records)
+    shield = ExitStack()
     try:
+        shield.enter_context(answering(sweep.interrupted))
         if sweep.plan.left():
-            with sweep.progress:
+            # Ray puts handlers of its own over ours when it starts.
+            with cluster(), answering(sweep.interrupted), sweep.progress:
                 sweep.run()
         sweep.finish()
     except Exception as error:
@@ -95,7 +102,8 @@ def run_sweep(config: SweepConfig, retry: bool = False) -> SweepOutcome:
         records.status, records.error = "cut", "interrupted; the same command goes on with it"
         raise
     finally:
-        sweep.close()
+        with shield:
+            sweep.close()
     return SweepOutcome(config.name, folder.uri, records, sweep.report)
 
 
@@ -128,6 +136,7 @@ class _Sweep:
         self.progress = Progress(config, records)
         self.plan = Plan(config, records, self.exploit, self.refuse, self.changed)
         self.tracker = SweepTracker(config, records)
+        self.events = EventFiles(folder, self.warn)
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles its callbacks into a file that nobody reads."""
@@ -135,7 +144,6 @@ class _Sweep:
 
     def run(self) -> None:
         import ray.tune
-        from ray.tune.logger import TBXLoggerCallback
 
         from marl_ray.tuning.tune import Searcher, Watch, stopper
 
@@ -143,7 +151,7 @@ class _Sweep:
         need = self._biggest_need() if first is None else self._need(first)
         concurrent = min(slots(need), self.config.max_concurrent or sys.maxsize)
         settings = {
-            "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # TensorBoard's is given below
+            "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # ours writes into the sweep's folder
             "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C leaves at once; the same command goes on
             "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # Tune's own pickled state is never read
             "RAY_AIR_NEW_OUTPUT": "0",
@@ -155,7 +163,7 @@ class _Sweep:
         scratch = tempfile.mkdtemp(prefix="marl-ray-tune-")
         try:
             tuner = ray.tune.Tuner(
-                ray.tune.with_resources(trial, resources_of),
+                ray.tune.with_resources(named_trial(self.config.name), resources_of),
                 tune_config=ray.tune.TuneConfig(
                     search_alg=Searcher(self),
                     num_samples=-1,
@@ -168,7 +176,7 @@ class _Sweep:
                     name=self.config.name,
                     storage_path=scratch,
                     failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
-                    callbacks=[Watch(self), TBXLoggerCallback()],
+                    callbacks=[Watch(self)],
                     stop=stopper(self.plan),
                     verbose=0,
                 ),
@@ -180,16 +188,7 @@ class _Sweep:
                     os.environ.pop(key, None)
                 else:
                     os.environ[key] = value
-            self._keep_event_files(Path(scratch))
-
-    def _keep_event_files(self, scratch: Path) -> None:
-        """TensorBoard's files of every leg, under the sweep's folder; the rest of Tune's is of no use to anyone."""
-        try:
-            for path in scratch.rglob("events.out.tfevents.*"):
-                self.folder.upload_file(path, f"tensorboard/{path.parent.name}/{path.name}")
-        except OSError as error:
-            self.warn(f"TensorBoard's files are not kept: {one_line(error)}")
-        shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def _biggest_need(self) -> Need:
         """Of the configurations that a grid has, the one that occupies most; of another search, the first."""
@@ -246,6 +245,7 @@ class _Sweep:
             need.nested,
             need.use_gpu,
             need.cpus,
+            self.tracker.parent.uri,
         )
 
     def exploit(self, recipient: Record, donor: Record, what: Exploit, at: int) -> None:
@@ -329,4 +329,13 @@ class _Sweep:
             self.tracker.report(self.folder.read(REPORT))
         except Exception as error:  # a page is no reason to lose a sweep
             self.warn(f"no report: {named(error)}; `marl-ray report {self.folder.uri}` makes one later")
+        self.events.close()
         self.tracker.close(self.records.status)
+
+    def interrupted(self) -> None:
+        """Say at once what is kept."""
+        ended = sum(record.state == "ended" for record in self.records.trials)
+        kept = (
+            f"{ended} of {len(self.records.trials)} trials have ended, the others' checkpoints are in {self.folder.uri}"
+        )
+        self.warn(f"interrupted; {kept}; the same command goes on with them")

@@ -54,6 +54,8 @@ class Chart:
     values: tuple[Tick, ...]
     lines: tuple[Line, ...]
     """Those that are drawn last, and so on top, come last."""
+    levels: tuple[Tick, ...] = ()
+    """Straight lines across: budgets."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +130,15 @@ def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int =
     return found
 
 
-def curve_chart(curves: Mapping[str, Stroke], width: float, height: float) -> Chart | None:
-    """The best first; None without any."""
+def curve_chart(
+    curves: Mapping[str, Stroke], width: float, height: float, levels: Sequence[float] = ()
+) -> Chart | None:
+    """The best first; None without any. `levels` are values to draw across."""
     if not curves:
         return None
     low, high = padded(
-        min(float(c.low.min()) for c in curves.values()), max(float(c.high.max()) for c in curves.values())
+        min(*(float(c.low.min()) for c in curves.values()), *levels, math.inf),
+        max(*(float(c.high.max()) for c in curves.values()), *levels, -math.inf),
     )
     first, last = 0.0, max(float(curve.steps[-1]) for curve in curves.values())
     values = ticks(low, high, int(height // 56))
@@ -164,6 +169,7 @@ def curve_chart(curves: Mapping[str, Stroke], width: float, height: float) -> Ch
         steps=tuple(Tick(x(at), number(at)) for at in ticks(first, last, int((right - left) // 90))),
         values=tuple(Tick(y(value), label) for value, label in zip(values, labels, strict=True)),
         lines=tuple(line(name, curve) for name, curve in reversed(list(curves.items()))),
+        levels=tuple(Tick(y(level), number(level)) for level in levels),
     )
 
 

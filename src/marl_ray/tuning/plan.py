@@ -138,7 +138,7 @@ class Plan:
             if values is None:
                 self.exhausted = True
                 return None
-            record = Record(number, values)
+            record = Record(number, values, unread=self.config.unread(values))
             self.records.trials.append(record)
             try:
                 reason = self.refuse(values)

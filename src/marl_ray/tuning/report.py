@@ -16,9 +16,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from marl_ray import __version__
 from marl_ray.config import parse_config
-from marl_ray.config.sweep import SweepConfig
+from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.serving.ui import stylesheet
 from marl_ray.tuning.compare import LEAST_TRIALS, Curve, curve_of, differ, end_of, importances, improvement
+from marl_ray.tuning.costs import budgets_of, cost_cells, seed_summary, share_cells
 from marl_ray.tuning.figures import COLOURED, curve_chart, number, parallel, spans, strokes
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.results import FAILED, RECORDS, REPORT, Record, Records, ranked, shown, signed, why
@@ -26,6 +27,8 @@ from marl_ray.tuning.results import FAILED, RECORDS, REPORT, Record, Records, ra
 WINNER = "winner.yaml"
 COMPARED = 10
 """Trials that are compared with each other, the best."""
+AllRows = Mapping[int, Sequence[Mapping[str, float]]]
+"""Trial -> its rows."""
 _PAGES = Path(__file__).with_name("pages")
 _SIZES = (("wide", 1180.0, 420.0), ("narrow", 360.0, 300.0))
 """The window's width decides which chart shows: text must not shrink with it."""
@@ -56,10 +59,11 @@ def report_page(folder: Folder, records: Records) -> bytes:
     config = parse_config(SweepConfig, records.config, source=f"{folder.uri}/{RECORDS}")
     order = ranked(records, config.metric)
     order.sort(key=lambda record: record.number != records.winner)
+    rows = {record.number: _rows(folder, record) for record in records.trials}
     curves = {
         r.number: found
         for r in order
-        if (found := curve_of(_rows(folder, r), config.seeds, config.metric[0])) is not None
+        if (found := curve_of(rows[r.number], config.seeds, config.metric[0])) is not None
     }
     best = [record for record in order if record.number in curves]
     colours = {record.number: f"c{place + 1}" for place, record in enumerate(best[:COLOURED])}
@@ -75,11 +79,13 @@ def report_page(folder: Folder, records: Records) -> bytes:
         metric=config.metric[0],
         facts=_facts(config, records),
         failed=[(_name(r), r.status, why(r, records)) for r in records.trials if r.status in FAILED],
-        winner=None if winner is None else _winner(folder, config, records, winner),
+        winner=None if winner is None else _winner(folder, config, records, winner, rows),
         charts=[(size, curve_chart(drawn, width, height)) for size, width, height in _SIZES],
+        cost_charts=_cost_charts(config, best, rows),
+        budgets=_budgets(records),
         legend=[(colours[r.number], _name(r), shown(r.values)) for r in best[:COLOURED]],
         others=len(best) - len(colours),
-        trials=_trials(config, records, order, curves, colours),
+        trials=_trials(config, records, order, curves, colours, rows),
         metrics=[metric.name for metric in config.metric],
         matrix=_matrix(config, best[:COMPARED], curves, colours),
         compared=COMPARED,
@@ -155,7 +161,25 @@ def _facts(config: SweepConfig, records: Records) -> list[tuple[str, str]]:
     ]
 
 
-def _winner(folder: Folder, config: SweepConfig, records: Records, winner: Record) -> dict[str, Any]:
+def _budgets(records: Records) -> int:
+    """How many budgets a trial has, at most."""
+    return max((len(budgets_of(record.configs)) for record in records.trials), default=0)
+
+
+def _cost_charts(config: SweepConfig, best: Sequence[Record], rows: AllRows) -> list[dict[str, Any]]:
+    """Of each budget, the trials' mean costs of an episode over their steps."""
+    found = []
+    for k in range(max((len(budgets_of(record.configs)) for record in best), default=0)):
+        metric = MetricConfig(name=f"eval/episode_cost_{k}", mode="min")
+        costs = {_name(r): (c, ()) for r in best if (c := curve_of(rows[r.number], config.seeds, metric)) is not None}
+        budgets = sorted({own[k] for record in best if len(own := budgets_of(record.configs)) > k})
+        drawn = strokes(costs) if len(costs) == len(best) else {}  # else the colours would be others
+        charts = [(size, curve_chart(drawn, width, height, budgets)) for size, width, height in _SIZES]
+        found.append({"name": metric.name, "budgets": budgets, "charts": charts})
+    return found
+
+
+def _winner(folder: Folder, config: SweepConfig, records: Records, winner: Record, rows: AllRows) -> dict[str, Any]:
     where = folder.uri if "://" in folder.uri else shlex.quote(folder.uri)
     found = winner_config(records)
     return {
@@ -163,6 +187,7 @@ def _winner(folder: Folder, config: SweepConfig, records: Records, winner: Recor
         "values": shown(winner.values),
         "scores": [(m.name, v) for m, v in zip(config.metric, winner.objectives or [], strict=False)],
         "seed": records.winner_seed,
+        "summary": [] if found is None else seed_summary(rows[winner.number], found),
         "model": records.winner_model,
         "yaml": "" if found is None else yaml.safe_dump(found, sort_keys=False),
         "train": f"marl-ray train {where}/{WINNER}",
@@ -179,6 +204,7 @@ def _trials(
     order: Sequence[Record],
     curves: Mapping[int, Curve],
     colours: Mapping[int, str],
+    rows: AllRows,
 ) -> list[dict[str, Any]]:
     """Rows of the table: those with a result, the best first; then the others."""
     ends = {number: end_of(curve) for number, curve in curves.items()}
@@ -189,6 +215,7 @@ def _trials(
         {
             "name": _name(record),
             "values": shown(record.values) or "as given",
+            "unread": ", ".join(key.removeprefix("hyper.") for key in record.unread),
             "colour": colours.get(record.number, "other"),
             "status": record.status or record.state,
             "why": why(record, records),
@@ -197,6 +224,8 @@ def _trials(
             "scores": record.objectives if record in order else None,
             "end": ends.get(record.number),
             "span": places.get(record.number),
+            "costs": cost_cells(rows[record.number], config.seeds, budgets_of(record.configs)),
+            "shares": share_cells(rows[record.number], config.seeds),
             "exploits": [f"{exploit['donor']:04d}" for exploit in record.exploits],
             "steps": record.steps,
             "played": record.played,

@@ -49,6 +49,8 @@ class Record:
     gpus: float = 0.0
     configs: list[dict[str, Any]] = field(default_factory=list)
     """The run config of each seed, as given; `marl-ray train` takes one as a file."""
+    unread: list[str] = field(default_factory=list)
+    """Hyper-parameters of the sweep that it was not given, because its algorithms do not read them."""
     mlflow_run_id: str = ""
 
     def standing(self) -> Standing:
@@ -193,12 +195,6 @@ def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metri
         last |= {seed: row[f"seed-{seed}/{metric.name}"] for seed in seeds if f"seed-{seed}/{metric.name}" in row}
     ranked = sorted(seeds, key=lambda seed: last.get(seed, -math.inf) * (1 if metric.mode == "max" else -1))
     return ranked[(len(ranked) - 1) // 2]
-
-
-def named(error: BaseException) -> str:
-    """An error in a line: our own in its own words, others with their kind."""
-    text, kind = one_line(error), type(error).__name__
-    return text if isinstance(error, MarlRayError) or text.startswith(kind) else f"{kind}: {text}"
 
 
 def shown(values: Mapping[str, Any]) -> str:

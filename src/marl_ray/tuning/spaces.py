@@ -6,7 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from marl_ray.config import AlgorithmConfig
 from marl_ray.config.sweep import DimensionConfig, SweepConfig, applies, combinations, corners, order
+from marl_ray.errors import MarlRayError
 
 Values = dict[str, Any]
 """Dotted key -> value, of one configuration."""
@@ -29,24 +31,37 @@ class Search(Protocol):
 def check_space(config: SweepConfig) -> None:
     """Prove that the space holds nothing but valid run configs; raises MarlRayError naming the first that is not.
 
-    A grid is checked in whole; ranges at their ends, and with random draws.
+    A grid is checked in whole; ranges at their ends, and with random draws. A hyper-parameter that no algorithm of the
+    sweep reads is refused too.
     """
     found = combinations(config) if config.search.kind == "grid" else corners(config)
     if config.search.kind != "grid":
         found += [draw(config, number) for number in range(CHECKED)]
     for values in found:
-        config.run_config(values, config.name, config.seeds[0])
+        run = config.run_config(values, config.name, config.seeds[0])
+        for metric in config.metric:
+            if metric.name.startswith("eval/") and not run.evaluates:
+                raise MarlRayError(
+                    f"metric: {metric.name} needs evaluations, and the run has none; set run.evaluation.every, "
+                    "or give another metric, such as return"
+                )
+    unread = [config.unread(values) for values in found]
+    for key in unread[0]:
+        if all(key in keys for keys in unread):
+            known = key.rpartition(".")[2] in AlgorithmConfig.model_fields
+            problem = f"{key}: no algorithm of this sweep reads it" if known else f"unknown key {key!r}"
+            raise MarlRayError(f"sweep {config.name!r}: {problem}")
 
 
 def draw(config: SweepConfig, number: int, fixed: Mapping[str, Any] | None = None) -> Values:
     """The random configuration with this number, a function of `search.seed` and the number alone; `fixed` values stay."""
     rng = np.random.default_rng((config.search.seed, number))
-    base, given = config.base, fixed or {}
+    given = fixed or {}
     values: Values = {}
     for key in order(config.space):
         dimension = config.space[key]
         value = draw_value(dimension, rng)  # also where it does not apply, so that the other keys stay as they are
-        if applies(dimension, values, base):
+        if applies(config, key, values):
             values[key] = given.get(key, value)
     return values
 
@@ -120,11 +135,10 @@ class TpeSearch:
 
     def ask(self, number: int) -> Values | None:
         trial = self.study.ask()
-        base = self.config.base
         values: Values = {}
         for key in order(self.config.space):
             dimension = self.config.space[key]
-            if applies(dimension, values, base):
+            if applies(self.config, key, values):
                 values[key] = self._suggest(trial, key, dimension)
         self.open[number] = trial
         return values

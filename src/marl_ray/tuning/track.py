@@ -4,6 +4,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
 from marl_ray.training.tracking import Tracker
-from marl_ray.tuning.results import Record, Records
+from marl_ray.tuning.results import Record, Records, signed
 
 FLUSH_S = 5.0
 """Least time between two sendings of a trial's rows."""
@@ -62,7 +63,9 @@ class SweepTracker:
         from marl_ray.policies.bundle import load_bundle
 
         found: list[str] = []
-        self._try(lambda: found.append(self.parent.register(bundle, load_bundle(bundle).digest)))
+        scores = signed(self.config.metric, record.objectives)
+        score = None if scores is None else scores[0]
+        self._try(lambda: found.append(self.parent.register(bundle, load_bundle(bundle).digest, score)))
         self._try(lambda: self.parent.tag({"winner": f"{record.number:04d}"}))
         return found[0] if found else ""
 
@@ -76,6 +79,9 @@ class SweepTracker:
     def close(self, status: str) -> None:
         for number in list(self.waiting):
             self.flush(number)
+        for number, child in self.children.items():
+            if self.records.trials[number].state != "ended":
+                self._try(partial(child.end, "KILLED"))  # the same command takes it up again
         self._try(lambda: self.parent.end(PARENT_ENDINGS.get(status, "KILLED")))
         if self.problem:
             print(f"{self.config.name}: not all is in MLflow: {self.problem}", file=sys.stderr)
@@ -89,6 +95,8 @@ class SweepTracker:
             made: list[Tracker] = []
             if not self._try(lambda: made.append(Tracker(config, record.mlflow_run_id or None, tags))):
                 return None
+            if record.mlflow_run_id:
+                self._try(made[0].reopen)
             record.mlflow_run_id = made[0].run_id
             self.children[record.number] = made[0]
         return self.children[record.number]

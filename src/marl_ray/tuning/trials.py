@@ -10,6 +10,7 @@ import os
 import queue as queues
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,9 +20,10 @@ import torch
 
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.config.tracking import TRACKING_URI
+from marl_ray.errors import MarlRayError, named
+from marl_ray.training.names import metrics_queue, named_workers
 from marl_ray.tuning.folder import Folder, trial_folder
-from marl_ray.tuning.results import named
 from marl_ray.tuning.unit import Unit, never_reported, run_leg
 
 REPORT_S = 0.5
@@ -30,6 +32,7 @@ QUEUE_GET_S = 0.5
 GROUP_START_S = 300
 """How long a worker group may take to start."""
 STATE = "trial.json"
+ERROR = "error.txt"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Leg:
     use_gpu: bool
     cpus: float
     """Per worker."""
+    tracking_uri: str
+    """Where bundles of the registry are looked up."""
 
     @property
     def name(self) -> str:
@@ -95,12 +100,24 @@ def trial(config: dict[str, Any]) -> None:
     try:
         outcome = run(leg, sender.add)
     except Exception as error:  # whatever the algorithm, the environment or the storage raise, the other trials go on
-        outcome = {"status": "failed", "error": named(error)}
+        outcome = {"status": "failed", "error": named(error) + _traceback_file(leg, error)}
     sender.flush({"outcome": outcome | _counts(leg)})
+
+
+def named_trial(sweep: str) -> Callable[[dict[str, Any]], None]:
+    """`trial` under the sweep's name, which the Ray dashboard shows. Processes serve one trial after another, so that no
+    trial's own name would stay true."""
+
+    def named(config: dict[str, Any]) -> None:
+        trial(config)
+
+    named.__name__ = f"{sweep}-trial"
+    return named
 
 
 def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:
     """Run a leg; its outcome."""
+    os.environ[TRACKING_URI] = leg.tracking_uri
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
     book = _Book(folder, configs[0].checkpoint.keep, [config.seed for config in configs], emit)
@@ -181,7 +198,7 @@ def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
     from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
-    from ray.util.queue import Empty, Queue
+    from ray.util.queue import Empty
 
     from marl_ray.training.driver import cause, poll_often
 
@@ -189,7 +206,8 @@ def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
     poll_often()
     need = configs[0].resources
-    queue = Queue(actor_options={"num_cpus": 0})
+    name = f"{leg.sweep}-{leg.number:04d}"
+    queue = metrics_queue(name)
     payload = asdict(leg) | {"queue": queue, "start": book.start, "foreign": book.state.foreign}
     trainer = TorchTrainer(
         worker,
@@ -201,7 +219,10 @@ def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
             resources_per_worker={"CPU": need.cpus_per_worker} | ({"GPU": 1} if leg.use_gpu else {}),
         ),
         run_config=RayRunConfig(
-            name=book.place, storage_path=book.folder.uri, failure_config=FailureConfig(max_failures=need.max_failures)
+            name=book.place,
+            storage_path=book.folder.uri,
+            failure_config=FailureConfig(max_failures=need.max_failures),
+            callbacks=[named_workers(name)],
         ),
     )
     ended: list[Any] = []
@@ -255,6 +276,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.training.collectives import gather, world
 
     leg = Leg(**{key: payload[key] for key in Leg.__dataclass_fields__})
+    os.environ[TRACKING_URI] = leg.tracking_uri
     queue, (rank, _) = payload["queue"], world()
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
@@ -285,6 +307,19 @@ def worker(payload: dict[Any, Any]) -> Any:
     except MarlRayError as error:  # all workers meet it together, and would again after every restart
         return {"failed": str(error)}
     return {"objectives": unit.objectives(), "done": unit.done}
+
+
+def _traceback_file(leg: Leg, error: Exception) -> str:
+    """Leave the traceback in the trial's folder; where it is, in words. Our own errors say all there is to say."""
+    if isinstance(error, MarlRayError) and error.__cause__ is None:
+        return ""
+    try:
+        trial_folder(leg.storage, leg.sweep, leg.number).write(
+            ERROR, "".join(traceback.format_exception(error)).encode()
+        )
+    except (OSError, MarlRayError):
+        return ""
+    return f" (traceback in trials/{leg.number:04d}/{ERROR})"
 
 
 class _Sender:

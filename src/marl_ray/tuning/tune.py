@@ -39,6 +39,7 @@ class Searcher(TuneSearcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         leg = self.legs.pop(trial_id)
+        self.sweep.events.end(leg.name)
         text = (result or {}).get("outcome")
         outcome = json.loads(text) if text else None
         self.sweep.tracker.flush(leg.number)
@@ -68,6 +69,7 @@ class Watch(ray.tune.Callback):
             if all(value is not None for value in found):
                 record.objectives = found
             self.sweep.tracker.log(record, rows)
+            self.sweep.events.log(Leg(**trial.config["leg"]).name, rows)
             self.sweep.progress.show()
 
     def get_state(self) -> None:

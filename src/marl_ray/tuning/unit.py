@@ -24,6 +24,8 @@ from marl_ray.training.loop import UNKNOWN, Metrics, Run
 
 LATER = ("return", "episode_", "within_budget", "score", "eval/", "best/")
 """Metrics that are missing until training episodes are released, or until the next evaluation."""
+EVALUATED = ("eval/", "best/")
+"""Metrics that rows have of every seed, beside those that the sweep is judged by."""
 
 
 class Unit:
@@ -56,10 +58,6 @@ class Unit:
         self.every = configs[0].checkpoint.every
         self.fresh = resume_from is None
         """Whether no seed has played yet."""
-        self.shown = [metric.name for metric in metrics]
-        """Metrics that rows have of every seed."""
-        budgets = enumerate(configs[0].budgets)
-        self.shown += [name for k, _ in budgets if (name := f"eval/episode_cost_{k}") not in self.shown]
 
     @property
     def done(self) -> bool:
@@ -123,8 +121,10 @@ class Unit:
         shared = set.intersection(*(set(row) for row in rows.values()))
         whole: Metrics = {key: iqm(np.array([row[key] for row in rows.values()])) for key in sorted(shared)}
         whole |= {"iteration": self.iteration, "steps": self.steps, "played": self.played}
-        for name in self.shown:
-            whole |= {f"seed-{seed}/{name}": row[name] for seed, row in rows.items() if name in row}
+        names = {metric.name for metric in self.metrics}
+        for seed, row in rows.items():
+            shown = {key: value for key, value in row.items() if key in names or key.startswith(EVALUATED)}
+            whole |= {f"seed-{seed}/{key}": value for key, value in shown.items()}
         objectives = self.objectives()
         if objectives is not None:
             whole |= {f"objective/{m.name}": value for m, value in zip(self.metrics, objectives, strict=True)}

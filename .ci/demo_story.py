@@ -1,0 +1,37 @@
+"""Says by its exit status whether the demo told its story: python .ci/demo_story.py OUTPUT_OF_THE_DEMO"""
+
+import re
+import sys
+from pathlib import Path
+
+import psutil
+
+STORY = [
+    r"experiment gridworld: promoted",
+    r"│ ippo +│ +0\.9\d\d",
+    r"│ mappo +│ +0\.9\d\d",
+    r"promote mappo +by gateway: the promotion bound holds",
+    r"experiment gridworld-2: rolled_back",
+    r"│ candidate +│.*│ +worse +│",
+    r"rollback candidate +by gateway: harm proven by outcome",
+]
+"""What must be told, in this order."""
+
+
+def main(path: str) -> str:
+    """What is wrong; empty if nothing is."""
+    text, at = Path(path).read_text(), 0
+    for line in STORY:
+        found = re.compile(line).search(text, at)
+        if found is None:
+            return f"{path}: expected {line!r}"
+        at = found.end()
+    (curves,) = re.findall(r"^curves +(\S+)$", text, re.M)
+    if Path(curves).stat().st_size < 10_000:
+        return f"{curves}: expected a drawing of the learning curves"
+    folder = str(Path(curves).parent)
+    left = [p.pid for p in psutil.process_iter(["cmdline"]) if folder in " ".join(p.info["cmdline"] or [])]
+    return f"processes {left} of the demo are still running" if left else ""
+
+
+sys.exit(main(sys.argv[1]) or 0)

@@ -1,0 +1,25 @@
+"""Where MLflow is: the one default that every command and service shares."""
+
+import os
+from pathlib import Path
+
+from marl_ray.errors import MarlRayError
+
+TRACKING_URI = "MLFLOW_TRACKING_URI"
+"""MLflow's own environment variable."""
+
+
+def tracking_uri(given: str | None = None, storage: str = "runs") -> str:
+    """The tracking URI: the given one, else that of MLFLOW_TRACKING_URI, else `mlflow.db` in the storage folder.
+
+    Raises MarlRayError for remote storage, where there is no such file.
+    """
+    found = given or os.environ.get(TRACKING_URI)
+    if found:
+        return found
+    if "://" in storage:
+        raise MarlRayError(
+            f"tracking.uri: expected a tracking URI here or in {TRACKING_URI}, because storage {storage!r} is not a "
+            "local folder"
+        )
+    return f"sqlite:///{Path(storage).resolve() / 'mlflow.db'}"

@@ -1,0 +1,29 @@
+"""The suite on one algorithm: a line for every property."""
+
+from collections.abc import Callable
+
+import torch
+
+from marl_ray.conformance.properties import PROPERTIES
+from marl_ray.errors import one_line
+from marl_ray.training.alone import process_group
+
+
+def check_algorithm(algorithm: str, tell: Callable[[str], None]) -> bool:
+    """Tell of every property whether it holds, or what differs by how much; True if all hold.
+
+    Whatever the algorithm's own functions raise is a difference, too.
+    """
+    torch.set_num_threads(1)
+    own = [each for each in PROPERTIES if each.applies(algorithm)]
+    width = max(len(each.name) for each in own)
+    whole = True
+    with process_group():
+        for each in own:
+            try:
+                found = each.differs(algorithm)
+            except Exception as error:
+                found = f"{type(error).__name__}: {one_line(error)}"
+            whole &= found is None
+            tell(f"{each.name:<{width}}  {found or f'passed: {each.text}'}")
+    return whole

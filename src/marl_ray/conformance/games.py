@@ -1,0 +1,194 @@
+"""Tiny games whose every path can be listed: PettingZoo environments of two steps and two actions."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+from marl_ray.envs.text import TextEnv
+
+LENGTH = 2
+"""Steps of an episode."""
+STATES = 5
+"""0 at the start; 1 and 2 after one step, 3 and 4 after two, by what the agents did."""
+SIGNALS = 2
+POLICIES = ("first", "second")
+MOST = 5
+"""Agents that decide at once; one more would double the paths."""
+FORCED = np.array([True, False])
+"""What an agent may do that has no choice."""
+
+
+class Moved(NamedTuple):
+    """What one step of all agents brings."""
+
+    state: int
+    reward: float
+    """Of every agent."""
+    costs: tuple[float, float]
+    """Of the whole team, by signal."""
+    over: bool
+
+
+class Step(NamedTuple):
+    """One step of a path."""
+
+    state: int
+    actions: tuple[int, ...]
+    """Of every agent; a forced one is 0."""
+    moved: Moved
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A game: `agents` agents of each of `policies` policies, all with the team's reward.
+
+    At the first step every agent decides but a sixth one, at the second the first agent alone; other moves are forced.
+    """
+
+    policies: int = 1
+    agents: int = 1
+    ends: bool = True
+    """The episode terminates; otherwise it is truncated."""
+    early: bool = False
+    """It terminates after one step where the first agent plays 1."""
+    rewarded: bool = True
+    priced: bool = True
+
+    @property
+    def count(self) -> int:
+        return self.policies * self.agents
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{policy}_{k}" for policy in POLICIES[: self.policies] for k in range(self.agents)]
+
+    def decides(self, agent: int, time: int) -> bool:
+        """Whether the agent has a choice at this step."""
+        return agent < MOST if time == 0 else agent == 0
+
+    def decisions(self, time: int) -> list[int]:
+        """Agents that have a choice at this step."""
+        return [agent for agent in range(self.count) if self.decides(agent, time)]
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - rules are few and small
+    def move(self, state: int, actions: tuple[int, ...]) -> Moved:
+        """The rules: reward and costs grow with the share of agents that play 1, and with what they play together."""
+        time, bit = (0, 0) if state == 0 else (1, state - 1)
+        deciding = self.decisions(time)
+        weights = [1 + agent for agent in deciding]
+        share = sum(w * actions[agent] for w, agent in zip(weights, deciding, strict=True)) / sum(weights)
+        first, last = actions[deciding[0]], actions[deciding[-1]]
+        reward = (0.4 * share + 0.5 * bit * (1 - share) + 0.1 * first * last) / LENGTH
+        costs = (share * (1 + bit) + 0.5 * first * (2 - last), 0.2 + (1 - share) * (2 - bit))
+        over = time + 1 == LENGTH or (self.early and actions[0] == 1)
+        return Moved(
+            2 * time + 1 + (2 * sum(actions) > len(deciding)),
+            reward if self.rewarded else 0.0,
+            costs if self.priced else (0.0, 0.0),
+            over,
+        )
+
+    def paths(self, most: int = LENGTH) -> Iterator[list[Step]]:
+        """Every path of at most `most` steps from the start."""
+        yield from self._onward(0, most)
+
+    def _onward(self, state: int, most: int) -> Iterator[list[Step]]:
+        time = 0 if state == 0 else 1
+        for step in self.steps(state):
+            if step.moved.over or time + 1 == most:
+                yield [step]
+            else:
+                yield from ([step, *rest] for rest in self._onward(step.moved.state, most))
+
+    def steps(self, state: int) -> Iterator[Step]:
+        """Every joint move in a state."""
+        deciding = self.decisions(0 if state == 0 else 1)
+        for chosen in itertools.product((0, 1), repeat=len(deciding)):
+            actions = [0] * self.count
+            for agent, action in zip(deciding, chosen, strict=True):
+                actions[agent] = action
+            yield Step(state, tuple(actions), self.move(state, tuple(actions)))
+
+
+class TinyGame(ParallelEnv):
+    """The game as an environment. An agent sees the state and its number among the agents of its policy."""
+
+    metadata = {"name": "tiny_game", "render_modes": []}
+
+    def __init__(self, **rules: Any):
+        self.rules = Rules(**rules)
+        self.possible_agents = self.rules.names
+        self.agents: list[str] = []
+        self.state_number = 0
+        self._observation_space = spaces.MultiDiscrete([STATES, self.rules.agents])
+        self._action_space = spaces.Discrete(2)
+        self._rows = _observations(self.rules)
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self._observation_space
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self._action_space
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.state_number, self.agents = 0, list(self.possible_agents)
+        return self._seen(), self._infos()
+
+    def step(self, actions: dict[str, int]) -> Any:
+        moved = self.rules.move(self.state_number, tuple(int(actions[name]) for name in self.possible_agents))
+        ended = moved.over and (self.rules.ends or self.state_number == 0)
+        self.state_number = moved.state
+        names = self.possible_agents
+        infos = self._infos()
+        weight = sum(range(1, len(names) + 1))
+        if self.rules.priced:
+            for number, name in enumerate(names):  # a budget is the team's, whoever pays
+                infos[name]["cost"] = [cost * (number + 1) / weight for cost in moved.costs]
+        if moved.over:
+            self.agents = []
+        return (
+            self._seen(),
+            dict.fromkeys(names, moved.reward),
+            dict.fromkeys(names, ended),
+            dict.fromkeys(names, moved.over and not ended),
+            infos,
+        )
+
+    def _seen(self) -> dict[str, np.ndarray]:
+        return dict(zip(self.possible_agents, self._rows[self.state_number], strict=True))
+
+    def _infos(self) -> dict[str, dict[str, Any]]:
+        time = 0 if self.state_number == 0 else 1
+        return {
+            name: {} if self.rules.decides(number, time) else {"action_mask": FORCED}
+            for number, name in enumerate(self.possible_agents)
+        }
+
+
+@lru_cache(maxsize=64)
+def _observations(rules: Rules) -> list[list[np.ndarray]]:
+    """By state and agent."""
+    return [[np.array([state, number % rules.agents]) for number in range(rules.count)] for state in range(STATES)]
+
+
+class TinyTalk(TextEnv):
+    """Every agent answers the same prompt once; nothing is earned and nothing costs."""
+
+    def __init__(self, policies: int = 1, agents: int = 1, cost: Sequence[str] = ()):
+        super().__init__(Rules(policies, agents).names, cost=cost)
+
+    def begin(self) -> None:
+        self.left = list(self.possible_agents)
+        self.ask(self.left.pop(0), "?")
+
+    def act(self, agent: str, text: str) -> None:
+        if self.left:
+            self.ask(self.left.pop(0), "?")
+        else:
+            self.finish(False)

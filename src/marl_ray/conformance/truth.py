@@ -1,0 +1,124 @@
+"""What the tiny games are worth, path by path over Python floats: slow, obvious, and nothing in common with the learner.
+
+`Tables` hold the probabilities of every agent's two actions in every state. A triple is of the reward and of the two costs.
+An episode that is not over at the last step of a path goes on by what `after` says of its last state.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from marl_ray.conformance.games import LENGTH, SIGNALS, STATES, Rules, Step
+
+Tables = Sequence[Sequence[Sequence[float]]]
+"""By agent, state and action."""
+Triple = list[float]
+After = Mapping[int, Sequence[float]]
+KINDS = 1 + SIGNALS
+
+
+def nothing() -> After:
+    """Nothing follows."""
+    return dict.fromkeys(range(STATES), (0.0,) * KINDS)
+
+
+def ended(rules: Rules, path: Sequence[Step]) -> bool:
+    """Whether a path ends by the rules, so that nothing follows."""
+    last = path[-1]
+    return last.moved.over and (rules.ends or last.state == 0)
+
+
+def time_of(state: int) -> int:
+    """Steps before a state."""
+    return (state + 1) // 2
+
+
+def probability(rules: Rules, tables: Tables, path: Sequence[Step]) -> float:
+    """Of a path, forced moves being certain."""
+    product = 1.0
+    for step in path:
+        for agent in rules.decisions(time_of(step.state)):
+            product *= tables[agent][step.state][step.actions[agent]]
+    return product
+
+
+def worth(rules: Rules, path: Sequence[Step], after: After) -> Triple:
+    """Undiscounted sums along a path."""
+    sums = [0.0 if ended(rules, path) else after[path[-1].moved.state][k] for k in range(KINDS)]
+    for step in path:
+        for k, amount in enumerate((step.moved.reward, *step.moved.costs)):
+            sums[k] += amount
+    return sums
+
+
+def expected(rules: Rules, tables: Tables, after: After, most: int = LENGTH) -> Triple:
+    """J and J_c from the start over at most `most` steps."""
+    sums = [0.0] * KINDS
+    for path in rules.paths(most):
+        p, amounts = probability(rules, tables, path), worth(rules, path, after)
+        sums = [total + p * amount for total, amount in zip(sums, amounts, strict=True)]
+    return sums
+
+
+def values(rules: Rules, tables: Tables, after: After) -> After:
+    """What follows every state: the exact critics."""
+    found = {state: list(after[state]) for state in range(STATES)}
+    for state in reversed(range(2 * LENGTH - 1)):
+        sums = [0.0] * KINDS
+        for step in rules.steps(state):
+            p = probability(rules, tables, [step])
+            over = ended(rules, [step])
+            for k, amount in enumerate((step.moved.reward, *step.moved.costs)):
+                sums[k] += p * (amount + (0.0 if over else found[step.moved.state][k]))
+        found[state] = sums
+    return found
+
+
+def gradient(
+    rules: Rules,
+    tables: Tables,
+    kind: int,
+    after: After,
+    most: int = LENGTH,
+    weight: Callable[[int], float] = lambda decisions: 1.0,
+) -> list[list[Triple]]:
+    """dJ / d logit by agent, state and action, of softmax policies: sum over paths of p (R - J) grad log p.
+
+    `weight` is the weight that an algorithm gives to a decision of an agent that decided so often on the path. It makes the
+    subtracted J matter, and that is the mean that algorithms subtract.
+    """
+    mean = expected(rules, tables, after, most)[kind]
+    found = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
+    for path in rules.paths(most):
+        share = probability(rules, tables, path) * (worth(rules, path, after)[kind] - mean)
+        for agent in range(rules.count):
+            own = [step for step in path if rules.decides(agent, time_of(step.state))]
+            for step in own:
+                for action in (0, 1):
+                    score = (step.actions[agent] == action) - tables[agent][step.state][action]
+                    found[agent][step.state][action] += share * weight(len(own)) * score
+    return found
+
+
+def decisions(rules: Rules, tables: Tables, policy: int) -> float:
+    """Mean number of decisions that one policy makes in an episode."""
+    members = range(policy * rules.agents, (policy + 1) * rules.agents)
+    total = 0.0
+    for path in rules.paths():
+        made = sum(rules.decides(agent, time_of(step.state)) for step in path for agent in members)
+        total += probability(rules, tables, path) * made
+    return total
+
+
+def divergence_gradient(rules: Rules, tables: Tables, reference: Tables) -> list[list[Triple]]:
+    """d / d logit of the mean KL(policy || reference) of the decisions along the paths, states as visited now."""
+    found = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
+    for path in rules.paths():
+        p = probability(rules, tables, path)
+        for step in path:
+            for agent in rules.decisions(time_of(step.state)):
+                own, other = tables[agent][step.state], reference[agent][step.state]
+                ratios = [math.log(a / b) for a, b in zip(own, other, strict=True)]
+                divergence = sum(a * ratio for a, ratio in zip(own, ratios, strict=True))
+                for action in (0, 1):
+                    found[agent][step.state][action] += p * own[action] * (ratios[action] - divergence)
+    return found

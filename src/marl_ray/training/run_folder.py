@@ -1,0 +1,144 @@
+"""A run's folder, on any storage: what it was begun with, whether it may go on, and what it holds.
+
+NAME/run.json        what the run is, its MLflow run, and how it ended where it has
+NAME/checkpoint_*    Ray Train's folders, one per checkpoint
+NAME/errors/         the last traceback of each worker that failed
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from marl_ray.config import RunConfig, config_hash
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.training.tracking import flatten
+
+JOB_FOLDER = "working_dir_files"
+"""Ray unpacks a job's working directory under a folder of this name, and deletes it with the job."""
+MOST_NAMED = 4
+"""Differing keys that an error lists."""
+CHECKPOINTS = "checkpoint_manager_snapshot.json"
+"""Ray Train's list of the checkpoints that are complete."""
+
+
+def storage_of(config: RunConfig) -> str:
+    """The storage as a URI or an absolute path."""
+    return config.storage if "://" in config.storage else str(Path(config.storage).resolve())
+
+
+def filesystem_of(config: RunConfig) -> tuple[fs.FileSystem, str]:
+    """File system and path of the run's folder; raises MarlRayError."""
+    try:
+        filesystem, root = fs.FileSystem.from_uri(storage_of(config))
+    except (OSError, ValueError) as error:
+        raise _unwritable(config, error) from error
+    return filesystem, f"{root.rstrip('/')}/{config.name}"
+
+
+def check_folder(config: RunConfig) -> None:
+    """Prove that the run's folder can be written, and leave it as it was; raises MarlRayError."""
+    if "://" not in config.storage and not Path(config.storage).is_absolute() and JOB_FOLDER in Path.cwd().parts:
+        raise MarlRayError(
+            f"storage: {config.storage!r} is relative to the job's temporary folder; give an absolute path or a URI"
+        )
+    filesystem, folder = filesystem_of(config)
+    try:
+        existed = filesystem.get_file_info(folder).type != fs.FileType.NotFound
+        filesystem.create_dir(folder)
+        probe = f"{folder}/.write-test-{os.getpid()}"
+        write_json(filesystem, probe, {})
+        filesystem.delete_file(probe)
+        if not existed:
+            filesystem.delete_dir(folder)
+    except (OSError, ValueError) as error:
+        raise _unwritable(config, error) from error
+
+
+def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
+    return MarlRayError(f"storage: {config.storage!r} cannot be written: {one_line(error)}")
+
+
+def write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
+    with filesystem.open_output_stream(path) as stream:
+        stream.write(json.dumps(data, indent=1).encode())
+
+
+def _read_json(filesystem: fs.FileSystem, path: str) -> Any:
+    """None where there is no such file."""
+    if filesystem.get_file_info(path).type == fs.FileType.NotFound:
+        return None
+    with filesystem.open_input_stream(path) as stream:
+        return json.loads(stream.read())
+
+
+def record_of(config: RunConfig) -> dict[str, Any]:
+    """The run's record: the one in its folder, or a new one that is not written yet. Raises MarlRayError if it is
+    another run's, or cannot be read.
+
+    Ray Train continues whatever lies under the name, so a name that is used again by accident must be caught here.
+    """
+    identity = {
+        key: value for key, value in config.resolved().items() if key not in ("resources", "checkpoint", "tracking")
+    }
+    # A finished run may be made longer, and how a batch is worked off changes no result.
+    identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
+    filesystem, folder = filesystem_of(config)
+    try:
+        record: dict[str, Any] | None = _read_json(filesystem, f"{folder}/run.json")
+        theirs = None if record is None else flatten(record["identity"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise MarlRayError(f"storage: {folder}/run.json is not the record of a run: {one_line(error)}") from error
+    if record is None or theirs is None:
+        return {"identity": identity, "config": config.resolved(), "config_hash": config_hash(config)}
+    ours = flatten(json.loads(json.dumps(identity)))
+    differing = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+    if differing:
+        more = ", ..." if len(differing) > MOST_NAMED else ""
+        raise MarlRayError(
+            f"name: run {config.name!r} exists under {config.storage!r} with another "
+            f"{', '.join(differing[:MOST_NAMED])}{more}; "
+            "choose another name, or the same config to resume it"
+        )
+    return record
+
+
+def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
+    """Make the run's folder, with this record."""
+    filesystem, folder = filesystem_of(config)
+    filesystem.create_dir(folder)
+    write_json(filesystem, f"{folder}/run.json", record)
+
+
+def kept(config: RunConfig) -> str:
+    """What the run's folder holds for the same command to go on with, in words."""
+    filesystem, folder = filesystem_of(config)
+    try:
+        latest = (_read_json(filesystem, f"{folder}/{CHECKPOINTS}") or {}).get("latest_checkpoint_result")
+        at = latest and (latest["metrics"]["iteration"], latest["metrics"]["steps"], latest["checkpoint_dir_name"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        at = None
+    if not at:
+        return "no checkpoint had been written, so the same command begins anew"
+    where = f"{folder}/{at[2]}"
+    return f"kept iteration {at[0]:,}, step {at[1]:,} in {where}; the same command goes on from there"
+
+
+def write_traceback(config: RunConfig, rank: int, text: str) -> None:
+    """Keep the traceback of a worker, which Ray Train does not bring to the driver."""
+    filesystem, folder = filesystem_of(config)
+    with contextlib.suppress(OSError):  # a full disk must not hide the error itself
+        filesystem.create_dir(f"{folder}/errors")
+        with filesystem.open_output_stream(f"{folder}/errors/worker-{rank}.txt") as stream:
+            stream.write(text.encode())
+
+
+def traceback_of(config: RunConfig, ranks: Iterable[int]) -> str:
+    """Where the traceback of the first of these workers that left one lies; empty if none did."""
+    filesystem, folder = filesystem_of(config)
+    paths = (f"{folder}/errors/worker-{rank}.txt" for rank in ranks)
+    return next((path for path in paths if filesystem.get_file_info(path).type == fs.FileType.File), "")

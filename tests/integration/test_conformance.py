@@ -1,0 +1,96 @@
+"""Every algorithm on the tiny games, and the games and the check themselves."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from typer.testing import CliRunner
+
+from marl_ray.cli import app
+from marl_ray.config import SPECS
+from marl_ray.conformance import properties, truth
+from marl_ray.conformance.check import check_algorithm
+from marl_ray.conformance.games import SIGNALS, STATES, Rules, TinyGame
+from marl_ray.conformance.seams import Case
+from marl_ray.training.alone import process_group
+
+UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0.9], *[[0.5, 0.5]] * 4]]
+
+
+@pytest.mark.parametrize("algorithm", SPECS)
+def test_every_algorithm_does_what_its_formulas_say(algorithm: str) -> None:
+    lines: list[str] = []
+    check_algorithm(algorithm, lines.append)
+    assert [line for line in lines if " passed: " not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "case"),
+    [
+        ("HOPEFUL", properties.no_drift, Case(below=True)),
+        ("HOPEFUL", properties.no_drift_of_texts, Case()),
+        ("BY_LENGTH", properties.uneven_lengths, Case()),
+        ("CLIPPED_AROUND_ZERO", properties.value_clip, Case()),
+        ("BACKWARDS", properties.reward_gradient, Case(2, 3)),
+        ("BACKWARDS", properties.cost_gradient, Case(1, 3)),
+        ("SHORT_SIGHTED", properties.reward_gradient, Case(2, 1, below=True)),
+    ],
+)
+def test_a_mistake_is_found(name: str, check: Callable[[str, Case], str | None], case: Case) -> None:
+    with process_group():
+        assert check(f"broken_algorithms:{name}", case) is not None
+
+
+def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differs() -> None:
+    good = CliRunner().invoke(app, ["algorithms", "check", "reinforce_pp"])
+    assert good.exit_code == 0
+    assert all(" passed: " in line for line in good.output.splitlines())
+    bad = CliRunner().invoke(app, ["algorithms", "check", "broken_algorithms:RAISES"])
+    assert bad.exit_code == 1
+    assert "reward gradient     TypeError: unsupported operand\n" in bad.output
+    assert "refusals            passed: " in bad.output
+
+
+def test_truth_of_the_smallest_game_by_hand() -> None:
+    """Probabilities 1/2: the first move earns 0.125 and costs 0.75, the second 0.1875 and 1; the other signal likewise."""
+    uniform = [[[0.5, 0.5]] * STATES]
+    j, first, second = truth.expected(Rules(), uniform, truth.nothing())
+    assert (j, first, second) == pytest.approx((0.3125, 1.75, 2.15))
+    assert truth.decisions(Rules(), uniform, 0) == 2
+    assert truth.values(Rules(), uniform, truth.nothing())[0] == pytest.approx([j, first, second])
+
+
+@pytest.mark.parametrize(("ends", "most"), list(itertools.product((True, False), (1, 2))))
+def test_gradients_are_those_of_the_expectations(ends: bool, most: int) -> None:
+    """dJ / d logit_1 = p_0 p_1 (dJ / dp_1 - dJ / dp_0), by differences of the probabilities."""
+    rules = Rules(policies=2, ends=ends)
+    after = {state: (0.1 * state, 1.0, 0.5 * state) for state in range(STATES)}
+    for kind in range(1 + SIGNALS):
+        found = truth.gradient(rules, UNEVEN, kind, after, most)
+        for agent, state in ((0, 0), (0, 1), (0, 2), (1, 0)):
+            sides = []
+            for step in (1e-5, -1e-5):
+                tables = [[list(row) for row in own] for own in UNEVEN]
+                zero, one = tables[agent][state]
+                tables[agent][state] = [zero - step * zero * one, one + step * zero * one]
+                sides.append(truth.expected(rules, tables, after, most)[kind])
+            assert found[agent][state][1] == pytest.approx((sides[0] - sides[1]) / 2e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("policies", "agents", "ends", "early"), list(itertools.product((1, 2), (1, 3), (True, False), (True, False)))
+)
+def test_the_environment_plays_the_rules(policies: int, agents: int, ends: bool, early: bool) -> None:
+    env = TinyGame(policies=policies, agents=agents, ends=ends, early=early)
+    for path in itertools.islice(env.rules.paths(), 0, None, 7):
+        env.reset(seed=0)
+        for step in path:
+            assert env.agents == env.possible_agents
+            actions = dict(zip(env.possible_agents, step.actions, strict=True))
+            _, rewards, terminated, truncated, infos = env.step(actions)
+            assert set(rewards.values()) == {step.moved.reward}
+            costs = [sum(info["cost"][k] for info in infos.values()) for k in range(SIGNALS)]
+            assert costs == pytest.approx(step.moved.costs)
+        assert not env.agents
+        ended = truth.ended(env.rules, path)
+        assert set(terminated.values()) == {ended} and set(truncated.values()) == {not ended}

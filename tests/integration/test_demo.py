@@ -1,0 +1,55 @@
+"""The demo's story with small teams: the better one is promoted, an untrained one rolled back. `make demo` tells all."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from toy_gateways import write_keys
+from toy_runs import config
+from toy_sites import running
+
+from marl_ray.config import GatewayConfig, RunConfig, parse_config
+from marl_ray.demo import ENDPOINT, ROLLOUT, play, roll_out_untrained, story, table
+from marl_ray.serving.gateway import Gateway
+from marl_ray.training.alone import train_alone
+
+EPISODES = 400
+
+
+def trained(folder: Path, lr: float) -> tuple[RunConfig, str]:
+    """A run, and its last best bundle."""
+    more = ["train.total_steps=1536", "train.env_copies=16", "hyper.epochs=4", "evaluation.every=0"]
+    run = config(*more, f"hyper.lr={lr}")
+    train_alone(run, folder)
+    return run, str(max(folder.glob("*/bundle"), key=lambda path: int(path.parent.name)))
+
+
+def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
+    _, ippo = trained(tmp_path / "ippo", 0.003)
+    run, mappo = trained(tmp_path / "mappo", 0.03)
+    arms = {"ippo": {"bundle": ippo}, "mappo": {"bundle": mappo}}
+    where = {"database": f"sqlite:///{tmp_path}/experiments.db", "spool": str(tmp_path / "spool")}
+    keys = write_keys(tmp_path / "keys.yaml", ada=("admin", "inference", "outcomes"))
+    gateway = parse_config(
+        GatewayConfig,
+        where | {"api_keys": keys, "experiments": [{"name": ENDPOINT, "arms": arms, **ROLLOUT}]},
+    )
+    with running(Gateway(gateway, seed=0)) as site:
+        good, played = play(site.url, ENDPOINT, run.env, EPISODES)
+        assert good["status"] == "promoted", good
+        assert min(arm["mean"] for arm in good["arms"].values()) > 3.0 and len(played) < EPISODES
+        told = story(site.url, ENDPOINT)
+        assert any("promote mappo" in line and "by gateway: the promotion bound holds" in line for line in told), told
+        name = roll_out_untrained(run, tmp_path, site.url)
+        bad, played = play(site.url, name, run.env, EPISODES)
+        assert bad["status"] == "rolled_back" and bad["arms"]["candidate"]["verdict"] == "worse", bad
+        told = story(site.url, name)
+        assert any("rollback candidate" in line and "harm proven by outcome" in line for line in told), told
+        console = Console(width=120, record=True)
+        console.print(table(bad, played))
+    shown = console.export_text()
+    assert f"experiment {name}: rolled_back, {len(played)} episodes over HTTP" in shown
+    assert any(line.startswith("│ candidate ") and "worse" in line for line in shown.splitlines()), shown

@@ -1,0 +1,54 @@
+"""Two workers, without Ray, do what one does."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import toy_texts
+from toy_runs import BRIEF, FEW, of_two, short, timeless, weights
+from toy_texts import TWO_AGENTS, TWO_POLICIES
+from toy_tokens import of_two_shards
+from two_workers import two_workers
+
+from marl_ray.algorithms import ALGORITHMS
+from marl_ray.training.alone import process_group, train_alone
+
+WORKERS = {
+    "grpo": ["hyper.minibatches=2", "hyper.epochs=2", "hyper.kl_coef=0.1", "train.micro_batch=3", TWO_AGENTS],
+    "dapo": ["algorithm=dapo", TWO_AGENTS, TWO_POLICIES, "train.curriculum=easiest_first"],
+    "p3o": ["algorithm=p3o", "constraints=[{budget: 2}]", "env={id: 'toy_texts:echo', kwargs: {cost: [tokens]}}"],
+    "tuned": ["warm_start={data: environment, count: 9, batch: 4, epochs: 2}", "evaluation.every=2"],
+}
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+def test_actor_critics_train_the_same_as_on_one(alone, tmp_path):
+    """With every algorithm."""
+    double = two_workers(of_two, str(tmp_path / "two"), list(ALGORITHMS))
+    for name in ALGORITHMS:
+        single = train_alone(short(name, BRIEF, FEW), tmp_path / "one" / name)
+        for a, b in zip(timeless(single), timeless(double[name]), strict=True):
+            assert a == pytest.approx(b, abs=1e-5), name
+        best = max(path.parent for path in (tmp_path / "one" / name).glob("*/bundle"))
+        expected, got = (weights(tmp_path / workers / name / best.name) for workers in ("one", "two"))
+        for key, value in expected.items():
+            # Adam divides by a gradient's size: rounding of a small one moves its weight by a thousandth of the rate.
+            torch.testing.assert_close(got[key], value, atol=2e-5, rtol=1e-4, msg=f"{name}: {key}")
+
+
+def test_language_models_train_the_same_as_on_one(alone, tmp_path):
+    """With rows that differ in number between the workers, minibatches, several policies, and refilled groups."""
+    double = two_workers(toy_texts.of_two, str(tmp_path / "two"), WORKERS)
+    for name, more in WORKERS.items():
+        single = train_alone(toy_texts.config(*more), tmp_path / "one" / name)
+        for a, b in zip(timeless(single), timeless(double[name]), strict=True):
+            assert a == pytest.approx(b, abs=1e-4), name
+
+
+def test_language_models_are_sharded_as_one_holds_them():
+    two_workers(of_two_shards)

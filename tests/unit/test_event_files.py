@@ -1,0 +1,59 @@
+"""TensorBoard's files of a sweep, which can be read while its trials run."""
+
+import time
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from marl_ray.tuning import event_files
+from marl_ray.tuning.event_files import EventFiles
+from marl_ray.tuning.folder import Folder
+
+
+def shows(folder: Path, key: str, expected: list[tuple[int, float]]) -> None:
+    """Wait until TensorBoard finds these points: (step, value)."""
+    deadline, found = time.monotonic() + 20, set[tuple[int, float]]()
+    while not found >= set(expected):
+        assert time.monotonic() < deadline, f"{folder.name} has {found}"
+        time.sleep(0.05)
+        events = EventAccumulator(str(folder)).Reload()
+        points = events.Scalars(key) if key in events.Tags()["scalars"] else []
+        found = {(event.step, round(event.value, 6)) for event in points}
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_rows_can_be_read_before_the_sweep_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool):
+    monkeypatch.setattr(event_files, "UPLOAD_S", 0.0)
+    folder, said = Folder(str(tmp_path), "s"), list[str]()
+    if remote:
+        folder.filesystem = fs.SubTreeFileSystem("/", fs.LocalFileSystem())
+    events = EventFiles(folder, said.append)
+    events.log("0000-1", [{"steps": 8, "return": 0.5}, {"steps": 16, "return": 0.75}])
+    events.log("0001-1", [{"steps": 8, "return": 0.25, "loss": float("nan")}])
+    home = tmp_path / "s" / "tensorboard"
+    if remote:  # what was queued for the disk is uploaded with the next rows
+        time.sleep(1.5)
+        events.log("0000-1", [{"steps": 20, "return": 0.8}])
+        shows(home / "0000-1", "return", [(8, 0.5), (16, 0.75)])
+    else:
+        shows(home / "0000-1", "return", [(8, 0.5), (16, 0.75)])
+        shows(home / "0001-1", "return", [(8, 0.25)])
+    events.end("0000-1")
+    events.log("0000-1", [{"steps": 24, "return": 1.0}])  # a leg whose process was lost is taken up again
+    events.close()
+    shows(home / "0000-1", "return", [(24, 1.0)])
+    shows(home / "0001-1", "return", [(8, 0.25)])
+    assert said == []
+
+
+def test_a_disk_that_takes_nothing_is_said_once(tmp_path: Path):
+    (tmp_path / "s").write_text("in the way")
+    said: list[str] = []
+    events = EventFiles(Folder(str(tmp_path), "s"), said.append)
+    for _ in range(3):
+        events.log("0000-1", [{"steps": 8, "return": 0.5}])
+    events.close()
+    assert len(said) == 1
+    assert said[0].startswith("TensorBoard's files are not complete: ")

@@ -1,0 +1,121 @@
+"""What a run's folder says before anything starts, what it keeps, and how a process leaves that is interrupted."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from toy_runs import config
+
+from marl_ray.cli import main
+from marl_ray.config import RunConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.training.driver import Outcome, check_run, finished, train
+from marl_ray.training.interruption import answering, within
+from marl_ray.training.run_folder import CHECKPOINTS, kept, record_of, traceback_of, write_record, write_traceback
+
+OUTCOME = {
+    "name": "toy",
+    "model": "models:/toy/1",
+    "bundle": "/there/bundle",
+    "curve": "/there/return.png",
+    "tracking_uri": "sqlite:///there/mlflow.db",
+    "run_id": "0123",
+    "best_return": 4.5,
+    "metrics": {"return": 4.25},
+    "summary": ["best    return 4.500 at step 160", "last    return 4.250 at step 192"],
+}
+
+
+def ended(whole: RunConfig) -> None:
+    """What the folder of a run holds that has played all its steps."""
+    done = {"total_steps": whole.train.total_steps, "outcome": OUTCOME}
+    write_record(whole, record_of(whole) | {"mlflow_run_id": "0123", "finished": done})
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: Path, scheme: str):
+    keys = (f"storage={scheme}{tmp_path}", "tracking.uri=sqlite:///there.db")
+    whole = config(*keys)
+    assert finished(whole) is None
+    ended(whole)
+    told = finished(whole)
+    assert told == Outcome(**OUTCOME | {"curve": Path("/there/return.png")}, trained=False)
+    assert finished(config(*keys, "resources.workers=2", "train.total_steps=64")) == told
+    assert train(whole) == told  # though there is no Ray here
+    assert finished(config(*keys, "train.total_steps=256")) is None
+    for look in (finished, check_run):
+        with pytest.raises(MarlRayError, match=r"^name: run 'toy' exists under .* with another team.shared.hyper.lr; "):
+            look(config(*keys, "hyper.lr=0.5"))
+
+
+def test_the_command_ends_well_with_the_summary_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    whole = config(f"storage={tmp_path}")
+    (tmp_path / "run.yaml").write_text(json.dumps(whole.given()))
+    ended(whole)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(tmp_path / "run.yaml")])
+    assert caught.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("toy: is finished, and nothing was trained; raise train.total_steps")
+    assert lines[1:3] == ["toy: best return 4.500, models:/toy/1", "  best    return 4.500 at step 160"]
+    assert lines[4] == "  bundle  /there/bundle"
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(tmp_path / "run.yaml"), "hyper.lr=0.5"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("marl-ray: name: run 'toy' exists under ")
+
+
+def test_a_record_that_is_none_is_one_line(tmp_path: Path):
+    for content in ("{", "[]", "{}"):
+        (tmp_path / "toy").mkdir(exist_ok=True)
+        (tmp_path / "toy" / "run.json").write_text(content)
+        with pytest.raises(MarlRayError, match=r"^storage: .*/toy/run.json is not the record of a run: "):
+            check_run(config(f"storage={tmp_path}"))
+
+
+def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
+    whole = config(f"storage={tmp_path}")
+    assert kept(whole) == "no checkpoint had been written, so the same command begins anew"
+    (tmp_path / "toy").mkdir()
+    latest = {"checkpoint_dir_name": "checkpoint_7", "metrics": {"iteration": 12, "steps": 3456}}
+    for content in ("{", "[]", json.dumps({"latest_checkpoint_result": None})):
+        (tmp_path / "toy" / CHECKPOINTS).write_text(content)
+        assert kept(whole).startswith("no checkpoint")
+    (tmp_path / "toy" / CHECKPOINTS).write_text(json.dumps({"latest_checkpoint_result": latest}))
+    where = f"{tmp_path}/toy/checkpoint_7"
+    assert kept(whole) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
+
+
+def test_tracebacks_lie_by_rank(tmp_path: Path):
+    whole = config(f"storage={tmp_path}")
+    assert traceback_of(whole, [0, 1]) == ""
+    write_traceback(whole, 3, "Traceback three")
+    write_traceback(whole, 1, "Traceback one")
+    assert traceback_of(whole, [0, 1, 3]) == f"{tmp_path}/toy/errors/worker-1.txt"
+    assert Path(traceback_of(whole, [3])).read_text() == "Traceback three"
+    write_traceback(config("storage=/proc"), 0, "a disk that cannot be written hides no error")
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["ctrl-c", "term"]
+)
+def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(number: int, raised: type[BaseException]):
+    before, said = signal.getsignal(number), list[str]()
+    with pytest.raises(raised), answering(lambda: said.append("kept")):
+        try:
+            os.kill(os.getpid(), number)
+            signal.pause()
+        finally:
+            os.kill(os.getpid(), number)  # while it cleans up
+            said.append("cleaned up")
+    assert said == ["kept", "cleaned up"]
+    assert signal.getsignal(number) is before
+
+
+def test_a_server_that_does_not_answer_holds_nobody_up():
+    assert within(5.0, lambda: None)
+    assert not within(0.05, threading.Event().wait)
+    assert not within(0.05, lambda: 1 / 0)
