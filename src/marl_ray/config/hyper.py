@@ -98,7 +98,7 @@ class AlgorithmConfig(Config):
     """Bound of a multiplier."""
     pid_kp: NonNegativeFloat = 0.4
     """Proportional gain on the relative violation (cost - budget) / budget."""
-    pid_ki: NonNegativeFloat = 0.01
+    pid_ki: NonNegativeFloat = 0.02
     """Integral gain."""
     pid_kd: NonNegativeFloat = 0.01
     """Derivative gain."""
