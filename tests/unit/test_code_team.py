@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pettingzoo.test import api_test
 
-from marl_ray.config.run import EnvConfig
+from marl_ray.config.sections import EnvConfig
 from marl_ray.envs import check_costs, is_text, make_env
 from marl_ray.envs.code_team import CodeTeam
 from marl_ray.envs.code_tests import check, equality

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo import ParallelEnv
 
-from marl_ray.config.run import EnvConfig
+from marl_ray.config.sections import EnvConfig
 from marl_ray.envs.batch import EnvBatch, EnvLoop, Step, make_batch
 from marl_ray.envs.gridworld import DONE, FORWARD, IDS, PICKUP, TOGGLE
 from marl_ray.envs.gridworld_batch import GridworldBatch

@@ -13,7 +13,8 @@ from marl_ray.config.experiment import (
 from marl_ray.config.hyper import AlgorithmConfig
 from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
 from marl_ray.config.model import GenerationConfig, LoraConfig, ModelConfig
-from marl_ray.config.run import (
+from marl_ray.config.run import RunConfig
+from marl_ray.config.sections import (
     CheckpointConfig,
     ConstraintConfig,
     CostConfig,
@@ -22,7 +23,6 @@ from marl_ray.config.run import (
     NetworkConfig,
     PolicyConfig,
     ResourcesConfig,
-    RunConfig,
     TrackingConfig,
     TrainConfig,
     WarmStartConfig,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from marl_ray.config.base import Config
-from marl_ray.config.run import NAME_PATTERN, Name
+from marl_ray.config.sections import NAME_PATTERN, Name
 
 LEAST = 1e-6
 """Of weights and probabilities: below it floating-point arithmetic says nothing about an experiment any more."""

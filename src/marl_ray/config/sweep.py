@@ -11,7 +11,8 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from marl_ray.config.base import Config
 from marl_ray.config.load import parse_config, read_yaml
-from marl_ray.config.run import NAME_PATTERN, RunConfig
+from marl_ray.config.run import RunConfig
+from marl_ray.config.sections import NAME_PATTERN
 from marl_ray.config.unread import drop_unread, hyper_keys, is_hyper, is_read, names_algorithm
 from marl_ray.errors import MarlRayError
 

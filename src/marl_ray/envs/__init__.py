@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_ray.config.run import ConstraintConfig, EnvConfig
+from marl_ray.config.sections import ConstraintConfig, EnvConfig
 from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from gymnasium import spaces
 
-from marl_ray.config.run import ConstraintConfig, EnvConfig
+from marl_ray.config.sections import ConstraintConfig, EnvConfig
 from marl_ray.envs import make_env
 from marl_ray.errors import MarlRayError
 

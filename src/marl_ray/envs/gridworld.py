@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_ray.config.run import CostConfig
+from marl_ray.config.sections import CostConfig
 from marl_ray.envs.gridworld_moves import (
     BLOCK,
     DONE,

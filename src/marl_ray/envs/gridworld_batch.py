@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_ray.config.run import EnvConfig
+from marl_ray.config.sections import EnvConfig
 from marl_ray.envs import make_env
 from marl_ray.envs.batch import Step, grouped
 from marl_ray.envs.gridworld_moves import BLOCK, DONE, X, Y, observe, play, price

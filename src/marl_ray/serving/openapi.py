@@ -11,7 +11,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from marl_ray import __version__
 from marl_ray.config import ExperimentConfig
-from marl_ray.config.run import NAME_PATTERN
+from marl_ray.config.sections import NAME_PATTERN
 from marl_ray.experiments.states import Status, Step
 from marl_ray.experiments.statistics import Verdict
 from marl_ray.experiments.store import AuditEntry, Production

@@ -1,0 +1,82 @@
+"""How a trial of a property begins, and how what is found is compared with the truth.
+
+Means over a batch that holds every path once are expectations, so tolerances are for float32 and for second-order terms.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from marl_ray.config import spec_of
+from marl_ray.conformance import truth
+from marl_ray.conformance.games import STATES
+from marl_ray.conformance.trial import STILL, UNLIMITED, Case, Trial, whole_episodes
+from marl_ray.trajectories import Trajectories
+
+Difference = str | None
+
+FIRST = {
+    "lr": STILL,
+    "epochs": 1,
+    "minibatches": 1,
+    "entropy_coef": 0.0,
+    "max_grad_norm": UNLIMITED,
+    "gamma": 1.0,
+    "gae_lambda": 0.7,
+    "cost_gamma": 1.0,
+    "cost_gae_lambda": 0.4,
+    "dynamic_sampling": 0,
+    "trust_region": 1e-14,
+}
+"""One gradient step that moves nothing, on undiscounted sums."""
+FIT = {"critic_lr": 0.2, "critic_epochs": 30}
+"""What fits a critic that is fitted first."""
+CERTAIN = {"critic_lr": 5.0, "critic_epochs": 10}
+"""What makes such a critic certain that nothing is earned."""
+DRIFT = {"lr": 1e-2, "epochs": 2, "entropy_coef": 0.0, "dynamic_sampling": 0}
+MOVING = {"lr": 3e-3, "multiplier_init": 0.5, "multiplier_lr": 0.1}
+BUDGETS = (0.9, 1.1)
+AFTER = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STATES)}
+"""What follows a cut."""
+
+
+def begin(algorithm: str, case: Case, rewarded: bool = True, priced: bool = True, **options: Any) -> Trial:
+    """A trial in which a cut episode goes on, if the algorithm is to count that."""
+    after = truth.nothing()
+    if not (case.ends or whole_episodes(algorithm)):
+        after = {state: (reward * rewarded, *(c * priced for c in costs)) for state, (reward, *costs) in AFTER.items()}
+    priced = priced and spec_of(algorithm).costs
+    game = {"rewarded": rewarded, "priced": priced, **options.pop("game", {})}
+    return Trial(algorithm, case, after=after, game=game, **options)
+
+
+def most_steps(trial: Trial) -> int:
+    """Steps of the game that a batch of whole episodes has."""
+    return 1 if trial.whole and trial.case.below else 2
+
+
+def compare(what: str, found: float, true: float, tolerance: float) -> Difference:
+    """A difference beyond a share of the truth."""
+    if abs(found - true) <= tolerance * abs(true):
+        return None
+    times = f", {found / true:.2f} times" if true else ""
+    return f"{what} is {found:.6g}, the true one {true:.6g}{times}"
+
+
+def parallel(what: str, found: Tensor, true: Tensor, least: float = 0.9999) -> Difference:
+    """Whether two gradients point the same way."""
+    if not found.norm():
+        return f"{what} is zero, the true one is not"
+    cosine = float(found @ true / (found.norm() * true.norm()))
+    return None if cosine >= least else f"{what} has cosine {cosine:.4f} with the true one"
+
+
+@lru_cache(maxsize=16)
+def first_update(algorithm: str, case: Case) -> tuple[Trial, dict[str, Trajectories]]:
+    """A trial after its first gradient step, which moved nothing, and the batch of that step."""
+    hyper = FIRST | (FIT if spec_of(algorithm).critic_first else {})
+    trial = begin(algorithm, case, hyper=hyper, mixed=True)
+    batches = trial.collect()
+    trial.update(batches)
+    return trial, batches

@@ -1,0 +1,200 @@
+"""What must hold of algorithms with budgets. A property takes an algorithm and a case, and returns what differs, or None."""
+
+from contextlib import ExitStack
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from marl_ray.config import spec_of
+from marl_ray.conformance import seams, truth
+from marl_ray.conformance.comparing import BUDGETS, FIRST, MOVING, Difference, begin, compare, first_update, parallel
+from marl_ray.conformance.games import POLICIES, SIGNALS, STATES, Rules
+from marl_ray.conformance.trial import UNLIMITED, Case, Trial
+
+
+def cost_gradient(algorithm: str, case: Case) -> Difference:
+    """Over its budget and without rewards, the first gradient step goes down the true gradient of J_c."""
+    trial = begin(
+        algorithm,
+        case,
+        hyper=FIRST | {"multiplier_init": 1.0},
+        budgets=(0.9, UNLIMITED),
+        rewarded=False,
+        mixed=True,
+    )
+    before = seams.multipliers(trial)
+    trial.step()
+    strengths = before if seams.every_step(algorithm) else seams.multipliers(trial)
+    for number, learner in enumerate(trial.learners):
+        true = torch.zeros(())
+        for signal in range(SIGNALS):
+            strength = strengths[number][signal].multiplier if strengths[number] else float(signal == 0)
+            by_logit = truth.gradient(trial.rules, trial.uniform, 1 + signal, trial.after)
+            true = true + strength * trial.weight_gradient(number, by_logit)
+        problem = parallel("the gradient of J_c", seams.actor_gradient(learner), true)
+        if problem:
+            return problem
+    return None
+
+
+class _Batch(NamedTuple):
+    """What one batch of a trial led to."""
+
+    ended: int
+    violations: list[list[float]]
+    """By policy and signal; none while no episode has ended."""
+    moved: bool
+    """Whether multipliers moved."""
+
+
+@lru_cache(maxsize=16)
+def _accounts(algorithm: str, case: Case) -> list[_Batch]:
+    """Batches of copies that all stand at the same step, over two episodes where one outlasts the horizon."""
+    trial = begin(algorithm, case, hyper=FIRST | {"multiplier_init": 0.5}, budgets=BUDGETS)
+    found = []
+    for batch in range(4 if case.below else 1):
+        before = seams.multipliers(trial)
+        batches = trial.collect()
+        if batch == 0 or any(before):  # without multipliers there is nothing to see of the later updates
+            trial.update(batches)
+        else:
+            trial.skip()
+        known = trial.means is not None
+        violations = [seams.violations(trial, number) for number in range(case.policies)] if known else []
+        found.append(_Batch(trial.ended, violations, seams.multipliers(trial) != before))
+    return found
+
+
+def budget_units(algorithm: str, case: Case) -> Difference:
+    """A violation counts per decision: over the budget by D, an episode of L decisions is over by D / L in each; also in
+    batches in which no episode ends."""
+    rules = Rules(case.policies, case.agents, case.ends)
+    measured = truth.expected(rules, _uniform(case), truth.nothing())[1:]
+    for batch, account in enumerate(_accounts(algorithm, case)):
+        for number, violations in enumerate(account.violations):
+            decisions = truth.decisions(rules, _uniform(case), number)
+            for signal, found in enumerate(violations):
+                true = (measured[signal] - BUDGETS[signal]) / decisions
+                problem = compare(f"the violation per decision in batch {batch + 1}", found, true, 1e-3)
+                if problem:
+                    return problem
+    return None
+
+
+def old_costs(algorithm: str, case: Case) -> Difference:
+    """A multiplier does not move on a J_c that it has moved on: none is new where no episode ended in a batch."""
+    for batch, account in enumerate(_accounts(algorithm, case)):
+        if account.moved and not account.ended:
+            return f"batch {batch + 1} ended no episode, but moved the multipliers"
+    return None
+
+
+def moved_costs(algorithm: str, case: Case) -> Difference:
+    """The cost that an episode is expected to have after some policies moved is what it has, to first order."""
+    trial, batches = first_update(algorithm, case)
+    before = truth.expected(trial.rules, trial.uniform, trial.after)
+    factor = None
+    with ExitStack() as moves:
+        for number, learner in enumerate(trial.learners):
+            batch = batches[POLICIES[number]]
+            up = truth.gradient(trial.rules, trial.tables(), 1, trial.after)
+            moves.enter_context(seams.nudged(trial, number, trial.weight_gradient(number, up), 3e-3))
+            after = seams.joint_factor(learner, batch, factor)
+            found = seams.moved(trial, number, batch, after, factor)
+            now = truth.expected(trial.rules, trial.tables(), trial.after)
+            for signal in range(SIGNALS):
+                true = now[1 + signal] - before[1 + signal]
+                problem = compare(f"the change of J_c by policy {number + 1}", found[signal], true, 0.03)
+                if problem:
+                    return problem
+            factor, before = after, now
+    return None
+
+
+@lru_cache(maxsize=16)
+def _once(algorithm: str, case: Case) -> Trial:
+    """A trial after one gradient step that moved the policies."""
+    trial = begin(algorithm, case, hyper=FIRST | MOVING, budgets=BUDGETS, mixed=True)
+    trial.step()
+    return trial
+
+
+def multipliers(algorithm: str, case: Case) -> Difference:
+    """A multiplier moves by the J_c of the policies as they are when it moves."""
+    trial = _once(algorithm, case)
+    measured = truth.expected(trial.rules, trial.uniform, truth.nothing())
+    start = truth.expected(trial.rules, trial.uniform, trial.after)
+    order, before = trial.order_of(0), seams.fresh_multipliers(trial)
+    ends, tables = trial.tables(), list(trial.uniform)
+    sequential = spec_of(algorithm).order == "sequential"
+    for number in order:
+        now = truth.expected(trial.rules, tables, trial.after) if sequential else start
+        for signal, (old, new) in enumerate(zip(before[number], seams.multipliers(trial)[number], strict=True)):
+            shift = now[1 + signal] - start[1 + signal]
+            found = seams.implied_cost(old, new) - measured[1 + signal]
+            problem = _shift(f"the change of J_c that policy {number + 1}'s multiplier follows", found, shift)
+            if problem:
+                return problem
+        own = slice(number * case.agents, (number + 1) * case.agents)
+        tables[own] = ends[own]
+    return None
+
+
+def multiplier_steps(algorithm: str, case: Case) -> Difference:
+    """A multiplier that moves after every gradient step moves by the J_c that the steps before have led to."""
+    once = _once(algorithm, case)
+    twice = begin(algorithm, case, hyper=FIRST | MOVING | {"epochs": 2}, budgets=BUDGETS, mixed=True)
+    twice.step()
+    number = once.order_of(0)[0]
+    own = slice(number * case.agents, (number + 1) * case.agents)
+    tables = list(once.uniform)
+    tables[own] = once.tables()[own]
+    measured = truth.expected(once.rules, once.uniform, truth.nothing())
+    start = truth.expected(once.rules, once.uniform, once.after)
+    now = truth.expected(once.rules, tables, once.after)
+    for signal in range(SIGNALS):
+        old, new = (seams.multipliers(trial)[number][signal] for trial in (once, twice))
+        found = seams.implied_cost(old, new) - measured[1 + signal]
+        shift = now[1 + signal] - start[1 + signal]
+        problem = _shift("the change of J_c that the second gradient step's multiplier follows", found, shift)
+        if problem:
+            return problem
+    return None
+
+
+def _shift(what: str, found: float, true: float) -> Difference:
+    if abs(found - true) <= 0.05 * abs(true) + 2e-4:
+        return None
+    return f"{what} is {found:.5f}, the true one {true:.5f}" + (f", {found / true:.2f} times" if true else "")
+
+
+def lands_on_budget(algorithm: str, case: Case) -> Difference:
+    """A trust-region step from just above a budget ends at the budget, though rewards pull the other way."""
+    off = 6e-4
+    measured = truth.expected(Rules(case.policies, case.agents, case.ends), _uniform(case), truth.nothing())[1]
+    trial = begin(
+        algorithm,
+        case,
+        hyper=FIRST | {"trust_region": 1e-5, "cg_damping": 1e-6, "cg_iterations": 30},
+        budgets=(measured - off, UNLIMITED),
+        mixed=True,
+    )
+    start = truth.expected(trial.rules, trial.uniform, trial.after)[1]
+    trial.step()
+    ends, tables = trial.tables(), list(trial.uniform)
+    for number in trial.order_of(0):
+        own = slice(number * case.agents, (number + 1) * case.agents)
+        if spec_of(algorithm).order != "sequential":
+            tables = list(trial.uniform)
+        tables[own] = ends[own]
+        change = truth.expected(trial.rules, tables, trial.after)[1] - start
+        # A line search that meets the trust region's edge from outside, by rounding, shortens the step once.
+        problem = compare(f"the change of J_c by policy {number + 1}'s step", change, -off, 0.25)
+        if problem:
+            return problem
+    return None
+
+
+def _uniform(case: Case) -> truth.Tables:
+    return [[[0.5, 0.5]] * STATES for _ in range(case.policies * case.agents)]

@@ -1,0 +1,195 @@
+"""What must hold of every algorithm. A property takes an algorithm and a case, and returns what differs, or None."""
+
+from marl_ray.config import spec_of
+from marl_ray.conformance import seams, truth
+from marl_ray.conformance.comparing import (
+    BUDGETS,
+    CERTAIN,
+    DRIFT,
+    FIRST,
+    Difference,
+    begin,
+    first_update,
+    most_steps,
+    parallel,
+)
+from marl_ray.conformance.trial import UNLIMITED, Case, Trial, defaults, reads, whole_episodes
+
+
+def reward_gradient(algorithm: str, case: Case) -> Difference:
+    """The first gradient step goes up the true gradient of J."""
+    trial, _ = first_update(algorithm, case)
+    true = truth.gradient(trial.rules, trial.uniform, 0, trial.after, most_steps(trial), seams.row_weight(trial))
+    for number, learner in enumerate(trial.learners):
+        found = -seams.actor_gradient(learner)
+        least = 0.999 if spec_of(algorithm).critic_first else 0.9999  # such a critic is not exact
+        problem = parallel("the gradient of J", found, trial.weight_gradient(number, true), least)
+        if problem:
+            return problem
+    return None
+
+
+def no_drift(algorithm: str, case: Case) -> Difference:
+    """Without rewards and costs nothing moves the policy, whether episodes end or are cut at the horizon."""
+    hyper = DRIFT | (CERTAIN if spec_of(algorithm).critic_first else {})
+    trial = begin(
+        algorithm,
+        case,
+        rewarded=False,
+        priced=False,
+        hyper=hyper,
+        game={"early": whole_episodes(algorithm)},
+        scripted=False,
+        budgets=(1.0, 1.0),
+    )
+    for iteration in range(2 if case.below else 1):
+        batches = trial.collect()
+        trial.update(batches)
+        for learner, batch in zip(trial.learners, batches.values(), strict=True):
+            problem = _still(seams.movement(learner, batch), iteration)
+            if problem:
+                return problem
+    return None
+
+
+def no_drift_of_texts(algorithm: str, case: Case) -> Difference:
+    """Without rewards nothing moves a language model, though some responses end and some are cut."""
+    hyper = DRIFT | {"lr": 1e-4} | (CERTAIN if spec_of(algorithm).critic_first else {})
+    trial = Trial(algorithm, case, hyper=hyper, budgets=(1.0, 1.0), scripted=False, text=True)
+    batches = trial.collect()
+    if not all(bool(batch.terminated.any() and batch.truncated.any()) for batch in batches.values()):
+        return "the game is none: expected some responses that ended and some that were cut"
+    trial.update(batches)
+    for learner, batch in zip(trial.learners, batches.values(), strict=True):
+        problem = _still(seams.movement(learner, batch), 0)
+        if problem:
+            return problem
+    return None
+
+
+def _still(movement: float, iteration: int) -> Difference:
+    if movement <= 1e-3:
+        return None
+    return f"a log-probability moved by {movement:.4f} in iteration {iteration + 1}, without any reward"
+
+
+def value_clip(algorithm: str, case: Case) -> Difference:
+    """Before any gradient step the value clip takes no gradient away."""
+    trials = [begin(algorithm, case, hyper=FIRST | {"value_clip": clip}, mixed=True) for clip in (0.2, UNLIMITED)]
+    for iteration in range(2):
+        for trial in trials:
+            trial.step()
+        for clipped, free in zip(*(trial.learners for trial in trials), strict=True):
+            with_clip, without = seams.critic_gradient(clipped), seams.critic_gradient(free)
+            off = float((with_clip - without).norm() / without.norm())
+            if off > 1e-4:
+                return f"in iteration {iteration + 1} the clip takes away {off:.0%} of the critics' first gradient"
+    return None
+
+
+def empty_batch(algorithm: str, case: Case) -> Difference:
+    """A batch without decisions moves no normaliser."""
+    trial = begin(algorithm, case, hyper=FIRST)
+    trial.step()
+    batches = trial.collect()
+    before = [seams.normaliser_state(learner) for learner in trial.learners]
+    trial.update({name: seams.emptied(batch) for name, batch in batches.items()})
+    after = [seams.normaliser_state(learner) for learner in trial.learners]
+    return None if before == after else f"an empty batch moved the normalisers from {before[0]} to {after[0]}"
+
+
+def adaptive_kl(algorithm: str, case: Case) -> Difference:
+    """The divergence's coefficient follows the number of sequences, however the batch is cut into minibatches."""
+    hyper = FIRST | {"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100_000}
+    found = []
+    for minibatches in (1, 2):
+        case = case._replace(below=case.below and whole_episodes(algorithm))
+        trial = begin(algorithm, case, hyper=hyper | {"minibatches": minibatches})
+        trial.step()
+        found.append([learner.kl_coef for learner in trial.learners])
+    return None if found[0] == found[1] else f"one minibatch led to {found[0]}, two to {found[1]}"
+
+
+def micro_batches(algorithm: str, case: Case) -> Difference:
+    """How a batch is cut into passes changes no gradient."""
+    hyper = FIRST | {"multiplier_init": 1.0}
+    whole, cut = (
+        begin(algorithm, case, hyper=hyper, budgets=BUDGETS, mixed=True, micro_batch=size) for size in (None, 3)
+    )
+    for trial in (whole, cut):
+        trial.step()
+    for one, other in zip(whole.learners, cut.learners, strict=True):
+        found, true = seams.gradient(other), seams.gradient(one)
+        off = float((found - true).norm() / true.norm())
+        if off > 1e-4:
+            return f"the gradient of passes of 3 copies differs from that of one pass by {off:.1e}"
+    return None
+
+
+def uneven_lengths(algorithm: str, case: Case) -> Difference:
+    """The gradient of J is right where episodes differ in length, or the config refuses the aggregation."""
+    default = defaults(algorithm)
+    levels = seams.choices("ratio_level") if "ratio_level" in reads(algorithm) else (default.ratio_level,)
+    for level in levels:
+        for aggregation in {default.aggregation, "token-mean", "seq-mean-token-sum"}:
+            hyper = {"aggregation": aggregation, **({} if len(levels) == 1 else {"ratio_level": level})}
+            if not seams.accepted(algorithm, hyper):
+                continue
+            trial = begin(algorithm, case, hyper=FIRST | hyper, game={"early": True})
+            trial.step()
+            true = truth.gradient(
+                trial.rules, trial.uniform, 0, trial.after, most_steps(trial), seams.row_weight(trial)
+            )
+            for number, learner in enumerate(trial.learners):
+                found = -seams.actor_gradient(learner)
+                what = f"with {aggregation} and one ratio a {level} the gradient of J"
+                problem = parallel(what, found, trial.weight_gradient(number, true))
+                if problem:
+                    return problem
+    return None
+
+
+def entropy_bonus(algorithm: str, case: Case) -> Difference:
+    """Where nothing is earned, `entropy_coef` makes the policy more random."""
+    hyper = DRIFT | {"entropy_coef": 1.0}
+    trial = begin(algorithm, case, rewarded=False, priced=False, hyper=hyper)
+    for learner in trial.learners:
+        seams.tilt(learner)
+    before = trial.tables()[0][0]
+    trial.step()
+    after = trial.tables()[0][0]
+    if abs(after[0] - 0.5) < abs(before[0] - 0.5) - 1e-4:
+        return None
+    return f"probabilities {before[0]:.3f}, {before[1]:.3f} became {after[0]:.3f}, {after[1]:.3f} with entropy_coef=1"
+
+
+def divergence_penalty(algorithm: str, case: Case) -> Difference:
+    """Where nothing is earned, `kl_coef` in the loss pulls the policy to the reference, by every estimator that is taken."""
+    for estimator in seams.choices("kl_estimator"):
+        own = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}
+        if not seams.accepted(algorithm, own):
+            continue
+        trial = begin(algorithm, case, rewarded=False, priced=False, hyper=FIRST | own)
+        reference = seams.aim_reference(trial.learners[0])
+        trial.step()
+        by_logit = truth.divergence_gradient(trial.rules, trial.uniform, reference)
+        true = trial.weight_gradient(0, by_logit)
+        # `abs` descends the total variation, and k3 the divergence the other way round: not parallel, but downhill.
+        problem = parallel(f"{estimator}'s gradient", seams.actor_gradient(trial.learners[0]), true, least=0.5)
+        if problem:
+            return problem
+    return None
+
+
+def refusals(algorithm: str, case: Case) -> Difference:
+    """A config refuses hyper-parameters that the algorithm does not read, and lengths of rows that have none."""
+    if not seams.accepted(algorithm, {}):
+        return "no config takes the algorithm"
+    taken = [key for key, value in seams.unread(algorithm).items() if seams.accepted(algorithm, {key: value})]
+    if taken:
+        return f"the config takes keys that the algorithm does not read: {', '.join(taken)}"
+    if not whole_episodes(algorithm):
+        for key in ("overlong_buffer", "overlong_filter"):
+            if key in reads(algorithm) and seams.accepted(algorithm, {key: 1}, rolling=True):
+                return f"the config takes {key}, though a row is a stretch of play, which has no length of its own"
+    return None
