@@ -171,6 +171,6 @@ class QuickAgent(ParallelEnv):
         cost = 0.0 if first else float(self.played)
         self.time, self.agents = 1, ["slow"] if first else []
         terminated = {agent: agent == "quick" if first else self.ends for agent in acting}
-        truncated = {agent: not first and not self.ends for agent in acting}
+        truncated = dict.fromkeys(acting, not first and not self.ends)
         infos = {agent: {"cost": cost * (agent == "slow")} for agent in acting}
         return self._seen(acting), dict.fromkeys(acting, 0.0), terminated, truncated, infos

@@ -147,6 +147,9 @@ def test_costs_that_come_when_an_agent_is_done_are_its_own_too(ends: bool, polic
         )
         with process_group():
             team = team_of(run)
+            for model in team.models.values():  # a fresh critic says 0
+                for parameter in model.cost_critic.parameters():
+                    parameter.copy_(0.3 * torch.randn(parameter.shape))
             data = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
         batch = data.trajectories["first"]
         found = cost_advantages(batch, run.hyper_of("first"))[1][:, 0, 0]

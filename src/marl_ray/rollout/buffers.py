@@ -90,6 +90,7 @@ class Played:
         player, buffer, steps = players[name], self.buffers[name], self.steps
         copies, agents = buffer.mask.shape[1:]
         inputs, finals = self._critic_inputs(name, player)
+
         def rows(array: np.ndarray | Tensor) -> Tensor:
             """(T, copies, agents, ...) to (copies * agents, T, ...)."""
             tensor = torch.as_tensor(array)[:steps]
