@@ -140,3 +140,37 @@ class Poisoned(Countdown):
 def poisoned(**kwargs: Any) -> Poisoned:
     """What `env.id: toy_envs:poisoned` calls."""
     return Poisoned(**kwargs)
+
+
+class QuickAgent(ParallelEnv):
+    """`quick` acts once and is done; if it played 1 the team pays 1 at the next step, at which `slow` acts alone."""
+
+    metadata = {"name": "quick_agent"}
+    possible_agents = ["quick", "slow"]
+
+    def __init__(self, ends: bool = True):
+        self.ends, self.agents = ends, []
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 1, (2,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def _seen(self, agents):
+        return {agent: np.array([self.time, agent == "slow"], np.float32) for agent in agents}
+
+    def reset(self, seed=None, options=None):
+        self.time, self.agents = 0, list(self.possible_agents)
+        return self._seen(self.agents), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        acting, first = self.agents, self.time == 0
+        if first:
+            self.played = int(actions["quick"])
+        cost = 0.0 if first else float(self.played)
+        self.time, self.agents = 1, ["slow"] if first else []
+        terminated = {agent: agent == "quick" if first else self.ends for agent in acting}
+        truncated = dict.fromkeys(acting, not first and not self.ends)
+        infos = {agent: {"cost": cost * (agent == "slow")} for agent in acting}
+        return self._seen(acting), dict.fromkeys(acting, 0.0), terminated, truncated, infos

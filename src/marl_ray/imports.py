@@ -15,6 +15,6 @@ def imported(reference: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # whatever the user's module raises while it loads
+    except (Exception, SystemExit) as error:  # whatever the user's module raises while it loads
         raise MarlRayError(f"cannot import {reference} ({type(error).__name__}: {one_line(error)})") from error
     return found

@@ -37,7 +37,8 @@ class Trajectories:
     cost_values: Tensor
     """(B, T, K) the cost critic's estimates, in cost units; 0 without one."""
     cost_bootstrap: Tensor
-    """(B, T, K) likewise for the cost critic."""
+    """(B, T, K) likewise for the cost critic, where the team's episode is cut; for an agent that is done before, the mean of
+    what the critics of those who go on say."""
     rewards: Tensor
     """(B, T)."""
     costs: Tensor
@@ -58,6 +59,11 @@ class Trajectories:
     """(B,) int64: index of the agent within the policy's agents."""
     turn: Tensor
     """(B,) int64: turn within the episode for token policies, else 0."""
+    over: Tensor | None = None
+    """(B, T) bool: the team's episode ended by its rules, so that no more costs follow; later than `terminated` of an agent
+    that is done before the others. None: the same."""
+    over_cut: Tensor | None = None
+    """(B, T) bool: the team's episode was cut. None: the same as `truncated`."""
     prompts: Tensor | None = None
     """(B, P) int64: token ids that the response followed, on the right, -1 before them; None for actor-critics, whose
     `observations` say what they saw (a token policy's have D = 0)."""

@@ -125,3 +125,38 @@ def test_an_adaptive_coefficient_counts_a_row_once() -> None:
         hyper = learner.hyper
         expected = adaptive_coefficient(0.1, found["reference_kl"], hyper.kl_target, hyper.kl_horizon, len(data.mask))
         assert learner.kl_coef == expected != 0.1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("policies", [1, 2])
+def test_costs_that_come_when_an_agent_is_done_are_its_own_too(ends: bool, policies: int) -> None:
+    """The team pays for what an agent did when others go on without it, in this batch or behind its end."""
+    names = ["first", "second"][:policies]
+    agents = [["quick"], ["slow"]] if policies == 2 else [["*"]]
+    for horizon in (2, 1):
+        run = RunConfig.model_validate(
+            {
+                "name": "quick",
+                "algorithm": "ppo_lagrangian",
+                "env": {"id": "toy_envs:QuickAgent", "kwargs": {"ends": ends}},
+                "team": {name: {"agents": own} for name, own in zip(names, agents, strict=True)},
+                "hyper": {"cost_gamma": 1.0, "cost_gae_lambda": 1.0},
+                "constraints": [{"budget": 0.5}],
+                "train": {"env_copies": 16, "horizon": horizon},
+            }
+        )
+        with process_group():
+            team = team_of(run)
+            for model in team.models.values():  # a fresh critic says 0
+                for parameter in model.cost_critic.parameters():
+                    parameter.copy_(0.3 * torch.randn(parameter.shape))
+            data = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+        batch = data.trajectories["first"]
+        found = cost_advantages(batch, run.hyper_of("first"))[1][:, 0, 0]
+        quick = batch.agent == 0 if policies == 1 else slice(None)
+        slow = data.trajectories[names[-1]]
+        ahead = slow.cost_bootstrap[slow.agent == policies % 2, -1, 0]
+        paid = batch.actions[quick, 0].float() if horizon == 2 else 0.0
+        expected = paid + (ahead if horizon == 1 or not ends else 0.0)
+        assert torch.allclose(found[quick], expected * torch.ones(16), atol=1e-6)
+        assert horizon == 2 or (ahead != 0).any()

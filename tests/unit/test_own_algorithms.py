@@ -135,3 +135,18 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
             learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0), factor)
             found |= hyper.read
     assert sorted(spec.reads - found - BY_OTHERS) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"greedy": True}, "greedy"),
+        ({"critic_first": True}, "critic_first"),
+        ({"constraint": "penalty"}, "constraint"),
+        ({"critic": "centrall"}, "critic"),
+        ({"defaults": {"gamma": 7.0}}, "gamma"),
+    ],
+)
+def test_a_spec_that_contradicts_itself_is_refused_by_name(given: dict, problem: str) -> None:
+    with pytest.raises(MarlRayError, match=f"^Spec 'Own': {problem}"):
+        Spec("Own", "no paper", **given)

@@ -22,8 +22,13 @@ def gae_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor,
 
 
 def cost_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
-    """The same on costs, with their own critic, discount and lambda; (B, T, K) advantages and returns."""
-    ends = (batch.mask, batch.terminated, batch.truncated)
+    """The same on costs, with their own critic, discount and lambda; (B, T, K) advantages and returns.
+
+    Costs are the team's: what an agent did also counts in those that come when it is done and others go on.
+    """
+    terminated = batch.terminated if batch.over is None else batch.over
+    truncated = batch.truncated if batch.over_cut is None else batch.over_cut
+    ends = (batch.mask, terminated, truncated)
     return gae(batch.costs, batch.cost_values, batch.cost_bootstrap, *ends, hyper.cost_gamma, hyper.cost_gae_lambda)
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
+
+from pydantic import ValidationError
 
 from marl_ray.config.hyper import AlgorithmConfig
 from marl_ray.errors import MarlRayError
@@ -55,6 +57,26 @@ class Spec:
         unknown = sorted({*self.knobs, *self.defaults} - set(self.hyper.model_fields))
         if unknown:
             raise MarlRayError(f"Spec {self.title!r}: {unknown[0]!r} is no field of {self.hyper.__name__}")
+        for key, hint in get_type_hints(type(self)).items():
+            choices = get_args(hint) if key in ("critic", "constraint", "order") else ()
+            if choices and getattr(self, key) not in choices:
+                raise MarlRayError(
+                    f"Spec {self.title!r}: {key}={getattr(self, key)!r}, expected one of {', '.join(choices)}"
+                )
+        needs = {
+            "greedy: expected groups, whose first episode it is": self.greedy and not self.groups,
+            "critic_first: expected a critic": self.critic_first and self.critic == "none",
+            "constraint: expected a critic, local or central, for costs too": self.costs and self.critic == "none",
+        }
+        for problem, found in needs.items():
+            if found:
+                raise MarlRayError(f"Spec {self.title!r}: {problem}")
+        try:
+            self.hyper.model_validate(dict(self.defaults))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "defaults"
+            raise MarlRayError(f"Spec {self.title!r}: {where}: {first['msg']}; every key needs a default") from error
 
     @property
     def common(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Arrays of one policy for one batch while it is played, and the Trajectories that they become."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -82,18 +82,14 @@ class Played:
     """(copies,) the episode each row begins in."""
     greedy: np.ndarray
     """(copies,) bool."""
+    ends: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """(step, copy) where an episode of the whole team ended -> whether it was cut."""
 
     def trajectories(self, name: str, players: Mapping[str, Player]) -> Trajectories:
         """The batch of one policy, with the critics' values."""
         player, buffer, steps = players[name], self.buffers[name], self.steps
         copies, agents = buffer.mask.shape[1:]
-        if player.model.central:
-            inputs = np.concatenate(
-                [b.rows[: steps + 1].reshape(steps + 1, copies, -1) for b in self.buffers.values()], -1
-            )
-            finals = [np.concatenate([rows.reshape(-1) for rows in cut.values()]) for cut in self.cuts.values()]
-        else:
-            inputs, finals = buffer.rows[: steps + 1], [cut[name] for cut in self.cuts.values()]
+        inputs, finals = self._critic_inputs(name, player)
 
         def rows(array: np.ndarray | Tensor) -> Tensor:
             """(T, copies, agents, ...) to (copies * agents, T, ...)."""
@@ -103,14 +99,14 @@ class Played:
         def spread(per_copy: np.ndarray) -> Tensor:
             return torch.as_tensor(per_copy).repeat_interleave(agents)
 
-        # A row that is not over at its last step goes on in the next batch: it bootstraps from what comes after.
-        open_end = buffer.acted[steps - 1] & ~buffer.terminated[steps - 1] & ~buffer.truncated[steps - 1]
-        shape = (steps, copies, agents)
-        cuts = list(self.cuts)
-        after = (inputs, finals, cuts, open_end, buffer.truncated)
-        values, bootstrap = _values(player.model.critic, (player.value_norm,), (*shape, 1), *after)
-        signals = buffer.costs.shape[-1]
-        cost_values, cost_bootstrap = _values(player.model.cost_critic, player.cost_norms, (*shape, signals), *after)
+        after = (inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
+        values, bootstrap = _values(player.model.critic, (player.value_norm,), (steps, copies, agents, 1), *after)
+        cost_values, cost_bootstrap = self._cost_values(name, player)
+        if player.model.cost_critic is not None:
+            cost_bootstrap = self._for_all(name, cost_bootstrap, players)
+        over, over_cut = np.zeros((steps, copies, agents), bool), np.zeros((steps, copies, agents), bool)
+        for (t, c), cut in self.ends.items():
+            (over_cut if cut else over)[t, c] = True
         return Trajectories(
             observations=rows(buffer.rows[:-1]),
             states=torch.from_numpy(inputs[:-1]).movedim(0, 1) if player.model.central else None,
@@ -126,12 +122,58 @@ class Played:
             mask=rows(buffer.mask),
             terminated=rows(buffer.terminated),
             truncated=rows(buffer.truncated),
+            over=rows(over),
+            over_cut=rows(over_cut),
             greedy=spread(self.greedy),
             group=spread(self.groups),
             episode=spread(self.episodes),
             agent=torch.arange(agents).repeat(copies),
             turn=torch.zeros(copies * agents, dtype=torch.int64),
         )
+
+    def _critic_inputs(self, name: str, player: Player) -> tuple[np.ndarray, list[np.ndarray]]:
+        """What a policy's critics read: (T + 1, copies, ...) at the steps, and the rows after the cuts."""
+        if not player.model.central:
+            return self.buffers[name].rows[: self.steps + 1], [cut[name] for cut in self.cuts.values()]
+        copies = self.buffers[name].mask.shape[1]
+        joint = [b.rows[: self.steps + 1].reshape(self.steps + 1, copies, -1) for b in self.buffers.values()]
+        finals = [np.concatenate([rows.reshape(-1) for rows in cut.values()]) for cut in self.cuts.values()]
+        return np.concatenate(joint, -1), finals
+
+    def _open_end(self, name: str) -> np.ndarray:
+        """(copies, agents) bool: a row that is not over at its last step goes on in the next batch: it bootstraps from what
+        comes after."""
+        buffer, last = self.buffers[name], self.steps - 1
+        return np.asarray(buffer.acted[last] & ~buffer.terminated[last] & ~buffer.truncated[last])
+
+    def _cost_values(self, name: str, player: Player) -> tuple[Tensor, Tensor]:
+        """Of the cost critic at the steps and where agents that still acted were cut, (T, copies, agents, K) each."""
+        buffer = self.buffers[name]
+        shape = (self.steps, *buffer.costs.shape[1:])
+        inputs, finals = self._critic_inputs(name, player)
+        after = (inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
+        return _values(player.model.cost_critic, player.cost_norms, shape, *after)
+
+    def _acting_at_end(self, name: str) -> np.ndarray:
+        """(T, copies, agents) bool: agents that were cut, or go on, where the row or the team's episode is cut."""
+        found = self.buffers[name].truncated[: self.steps].copy()
+        found[-1] |= self._open_end(name)
+        return found
+
+    def _for_all(self, name: str, bootstrap: Tensor, players: Mapping[str, Player]) -> Tensor:
+        """Costs after a cut, (T, copies, agents, K), also for agents that were done before: the mean of what the critics of
+        their policy say for those that acted until then, or where all are done, those of the other policies."""
+        own = torch.from_numpy(self._acting_at_end(name))[..., None]
+        total, count = (bootstrap * own).sum(2), own.sum(2)
+        others = [other for other, player in players.items() if other != name and player.model.cost_critic is not None]
+        lacking = count == 0
+        if others and any(self._acting_at_end(other).any(2)[lacking[..., 0].numpy()].any() for other in others):
+            for other in others:
+                theirs = torch.from_numpy(self._acting_at_end(other))[..., None]
+                ahead = self._cost_values(other, players[other])[1]
+                total = total + torch.where(lacking, (ahead * theirs).sum(2), 0.0)
+                count = count + theirs.sum(2) * lacking
+        return torch.where(own, bootstrap, (total / count.clamp(min=1))[:, :, None])
 
 
 def _values(

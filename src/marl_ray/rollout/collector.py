@@ -155,6 +155,7 @@ class Collector:
             for buffer in played.buffers.values():
                 buffer.clear(pending)
             played.cuts = {key: rows for key, rows in played.cuts.items() if not pending[key[1]]}
+            played.ends = {key: cut for key, cut in played.ends.items() if not pending[key[1]]}
             again, more = self._play(players, played, iteration, restart=False, attempt=attempt)
             kept = [e for e in episodes if not pending[e.copy - self.numbers[0]]]
             episodes, steps = [*kept, *again], steps + more
@@ -227,6 +228,7 @@ class Collector:
                 played.cuts[t, int(c)] = {name: buffer.rows[t + 1, c].copy() for name, buffer in buffers.items()}
             for c in np.flatnonzero(over):
                 episodes.append(self._finished(t, int(c)))
+                played.ends[t, int(c)] = bool(truncated[c].any())
                 if restart:
                     self._begin(int(c))
                     self.starts[c] = iteration * self.plan.steps + t + 1

@@ -16,6 +16,7 @@ from marl_ray.algorithms.multipliers import combine
 from marl_ray.algorithms.penalty import exact_penalty_weights, pessimistic_cost_surrogate
 from marl_ray.algorithms.ratios import token_ratio
 from marl_ray.algorithms.value_losses import Valued
+from marl_ray.errors import MarlRayError
 from marl_ray.training.batches import CostStats, Diverged, Fixed
 from marl_ray.training.collectives import total, world
 from marl_ray.training.cuts import Cut, Shape, everything, micro_batches
@@ -183,6 +184,13 @@ def _loss(
         None if fixed.reference is None else part(fixed.reference, agents),
     )
     result = algorithm.policy_loss(evaluated, hyper)
+    for key in ("loss", "clipped"):
+        found = getattr(getattr(result, key, None), "shape", None)
+        if found != one.mask.shape:  # another shape would be spread over the decisions
+            raise MarlRayError(
+                f"algorithm {algorithm.name}: policy_loss's {key} has shape {found and tuple(found)}, expected "
+                f"{tuple(one.mask.shape)}"
+            )
     terms = result.loss
     if fixed.importance is not None:
         terms = terms * part(fixed.importance, agents)
