@@ -42,6 +42,8 @@ def short(algorithm: str, *overrides: str) -> RunConfig:
 
 BRIEF = "train.total_steps=64"
 """Two iterations of the toy."""
+TWO_POLICIES = "team={first: {agents: [a]}, second: {agents: [b]}}"
+"""One policy per agent of the toy."""
 
 
 def timeless(rows: list[Metrics]) -> list[Metrics]:

@@ -323,6 +323,14 @@ COST = ["constraints=[{budget: 4}]"]
         (["algorithm=macpo"], "constraints: macpo of policy 'shared' needs a budget"),
         (["hyper.clip=0.3", "hyper.clip_high=0.2"], "clip_high=0.2 must not be below clip=0.3"),
         (["hyper.advantage_norm=group"], "advantage_norm=group of policy 'shared': mappo has no groups"),
+        (
+            ["algorithm=rloo", "train.group_size=2", "hyper.advantage_norm=group"],
+            "advantage_norm=group of policy 'shared': rloo takes no deviation of a group",
+        ),
+        (
+            ["algorithm=remax", "train.group_size=2", "hyper.dynamic_sampling=2"],
+            "hyper.dynamic_sampling: remax does not read it",
+        ),
         (["hyper.dynamic_sampling=2"], "hyper.dynamic_sampling: mappo does not read it"),
         (["hyper.pid_kp=5"], "hyper.pid_kp: mappo does not read it"),
         (["algorithm=cpo", *COST, "hyper.entropy_coef=0.1"], "hyper.entropy_coef: cpo does not read it"),
@@ -405,6 +413,8 @@ def test_a_frozen_policy_has_no_hyper_parameters() -> None:
 def test_bounds_are_compared_with_the_algorithms_own_defaults() -> None:
     base = {"name": "a", "env": {"id": "x"}, "train": {"group_size": 4}, "algorithm": "gspo"}
     assert parse_config(RunConfig, base, ["hyper.clip_high=0.001"]).hyper_of("shared").clip_range == (0.9997, 1.001)
+    weighted = parse_config(RunConfig, base, ["algorithm=cispo", "hyper.clip_high=0.28"])
+    assert weighted.hyper_of("shared").clip_range == (0.0, 1.28)
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep", "experiment", "gateway"])

@@ -72,6 +72,21 @@ def test_what_is_no_algorithm_is_refused_by_name(reference: str, message: str) -
     assert "algorithm: " in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda batch, hyper: (batch.rewards, None), "gives targets of shape None, expected \\(8, 8\\)"),
+        (lambda batch, hyper: (batch.rewards[:, :1], batch.rewards), "gives advantages of shape \\(8, 1\\), expected"),
+    ],
+)
+def test_advantages_of_another_shape_are_refused_by_name(given: Any, message: str) -> None:
+    with process_group():
+        learner, batch = played(config("algorithm=ppo"))
+        learner.algorithm = replace(learner.algorithm, advantages=given)
+        with pytest.raises(MarlRayError, match=f"algorithm ppo: its `advantages` {message}"):
+            learner.update(batch, 0, 0, CostStats(None, 0))
+
+
 def test_the_docs_show_this_algorithm() -> None:
     root = Path(__file__).parents[2]
     shown = (root / "docs" / "algorithms.md").read_text().split("```python own_algorithms.py\n")[1].split("```")[0]

@@ -34,6 +34,8 @@ class Spec:
     critic: Literal["none", "local", "central"] = "none"
     groups: bool = False
     """Compares several episodes from one start: needs `train.group_size` of two or more."""
+    group_norm: bool = False
+    """Its advantages may be divided by the deviation of their group (`advantage_norm: group`)."""
     greedy: bool = False
     """The first episode of every group is played greedily, as the others' baseline."""
     critic_first: bool = False
@@ -128,7 +130,8 @@ def _groups(
 ) -> Spec:
     """A critic-free algorithm that compares the members of a group."""
     own = _CRITIC_FREE | {"aggregation": aggregation, "advantage_norm": norm} | defaults
-    return Spec(title, paper, groups=True, knobs=(*knobs, "dynamic_sampling"), defaults=own)
+    by_deviation = "ratio_level" not in knobs  # a mean of the others goes with no deviation of all
+    return Spec(title, paper, groups=True, group_norm=by_deviation, knobs=(*knobs, "dynamic_sampling"), defaults=own)
 
 
 def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *knobs: str, **defaults: Any) -> Spec:
@@ -169,7 +172,7 @@ SPECS: dict[str, Spec] = {
         "arXiv 2310.10505",
         groups=True,
         greedy=True,
-        knobs=("gamma", "dynamic_sampling"),
+        knobs=("gamma",),
         defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-sum", "advantage_norm": "none", "epochs": 1},
     ),
     "gspo": _groups(
@@ -236,7 +239,10 @@ def spec_of(algorithm: str) -> Spec:
         return SPECS[algorithm]
     if ":" not in algorithm:
         raise MarlRayError(f"{algorithm!r} is unknown; expected one of {', '.join(SPECS)}, or package.module:NAME")
-    spec = getattr(imported(algorithm), "spec", None)
-    if not isinstance(spec, Spec):
+    found = imported(algorithm)
+    spec = getattr(found, "spec", None)
+    if not isinstance(spec, Spec) or not all(
+        callable(getattr(found, key, None)) for key in ("advantages", "policy_loss")
+    ):
         raise MarlRayError(f"{algorithm}: expected an Algorithm (of marl_ray.algorithms), whose `spec` is a Spec")
     return spec

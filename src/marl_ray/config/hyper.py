@@ -130,7 +130,7 @@ class AlgorithmConfig(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "AlgorithmConfig":
-        if self.clip_high is not None and self.clip_high < self.clip:
+        if self.clip_high is not None and self.clip_high < self.clip < 1:  # 1 is no lower bound
             raise ValueError(f"clip_high={self.clip_high:g} must not be below clip={self.clip:g}")
         if self.return_low >= self.return_high:
             raise ValueError(f"return_high={self.return_high:g} must be above return_low={self.return_low:g}")

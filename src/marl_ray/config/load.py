@@ -111,5 +111,6 @@ def _explain(error: Any, key: str) -> str:
         return f"missing key {key!r}"
     message = error["msg"].removeprefix("Value error, ")
     shown = repr(error["input"])
-    got = "" if len(shown) > 60 or isinstance(error["input"], Mapping) else f", got {shown}"
+    told = len(shown) > 60 or isinstance(error["input"], Mapping) or str(error["input"]) in message
+    got = "" if told else f", got {shown}"
     return f"{key}: {message}{got}" if key else message

@@ -135,6 +135,8 @@ class RunConfig(Config):
             raise ValueError(f"train.rollout=steps: {algorithm} of policy {name!r} needs whole episodes")
         if hyper.advantage_norm == "group" and not spec.groups:
             raise ValueError(f"advantage_norm=group of policy {name!r}: {algorithm} has no groups")
+        if hyper.advantage_norm == "group" and not spec.group_norm:
+            raise ValueError(f"advantage_norm=group of policy {name!r}: {algorithm} takes no deviation of a group")
         longest, of = train.horizon, "train.horizon"
         if self.team[name].model is not None:
             longest, of = self.team[name].generation.max_tokens, f"team.{name}.generation.max_tokens"

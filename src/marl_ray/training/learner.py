@@ -18,6 +18,7 @@ from marl_ray.algorithms.ppo import cost_advantages
 from marl_ray.algorithms.ratios import truncated_importance
 from marl_ray.algorithms.value_norm import ValueNorm
 from marl_ray.config import AlgorithmConfig, ConstraintConfig
+from marl_ray.errors import MarlRayError
 from marl_ray.training import actor_family, gradient, trust_step
 from marl_ray.training.batches import (
     CostStats,
@@ -161,6 +162,13 @@ class Learner:
         if spec.critic_first:
             batch = replace(batch, values=gradient.fit_critic(self, inputs, batch, mask, shape))
         raw, targets = self.algorithm.advantages(batch, hyper)
+        wanted = {"advantages": raw, **({} if spec.critic == "none" or spec.critic_first else {"targets": targets})}
+        for key, found in wanted.items():
+            if found is None or found.shape != mask.shape:
+                raise MarlRayError(
+                    f"algorithm {self.algorithm.name}: its `advantages` gives {key} of shape "
+                    f"{None if found is None else tuple(found.shape)}, expected {tuple(mask.shape)}"
+                )
         known = torch.zeros_like(raw) if targets is None else targets
         no_costs = batch.costs.new_zeros(*mask.shape, 0)
         raw_costs, cost_targets = cost_advantages(batch, hyper) if self.budgets else (no_costs, no_costs)

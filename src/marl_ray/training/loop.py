@@ -353,7 +353,7 @@ def _together(config: RunConfig, batch: Any, collector: Any) -> tuple[list[Ended
 
 def _group_metrics(config: RunConfig, collector: Any, names: Sequence[str]) -> Metrics:
     """Of the policies whose algorithms compare groups: how the members of all workers' groups differed."""
-    compared = [name for name in names if config.spec_of(name).groups]
+    compared = [name for name in names if config.spec_of(name).groups and not config.spec_of(name).greedy]
     if not compared:
         return {}
     parts = gather({name: tuple(collector.group_sums[name]) for name in compared})
