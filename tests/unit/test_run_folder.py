@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from toy_runs import config
@@ -113,6 +114,27 @@ def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(numb
             said.append("cleaned up")
     assert said == ["kept", "cleaned up"]
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("moment", ["checks", "ray"])
+def test_the_command_answers_before_ray_has_started_too(
+    moment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def slow(*_: object) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        finally:  # the clean-up of a Ray that is half started takes many seconds
+            said.append(capsys.readouterr().err)
+
+    said = list[str]()
+    (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}").given()))
+    at = "training.driver.check_run" if moment == "checks" else "cluster.local.ray_here"
+    monkeypatch.setattr(f"marl_ray.{at}", slow)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(tmp_path / "run.yaml")])
+    assert caught.value.code == 130
+    assert said == ["toy: interrupted; no checkpoint had been written, so the same command begins anew\n"]
 
 
 def test_a_server_that_does_not_answer_holds_nobody_up():

@@ -137,7 +137,7 @@ def train(config: RunConfig) -> Outcome:
     queue: Any = None
     log: MetricsLog | None = None
     try:
-        shield.enter_context(answering(lambda: _say(config, f"interrupted; {kept(config)}")))
+        shield.enter_context(answering(lambda: say_kept(config)))
         tracker.reopen()
         record |= {"mlflow_run_id": tracker.run_id}
         write_record(config, record)
@@ -273,6 +273,11 @@ def check_capacity(config: RunConfig) -> bool:
             f"but this cluster can never have more than {most['GPU']:g}"
         )
     return use_gpu
+
+
+def say_kept(config: RunConfig) -> None:
+    """Answer an interruption with what the same command will go on with."""
+    _say(config, f"interrupted; {kept(config)}")
 
 
 def _say(config: RunConfig, text: str) -> None:
