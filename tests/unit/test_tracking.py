@@ -6,14 +6,17 @@ from pathlib import Path
 
 import mlflow
 import pytest
+import toy_gateways
 from toy_gateways import make_bundle
 from toy_runs import config
+from toy_sweeps import ToySweep
 
 from marl_ray.config import RunConfig, tracking_uri
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.manifest import pinned
 from marl_ray.training.tracking import Tracker, uri_of
+from marl_ray.tuning.track import SweepTracker
 
 
 def test_everything_has_one_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -55,6 +58,17 @@ def test_a_run_says_what_it_is_and_what_its_best_weights_earn(registry: tuple[Ru
     assert run.data.metrics["best_score"] == 0.7
     versions = {str(one.version): one.tags["best_score"] for one in client.search_model_versions("name = 'toy'")}
     assert versions == {"1": "0.5", "2": "0.9", "3": "0.7"}
+
+
+def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told = {"return": 9.0, "best/return": 2.0, "best/episode_cost_0": 45.0}
+    monkeypatch.setattr(toy_gateways, "LINEAGE", toy_gateways.LINEAGE.model_copy(update={"metrics": told}))
+    sweep = ToySweep(tmp_path, seeds=1, set={"constraints": [{"budget": 30}]})
+    record = sweep.add({"algorithm": "ppo_lagrangian", "hyper.lr": 0.001}, objectives=[123.0])
+    tracker = SweepTracker(sweep.config, sweep.records)
+    assert tracker.register(record, Path(make_bundle(tmp_path / "bundles", 1))) == "models:/toy/1"
+    client = mlflow.MlflowClient(tracker.parent.uri, registry_uri=tracker.parent.uri)
+    assert client.get_model_version("toy", "1").tags["best_score"] == repr(2.0 - 0.5e6)  # half a budget above its budget
 
 
 def test_aliases_are_taken_wherever_versions_are(
