@@ -93,11 +93,25 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
 def test_tracebacks_lie_by_rank(tmp_path: Path):
     whole = config(f"storage={tmp_path}")
     assert traceback_of(whole, [0, 1]) == ""
-    write_traceback(whole, 3, "Traceback three")
-    write_traceback(whole, 1, "Traceback one")
+    write_traceback(whole, "worker-3", "Traceback three")
+    write_traceback(whole, "worker-1", "Traceback one")
     assert traceback_of(whole, [0, 1, 3]) == f"{tmp_path}/toy/errors/worker-1.txt"
     assert Path(traceback_of(whole, [3])).read_text() == "Traceback three"
-    write_traceback(config("storage=/proc"), 0, "a disk that cannot be written hides no error")
+    assert not write_traceback(config("storage=/proc"), "worker-0", "a disk that cannot be written hides no error")
+
+
+def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "hasty.py").write_text("def make():\n    raise RuntimeError('no licence\\nask for one')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    where = f"{tmp_path}/runs/toy/errors/driver.txt"
+    whole = config(f"storage={tmp_path}/runs", "env={id: 'hasty:make'}")
+    with pytest.raises(MarlRayError) as caught:
+        check_run(whole)
+    assert str(caught.value) == f"run 'toy' failed before it began: RuntimeError: no licence; its traceback is in {where}"
+    told = Path(where).read_text()
+    assert "hasty.py" in told and "ask for one" in told
 
 
 @pytest.mark.parametrize(

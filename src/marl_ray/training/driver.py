@@ -76,14 +76,25 @@ def check_run(config: RunConfig) -> None:
     Builds the environment once (which also compiles what it compiles, cached for the workers) and the models; language
     models without their weights.
     """
-    from marl_ray.envs import check_costs, make_env, warm_up
-    from marl_ray.training.team import build_models, team_agents
-    from marl_ray.training.warm_start import read_decisions
-
     uri_of(config)
     check_sinks(config)
     check_folder(config)
     record_of(config)
+    try:
+        _check_environment(config)
+    except MarlRayError:
+        raise
+    except Exception as error:  # whatever the user's own environment raises
+        where = write_traceback(config, "driver", traceback.format_exc())
+        more = f"; its traceback is in {where}" if where else ""
+        raise MarlRayError(f"run {config.name!r} failed before it began: {named(error)}{more}") from error
+
+
+def _check_environment(config: RunConfig) -> None:
+    from marl_ray.envs import check_costs, make_env, warm_up
+    from marl_ray.training.team import build_models, team_agents
+    from marl_ray.training.warm_start import read_decisions
+
     warm_up(config.env, config.constraints)
     env = make_env(config.env, config.constraints)
     try:
@@ -246,7 +257,7 @@ def worker(payload: dict[Any, Any]) -> Any:
             return {STOPPED: str(error)}
         except Exception:
             rank = ray.train.get_context().get_world_rank()
-            write_traceback(RunConfig.model_validate(payload["config"]), rank, traceback.format_exc())
+            write_traceback(RunConfig.model_validate(payload["config"]), f"worker-{rank}", traceback.format_exc())
             raise
         finally:
             rows.flush()

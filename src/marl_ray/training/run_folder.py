@@ -2,7 +2,7 @@
 
 NAME/run.json        what the run is, its MLflow run, and how it ended where it has
 NAME/checkpoint_*    Ray Train's folders, one per checkpoint
-NAME/errors/         the last traceback of each worker that failed
+NAME/errors/         the last traceback of each worker that failed, and of the driver's checks
 """
 
 import contextlib
@@ -128,13 +128,17 @@ def kept(config: RunConfig) -> str:
     return f"kept iteration {at[0]:,}, step {at[1]:,} in {where}; the same command goes on from there"
 
 
-def write_traceback(config: RunConfig, rank: int, text: str) -> None:
-    """Keep the traceback of a worker, which Ray Train does not bring to the driver."""
+def write_traceback(config: RunConfig, whose: str, text: str) -> str:
+    """Keep a traceback: that of the driver, or of a worker, which Ray Train does not bring to the driver. Where it lies;
+    empty if it could not be written."""
     filesystem, folder = filesystem_of(config)
+    path = f"{folder}/errors/{whose}.txt"
     with contextlib.suppress(OSError):  # a full disk must not hide the error itself
         filesystem.create_dir(f"{folder}/errors")
-        with filesystem.open_output_stream(f"{folder}/errors/worker-{rank}.txt") as stream:
+        with filesystem.open_output_stream(path) as stream:
             stream.write(text.encode())
+        return path
+    return ""
 
 
 def traceback_of(config: RunConfig, ranks: Iterable[int]) -> str:
