@@ -109,7 +109,9 @@ def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(
     whole = config(f"storage={tmp_path}/runs", "env={id: 'hasty:make'}")
     with pytest.raises(MarlRayError) as caught:
         check_run(whole)
-    assert str(caught.value) == f"run 'toy' failed before it began: RuntimeError: no licence; its traceback is in {where}"
+    assert (
+        str(caught.value) == f"run 'toy' failed before it began: RuntimeError: no licence; its traceback is in {where}"
+    )
     told = Path(where).read_text()
     assert "hasty.py" in told and "ask for one" in told
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -15,6 +16,7 @@ from marl_ray.config import RunConfig, tracking_uri
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.manifest import pinned
+from marl_ray.training.run_folder import pin_bundles
 from marl_ray.training.tracking import Tracker, uri_of
 from marl_ray.tuning.track import SweepTracker
 
@@ -68,7 +70,9 @@ def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path: Path, monkey
     tracker = SweepTracker(sweep.config, sweep.records)
     assert tracker.register(record, Path(make_bundle(tmp_path / "bundles", 1))) == "models:/toy/1"
     client = mlflow.MlflowClient(tracker.parent.uri, registry_uri=tracker.parent.uri)
-    assert client.get_model_version("toy", "1").tags["best_score"] == repr(2.0 - 0.5e6)  # half a budget above its budget
+    assert client.get_model_version("toy", "1").tags["best_score"] == repr(
+        2.0 - 0.5e6
+    )  # half a budget above its budget
 
 
 def test_aliases_are_taken_wherever_versions_are(
@@ -83,6 +87,16 @@ def test_aliases_are_taken_wherever_versions_are(
     assert load_bundle("models:/toy@latest").digest == digests[2]
     assert pinned("models:/toy@best", None) == "models:/toy/2"
     assert [pinned(same, None) for same in ("models:/toy/3", "a/folder@best")] == ["models:/toy/3", "a/folder@best"]
+    foe = "{me: {agents: [a]}, foe: {agents: [b], bundle: 'models:/toy@best', frozen: true}}"
+    rival = config(f"storage={whole.storage}", f"team={foe}")
+    record: dict[str, Any] = {}
+    assert pin_bundles(rival, record)["team"]["foe"]["bundle"] == "models:/toy/2"
+    client = mlflow.MlflowClient(uri_of(whole), registry_uri=uri_of(whole))
+    client.set_registered_model_alias("toy", "best", "3")
+    try:  # a run that is gone on with plays against whom it began with
+        assert pin_bundles(rival, json.loads(json.dumps(record)))["team"]["foe"]["bundle"] == "models:/toy/2"
+    finally:
+        client.set_registered_model_alias("toy", "best", "2")
     for wrong in ("models:/toy@none", "models:/none@best"):
         with pytest.raises(MarlRayError, match=f"bundle '{wrong}' is not in the model registry: "):
             load_bundle(wrong)

@@ -22,8 +22,8 @@ def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
 
 
 def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
-    """Sum over the signals of what the mean costs are above their budgets, in budgets (of 1 at least); 0 within all, rounding
-    allowed for as in `shares`."""
+    """Sum over the signals of what the mean costs are above their budgets, in budgets (of 1 at least); 0 within all, where
+    rounding is allowed for as in `shares`."""
     pairs = zip(budgets, costs, strict=False)  # without constraints a signal may be gathered that has no budget
     over = [(cost - budget) / max(budget, 1.0) for budget, cost in pairs]
     return sum(part for part in over if part > _ROUNDING)

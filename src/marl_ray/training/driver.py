@@ -27,6 +27,7 @@ from marl_ray.training.run_folder import (
     check_folder,
     filesystem_of,
     kept,
+    pin_bundles,
     record_of,
     storage_of,
     traceback_of,
@@ -151,6 +152,7 @@ def train(config: RunConfig) -> Outcome:
         shield.enter_context(answering(lambda: say_kept(config)))
         tracker.reopen()
         record |= {"mlflow_run_id": tracker.run_id}
+        pinned = pin_bundles(config, record)
         write_record(config, record)
         sinks = open_sinks(config, tracker.run_id)
         poll_often()
@@ -158,7 +160,7 @@ def train(config: RunConfig) -> Outcome:
         trainer: Any = TorchTrainer(
             worker,
             train_loop_config={
-                "config": config.given(),
+                "config": pinned,
                 "queue": queue,
                 "run_id": tracker.run_id,
                 "tracking_uri": tracker.uri,

@@ -16,12 +16,14 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.tracking import flatten
+from marl_ray.training.tracking import flatten, uri_of
 
 JOB_FOLDER = "working_dir_files"
 """Ray unpacks a job's working directory under a folder of this name, and deletes it with the job."""
 MOST_NAMED = 4
 """Differing keys that an error lists."""
+PINNED = "pinned"
+"""Key of the run's record: `models:/NAME@ALIAS` -> the version that it named when the run began."""
 CHECKPOINTS = "checkpoint_manager_snapshot.json"
 """Ray Train's list of the checkpoints that are complete."""
 
@@ -105,6 +107,26 @@ def record_of(config: RunConfig) -> dict[str, Any]:
             "choose another name, or the same config to resume it"
         )
     return record
+
+
+def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
+    """The config as plain data, with the version that every alias of `team` named when the run began.
+
+    Noted in the record: a frozen policy is read anew at every start, and an alias may have moved by then.
+    """
+    from marl_ray.policies.manifest import pinned
+
+    data, known = config.given(), record.setdefault(PINNED, {})
+    for name, policy in config.team.items():
+        places = [(policy.bundle, data["team"].get(name, {}), "bundle")]
+        if policy.model is not None:
+            places.append((policy.model.path, data["team"].get(name, {}).get("model", {}), "path"))
+        for reference, place, key in places:
+            if reference is not None and key in place:
+                if reference not in known and pinned(reference, uri_of(config)) != reference:
+                    known[reference] = pinned(reference, uri_of(config))
+                place[key] = known.get(reference, reference)
+    return data
 
 
 def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
