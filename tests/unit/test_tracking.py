@@ -91,6 +91,8 @@ def test_aliases_are_taken_wherever_versions_are(
     rival = config(f"storage={whole.storage}", f"team={foe}")
     record: dict[str, Any] = {}
     assert pin_bundles(rival, record)["team"]["foe"]["bundle"] == "models:/toy/2"
+    alone = RunConfig.model_validate({"name": "alone", "env": {"id": "toy_envs:countdown"}})
+    assert pin_bundles(alone, {}) == alone.given()  # no team was given
     client = mlflow.MlflowClient(uri_of(whole), registry_uri=uri_of(whole))
     client.set_registered_model_alias("toy", "best", "3")
     try:  # a run that is gone on with plays against whom it began with

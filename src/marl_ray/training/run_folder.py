@@ -117,10 +117,11 @@ def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
     from marl_ray.policies.manifest import pinned
 
     data, known = config.given(), record.setdefault(PINNED, {})
+    given = data.get("team", {})
     for name, policy in config.team.items():
-        places = [(policy.bundle, data["team"].get(name, {}), "bundle")]
+        places = [(policy.bundle, given.get(name, {}), "bundle")]
         if policy.model is not None:
-            places.append((policy.model.path, data["team"].get(name, {}).get("model", {}), "path"))
+            places.append((policy.model.path, given.get(name, {}).get("model", {}), "path"))
         for reference, place, key in places:
             if reference is not None and key in place:
                 if reference not in known and pinned(reference, uri_of(config)) != reference:
