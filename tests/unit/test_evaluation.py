@@ -9,7 +9,7 @@ import pytest
 import torch
 from toy_runs import config, short
 
-from marl_ray.algorithms.budgets import certified_rate, score, shares
+from marl_ray.algorithms.budgets import certified_rate, mean_costs, score, shares, violation
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.envs import make_env
 from marl_ray.envs.batch import make_batch
@@ -163,6 +163,12 @@ def test_shares_within_the_budgets_and_what_is_certain_of_them():
 def test_whatever_is_within_its_budgets_scores_more_and_else_the_nearest():
     within, near, far = score((30.0,), 1.0, [30.0]), score((30.0,), 9.0, [30.5]), score((30.0,), 99.0, [40.0])
     assert within > near > far and score((30.0,), 2.0, [12.0]) > within
+
+
+def test_a_cost_that_is_the_budget_but_for_rounding_is_within_it():
+    costs = [[float(np.float32(0.05))]] * 4  # 0.05000000075
+    assert shares((0.05,), costs)["within_budget"] == 1 and violation((0.05,), mean_costs(costs)) == 0
+    assert score((0.05,), 1.0, mean_costs(costs)) == 1.0 and violation((30.0,), [30.0001]) > 0
 
 
 def test_a_constrained_run_says_its_costs_against_the_budget_of_the_best_and_of_the_last():

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from toy_runs import config
@@ -92,11 +93,27 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
 def test_tracebacks_lie_by_rank(tmp_path: Path):
     whole = config(f"storage={tmp_path}")
     assert traceback_of(whole, [0, 1]) == ""
-    write_traceback(whole, 3, "Traceback three")
-    write_traceback(whole, 1, "Traceback one")
+    write_traceback(whole, "worker-3", "Traceback three")
+    write_traceback(whole, "worker-1", "Traceback one")
     assert traceback_of(whole, [0, 1, 3]) == f"{tmp_path}/toy/errors/worker-1.txt"
     assert Path(traceback_of(whole, [3])).read_text() == "Traceback three"
-    write_traceback(config("storage=/proc"), 0, "a disk that cannot be written hides no error")
+    assert not write_traceback(config("storage=/proc"), "worker-0", "a disk that cannot be written hides no error")
+
+
+def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "hasty.py").write_text("def make():\n    raise RuntimeError('no licence\\nask for one')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    where = f"{tmp_path}/runs/toy/errors/driver.txt"
+    whole = config(f"storage={tmp_path}/runs", "env={id: 'hasty:make'}")
+    with pytest.raises(MarlRayError) as caught:
+        check_run(whole)
+    assert (
+        str(caught.value) == f"run 'toy' failed before it began: RuntimeError: no licence; its traceback is in {where}"
+    )
+    told = Path(where).read_text()
+    assert "hasty.py" in told and "ask for one" in told
 
 
 @pytest.mark.parametrize(
@@ -113,6 +130,27 @@ def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(numb
             said.append("cleaned up")
     assert said == ["kept", "cleaned up"]
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("moment", ["checks", "ray"])
+def test_the_command_answers_before_ray_has_started_too(
+    moment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def slow(*_: object) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        finally:  # the clean-up of a Ray that is half started takes many seconds
+            said.append(capsys.readouterr().err)
+
+    said = list[str]()
+    (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}").given()))
+    at = "training.driver.check_run" if moment == "checks" else "cluster.local.ray_here"
+    monkeypatch.setattr(f"marl_ray.{at}", slow)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(tmp_path / "run.yaml")])
+    assert caught.value.code == 130
+    assert said == ["toy: interrupted; no checkpoint had been written, so the same command begins anew\n"]
 
 
 def test_a_server_that_does_not_answer_holds_nobody_up():

@@ -3,17 +3,22 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
+import toy_gateways
 from toy_gateways import make_bundle
 from toy_runs import config
+from toy_sweeps import ToySweep
 
 from marl_ray.config import RunConfig, tracking_uri
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.manifest import pinned
+from marl_ray.training.run_folder import pin_bundles
 from marl_ray.training.tracking import Tracker, uri_of
+from marl_ray.tuning.track import SweepTracker
 
 
 def test_everything_has_one_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -57,6 +62,19 @@ def test_a_run_says_what_it_is_and_what_its_best_weights_earn(registry: tuple[Ru
     assert versions == {"1": "0.5", "2": "0.9", "3": "0.7"}
 
 
+def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told = {"return": 9.0, "best/return": 2.0, "best/episode_cost_0": 45.0}
+    monkeypatch.setattr(toy_gateways, "LINEAGE", toy_gateways.LINEAGE.model_copy(update={"metrics": told}))
+    sweep = ToySweep(tmp_path, seeds=1, set={"constraints": [{"budget": 30}]})
+    record = sweep.add({"algorithm": "ppo_lagrangian", "hyper.lr": 0.001}, objectives=[123.0])
+    tracker = SweepTracker(sweep.config, sweep.records)
+    assert tracker.register(record, Path(make_bundle(tmp_path / "bundles", 1))) == "models:/toy/1"
+    client = mlflow.MlflowClient(tracker.parent.uri, registry_uri=tracker.parent.uri)
+    assert client.get_model_version("toy", "1").tags["best_score"] == repr(
+        2.0 - 0.5e6
+    )  # half a budget above its budget
+
+
 def test_aliases_are_taken_wherever_versions_are(
     registry: tuple[RunConfig, list[str]], monkeypatch: pytest.MonkeyPatch
 ):
@@ -69,6 +87,18 @@ def test_aliases_are_taken_wherever_versions_are(
     assert load_bundle("models:/toy@latest").digest == digests[2]
     assert pinned("models:/toy@best", None) == "models:/toy/2"
     assert [pinned(same, None) for same in ("models:/toy/3", "a/folder@best")] == ["models:/toy/3", "a/folder@best"]
+    foe = "{me: {agents: [a]}, foe: {agents: [b], bundle: 'models:/toy@best', frozen: true}}"
+    rival = config(f"storage={whole.storage}", f"team={foe}")
+    record: dict[str, Any] = {}
+    assert pin_bundles(rival, record)["team"]["foe"]["bundle"] == "models:/toy/2"
+    alone = RunConfig.model_validate({"name": "alone", "env": {"id": "toy_envs:countdown"}})
+    assert pin_bundles(alone, {}) == alone.given()  # no team was given
+    client = mlflow.MlflowClient(uri_of(whole), registry_uri=uri_of(whole))
+    client.set_registered_model_alias("toy", "best", "3")
+    try:  # a run that is gone on with plays against whom it began with
+        assert pin_bundles(rival, json.loads(json.dumps(record)))["team"]["foe"]["bundle"] == "models:/toy/2"
+    finally:
+        client.set_registered_model_alias("toy", "best", "2")
     for wrong in ("models:/toy@none", "models:/none@best"):
         with pytest.raises(MarlRayError, match=f"bundle '{wrong}' is not in the model registry: "):
             load_bundle(wrong)

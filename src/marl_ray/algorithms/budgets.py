@@ -22,9 +22,11 @@ def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
 
 
 def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
-    """Sum over the signals of what the mean costs are above their budgets, in budgets (of 1 at least); 0 within all."""
+    """Sum over the signals of what the mean costs are above their budgets, in budgets (of 1 at least); 0 within all, where
+    rounding is allowed for as in `shares`."""
     pairs = zip(budgets, costs, strict=False)  # without constraints a signal may be gathered that has no budget
-    return sum(max(0.0, cost - budget) / max(budget, 1.0) for budget, cost in pairs)
+    over = [(cost - budget) / max(budget, 1.0) for budget, cost in pairs]
+    return sum(part for part in over if part > _ROUNDING)
 
 
 def score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float:

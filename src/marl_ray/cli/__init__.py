@@ -185,15 +185,17 @@ def demo(
 
 def _train_here(run: "RunConfig") -> "Outcome":
     from marl_ray.cluster.local import ray_here
-    from marl_ray.training.driver import check_run, finished
+    from marl_ray.training.driver import check_run, finished, say_kept
     from marl_ray.training.driver import train as train_on_ray
+    from marl_ray.training.interruption import answering
 
     before = finished(run)
     if before is not None:
         return before
-    check_run(run)
-    with ray_here():
-        return train_on_ray(run)
+    with answering(lambda: say_kept(run)):  # checks may take long, and so does a Ray that is half started
+        check_run(run)
+        with ray_here():
+            return train_on_ray(run)
 
 
 def _print_config(config: Any) -> None:

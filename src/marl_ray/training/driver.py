@@ -27,6 +27,7 @@ from marl_ray.training.run_folder import (
     check_folder,
     filesystem_of,
     kept,
+    pin_bundles,
     record_of,
     storage_of,
     traceback_of,
@@ -76,14 +77,25 @@ def check_run(config: RunConfig) -> None:
     Builds the environment once (which also compiles what it compiles, cached for the workers) and the models; language
     models without their weights.
     """
-    from marl_ray.envs import check_costs, make_env, warm_up
-    from marl_ray.training.team import build_models, team_agents
-    from marl_ray.training.warm_start import read_decisions
-
     uri_of(config)
     check_sinks(config)
     check_folder(config)
     record_of(config)
+    try:
+        _check_environment(config)
+    except MarlRayError:
+        raise
+    except Exception as error:  # whatever the user's own environment raises
+        where = write_traceback(config, "driver", traceback.format_exc())
+        more = f"; its traceback is in {where}" if where else ""
+        raise MarlRayError(f"run {config.name!r} failed before it began: {named(error)}{more}") from error
+
+
+def _check_environment(config: RunConfig) -> None:
+    from marl_ray.envs import check_costs, make_env, warm_up
+    from marl_ray.training.team import build_models, team_agents
+    from marl_ray.training.warm_start import read_decisions
+
     warm_up(config.env, config.constraints)
     env = make_env(config.env, config.constraints)
     try:
@@ -137,9 +149,10 @@ def train(config: RunConfig) -> Outcome:
     queue: Any = None
     log: MetricsLog | None = None
     try:
-        shield.enter_context(answering(lambda: _say(config, f"interrupted; {kept(config)}")))
+        shield.enter_context(answering(lambda: say_kept(config)))
         tracker.reopen()
         record |= {"mlflow_run_id": tracker.run_id}
+        pinned = pin_bundles(config, record)
         write_record(config, record)
         sinks = open_sinks(config, tracker.run_id)
         poll_often()
@@ -147,7 +160,7 @@ def train(config: RunConfig) -> Outcome:
         trainer: Any = TorchTrainer(
             worker,
             train_loop_config={
-                "config": config.given(),
+                "config": pinned,
                 "queue": queue,
                 "run_id": tracker.run_id,
                 "tracking_uri": tracker.uri,
@@ -246,7 +259,7 @@ def worker(payload: dict[Any, Any]) -> Any:
             return {STOPPED: str(error)}
         except Exception:
             rank = ray.train.get_context().get_world_rank()
-            write_traceback(RunConfig.model_validate(payload["config"]), rank, traceback.format_exc())
+            write_traceback(RunConfig.model_validate(payload["config"]), f"worker-{rank}", traceback.format_exc())
             raise
         finally:
             rows.flush()
@@ -273,6 +286,11 @@ def check_capacity(config: RunConfig) -> bool:
             f"but this cluster can never have more than {most['GPU']:g}"
         )
     return use_gpu
+
+
+def say_kept(config: RunConfig) -> None:
+    """Answer an interruption with what the same command will go on with."""
+    _say(config, f"interrupted; {kept(config)}")
 
 
 def _say(config: RunConfig, text: str) -> None:

@@ -2,7 +2,7 @@
 
 NAME/run.json        what the run is, its MLflow run, and how it ended where it has
 NAME/checkpoint_*    Ray Train's folders, one per checkpoint
-NAME/errors/         the last traceback of each worker that failed
+NAME/errors/         the last traceback of each worker that failed, and of the driver's checks
 """
 
 import contextlib
@@ -16,12 +16,14 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.tracking import flatten
+from marl_ray.training.tracking import flatten, uri_of
 
 JOB_FOLDER = "working_dir_files"
 """Ray unpacks a job's working directory under a folder of this name, and deletes it with the job."""
 MOST_NAMED = 4
 """Differing keys that an error lists."""
+PINNED = "pinned"
+"""Key of the run's record: `models:/NAME@ALIAS` -> the version that it named when the run began."""
 CHECKPOINTS = "checkpoint_manager_snapshot.json"
 """Ray Train's list of the checkpoints that are complete."""
 
@@ -107,6 +109,27 @@ def record_of(config: RunConfig) -> dict[str, Any]:
     return record
 
 
+def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
+    """The config as plain data, with the version that every alias of `team` named when the run began.
+
+    Noted in the record: a frozen policy is read anew at every start, and an alias may have moved by then.
+    """
+    from marl_ray.policies.manifest import pinned
+
+    data, known = config.given(), record.setdefault(PINNED, {})
+    given = data.get("team", {})
+    for name, policy in config.team.items():
+        places = [(policy.bundle, given.get(name, {}), "bundle")]
+        if policy.model is not None:
+            places.append((policy.model.path, given.get(name, {}).get("model", {}), "path"))
+        for reference, place, key in places:
+            if reference is not None and key in place:
+                if reference not in known and pinned(reference, uri_of(config)) != reference:
+                    known[reference] = pinned(reference, uri_of(config))
+                place[key] = known.get(reference, reference)
+    return data
+
+
 def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
     """Make the run's folder, with this record."""
     filesystem, folder = filesystem_of(config)
@@ -128,13 +151,17 @@ def kept(config: RunConfig) -> str:
     return f"kept iteration {at[0]:,}, step {at[1]:,} in {where}; the same command goes on from there"
 
 
-def write_traceback(config: RunConfig, rank: int, text: str) -> None:
-    """Keep the traceback of a worker, which Ray Train does not bring to the driver."""
+def write_traceback(config: RunConfig, whose: str, text: str) -> str:
+    """Keep a traceback: that of the driver, or of a worker, which Ray Train does not bring to the driver. Where it lies;
+    empty if it could not be written."""
     filesystem, folder = filesystem_of(config)
+    path = f"{folder}/errors/{whose}.txt"
     with contextlib.suppress(OSError):  # a full disk must not hide the error itself
         filesystem.create_dir(f"{folder}/errors")
-        with filesystem.open_output_stream(f"{folder}/errors/worker-{rank}.txt") as stream:
+        with filesystem.open_output_stream(path) as stream:
             stream.write(text.encode())
+        return path
+    return ""
 
 
 def traceback_of(config: RunConfig, ranks: Iterable[int]) -> str:

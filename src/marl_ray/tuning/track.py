@@ -11,8 +11,9 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
+from marl_ray.training.driver import best_score_of
 from marl_ray.training.tracking import Tracker
-from marl_ray.tuning.results import Record, Records, signed
+from marl_ray.tuning.results import Record, Records
 
 FLUSH_S = 5.0
 """Least time between two sendings of a trial's rows."""
@@ -59,13 +60,21 @@ class SweepTracker:
         self._try(lambda: child.end(ENDINGS.get(record.status, "FAILED")))
 
     def register(self, record: Record, bundle: Path) -> str:
-        """Register the winner's bundle as a version of the sweep's name; empty if that failed."""
+        """Register the winner's bundle as a version of the sweep's name; empty if that failed.
+
+        Its `best_score` is its own, as of a single run: the metric of a sweep is a mean over seeds of what chose the
+        winner, or another number altogether, and versions of one name must be comparable.
+        """
         from marl_ray.policies.bundle import load_bundle
 
         found: list[str] = []
-        scores = signed(self.config.metric, record.objectives)
-        score = None if scores is None else scores[0]
-        self._try(lambda: found.append(self.parent.register(bundle, load_bundle(bundle).digest, score)))
+
+        def make() -> None:
+            loaded = load_bundle(bundle)
+            score = best_score_of(self._config(record) or self.base, loaded.manifest.lineage.metrics)
+            found.append(self.parent.register(bundle, loaded.digest, score))
+
+        self._try(make)
         self._try(lambda: self.parent.tag({"winner": f"{record.number:04d}"}))
         return found[0] if found else ""
 
