@@ -167,7 +167,8 @@ class Played:
         total, count = (bootstrap * own).sum(2), own.sum(2)
         others = [other for other, player in players.items() if other != name and player.model.cost_critic is not None]
         lacking = count == 0
-        if others and any(self._acting_at_end(other).any(2)[lacking[..., 0].numpy()].any() for other in others):
+        acting = [torch.from_numpy(self._acting_at_end(other)).any(2, keepdim=True) for other in others]
+        if any(bool((known & lacking).any()) for known in acting):
             for other in others:
                 theirs = torch.from_numpy(self._acting_at_end(other))[..., None]
                 ahead = self._cost_values(other, players[other])[1]

@@ -127,9 +127,11 @@ class Run:
         """Evaluate what training starts from, if there are evaluations; the metrics of step 0."""
         self.fresh = False
         if self.config.evaluates:
-            self.metrics = {"iteration": 0, "steps": 0} | self.evaluate()[0]
-            # What that cost says little of later: a team that learns may end its episodes sooner, or later.
-            self.state["evaluate_at"] = self.config.train.total_steps / EVALUATIONS
+            found, cost = self.evaluate()
+            self.metrics = {"iteration": 0, "steps": 0} | found
+            total = self.config.train.total_steps
+            # A team that learns may end its episodes sooner than at first, so the middle of the run is not left out.
+            self.state["evaluate_at"] = max(total / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, total / 2))
             self.clock.read(0)
         return self.metrics
 
