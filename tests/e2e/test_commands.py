@@ -14,7 +14,7 @@ from marl_ray.config import SPECS
 from marl_ray.policies.bundle import Manifest
 
 CONFIG = "jobs/configs/multigrid_mappo.yaml"
-SHORT = ["train.total_steps=2048", "tracking.progress=false"]
+SHORT = ["train.total_steps=2048", "evaluation.episodes=4", "tracking.progress=false"]
 
 
 def command(*arguments: str, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
@@ -23,10 +23,13 @@ def command(*arguments: str, timeout: float = 240, **env: str) -> subprocess.Com
     return subprocess.run(program, cwd=ROOT, env=without_ray() | env, capture_output=True, text=True, timeout=timeout)
 
 
-def trained(storage: Path, name: str = "gridworld-mappo") -> dict[str, str]:
-    """Policy -> sha256 of its weights in the one bundle of a run."""
-    (path,) = (storage / name).glob("checkpoint_*/bundle/bundle.json")
-    return {policy: part.sha256 for policy, part in Manifest.model_validate_json(path.read_bytes()).policies.items()}
+def trained(storage: Path, name: str = "gridworld-mappo") -> dict[int, dict[str, str]]:
+    """Steps -> policy -> sha256 of its weights in the bundles that a run has kept."""
+    kept = [
+        Manifest.model_validate_json(p.read_bytes()) for p in (storage / name).glob("checkpoint_*/bundle/bundle.json")
+    ]
+    assert kept
+    return {one.lineage.steps: {policy: part.sha256 for policy, part in one.policies.items()} for one in kept}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["submit", "--help"], ["demo", "--help"]])

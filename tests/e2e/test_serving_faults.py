@@ -152,8 +152,9 @@ def loaded(gateway: Deployed, fault: str) -> Iterator[list[Sent]]:
         yield requests
         time.sleep(QUIET_S)
     late = [r.sent - rolled_back for r in requests if r.experiment == cut and r.path == ACT and r.arm == TREATMENT]
-    print(f"rollback: the arm's last answer was to a request sent {max(late):+.3f} s from the acknowledgement")
-    assert max(late) < CUT_S
+    last = max(late, default=float("-inf"))  # a slow machine may have sent none since the rollback, or before it
+    print(f"rollback: the arm's last answer was to a request sent {last:+.3f} s from the acknowledgement")
+    assert last < CUT_S
     assert any(r.arm == TREATMENT for r in requests if r.experiment == main and r.sent > rolled_back + CUT_S)
     assert set(before.values()) == {CONTROL, TREATMENT}
     for _ in range(3):  # by one replica and the other

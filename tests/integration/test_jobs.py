@@ -55,7 +55,7 @@ def test_submission_id_joins_the_same_job_and_refuses_another(ray_cluster: Local
 
 
 def test_a_dropped_log_connection_loses_and_repeats_nothing(ray_cluster: LocalRay, tmp_path: Path, monkeypatch) -> None:
-    script = "import time\nfor i in range(8):\n    print('line', i)\n    time.sleep(0.25)\n"
+    script = "import time\nfor i in range(8):\n    print('line', i)\n    time.sleep(0.5)\n"
     (tmp_path / "main.py").write_text(script)
     client = jobs.connect(ray_cluster.dashboard_url)
     whole, drops = client.tail_job_logs, iter(range(2))

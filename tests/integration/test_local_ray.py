@@ -76,7 +76,7 @@ def test_nothing_is_left(
                 break
         if number is not None:
             os.killpg(child.pid, number) if number == signal.SIGINT else child.send_signal(number)
-        _, errors = child.communicate(timeout=90)
+        _, errors = child.communicate(timeout=240)
     finally:
         child.kill()
     assert facts and len(facts["processes"]) > 5, errors

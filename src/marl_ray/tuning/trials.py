@@ -125,7 +125,7 @@ def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:
     objectives, done = ended["objectives"], ended["done"]
     if objectives is None and done:
         missing = next(m["name"] for m in leg.metrics if not any(m["name"] in row for row in book.rows))
-        raise never_reported(missing, book.rows[-1] if book.rows else {})
+        raise never_reported(missing, {key for row in book.rows for key in row})
     return {"status": "finished" if done else "waiting", "error": "", "objectives": objectives}
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -58,6 +58,8 @@ class Unit:
         self.every = configs[0].checkpoint.every
         self.fresh = resume_from is None
         """Whether no seed has played yet."""
+        self.reported: set[str] = set()
+        """Names of all metrics until now."""
 
     @property
     def done(self) -> bool:
@@ -114,6 +116,7 @@ class Unit:
             raise Diverged(f"seed {seed}: {error}") from error
         score = run.score()
         row |= {"score": score} if row and score > UNKNOWN else {}
+        self.reported |= set(row)
         return row
 
     def _row(self) -> Metrics:
@@ -135,7 +138,7 @@ class Unit:
             value = row.get(metric.name)
             if value is None:
                 if not metric.name.startswith(LATER):
-                    raise never_reported(metric.name, row)
+                    raise never_reported(metric.name, self.reported)
             elif not math.isfinite(value):
                 raise Diverged(f"seed {seed}: metric {metric.name!r} is {value} at step {row['steps']:,}")
             else:
@@ -181,6 +184,6 @@ def run_leg(
             checkpoint()
 
 
-def never_reported(name: str, row: Metrics) -> MarlRayError:
-    """The error for a metric that no iteration has."""
-    return MarlRayError(f"metric {name!r} is never reported; a run reports {', '.join(sorted(row))}")
+def never_reported(name: str, reported: Iterable[str]) -> MarlRayError:
+    """The error for a metric that no row has."""
+    return MarlRayError(f"metric {name!r} is never reported; a run reports {', '.join(sorted(reported))}")
