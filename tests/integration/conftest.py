@@ -5,7 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
+import torch
 from mlflow.store.db import utils
+
+torch.set_num_threads(1)  # tests run side by side, and what they compute is small
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ from multigrid.core.world_object import Lava
 from multigrid.envs import CONFIGURATIONS
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-from marl_ray.config.run import CostConfig, EnvConfig
+from marl_ray.config import CostConfig, EnvConfig
 from marl_ray.envs import make_env, warm_up
 from marl_ray.envs.gridworld import DONE, FORWARD, IDS, LEFT, RIGHT, Gridworld
 from marl_ray.errors import MarlRayError

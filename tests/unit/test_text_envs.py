@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.test import api_test
 
-from marl_ray.config.run import ConstraintConfig, CostConfig, EnvConfig
+from marl_ray.config import ConstraintConfig, CostConfig, EnvConfig
 from marl_ray.envs import check_costs, is_text, make_env, warm_up
 from marl_ray.envs.math_tasks import MathTasks
 from marl_ray.envs.tasks import MathTask
