@@ -17,7 +17,8 @@ from marl_ray.errors import MarlRayError
 
 # Starts a Ray, says what it consists of, and then ends in the way that argv[1] names.
 CHILD = """
-import json, os, pathlib, subprocess, sys, tempfile, time
+import json, os, pathlib, signal, subprocess, sys, tempfile, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 before = {k: v for k, v in os.environ.items() if k.startswith(("RAY_", "GLOO_", "PATH"))}
 from marl_ray.cluster import jobs
 from marl_ray.cluster.local import _processes_of, local_ray
