@@ -1,12 +1,12 @@
 """Which task comes next, chosen by what has been solved so far."""
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pettingzoo import AECEnv
 
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError
+from marl_ray.imports import imported
 
 Chooser = Callable[[int, Mapping[int, float], int], int]
 """(position, solved, tasks) -> index in [0, tasks) of the task to play. `position` counts the groups of the run, `solved`
@@ -82,14 +82,12 @@ def _easiest_first_of(env: AECEnv, tasks: int) -> Chooser:
 
 
 def _imported(name: str) -> Chooser:
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise MarlRayError(f"train.curriculum={name}: expected easiest_first or package.module:callable")
     try:
-        chooser = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the user's module raises while it loads
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise MarlRayError(f"train.curriculum: cannot import {name} ({reason})") from error
+        chooser = imported(name)
+    except MarlRayError as error:
+        raise MarlRayError(f"train.curriculum: {error}") from error
     if not callable(chooser):
         raise MarlRayError(f"train.curriculum={name}: expected a callable chooser(position, solved, tasks)")
     found: Chooser = chooser

@@ -124,9 +124,10 @@ def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
             places.append((policy.model.path, given.get(name, {}).get("model", {}), "path"))
         for reference, place, key in places:
             if reference is not None and key in place:
-                if reference not in known and pinned(reference, uri_of(config)) != reference:
-                    known[reference] = pinned(reference, uri_of(config))
-                place[key] = known.get(reference, reference)
+                version = known.get(reference) or pinned(reference, uri_of(config))
+                if version != reference:
+                    known[reference] = version
+                place[key] = version
     return data
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marl_ray.algorithms.budgets import violation
 from marl_ray.config import RunConfig
 from marl_ray.training.summary import run_summary
 
@@ -33,7 +34,9 @@ def cost_cells(rows: Rows, seeds: Sequence[int], budgets: Sequence[float]) -> li
         costs = [found[f"eval/episode_cost_{k}"] for found in last if f"eval/episode_cost_{k}" in found]
         if len(costs) < len(seeds):
             return []
-        cells.append({"low": min(costs), "high": max(costs), "budget": budget, "over": max(costs) > budget})
+        cells.append(
+            {"low": min(costs), "high": max(costs), "budget": budget, "over": violation([budget], [max(costs)]) > 0}
+        )
     return cells
 
 
