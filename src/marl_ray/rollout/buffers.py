@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -67,6 +68,21 @@ class Buffer:
         self.truncated[t] |= truncated
 
 
+class Ahead(NamedTuple):
+    """What the critics of a policy are asked about: every step, and what comes after where rows were cut."""
+
+    inputs: np.ndarray
+    """(T + 1, copies, ...) what they read at the steps and after the last one."""
+    finals: list[np.ndarray]
+    """What they read after each of `cuts`."""
+    cuts: list[tuple[int, int]]
+    """(step, copy)."""
+    open_end: np.ndarray
+    """(copies, agents) bool: rows that go on in the next batch."""
+    truncated: np.ndarray
+    """(T or more, copies, agents) bool."""
+
+
 @dataclass
 class Played:
     """A batch as it was played: one buffer per policy, and the observations where episodes were cut."""
@@ -89,7 +105,8 @@ class Played:
         """The batch of one policy, with the critics' values."""
         player, buffer, steps = players[name], self.buffers[name], self.steps
         copies, agents = buffer.mask.shape[1:]
-        inputs, finals = self._critic_inputs(name, player)
+        after = self._ahead(name, player)
+        inputs = after[0]
 
         def rows(array: np.ndarray | Tensor) -> Tensor:
             """(T, copies, agents, ...) to (copies * agents, T, ...)."""
@@ -99,12 +116,13 @@ class Played:
         def spread(per_copy: np.ndarray) -> Tensor:
             return torch.as_tensor(per_copy).repeat_interleave(agents)
 
-        after = (inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
-        values, bootstrap = _values(player.model.critic, (player.value_norm,), (steps, copies, agents, 1), *after)
-        cost_values, cost_bootstrap = self._cost_values(name, player)
+        shape = (steps, copies, agents)
+        signals = buffer.costs.shape[-1]
+        values, bootstrap = _values(player.model.critic, (player.value_norm,), (*shape, 1), *after)
+        cost_values, cost_bootstrap = _values(player.model.cost_critic, player.cost_norms, (*shape, signals), *after)
         if player.model.cost_critic is not None:
             cost_bootstrap = self._for_all(name, cost_bootstrap, players)
-        over, over_cut = np.zeros((steps, copies, agents), bool), np.zeros((steps, copies, agents), bool)
+        over, over_cut = np.zeros(shape, bool), np.zeros(shape, bool)
         for (t, c), cut in self.ends.items():
             (over_cut if cut else over)[t, c] = True
         return Trajectories(
@@ -131,28 +149,22 @@ class Played:
             turn=torch.zeros(copies * agents, dtype=torch.int64),
         )
 
-    def _critic_inputs(self, name: str, player: Player) -> tuple[np.ndarray, list[np.ndarray]]:
-        """What a policy's critics read: (T + 1, copies, ...) at the steps, and the rows after the cuts."""
-        if not player.model.central:
-            return self.buffers[name].rows[: self.steps + 1], [cut[name] for cut in self.cuts.values()]
-        copies = self.buffers[name].mask.shape[1]
-        joint = [b.rows[: self.steps + 1].reshape(self.steps + 1, copies, -1) for b in self.buffers.values()]
-        finals = [np.concatenate([rows.reshape(-1) for rows in cut.values()]) for cut in self.cuts.values()]
-        return np.concatenate(joint, -1), finals
+    def _ahead(self, name: str, player: Player) -> Ahead:
+        """What the critics of a policy are asked about."""
+        buffer, steps = self.buffers[name], self.steps
+        if player.model.central:
+            joint = [b.rows[: steps + 1].reshape(steps + 1, b.rows.shape[1], -1) for b in self.buffers.values()]
+            inputs = np.concatenate(joint, -1)
+            finals = [np.concatenate([rows.reshape(-1) for rows in cut.values()]) for cut in self.cuts.values()]
+        else:
+            inputs, finals = buffer.rows[: steps + 1], [cut[name] for cut in self.cuts.values()]
+        return Ahead(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
 
     def _open_end(self, name: str) -> np.ndarray:
         """(copies, agents) bool: a row that is not over at its last step goes on in the next batch: it bootstraps from what
         comes after."""
         buffer, last = self.buffers[name], self.steps - 1
         return np.asarray(buffer.acted[last] & ~buffer.terminated[last] & ~buffer.truncated[last])
-
-    def _cost_values(self, name: str, player: Player) -> tuple[Tensor, Tensor]:
-        """Of the cost critic at the steps and where agents that still acted were cut, (T, copies, agents, K) each."""
-        buffer = self.buffers[name]
-        shape = (self.steps, *buffer.costs.shape[1:])
-        inputs, finals = self._critic_inputs(name, player)
-        after = (inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
-        return _values(player.model.cost_critic, player.cost_norms, shape, *after)
 
     def _acting_at_end(self, name: str) -> np.ndarray:
         """(T, copies, agents) bool: agents that were cut, or go on, where the row or the team's episode is cut."""
@@ -170,9 +182,11 @@ class Played:
         acting = [torch.from_numpy(self._acting_at_end(other)).any(2, keepdim=True) for other in others]
         if any(bool((known & lacking).any()) for known in acting):
             for other in others:
-                theirs = torch.from_numpy(self._acting_at_end(other))[..., None]
-                ahead = self._cost_values(other, players[other])[1]
-                total = total + torch.where(lacking, (ahead * theirs).sum(2), 0.0)
+                player, theirs = players[other], torch.from_numpy(self._acting_at_end(other))[..., None]
+                shape = (self.steps, *self.buffers[other].costs.shape[1:])
+                ahead = self._ahead(other, player)
+                costs = _values(player.model.cost_critic, player.cost_norms, shape, *ahead)[1]
+                total = total + torch.where(lacking, (costs * theirs).sum(2), 0.0)
                 count = count + theirs.sum(2) * lacking
         return torch.where(own, bootstrap, (total / count.clamp(min=1))[:, :, None])
 

@@ -10,7 +10,7 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.envs.batch import EnvBatch
 from marl_ray.rollout.buffers import Buffer, Played, Player
-from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.group_spread import GroupSums, informative
 from marl_ray.rollout.random import ATTEMPT_BITS, action_noise, episode_seed
 from marl_ray.trajectories import Trajectories
 
@@ -176,13 +176,13 @@ class Collector:
 
     def _uninformative(self, played: Played) -> np.ndarray:
         """(copies,) bool: members of groups in which every agent of every judging policy scores the same."""
-        informative = np.full(len(self.numbers), not self.plan.judges)
+        teaching = np.full(len(self.numbers), not self.plan.judges)
         for name in self.plan.judges:
             scores = played.buffers[name].rewards[: played.steps].sum(0, dtype=np.float64)
             for group in np.unique(played.groups):
                 members = (played.groups == group) & ~played.greedy
-                informative[played.groups == group] |= bool((np.ptp(scores[members], axis=0) > 0).any())
-        return ~informative
+                teaching[played.groups == group] |= informative(scores[members])
+        return ~teaching
 
     def _play(
         self, players: Mapping[str, Player], played: Played, iteration: int, restart: bool, attempt: int = 0

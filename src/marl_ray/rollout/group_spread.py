@@ -6,6 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 
+def informative(scores: np.ndarray) -> bool:
+    """Whether some agent does not score the same in all members of a group, (members, agents)."""
+    return bool((np.ptp(scores, axis=0) > 0).any())
+
+
 class GroupSums(NamedTuple):
     """Sums over groups; those of several workers add up."""
 
@@ -18,8 +23,7 @@ class GroupSums(NamedTuple):
     @classmethod
     def of(cls, scores: Sequence[np.ndarray]) -> "GroupSums":
         """Of groups whose scores are (members, agents) each."""
-        informative = sum(bool((np.ptp(own, axis=0) > 0).any()) for own in scores)
-        return cls(len(scores), informative, float(sum(own.std(axis=0).mean() for own in scores)))
+        return cls(len(scores), sum(map(informative, scores)), float(sum(own.std(axis=0).mean() for own in scores)))
 
     def __add__(self, other: "GroupSums") -> "GroupSums":  # type: ignore[override]
         return GroupSums(self.groups + other.groups, self.informative + other.informative, self.spread + other.spread)

@@ -17,7 +17,7 @@ from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.tokenizers import check_fits, encode_prompt
 from marl_ray.rollout.collector import Plan
 from marl_ray.rollout.curriculum import Curriculum
-from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.group_spread import GroupSums, informative
 from marl_ray.rollout.random import episode_seed, permutation
 from marl_ray.rollout.responses import Row, TokenPlayer, to_trajectories
 from marl_ray.rollout.streams import EVALUATION, TRAINING, response_stream
@@ -233,7 +233,7 @@ def _encode(player: TokenPlayer, copy: TextCopy) -> list[int]:
 
 def _informative(members: Sequence[TextCopy], judging: set[str]) -> bool:
     """Whether some agent of `judging` scored differently in the members that do not play greedily."""
-    return bool((np.ptp(_scores(members, judging), axis=0) > 0).any())
+    return informative(_scores(members, judging))
 
 
 def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:
