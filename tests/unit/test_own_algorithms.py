@@ -126,7 +126,7 @@ EVERYTHING = {
     "importance_cap": 2.0,
 }
 """What switches on the parts that other keys belong to."""
-BY_OTHERS = {"lr_decay", "dynamic_sampling"}
+BY_OTHERS = {"lr_decay", "lr_warmup", "dynamic_sampling"}
 """Read outside of an update: between updates, and by the collector."""
 
 

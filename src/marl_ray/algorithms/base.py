@@ -26,8 +26,8 @@ class Evaluated(NamedTuple):
     mask: Tensor
     """bool: decisions that are trained on."""
     behaviour_log_probs: Tensor
-    """Of the policy that sampled, as the rollout recorded them; equal to `old_log_probs` unless `Spec.recompute` or
-    `importance_cap` has the learner evaluate those itself."""
+    """Of the policy that sampled, as the rollout recorded them; equal to `old_log_probs` unless `Spec.recompute`,
+    `importance_cap` or bfloat16 has the learner evaluate those itself."""
     values: Tensor
     """The critic's estimates when the decisions were made, in reward units; 0 without a critic."""
     reference_log_probs: Tensor | None = None

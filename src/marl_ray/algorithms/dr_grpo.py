@@ -3,7 +3,7 @@
     A_i = s_i - mean_G s       L = 1/N sum_i 1/L_max sum_t -min(rho_it A_i, clip(rho_it) A_i)
 
 No division by the group's standard deviation (which favours easy and hard starts), and one constant in place of each
-sequence's own length (which favours long wrong answers): `fixed_length`, the horizon when not given.
+sequence's own length (which favours long wrong answers): the most decisions that a sequence may have.
 """
 
 from marl_ray.algorithms.base import Algorithm

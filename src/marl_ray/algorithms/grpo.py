@@ -22,7 +22,7 @@ def group_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tenso
     index, count = group_index(batch.group, batch.agent, batch.turn)
     scores, include = sequence_scores(batch.rewards), ~batch.greedy & batch.mask.any(1)
     if hyper.advantage_norm == "group":
-        relative = standardised(scores, index, count, include, eps=hyper.std_eps, ddof=hyper.std_ddof)
+        relative = standardised(scores, index, count, include, ddof=hyper.std_ddof)
     else:
         relative = centred(scores, index, count, include)
     return relative[:, None] * batch.mask, None

@@ -1,8 +1,8 @@
 """PID-Lagrangian (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964): the multiplier is a controller's output.
 
 PPO-Lagrangian with lambda = max(0, kp P + I + kd D), see `multipliers.PID`. The proportional part damps the oscillation of
-the integral alone, the derivative part acts only on rising costs. By default P and J are not smoothed (`pid_ema` 0), where
-the authors' code smooths both over twenty batches (0.95): an error that is so late damps nothing.
+the integral alone, the derivative part acts only on rising costs. P and J are not smoothed, where the authors' code smooths
+both over twenty batches (0.95): an error that is so late damps nothing.
 """
 
 from marl_ray.algorithms.base import Algorithm
@@ -15,7 +15,9 @@ from marl_ray.config import SPECS, AlgorithmConfig
 def multiplier(hyper: AlgorithmConfig, budget: float) -> PID:
     return PID(
         budget,
-        *(hyper.pid_kp, hyper.pid_ki, hyper.pid_kd, hyper.pid_delay, hyper.pid_ema, hyper.pid_ema),
+        *(hyper.pid_kp, hyper.pid_ki, hyper.pid_kd, hyper.pid_delay),
+        error_decay=0.0,
+        cost_decay=0.0,
         integral=hyper.multiplier_init,
     )
 

@@ -15,7 +15,7 @@ from marl_ray.cli.options import LOCAL_DASHBOARD, Address, SubmissionId
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
-    from marl_ray.config import RunConfig
+    from marl_ray.config import RunConfig, Spec
     from marl_ray.training.driver import Outcome
 
 INTERRUPTED = 130
@@ -121,6 +121,7 @@ def algorithms(
     except MarlRayError as error:
         raise MarlRayError(f"algorithm: {error}") from error
     defaults = spec.hyper.model_validate(spec.defaults).model_dump(mode="json")
+    by_model = _language_defaults(spec) if spec.token_policies and spec.critic != "central" else {}
     print(f"{name}: {spec.title}, {spec.paper}")
     print(f"  needs   {', '.join(spec.needs) or 'nothing'}")
     print(
@@ -131,7 +132,27 @@ def algorithms(
         print(f"  {title}")
         for knob in knobs:
             described = spec.hyper.model_fields[knob].description or ""
-            print(f"    hyper.{knob} = {json.dumps(defaults[knob])}  {' '.join(described.split())}".rstrip())
+            of_models = f" ({by_model[knob]})" if knob in by_model else ""
+            print(f"    hyper.{knob} = {json.dumps(defaults[knob])}{of_models}  {' '.join(described.split())}".rstrip())
+
+
+def _language_defaults(spec: "Spec") -> dict[str, str]:
+    """What an algorithm's keys default to for language models, in words, where that differs from actor-critics."""
+    from marl_ray.config import LoraConfig, ModelConfig
+    from marl_ray.config.families import family_defaults
+
+    kinds = {"path": {"path": "-"}, "path with lora": {"path": "-", "lora": LoraConfig()}}
+    kinds |= {"preset": {"preset": "tiny-1m"}, "preset with lora": {"preset": "tiny-1m", "lora": LoraConfig()}}
+    found = {kind: family_defaults(ModelConfig.model_validate(model)) | spec.defaults for kind, model in kinds.items()}
+    plain = spec.hyper.model_validate(spec.defaults).model_dump()
+    words = {}
+    for knob in next(iter(found.values())):
+        values = {kind: json.dumps(own[knob]) for kind, own in found.items()}
+        if len(set(values.values())) > 1:
+            words[knob] = "language models: " + ", ".join(f"{kind} {value}" for kind, value in values.items())
+        elif found["path"][knob] != plain[knob]:
+            words[knob] = f"language models: {values['path']}"
+    return words
 
 
 def _check_algorithm(name: str | None) -> None:

@@ -10,12 +10,17 @@ from marl_ray.config.hyper import AlgorithmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.imports import imported
 
-_OPTIMISER = ("lr", "lr_decay", "adam_eps", "epochs", "minibatches", "max_grad_norm")
-_ADVANTAGE = ("advantage_norm", "std_ddof", "std_eps")
+ADAM = ("adam_betas", "adam_eps")
+"""Keys of `hyper` that `optimizer: adamw` reads, and no other."""
+_OPTIMISER = (
+    *("lr", "lr_decay", "lr_warmup", "optimizer", *ADAM, "weight_decay"),
+    *("epochs", "minibatches", "max_grad_norm"),
+)
+_ADVANTAGE = ("advantage_norm", "std_ddof")
 _LENGTH = ("overlong_filter", "overlong_buffer", "overlong_penalty")
 COMMON_KNOBS = (
     *_OPTIMISER,
-    *("target_kl", "entropy_coef", "entropy_target", "entropy_step", "aggregation", "fixed_length", "importance_cap"),
+    *("target_kl", "entropy_coef", "entropy_target", "entropy_step", "aggregation", "importance_cap"),
     *("kl_coef", "kl_estimator", "kl_place", "kl_target", "kl_horizon"),
     *_ADVANTAGE,
     *_LENGTH,
@@ -45,13 +50,13 @@ class Spec:
     """Sequential: policies are updated one after another, each given the change of those before it."""
     recompute: bool = False
     """The learner evaluates the old log-probabilities itself when an update begins, so that they differ from the
-    rollout's where another engine or older weights sampled."""
+    rollout's where another engine or older weights sampled. It does so anyway where it or the sampler computes in bfloat16."""
     token_policies: bool = True
     """Also trains language models."""
     knobs: tuple[str, ...] = ()
     """Keys of `hyper` that this algorithm reads besides the common ones."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Where it differs from the defaults of `hyper`."""
+    """Where it differs from the defaults of `hyper`, of whatever family of policies."""
     hyper: type[AlgorithmConfig] = AlgorithmConfig
     """The keys of `hyper` and their types; an algorithm with keys of its own gives a subclass that adds them."""
 
@@ -116,12 +121,12 @@ class Spec:
 
 _BOUNDS = ("clip", "clip_high")
 _CLIP = (*_BOUNDS, "dual_clip")
-_CRITIC = ("critic_lr", "gamma", "gae_lambda", "value_clip", "huber_delta")
+_CRITIC = ("critic_lr", "gamma", "gae_lambda", "value_clip", "huber_delta", "value_coef")
 _COST = ("cost_gamma", "cost_gae_lambda")
 _LAGRANGE = ("multiplier_init", "multiplier_lr", "multiplier_damping", "multiplier_max")
-_PID = ("multiplier_init", "pid_kp", "pid_ki", "pid_kd", "pid_ema", "pid_delay")
+_PID = ("multiplier_init", "pid_kp", "pid_ki", "pid_kd", "pid_delay")
 _TRUST = ("trust_region", "cg_iterations", "cg_damping", "line_search_steps", "line_search_decay")
-_GROUP: dict[str, Any] = {"std_ddof": 1, "std_eps": 1e-6, "entropy_coef": 0.0}
+_GROUP: dict[str, Any] = {"std_ddof": 1, "entropy_coef": 0.0}
 _CRITIC_FREE: dict[str, Any] = _GROUP | {"gamma": 1.0}
 
 
@@ -162,11 +167,9 @@ SPECS: dict[str, Spec] = {
         "REINFORCE++",
         "arXiv 2501.03262",
         knobs=(*_CLIP, "gamma"),
-        defaults=_CRITIC_FREE | {"aggregation": "token-mean", "advantage_norm": "batch", "std_eps": 1e-8},
+        defaults=_CRITIC_FREE | {"aggregation": "token-mean", "advantage_norm": "batch"},
     ),
-    "reinforce_pp_baseline": _groups(
-        "REINFORCE++ with a group baseline", "arXiv 2501.03262", "token-mean", "batch", std_eps=1e-8
-    ),
+    "reinforce_pp_baseline": _groups("REINFORCE++ with a group baseline", "arXiv 2501.03262", "token-mean", "batch"),
     "remax": Spec(
         "ReMax",
         "arXiv 2310.10505",

@@ -1,22 +1,36 @@
 """Hyper-parameters: every knob of every algorithm."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from marl_ray.config.base import Config
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class AlgorithmConfig(Config):
-    """Hyper-parameters of the update. Where an algorithm differs from these defaults, `marl-ray algorithms NAME` says so."""
+    """Hyper-parameters of the update. The defaults here are those of actor-critics; `config.families` has those of language
+    models. Where an algorithm differs from them, `marl-ray algorithms NAME` says so."""
 
     lr: PositiveFloat = 7e-4
-    """Adam learning rate of the actor."""
+    """Learning rate of the actor."""
     critic_lr: PositiveFloat | None = None
-    """Adam learning rate of the critics; `lr` when not given."""
+    """Learning rate of the critics; `lr` when not given."""
     lr_decay: bool = False
     """Decay the learning rates, and the trust region, linearly to zero at `train.total_steps`."""
+    lr_warmup: NonNegativeInt = 0
+    """Batches over which the learning rates, and the trust region, rise linearly to their full size: batch k of n has k / n
+    of it, times what `lr_decay` leaves."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """`adamw`: Adam with decoupled weight decay. `sgd`: plain gradient descent, which keeps no state."""
+    adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay of Adam's running means of the gradient and of its square."""
     adam_eps: PositiveFloat = 1e-5
+    """Added to the root of Adam's mean square."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Share of a weight that a step takes off, times the learning rate. Not of norms, biases and embeddings."""
     epochs: PositiveInt = 4
     """Passes over each batch."""
     minibatches: PositiveInt = 1
@@ -34,6 +48,8 @@ class AlgorithmConfig(Config):
     """Half-width of the value clip, in units of the value normaliser; null turns it off."""
     huber_delta: PositiveFloat = 10.0
     """Where the value loss turns from square to linear, in units of the value normaliser."""
+    value_coef: PositiveFloat = 1.0
+    """Weight of the critics' losses beside the policy's."""
 
     clip: PositiveFloat = 0.2
     """The ratio is held above 1 - clip."""
@@ -49,15 +65,12 @@ class AlgorithmConfig(Config):
     aggregation: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length"] = (
         "token-mean"
     )
-    """How the losses of a batch's decisions become one number."""
-    fixed_length: PositiveInt | None = None
-    """Divisor of `fixed-length` aggregation; `train.horizon` when not given."""
+    """How the losses of a batch's decisions become one number. `fixed-length` divides by the most decisions that a sequence
+    may have: `train.horizon`, or `generation.max_tokens` of a language model."""
     advantage_norm: Literal["batch", "group", "none"] = "batch"
     """What advantages are divided by: the standard deviation of the batch (centred too), of the group, or nothing."""
     std_ddof: Literal[0, 1] = 0
     """Degrees of freedom taken off in that standard deviation (1: Bessel)."""
-    std_eps: PositiveFloat = 1e-8
-    """Added to that standard deviation."""
 
     entropy_coef: NonNegativeFloat = 0.01
     entropy_target: PositiveFloat | None = None
@@ -102,8 +115,6 @@ class AlgorithmConfig(Config):
     """Integral gain."""
     pid_kd: NonNegativeFloat = 0.01
     """Derivative gain."""
-    pid_ema: float = Field(0.0, ge=0, lt=1)
-    """Smoothing of the proportional and the derivative part."""
     pid_delay: PositiveInt = 10
     """Batches over which the derivative is taken."""
     penalty: PositiveFloat = 1.0

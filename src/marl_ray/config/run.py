@@ -6,8 +6,9 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
-from marl_ray.config.algorithms import Spec, spec_of
+from marl_ray.config.algorithms import ADAM, Spec, spec_of
 from marl_ray.config.base import Config
+from marl_ray.config.families import family_defaults
 from marl_ray.config.hyper import AlgorithmConfig, GivenHyper
 from marl_ray.config.sections import (
     AlgorithmReference,
@@ -37,8 +38,8 @@ class RunConfig(Config):
     team: dict[str, PolicyConfig] = Field({"shared": PolicyConfig()}, min_length=1)
     """Policies by name and the agents they play; one policy shared by all agents when not given."""
     hyper: GivenHyper = GivenHyper()
-    """Hyper-parameters; what is not given has the algorithm's own default. Each key must be read by the algorithm of some
-    policy."""
+    """Hyper-parameters; what is not given has the default of the algorithm, or else of the family of policies. Each key must
+    be read by the algorithm of some policy."""
     constraints: tuple[ConstraintConfig, ...] = ()
     """Budgets of the environment's cost signals."""
     train: TrainConfig = TrainConfig()
@@ -127,6 +128,9 @@ class RunConfig(Config):
         spec, train = self.spec_of(name), self.train
         algorithm = self.algorithm_of(name)
         parts, of = (train.env_copies, "train.env_copies") if self.whole_episodes else (train.horizon, "train.horizon")
+        for key in ADAM if hyper.optimizer != "adamw" else ():
+            if key in self._given_to(name):
+                raise ValueError(f"{key} of policy {name!r}: expected optimizer=adamw, got {hyper.optimizer}")
         if hyper.minibatches > parts:
             raise ValueError(f"minibatches={hyper.minibatches} of policy {name!r} must not exceed {of}={parts}")
         if spec.groups and train.group_size < 2:
@@ -210,11 +214,16 @@ class RunConfig(Config):
         return spec_of(self.algorithm_of(policy))
 
     def hyper_of(self, policy: str) -> AlgorithmConfig:
-        """The algorithm's defaults, the run's hyper-parameters that it reads on top, the policy's own on top of those;
-        validated."""
-        spec = self.spec_of(policy)
-        given = {key: value for key, value in self.hyper.given().items() if key in spec.reads}
-        return spec.hyper.model_validate({**spec.defaults, **given, **self.team[policy].hyper})
+        """The defaults of the policy's family, on top of them the algorithm's own, the run's hyper-parameters that it reads
+        and the policy's own; validated."""
+        spec, own = self.spec_of(policy), self.team[policy]
+        return spec.hyper.model_validate({**family_defaults(own.model), **spec.defaults, **self._given_to(policy)})
+
+    def _given_to(self, policy: str) -> dict[str, Any]:
+        """Hyper-parameters that the user gave and this policy's algorithm reads."""
+        reads = self.spec_of(policy).reads
+        given = {key: value for key, value in self.hyper.given().items() if key in reads}
+        return given | self.team[policy].hyper
 
     def given(self) -> dict[str, Any]:
         """Plain data from which an equal config is made; what was not given stays open, so that defaults still apply."""

@@ -53,6 +53,9 @@ class Fixed:
     old_cost_values: Tensor
     """The same of the cost critic, (B, T, K)."""
     old_log_probs: Tensor
+    recomputed: bool
+    """Old log-probabilities and values are of the learner's own arithmetic: in the first gradient step they are what that
+    step computes, so that its ratios are exactly 1."""
     importance: Tensor | None
     """Weight of each decision's loss, for experience of another policy."""
     reference: Tensor | None

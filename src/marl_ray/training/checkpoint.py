@@ -61,6 +61,7 @@ def _sharded(learners: dict[str, Learner]) -> dict[str, Any]:
         if untouched:
             # Reading the state of an optimiser that has none makes it take an empty step, which Adam would count.
             for own in learner.optimizer.state.values():
-                own["step"].zero_()
+                if "step" in own:
+                    own["step"].zero_()
         whole[name] = {"model": model, "optimizer": optimizer}
     return whole

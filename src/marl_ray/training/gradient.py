@@ -48,7 +48,7 @@ def update(
             size = next(rows)
             if not size[0]:
                 continue  # nothing to learn from: a step would only follow the optimiser's momentum
-            sums += _step(learner, fixed, shape, cut, size, violations, costs)
+            sums += _step(learner, fixed, shape, cut, size, violations, costs, steps == 0)
             steps += 1
         if (
             by_gradient
@@ -70,14 +70,20 @@ def update(
 class _Pass:
     """One micro-batch, evaluated."""
 
-    def __init__(self, learner: "Learner", fixed: Fixed, shape: Shape, cut: Cut):
+    def __init__(self, learner: "Learner", fixed: Fixed, shape: Shape, cut: Cut, first: bool):
+        """`first`: no gradient step was taken on this batch yet."""
         cut, empty = _with_a_row(cut)
         self.cut, mask = cut, cut.of(fixed.mask, shape.agents)
         self.log_probs, self.entropy, self.values, self.cost_values = learner.family.evaluate(
             learner.model, fixed.inputs, fixed.batch, mask, shape, cut
         )
         self.mask = mask & (not empty)
-        self.old_log_probs = cut.of(fixed.old_log_probs, shape.agents)
+        if first and fixed.recomputed:  # bit for bit: GSPO's clip is narrower than the rounding of bfloat16
+            now = (self.log_probs, self.values, self.cost_values)
+            self.old_log_probs, self.old_values, self.old_cost_values = (None if x is None else x.detach() for x in now)
+        else:
+            then = (fixed.old_log_probs, fixed.old_values, fixed.old_cost_values)
+            self.old_log_probs, self.old_values, self.old_cost_values = (cut.of(x, shape.agents) for x in then)
         self.cost_advantages = cut.of(fixed.cost_advantages, shape.agents)
         self.advantages = cut.of(fixed.advantages, shape.agents)
 
@@ -101,15 +107,16 @@ def _step(
     size: Sequence[float],
     violations: Tensor,
     costs: CostStats,
+    first: bool,
 ) -> Tensor:
     """One gradient step on a minibatch of `size` (decisions, sequences) over all workers; this worker's part of METRICS."""
     spec, hyper = learner.algorithm.spec, learner.hyper
     sharded = cast(FSDPModule, learner.model)
     parts = list(micro_batches(cut, shape, learner.micro_batch, fixed.order))
-    first = _Pass(learner, fixed, shape, parts[0][0]) if len(parts) == 1 else None
+    whole = _Pass(learner, fixed, shape, parts[0][0], first) if len(parts) == 1 else None
     gates = torch.zeros(len(learner.budgets), device=learner.device)
     if spec.constraint == "penalty":
-        gates = _penalty_gates(learner, fixed, shape, parts, first, size, violations)
+        gates = _penalty_gates(learner, fixed, shape, parts, whole, size, violations, first)
     learner.optimizer.zero_grad(set_to_none=True)
     metrics = torch.zeros(len(METRICS), device=learner.device)
     moved = torch.zeros(len(learner.budgets), device=learner.device)
@@ -117,7 +124,7 @@ def _step(
         if len(parts) > 1 and learner.family.accumulates:  # gather the weights once, reduce the gradients once
             sharded.set_requires_gradient_sync(last)
             sharded.set_reshard_after_backward(last)
-        one = first if first is not None else _Pass(learner, fixed, shape, part)
+        one = whole if whole is not None else _Pass(learner, fixed, shape, part, first)
         loss, described = _loss(learner, fixed, shape, one, size, gates)
         # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
         (loss * world()[1]).backward()
@@ -146,12 +153,13 @@ def _penalty_gates(
     whole: _Pass | None,
     size: Sequence[float],
     violations: Tensor,
+    first: bool,
 ) -> Tensor:
     """Weights of the cost surrogates, (K,): the hinge is around the mean of the whole minibatch, so it comes first."""
     sums = torch.zeros(len(learner.budgets), device=learner.device)
     with torch.no_grad():
         for part, _ in parts:
-            one = whole if whole is not None else _Pass(learner, fixed, shape, part)
+            one = whole if whole is not None else _Pass(learner, fixed, shape, part, first)
             sums += _cost_surrogates(learner, one, size[0]).detach()
     return exact_penalty_weights(total(sums), violations, learner.hyper.penalty)
 
@@ -168,7 +176,7 @@ def _loss(
     """This pass's part of the global loss, and of METRICS."""
     algorithm, hyper, part, agents = learner.algorithm, learner.hyper, one.cut.of, shape.agents
     tokens, sequences = size
-    weights = loss_weights(one.mask, hyper.aggregation, tokens, sequences, hyper.fixed_length or learner.horizon)
+    weights = loss_weights(one.mask, hyper.aggregation, tokens, sequences, learner.horizon)
     mean = one.mask / max(size[0], 1)
     advantages = one.advantages
     if learner.multipliers:
@@ -206,10 +214,10 @@ def _loss(
         loss = loss.new_zeros(())  # the actor has its step already
     value, cost_value = loss.new_zeros(()), loss.new_zeros(())
     if fixed.returns is not None and one.values is not None:
-        valued = Valued(one.values, part(fixed.old_values, agents), part(fixed.returns, agents))
+        valued = Valued(one.values, one.old_values, part(fixed.returns, agents))
         value = (algorithm.value_loss(valued, hyper) * mean).sum()
     if fixed.cost_returns is not None and one.cost_values is not None:
-        valued = Valued(one.cost_values, part(fixed.old_cost_values, agents), part(fixed.cost_returns, agents))
+        valued = Valued(one.cost_values, one.old_cost_values, part(fixed.cost_returns, agents))
         signals = zip(*(x.unbind(-1) for x in valued), strict=True)
         cost_value = sum(
             ((algorithm.value_loss(Valued(*one_of), hyper) * mean).sum() for one_of in signals), cost_value
@@ -220,7 +228,7 @@ def _loss(
         *(((log_ratio.exp() - 1 - log_ratio) * mean).sum(), (result.clipped * mean).sum()),
         loss.new_zeros(()),
     ]
-    return loss + value + cost_value, torch.stack(described).detach()
+    return loss + hyper.value_coef * (value + cost_value), torch.stack(described).detach()
 
 
 def fit_critic(learner: "Learner", inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape) -> Tensor:
@@ -249,36 +257,55 @@ def fit_critic(learner: "Learner", inputs: Any, batch: Trajectories, mask: Tenso
     return values
 
 
-def evaluate_all(learner: "Learner", inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape) -> Outputs:
-    """The whole batch by the trainer's weights as they are, without gradients; right where `mask` (B, T) is True."""
+def evaluate_all(
+    learner: "Learner",
+    inputs: Any,
+    batch: Trajectories,
+    mask: Tensor,
+    shape: Shape,
+    cuts: Sequence[Cut] | None = None,
+) -> Outputs:
+    """The whole batch by the trainer's weights as they are, without gradients; right where `mask` (B, T) is True.
+
+    `cuts` are minibatches that make up the batch: their passes give, to the bit, what the same passes with gradients give.
+    """
 
     def one(cut: Cut) -> Outputs:
         own = cut.of(mask, shape.agents)
         return learner.family.evaluate(learner.model, inputs, batch, own, shape, cut)
 
-    log_probs, entropy, values, cost_values = in_passes(learner, batch, shape, one)
+    log_probs, entropy, values, cost_values = in_passes(learner, batch, shape, one, cuts)
     assert log_probs is not None and entropy is not None
     return Outputs(log_probs, entropy, values, cost_values)
 
 
 def in_passes(
-    learner: "Learner", batch: Trajectories, shape: Shape, evaluate: Callable[[Cut], Sequence[Tensor | None]]
+    learner: "Learner",
+    batch: Trajectories,
+    shape: Shape,
+    evaluate: Callable[[Cut], Sequence[Tensor | None]],
+    cuts: Sequence[Cut] | None = None,
 ) -> list[Tensor | None]:
-    """(B, T, ...) tensors from their parts (R, T, ...), pass by pass, without gradients; None stays None."""
+    """(B, T, ...) tensors from their parts (R, T', ...), pass by pass, without gradients; None stays None.
+
+    Passes are of the minibatches `cuts`, of the whole batch when not given.
+    """
     whole: list[Tensor | None] = []
     order = learner.family.order(learner.model, batch)
-    for part, _ in micro_batches(everything(shape), shape, learner.micro_batch, order):
-        cut, empty = _with_a_row(part)
-        with torch.no_grad():
-            found = evaluate(cut)
-        if cut.copies is None:
-            return list(found)
-        if not whole:
-            whole = [None if x is None else x.new_zeros(len(batch.mask), *x.shape[1:]) for x in found]
-        rows = cut.of(torch.arange(len(batch.mask))[:, None], shape.agents)[:, 0]
-        for array, piece in zip(whole, found, strict=True):
-            if array is not None and piece is not None and not empty:
-                array[rows] = piece
+    number = torch.arange(batch.mask.numel()).view(batch.mask.shape)
+    for minibatch in cuts or [everything(shape)]:
+        for part, _ in micro_batches(minibatch, shape, learner.micro_batch, order):
+            cut, empty = _with_a_row(part)
+            with torch.no_grad():
+                found = evaluate(cut)
+            if cut.copies is None and cut.times is None:
+                return list(found)
+            if not whole:
+                whole = [None if x is None else x.new_zeros(*batch.mask.shape, *x.shape[2:]) for x in found]
+            places = cut.of(number, shape.agents).flatten().to(batch.mask.device)
+            for array, piece in zip(whole, found, strict=True):
+                if array is not None and piece is not None and not empty:
+                    array.flatten(0, 1)[places] = piece.flatten(0, 1)
     return whole
 
 

@@ -1,6 +1,6 @@
 """The learner of one policy: FSDP2 weights, optimiser, normalisers, coefficients, and the update of one batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from marl_ray.training.batches import (
 from marl_ray.training.collectives import total, totals, world
 from marl_ray.training.cuts import Cut, Shape, minibatches
 from marl_ray.training.families import Copies, family_of
+from marl_ray.training.optimizers import optimizer_of
 from marl_ray.trajectories import Trajectories
 
 LEARNED = ("value", "first_moment", "second_moment", "updates", "integral", "error", "costs")
@@ -78,23 +79,27 @@ class Learner:
         self.actor, self.critics = self.family.actor(self.model), self.family.critics(self.model)
         # A trust region moves the actor without an optimiser.
         by_gradient = self.algorithm.spec.constraint != "trust_region"
-        actor = [p for p in self.actor.parameters() if p.requires_grad] if by_gradient else []
-        critics = [parameter for critic in self.critics for parameter in critic.parameters()]
-        groups = ((actor, hyper.lr), (critics, hyper.critic_lr or hyper.lr))
-        self.rates = [rate for params, rate in groups if params]
-        self.optimizer = torch.optim.Adam(
-            [{"params": params, "lr": rate, "initial_lr": rate} for params, rate in groups if params],
-            eps=hyper.adam_eps,
-            fused=True,  # a step without it spends most of its time in DTensor's dispatch of every small operation
+        actor = [self.actor] if by_gradient else []
+        self.optimizer = optimizer_of(hyper, [(actor, hyper.lr), (self.critics, hyper.critic_lr or hyper.lr)])
+        exact = not mixed_precision and all(own.dtype == torch.float32 for own in self.rollout_model.parameters())
+        # What samples in fewer digits says something else of a token than what learns, by more than GSPO's clip is wide.
+        # A trust region's actor learns on the very copy that samples.
+        self.recomputes = (
+            self.algorithm.spec.recompute or hyper.importance_cap is not None or (by_gradient and not exact)
         )
+        """Old log-probabilities and values are the learner's own, and not those that the rollout recorded."""
+        self.own_groups = [
+            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+        ]
 
     def refresh_rollout_model(self) -> None:
         """Copy the sharded weights into the rollout copy; every worker takes part."""
         self.family.refresh(self.copies, self.mixed_precision)
 
-    def set_progress(self, share: float) -> None:
-        """Learning rates, and the trust region, for a run of which `share` (0 to 1) is done."""
+    def set_progress(self, share: float, batches: int) -> None:
+        """Learning rates, and the trust region, for a run of which `share` (0 to 1) and `batches` are done."""
         scale = max(0.0, 1.0 - share) if self.hyper.lr_decay else 1.0
+        scale *= min(1.0, (batches + 1) / max(self.hyper.lr_warmup, 1))
         self.trust_region = self.hyper.trust_region * scale
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * scale
@@ -150,12 +155,14 @@ class Learner:
         # What the critics put out before the first step: the normalisers move below, and with them the units.
         old_values = self.value_norm.normalize(batch.values)
         old_cost_values = normalised(self.cost_norms, batch.cost_values) if self.budgets else batch.cost_values
-        if spec.recompute or hyper.importance_cap is not None:  # other weights may have gathered the batch
-            now = gradient.evaluate_all(self, inputs, batch, batch.mask, shape)
+        # Where there is one gradient step, it is at the old weights itself, and only what is named here needs them before.
+        if self.recomputes and (sum(map(len, plan)) > 1 or hyper.importance_cap is not None or hyper.kl_coef):
+            asked = batch.mask if hyper.kl_coef else mask
+            now = gradient.evaluate_all(self, inputs, batch, asked, shape, plan[0])
             old = now.log_probs
             old_values = old_values if now.values is None else now.values
             old_cost_values = old_cost_values if now.cost_values is None else now.cost_values
-        reference = self._reference_log_probs(batch, shape)
+        reference = self._reference_log_probs(batch, shape, plan[0])
         divergence = torch.zeros_like(old) if reference is None else kl_estimate(old, reference, hyper.kl_estimator)
         taxed = self.kl_coef * divergence if reference is not None and hyper.kl_place == "reward" else None
         batch = replace(batch, rewards=self.algorithm.shape_rewards(batch, hyper, self.horizon, taxed))
@@ -190,7 +197,7 @@ class Learner:
         if reference is not None:
             metrics["reference_kl"] = _mean(sums["divergence"])
         if hyper.advantage_norm == "batch":
-            advantages = standardise(raw, mask, sums["advantages"], hyper.std_ddof, hyper.std_eps)
+            advantages = standardise(raw, mask, sums["advantages"], hyper.std_ddof)
         else:
             advantages = raw * mask
         returns = None
@@ -225,6 +232,7 @@ class Learner:
             old_values,
             old_cost_values,
             old,
+            self.recomputes,
             None if hyper.importance_cap is None else truncated_importance(old, batch.log_probs, hyper.importance_cap),
             reference,
             sums["sizes"],
@@ -242,11 +250,11 @@ class Learner:
         ]
         return torch.tensor(raw, device=self.device) / self.cost_scale.to(self.device)
 
-    def _reference_log_probs(self, batch: Trajectories, shape: Shape) -> Tensor | None:
+    def _reference_log_probs(self, batch: Trajectories, shape: Shape, cuts: Sequence[Cut]) -> Tensor | None:
         if not self.hyper.kl_coef:
             return None
         (found,) = gradient.in_passes(
-            self, batch, shape, lambda cut: [self.family.reference(self.copies, batch, shape, cut)]
+            self, batch, shape, lambda cut: [self.family.reference(self.copies, batch, shape, cut)], cuts
         )
         return found
 
@@ -306,8 +314,8 @@ class Learner:
         """Put this learner's hyper-parameters over those that came with a loaded state. What a controller has learned
         (multipliers, coefficients with a target) stays as it came."""
         hyper = self.hyper
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group |= {"lr": rate, "initial_lr": rate, "eps": hyper.adam_eps}
+        for group, own in zip(self.optimizer.param_groups, self.own_groups, strict=True):
+            group |= own
         if hyper.entropy_target is None:
             self.entropy_coef = hyper.entropy_coef
         if hyper.kl_target is None:

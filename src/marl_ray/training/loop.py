@@ -317,7 +317,7 @@ def _update(
     means = next(iter(costs.values())).means
     for name in names:
         learner, batch = team.learners[name], batches[name]
-        learner.set_progress(steps / max(config.train.total_steps, 1))
+        learner.set_progress(steps / max(config.train.total_steps, 1), iteration)
         own = factor if config.spec_of(name).order == "sequential" else None
         where = f"policy {name!r}, iteration {iteration + 1}, step {steps}"
         stats = replace(costs[name], means=means)

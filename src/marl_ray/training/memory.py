@@ -23,7 +23,12 @@ def limit_passes(learners: Iterable[Learner]) -> None:
     """
     together = [learner for learner in learners if learner.device.type == "cuda"]
     # Adam's two moments, which the first step makes.
-    coming = sum(2 * _bytes(group["params"]) for learner in together for group in learner.optimizer.param_groups)
+    coming = sum(
+        2 * _bytes(group["params"])
+        for learner in together
+        for group in learner.optimizer.param_groups
+        if learner.hyper.optimizer == "adamw"
+    )
     for learner in together:
         peaks = [_peak(learner, rows) for rows in (1, 2)]
         free, _ = torch.cuda.mem_get_info(learner.device)

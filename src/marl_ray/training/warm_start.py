@@ -32,6 +32,7 @@ from marl_ray.training.batches import Diverged
 from marl_ray.training.collectives import total, world
 from marl_ray.training.gradient import clip_gradients
 from marl_ray.training.learner import Learner
+from marl_ray.training.optimizers import optimizer_of
 from marl_ray.training.team import Team
 
 
@@ -120,16 +121,12 @@ class _Fit:
         # A critic that is fitted to every batch before the actor moves needs no start, and has targets of its own.
         follows = model.critic is not None and not learner.algorithm.spec.critic_first
         self.critic = model.critic if follows and bool(self.data.valued.any()) else None
-        groups = [(model.actor, settings.lr or hyper.lr)]
+        parts = [([model.actor], settings.lr or hyper.lr)]
         if self.critic is not None:
-            groups.append((self.critic, settings.lr or hyper.critic_lr or hyper.lr))
+            parts.append(([self.critic], settings.lr or hyper.critic_lr or hyper.lr))
             known = self.data.returns[self.data.valued].double()
             learner.value_norm = learner.value_norm.updated(float(known.mean()), float(known.square().mean()))
-        self.optimizer = torch.optim.Adam(
-            [{"params": list(module.parameters()), "lr": rate} for module, rate in groups],
-            eps=hyper.adam_eps,
-            fused=True,
-        )
+        self.optimizer = optimizer_of(hyper, parts)
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
         """One pass over the decisions, in an order drawn by seed and epoch; means over it."""
