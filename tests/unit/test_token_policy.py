@@ -10,6 +10,7 @@ from toy_tokens import LORA, responses, tiny
 from marl_ray.config.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies import token_policy
+from marl_ray.policies.adapters import merged_weights
 from marl_ray.policies.tiny import byte_tokenizer
 from marl_ray.policies.token_policy import (
     TokenPolicy,
@@ -149,7 +150,7 @@ def test_presets_have_the_sizes_they_are_named_by():
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "down_proj")])
-def test_adapters_leave_the_base_and_merge_into_a_copy(targets):
+def test_adapters_leave_the_base_and_stay_apart_from_it_in_a_copy(targets):
     bare, policy = tiny(), tiny(lora=LORA | {"targets": targets})
     adopt(policy, plain_copy(bare))
     rows = responses()
@@ -163,17 +164,27 @@ def test_adapters_leave_the_base_and_merge_into_a_copy(targets):
     assert all((parameter.grad is not None) == parameter.requires_grad for parameter in policy.lm.parameters())
     plain = plain_copy(policy)
     close(plain.evaluate(*rows).log_probs, trained)
-    assert {name for name, _ in plain.named_parameters()} == {name for name, _ in bare.named_parameters()}
+    assert {name for name, _ in plain.named_parameters()} == {name for name, _ in policy.named_parameters()}
+    merged = merged_weights(plain.lm)
+    assert set(merged) == set(bare.lm.state_dict())
+    bare.lm.load_state_dict(merged)
+    close(bare.evaluate(*rows).log_probs, trained)
 
 
-def test_gpt2_keeps_its_weights_transposed_and_merges_all_the_same():
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-4), ("bf16", 0.1)])
+def test_gpt2_keeps_its_weights_transposed_and_merges_all_the_same(dtype, tolerance):
     config = transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, initializer_range=0.3)
-    bare = TokenPolicy(transformers.GPT2LMHeadModel(config), None, ModelConfig(preset="tiny-1m"), GenerationConfig())
-    token_policy.add_adapters(bare.lm, ModelConfig(preset="tiny-1m", lora=LORA).lora)
-    for parameter in bare.actor_parameters():
+    model = ModelConfig(preset="tiny-1m", lora=LORA, dtype=dtype)
+    policy = TokenPolicy(transformers.GPT2LMHeadModel(config), None, model, GenerationConfig())
+    token_policy.add_adapters(policy.lm, model.lora)
+    for parameter in policy.actor_parameters():
         parameter.data.normal_(0, 0.3)
-    rows = responses(vocabulary=40)
-    close(plain_copy(bare).evaluate(*rows).log_probs, bare.evaluate(*rows).log_probs, 1e-4)
+    rows, plain = responses(vocabulary=40), plain_copy(policy)
+    close(plain.evaluate(*rows).log_probs, policy.evaluate(*rows).log_probs, tolerance)
+    bare = transformers.GPT2LMHeadModel(config)
+    bare.load_state_dict(merged_weights(plain.lm))
+    bare = TokenPolicy(bare, None, ModelConfig(preset="tiny-1m"), GenerationConfig())
+    close(bare.evaluate(*rows).log_probs, policy.evaluate(*rows).log_probs, tolerance)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
-"""Low-rank adapters inside a language model: putting them in, switching them off, merging them."""
+"""Low-rank adapters inside a language model: putting them in, switching them off, adding them up, writing them."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import Linear, LoraLayer
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -34,9 +38,14 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
             raise MarlRayError(f"model.lora.targets: no linear layer is named {target!r}")
         if any(module.weight is embedding for module in found):
             raise MarlRayError(f"model.lora.targets: {target!r} shares its weights with the embedding")
+    inject_adapter_in_model(_peft_config(config, targets), lm, ADAPTER)
+    for _, layer in adapted(lm):
+        layer.__class__ = Adapted
+
+
+def _peft_config(config: LoraConfig, targets: list[str] | str) -> PeftLoraConfig:
     alpha: Any = config.alpha  # declared an int there, and only ever divided by the rank
-    peft = PeftLoraConfig(r=config.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0)
-    inject_adapter_in_model(peft, lm, ADAPTER)
+    return PeftLoraConfig(r=config.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0)
 
 
 def adapted(module: nn.Module) -> list[tuple[str, LoraLayer]]:
@@ -58,14 +67,109 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def strip_adapters(module: nn.Module) -> None:
-    """Put the layers without adapters back in place."""
-    for name, layer in adapted(module):
-        module.set_submodule(name, layer.get_base_layer())
+def lay_beside(module: nn.Module) -> None:
+    """Move each adapted weight and its adapter's second matrix side by side, so that no product has to copy them."""
+    for _, layer in adapted(module):
+        base, up = _matrix(layer), layer.lora_B[ADAPTER].weight
+        together = torch.cat([base.detach(), up.detach()], 1)
+        if layer.fan_in_fan_out:
+            together = together.T.contiguous().T
+        parts = together.split([base.shape[1], up.shape[1]], 1)
+        layer.weight.data = parts[0].T if layer.fan_in_fan_out else parts[0]
+        up.data = parts[1]
 
 
-def merged_weight(layer: LoraLayer, base: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """The layer's weight with its adapter in it: base + alpha / rank * up @ down (arXiv 2106.09685, equation 3)."""
-    delta = (up.float() @ down.float()) * layer.scaling[ADAPTER]
-    # GPT-2 keeps its weights transposed.
-    return torch.add(base.float(), delta.T if getattr(layer, "fan_in_fan_out", False) else delta)
+def merged_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The module's state as if it never had adapters: names of the bare model, each weight with its adapter in it.
+
+    Sums are in float32, results in the weight's own type: base + alpha / rank * up @ down (arXiv 2106.09685, equation 3).
+    """
+    layers, found = dict(adapted(module)), {}
+    for name, value in module.state_dict().items():
+        if ".lora_" in name:
+            continue
+        owner, _, kind = name.rpartition(".")
+        layer = layers.get(owner.removesuffix(".base_layer"))
+        if layer is not None and kind == "weight":
+            down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+            delta = (up.float() @ down.float()) * layer.scaling[ADAPTER]
+            value = (value.float() + (delta.T if layer.fan_in_fan_out else delta)).to(value.dtype)
+        found[name.replace(".base_layer.", ".")] = value.detach().contiguous()
+    return found
+
+
+def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folder: Path) -> None:
+    """Write a folder that `peft.PeftModel.from_pretrained(model, folder)` reads; `base` names the bare model."""
+    layers = adapted(module)
+    names = {name.rpartition(".")[2] for name, _ in layers} if config.targets == "all-linear" else set(config.targets)
+    peft = _peft_config(config, sorted(names))
+    peft.task_type, peft.base_model_name_or_path, peft.inference_mode = "CAUSAL_LM", base, True
+    peft.save_pretrained(str(folder))
+    # Sets are written in any order, and a bundle's name is a hash of its files.
+    path = folder / "adapter_config.json"
+    written = json.loads(path.read_text()) | {"target_modules": sorted(names)}
+    path.write_text(json.dumps(written, indent=1, sort_keys=True))
+    matrices = {
+        f"base_model.model.{name}.lora_{part}.weight": getattr(layer, f"lora_{part}")[ADAPTER].weight
+        for name, layer in layers
+        for part in "AB"
+    }
+    tensors = {name: matrix.detach().cpu().contiguous() for name, matrix in matrices.items()}
+    save_file(tensors, str(folder / "adapter_model.safetensors"), {"format": "pt"})
+
+
+class Adapted(Linear):
+    """A linear layer with an adapter, whose sum is rounded once.
+
+    In bfloat16 the layer's output and the adapter's, each rounded and then added, are the layer's output wherever the
+    adapter's is below half a unit in the last place: of a small adapter nothing would be left. Here both are one product,
+    [x, s x A^T] [W, B]^T, which is added up in float32.
+    """
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        down, up = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
+        if self.disable_adapters or up.dtype == torch.float32:
+            return super().forward(x, *args, **kwargs)
+        found: Tensor = _Sum.apply(x, _matrix(self), self.bias, down, up, self.scaling[ADAPTER])
+        return found
+
+
+class _Sum(torch.autograd.Function):
+    """x W^T + s x A^T B^T + b of frozen W and b. The weights' copy that the product needs is not kept for the backward
+    pass, in which FSDP2 gathers them anew."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, base: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+    ) -> Tensor:
+        inner = functional.linear(x, down) * scale
+        ctx.save_for_backward(x, inner, base, down, up)
+        ctx.scale = scale
+        return functional.linear(torch.cat([x, inner], -1), _beside(base, up), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        x, inner, base, down, up = ctx.saved_tensors
+        of_inner = (gradient @ up) * ctx.scale
+        rows, inner_rows = gradient.flatten(0, -2), of_inner.flatten(0, -2)
+        of_x = gradient @ base + of_inner @ down if ctx.needs_input_grad[0] else None
+        return of_x, None, None, inner_rows.T @ x.flatten(0, -2), rows.T @ inner.flatten(0, -2), None
+
+
+def _matrix(layer: LoraLayer) -> Tensor:
+    """The weight (outputs, inputs) of the layer without its adapter; GPT-2 keeps its weights transposed."""
+    weight: Tensor = layer.weight
+    return weight.T if layer.fan_in_fan_out else weight
+
+
+def _beside(base: Tensor, up: Tensor) -> Tensor:
+    """(outputs, inputs + rank), without a copy where the two lie side by side."""
+    step = base.shape[1] * base.stride(1)
+    if (
+        base.untyped_storage().data_ptr() == up.untyped_storage().data_ptr()
+        and base.stride() == up.stride()
+        and up.storage_offset() == base.storage_offset() + step
+    ):
+        return base.as_strided((len(base), base.shape[1] + up.shape[1]), base.stride(), base.storage_offset())
+    return torch.cat([base, up], 1)

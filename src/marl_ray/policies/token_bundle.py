@@ -1,6 +1,7 @@
 """Bundles of language models: per policy a folder in Hugging Face format, which transformers reads as it is.
 
-Weights are safetensors with adapters merged, as they sampled. Critics live in checkpoints.
+Weights are safetensors, with adapters merged; a policy that was trained by adapters has them beside its weights, as a folder
+in the format of peft. Critics live in checkpoints.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ import torch
 from transformers.utils import logging
 
 from marl_ray.config.model import ModelConfig
+from marl_ray.policies.adapters import save_adapters
 from marl_ray.policies.manifest import (
     Lineage,
     TokenManifest,
@@ -18,8 +20,11 @@ from marl_ray.policies.manifest import (
     file_hash,
     publish,
 )
-from marl_ray.policies.token_policy import TokenPolicy, load_model, sampling_dtype
+from marl_ray.policies.token_policy import TokenPolicy, load_model, sampling_dtype, save_merged
 from marl_ray.policies.tokenizers import load_tokenizer
+
+ADAPTER_FOLDER = "adapter"
+"""Of a policy's folder. transformers would take an adapter beside `config.json` for a part of the model."""
 
 
 class Models(Mapping[str, TokenPolicy]):
@@ -83,11 +88,13 @@ def _write_policy(folder: Path, policy: TokenPolicy) -> TokenPolicyManifest:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # one bar a file, among the lines of a run
     try:
-        policy.lm.save_pretrained(folder)
+        save_merged(policy, folder)
     finally:
         if shown:
             logging.enable_progress_bar()
     policy.tokenizer.save_pretrained(folder)
+    if policy.config.lora is not None:
+        save_adapters(policy.lm, policy.config.lora, policy.config.path, folder / ADAPTER_FOLDER)
     return TokenPolicyManifest(
         generation=policy.generation,
         context=policy.config.context,

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -22,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from marl_ray.config.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies import packing
-from marl_ray.policies.adapters import adapted, add_adapters, merged_weight, strip_adapters, without_adapters
+from marl_ray.policies.adapters import add_adapters, lay_beside, merged_weights, without_adapters
 from marl_ray.policies.engines.llama import is_llama
 from marl_ray.policies.manifest import MANIFEST, TokenManifest, check_models, local_folder, read_manifest
 from marl_ray.policies.packing import Packed
@@ -312,13 +310,12 @@ def frozen_copy(policy: TokenPolicy) -> TokenPolicy:
 
 
 def plain_copy(policy: TokenPolicy) -> TokenPolicy:
-    """The copy that samples, of a policy that is not sharded yet: no gradients, adapters merged, in `config.dtype`.
+    """The copy that samples, of a policy that is not sharded yet: no gradients, in `config.dtype`, on the policy's device.
 
-    It is on the policy's device.
+    Adapters stay apart from the weights: merged in bfloat16 they would be rounded away while they are small.
     """
     plain = _copied(policy, sampling_dtype(policy.config, policy.device))
-    strip_adapters(plain)
-    refresh(plain, policy)
+    lay_beside(plain)
     return plain
 
 
@@ -341,24 +338,17 @@ def _copied(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
 
 @torch.no_grad()
 def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
-    """Copy trained weights, sharded or not, into a sampling copy, with adapters merged; every worker takes part."""
-    sources = dict(trained.named_parameters())
-    layers = dict(adapted(trained))
-    needed: list[tuple[Tensor, LoraLayer | None, list[str]]] = []
-    for name, target in plain.named_parameters():
-        module, _, kind = name.rpartition(".")
-        layer = layers.get(module)
-        if layer is None:
-            needed.append((target, None, [name]))
-        elif kind == "weight":
-            parts = ("base_layer.weight", "lora_A.default.weight", "lora_B.default.weight")
-            needed.append((target, layer, [f"{module}.{part}" for part in parts]))
-        else:
-            needed.append((target, None, [f"{module}.base_layer.{kind}"]))
-    found = unsharded(sources[name] for _, _, names in needed for name in names)
-    for copied, layer, names in needed:
-        base, *adapter = itertools.islice(found, len(names))
-        copied.copy_(base if layer is None else merged_weight(layer, base, *adapter))
+    """Copy trained weights, sharded or not, into a sampling copy; every worker takes part. Frozen ones never change."""
+    trainable = {name: own for name, own in trained.named_parameters() if own.requires_grad}
+    targets = dict(plain.named_parameters())
+    for name, found in zip(trainable, unsharded(trainable.values()), strict=True):
+        targets[name].copy_(found)
+
+
+def save_merged(policy: TokenPolicy, folder: str | Path) -> None:
+    """Write the language model, adapters merged, in Hugging Face format."""
+    lora = policy.config.lora is not None
+    policy.lm.save_pretrained(folder, **({"state_dict": merged_weights(policy.lm)} if lora else {}))
 
 
 @torch.no_grad()

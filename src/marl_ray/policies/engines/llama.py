@@ -7,17 +7,16 @@ product, rotary tables are made once, and the queries that share keys are a sequ
 is repeated.
 """
 
-import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from marl_ray.policies.engines.key_values import CacheShape
+from marl_ray.policies.engines.products import Product, product
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTARY = ("default", "linear", "llama3", "yarn")
@@ -30,14 +29,13 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 @dataclass(frozen=True)
 class _Layer:
     before_attention: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Product
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor
+    out: Product
     before_mlp: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Product
+    down: Product
 
 
 def is_llama(lm: Any, context: int) -> bool:
@@ -58,7 +56,7 @@ class LlamaModel:
 
     def __init__(self, lm: Any, context: int) -> None:
         config, model = lm.config, lm.model
-        self._model, self._head = model, lm.lm_head
+        self._model, self._head = model, product(lm.lm_head)
         self._heads: int = config.num_attention_heads
         self._groups: int = config.num_key_value_heads
         self._width: int = model.layers[0].self_attn.head_dim
@@ -100,7 +98,7 @@ class LlamaModel:
             return functional.scaled_dot_product_attention(q, k, v, attn_mask=hidden).reshape(rows, -1)
 
         x = self._run(ids, self._cos[positions], self._sin[positions], attend)
-        return functional.linear(x, self._head.weight)
+        return self._head(x)
 
     def _run(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Last hidden states (N, hidden) of tokens (N,), which differ only in what `attend` lets them see."""
@@ -108,7 +106,7 @@ class LlamaModel:
         hidden, rotated = x.shape[-1:], self._heads + self._groups
         for index, layer in enumerate(self._layers):
             inputs = functional.rms_norm(x, hidden, layer.before_attention, self._eps)
-            qkv = functional.linear(inputs, layer.qkv, layer.qkv_bias).view(len(ids), -1, self._width)
+            qkv = layer.qkv(inputs).view(len(ids), -1, self._width)
             qk, values = qkv[:, :rotated], qkv[:, rotated:]
             if layer.q_norm is not None:
                 parts = (qk[:, : self._heads], layer.q_norm), (qk[:, self._heads :], layer.k_norm)
@@ -117,41 +115,22 @@ class LlamaModel:
                 )
             qk = torch.addcmul(qk * cos, qk.roll(self._width // 2, -1), sin)
             mixed = attend(index, qk[:, : self._heads], qk[:, self._heads :], values)
-            x = torch.addmm(x, mixed, layer.out.t())
+            x = torch.addmm(x, layer.out.widened(mixed), layer.out.weight.t())
             inputs = functional.rms_norm(x, hidden, layer.before_mlp, self._eps)
-            gate, up = functional.linear(inputs, layer.gate_up).chunk(2, -1)
-            x = torch.addmm(x, self._activation(gate) * up, layer.down.t())
+            gate, up = layer.gate_up(inputs).chunk(2, -1)
+            x = torch.addmm(x, layer.down.widened(self._activation(gate) * up), layer.down.weight.t())
         return functional.rms_norm(x, hidden, self._model.norm.weight, self._eps)
 
 
 def _layer(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
     return _Layer(
         layer.input_layernorm.weight,
-        _joined(*(part.weight for part in qkv)),
-        None if qkv[0].bias is None else _joined(*(part.bias for part in qkv)),
+        product(attention.q_proj, attention.k_proj, attention.v_proj),
         attention.q_norm.weight if hasattr(attention, "q_norm") else None,
         attention.k_norm.weight if hasattr(attention, "k_norm") else None,
-        attention.o_proj.weight,
+        product(attention.o_proj),
         layer.post_attention_layernorm.weight,
-        _joined(mlp.gate_proj.weight, mlp.up_proj.weight),
-        mlp.down_proj.weight,
+        product(mlp.gate_proj, mlp.up_proj),
+        product(mlp.down_proj),
     )
-
-
-def _joined(*parts: nn.Parameter) -> Tensor:
-    """One tensor under several parameters, so that writing to a parameter writes to it; they are moved only once."""
-    first, rows, inner = parts[0], [len(part) for part in parts], math.prod(parts[0].shape[1:])
-    sizes = (sum(rows), *first.shape[1:])
-    starts = [first.storage_offset() + inner * row for row in itertools.accumulate([0, *rows[:-1]])]
-    storage = first.untyped_storage().data_ptr()
-    if all(
-        part.untyped_storage().data_ptr() == storage and part.storage_offset() == start and part.is_contiguous()
-        for part, start in zip(parts, starts, strict=True)
-    ):
-        return first.detach().as_strided(sizes, first.stride(), first.storage_offset())
-    joined = torch.cat([part.detach() for part in parts])
-    for part, view in zip(parts, joined.split(rows), strict=True):
-        part.data = view
-    return joined

@@ -34,10 +34,12 @@ class VllmEngine:
             raise MarlRayError("generation.engine=vllm: expected a GPU and the package vllm (marl-ray[vllm])")
         from vllm import LLM
 
+        from marl_ray.policies.token_policy import save_merged
+
         self._policy = policy
         self._version = _version(policy)
         with tempfile.TemporaryDirectory(prefix="marl-ray-vllm-") as folder:
-            policy.lm.save_pretrained(folder)
+            save_merged(policy, folder)
             policy.tokenizer.save_pretrained(folder)
             self._llm = LLM(
                 model=folder,
