@@ -17,6 +17,7 @@ WORKERS = {
     "grpo": ["hyper.minibatches=2", "hyper.epochs=2", "hyper.kl_coef=0.1", "train.micro_batch=3", TWO_AGENTS],
     "dapo": ["algorithm=dapo", TWO_AGENTS, TWO_POLICIES, "train.curriculum=easiest_first"],
     "p3o": ["algorithm=p3o", "constraints=[{budget: 2}]", "env={id: 'toy_texts:echo', kwargs: {cost: [tokens]}}"],
+    "sgd": ["hyper.optimizer=sgd", "hyper.weight_decay=0.1", "hyper.lr_warmup=3", "hyper.lr=0.1"],
     "tuned": ["warm_start={data: environment, count: 9, batch: 4, epochs: 2}", "evaluation.every=2"],
 }
 

@@ -52,6 +52,10 @@ def test_a_condition_may_look_at_a_key_that_does_not_vary():
         ({"search": "tpe", "budget": {"trials": 2}}, "space.hyper.lr: `grid` is gone through, not searched"),
         ({"metric": [{"name": "return"}, {"name": "kl"}]}, "metric: several metrics need search: tpe"),
         (
+            {"scheduler": {"kind": "pbt", "interval": 5}, "space": {"hyper.optimizer": {"grid": ["adamw", "sgd"]}}},
+            "space.hyper.optimizer: pbt hands its state from trial to trial, so all have one",
+        ),
+        (
             {"scheduler": {"kind": "pbt", "interval": 5}, "space": GROUPS},
             "only hyper-parameters that all have may vary",
         ),

@@ -82,15 +82,18 @@ class Learner:
         actor = [self.actor] if by_gradient else []
         self.optimizer = optimizer_of(hyper, [(actor, hyper.lr), (self.critics, hyper.critic_lr or hyper.lr)])
         exact = not mixed_precision and all(own.dtype == torch.float32 for own in self.rollout_model.parameters())
-        # What samples in fewer digits says something else of a token than what learns, by more than GSPO's clip is wide.
         # A trust region's actor learns on the very copy that samples.
-        self.recomputes = (
-            self.algorithm.spec.recompute or hyper.importance_cap is not None or (by_gradient and not exact)
-        )
-        """Old log-probabilities and values are the learner's own, and not those that the rollout recorded."""
+        self.samples_alike = exact or not by_gradient
+        """What sampled says of a decision what learns says of it. In bfloat16 the two differ by more than GSPO's clip is
+        wide."""
         self.own_groups = [
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
         ]
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether old log-probabilities and values are the learner's own, and not those that the rollout recorded."""
+        return self.algorithm.spec.recompute or self.hyper.importance_cap is not None or not self.samples_alike
 
     def refresh_rollout_model(self) -> None:
         """Copy the sharded weights into the rollout copy; every worker takes part."""
