@@ -28,6 +28,7 @@ from transformers import (
 
 from marl_ray.config.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.adapters import add_adapters, without_adapters
 from marl_ray.policies.engines.decoder import Decoder
 from marl_ray.policies.engines.llama import LlamaModel, is_llama
 from marl_ray.policies.engines.models import ForwardModel
@@ -330,6 +331,38 @@ def test_a_refresh_needs_no_new_engine() -> None:
     for parameter in plain.parameters():  # replaced, not written to
         parameter.data = torch.zeros_like(parameter)
     assert largest_difference(plain, prompts, engine.generate(prompts, 0)) < 1e-5
+
+
+ADAPTED = {
+    "gpt2": ("all-linear", "torch"),
+    "biases": ("all-linear", "torch"),
+    "llama": (["q_proj", "down_proj", "lm_head"], "torch"),
+    "llama, wide heads": (["v_proj", "gate_proj", "o_proj"], "torch"),
+    "qwen2": ("all-linear", "torch"),
+    "qwen3": ("all-linear", "transformers"),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_every_engine_adds_adapters_to_what_it_samples_with(name: str) -> None:
+    """Also those that came with a refresh in place, after which the engine is the same."""
+    targets, engine = ADAPTED[name]
+    model = ModelConfig.model_validate({"preset": "tiny-0.2m", "context": CONTEXT, "lora": {"rank": 3, "alpha": 4}})
+    lora = model.lora.model_copy(update={"targets": targets})
+    lm = restless((FAMILY | OTHERS)[name]())
+    add_adapters(lm, lora)
+    trained = TokenPolicy(lm, byte_tokenizer(CONTEXT), model, GenerationConfig(max_tokens=8, engine=engine))
+    plain, prompts = plain_copy(trained), text_prompts()
+    sampler = make_engine(plain)
+    for seed in range(2):
+        completions = sampler.generate(prompts, 0)
+        assert largest_difference(trained, prompts, completions) < 1e-5
+        assert largest_difference(plain, prompts, completions) < 1e-5
+        with torch.no_grad(), without_adapters(trained.lm):
+            assert seed == 0 or largest_difference(trained, prompts, completions) > 0.1
+        for parameter in trained.actor_parameters():
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+        refresh(plain, trained)
 
 
 def test_bfloat16_weights_sample() -> None:

@@ -1,0 +1,138 @@
+"""Where bfloat16 samples or learns, an update begins with ratios of exactly 1, whatever was recorded. No Ray."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import toy_runs
+import toy_texts
+
+from marl_ray.algorithms import Evaluated, PolicyLoss
+from marl_ray.config import SPECS, RunConfig
+from marl_ray.envs import make_env
+from marl_ray.training import loop
+from marl_ray.training.alone import process_group, train_alone
+from marl_ray.training.batches import CostStats
+from marl_ray.training.learner import Learner
+from marl_ray.trajectories import Trajectories
+
+LANGUAGE = [name for name, spec in SPECS.items() if spec.token_policies and spec.critic != "central"]
+WAYS = {
+    "both": ["resources.mixed_precision=bf16", "team.speaker.model.dtype=bf16"],
+    "the sampler": ["team.speaker.model.dtype=bf16"],
+    "the learner": ["resources.mixed_precision=bf16", "team.speaker.model.dtype=fp32"],
+    "adapters": [
+        "resources.mixed_precision=bf16",
+        "team.speaker.model.dtype=bf16",
+        "team.speaker.model.lora={rank: 2, alpha: 4}",
+    ],
+}
+STILL = "hyper.lr=1e-30"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+def texts(algorithm: str, *overrides: str) -> RunConfig:
+    costs = ["constraints=[{budget: 2}]", "env={id: 'toy_texts:echo', kwargs: {cost: [tokens]}}"]
+    return toy_texts.config(f"algorithm={algorithm}", *(costs if SPECS[algorithm].costs else []), *overrides)
+
+
+def begun(run: RunConfig, mixed: bool) -> tuple[Learner, Trajectories]:
+    """The only policy's learner and a batch of it."""
+    env = make_env(run.env, run.constraints)
+    team = loop.build_team(run, env, loop.init_device_mesh("cpu", (1,)), mixed)
+    (name,) = team.learners
+    batch = loop.build_collector(run, env, team.agents, 0, 1).collect(team.players(), 0)
+    return team.learners[name], batch.trajectories[name]
+
+
+def seen(learner: Learner) -> list[Evaluated]:
+    """What the policy's loss is given from now on."""
+    found: list[Evaluated] = []
+    plain = learner.algorithm.policy_loss
+
+    def loss(evaluated: Evaluated, hyper: Any) -> PolicyLoss:
+        found.append(evaluated)
+        return plain(evaluated, hyper)
+
+    learner.algorithm = replace(learner.algorithm, policy_loss=loss)
+    return found
+
+
+@pytest.mark.parametrize("algorithm", LANGUAGE)
+def test_the_first_step_of_every_algorithm_clips_nothing(algorithm: str) -> None:
+    rows = train_alone(texts(algorithm, *WAYS["both"], "train.total_steps=16"))
+    learned = [row for row in rows if "kl" in row]
+    assert [(row["clip_fraction"], row["kl"]) for row in learned] == [(0.0, 0.0)] * len(learned)
+    assert learned[-1]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_passes_of_unmoved_weights_agree_to_the_bit(way: str) -> None:
+    """With as many minibatches and passes as there may be: they are the passes that the old log-probabilities are from."""
+    more = ["train.env_copies=16", "train.total_steps=16", "hyper.minibatches=2", "train.micro_batch=3", STILL]
+    (row,) = train_alone(texts("gspo", *WAYS[way], *more, "hyper.kl_coef=0.1"))
+    assert (row["clip_fraction"], row["kl"]) == (0.0, 0.0)
+    assert row["reference_kl"] == pytest.approx(0, abs=1e-4)
+
+
+def test_later_epochs_agree_within_rounding() -> None:
+    more = ["train.env_copies=16", "train.total_steps=16", "hyper.minibatches=2", "hyper.epochs=3", STILL]
+    (row,) = train_alone(texts("rloo", *WAYS["both"], *more))
+    assert row["clip_fraction"] == 0.0
+    assert row["kl"] < 1e-4
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_what_sampled_is_still_known(minibatches: int) -> None:
+    """`importance_cap` weighs by it, and an algorithm of one's own may."""
+    run = texts("grpo", *WAYS["both"], "hyper.importance_cap=1.0", f"hyper.minibatches={minibatches}", STILL)
+    learner, batch = begun(run, mixed=True)
+    found = seen(learner)
+    learner.update(batch, 0, 0, CostStats(None, 0))
+    assert len(found) == minibatches
+    for one in found:
+        assert bool((one.log_probs == one.old_log_probs).all())
+        assert not bool((one.behaviour_log_probs == one.old_log_probs)[one.mask].all())
+        assert float((one.behaviour_log_probs - one.old_log_probs)[one.mask].abs().max()) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mixed", "passes"),
+    [
+        ([*WAYS["both"]], True, 1),
+        ([*WAYS["both"], "hyper.minibatches=2"], True, 4),
+        ([*WAYS["both"], "hyper.kl_coef=0.1"], True, 2),  # the reference is a copy
+        (["hyper.minibatches=2"], False, 2),
+    ],
+)
+def test_a_pass_more_is_made_only_where_its_result_is_needed(overrides: list[str], mixed: bool, passes: int) -> None:
+    learner, batch = begun(texts("grpo", *overrides), mixed)
+    calls: list[Any] = []
+    learner.model.register_forward_hook(lambda *arguments: calls.append(arguments))
+    learner.update(batch, 0, 0, CostStats(None, 0))
+    assert len(calls) == passes
+
+
+def test_actor_critics_too() -> None:
+    run = toy_runs.config("algorithm=ppo", "hyper.epochs=1", "hyper.minibatches=2", STILL)
+    for mixed in (False, True):
+        learner, batch = begun(run, mixed)
+        found = seen(learner)
+        learner.update(batch, 0, 0, CostStats(None, 0))
+        differences = [float((one.log_probs - one.old_log_probs).detach()[one.mask].abs().max()) for one in found]
+        assert max(differences) < (1e-9 if mixed else 1e-5)
+        assert learner.recomputes == mixed
+
+
+def test_a_trust_region_learns_on_the_copy_that_sampled() -> None:
+    learner, batch = begun(toy_runs.config("algorithm=cpo", "constraints=[{budget: 4}]"), mixed=True)
+    found = seen(learner)
+    learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0))
+    assert not learner.recomputes
+    assert float((found[0].log_probs - found[0].old_log_probs)[found[0].mask].abs().max()) < 1e-5
