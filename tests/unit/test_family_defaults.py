@@ -36,7 +36,8 @@ def test_a_language_model_discounts_no_token_and_learns_slowly(algorithm: str, k
     hyper = run(algorithm, model).hyper_of("a")
     assert (hyper.gamma, hyper.gae_lambda, hyper.cost_gamma, hyper.cost_gae_lambda) == (1, 1, 1, 1)
     assert (hyper.lr, hyper.critic_lr, hyper.epochs, hyper.max_grad_norm) == (lr, critic_lr, 1, 1)
-    assert (hyper.entropy_coef, hyper.adam_eps, hyper.value_coef) == (0, 1e-8, 0.1)
+    assert (hyper.entropy_coef, hyper.value_coef) == (0, 0.1)
+    assert hyper.adam_eps == (1e-8 if "path" in model else 1e-5)
     # What the algorithm says of itself it says of both families.
     for key, value in SPECS[algorithm].defaults.items():
         assert getattr(hyper, key) == value, key

@@ -9,9 +9,9 @@ import pytest
 import torch
 import toy_runs
 import toy_texts
+from torch import nn
 from toy_runs import timeless
 from toy_tokens import LORA, tiny
-from torch import nn
 
 from marl_ray.config import AlgorithmConfig, RunConfig
 from marl_ray.envs import make_env
@@ -129,4 +129,3 @@ def test_the_critics_weight_scales_their_loss_alone() -> None:
     names = [name for name, _ in trained.rollout_model.named_parameters()]
     for name, whole, part in zip(names, moved[1.0], moved[0.25], strict=True):
         torch.testing.assert_close(part, whole * (0.25 if name.startswith("critic") else 1.0), atol=1e-7, rtol=1e-4)
-

@@ -143,7 +143,9 @@ def _language_defaults(spec: "Spec") -> dict[str, str]:
 
     kinds = {"path": {"path": "-"}, "path with lora": {"path": "-", "lora": LoraConfig()}}
     kinds |= {"preset": {"preset": "tiny-1m"}, "preset with lora": {"preset": "tiny-1m", "lora": LoraConfig()}}
-    found = {kind: family_defaults(ModelConfig.model_validate(model)) | spec.defaults for kind, model in kinds.items()}
+    found = {
+        kind: {**family_defaults(ModelConfig.model_validate(model)), **spec.defaults} for kind, model in kinds.items()
+    }
     plain = spec.hyper.model_validate(spec.defaults).model_dump()
     words = {}
     for knob in next(iter(found.values())):

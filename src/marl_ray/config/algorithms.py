@@ -49,8 +49,8 @@ class Spec:
     order: Literal["simultaneous", "sequential"] = "simultaneous"
     """Sequential: policies are updated one after another, each given the change of those before it."""
     recompute: bool = False
-    """The learner evaluates the old log-probabilities itself when an update begins, so that they differ from the
-    rollout's where another engine or older weights sampled. It does so anyway where it or the sampler computes in bfloat16."""
+    """The learner evaluates the old log-probabilities itself when an update begins, so that they differ from the rollout's
+    where another engine or older weights sampled. It does so anyway where it or the sampler computes in bfloat16."""
     token_policies: bool = True
     """Also trains language models."""
     knobs: tuple[str, ...] = ()

@@ -6,7 +6,6 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, Positi
 
 from marl_ray.config.base import Config
 
-
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 

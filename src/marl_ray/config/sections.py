@@ -136,7 +136,7 @@ class WarmStartConfig(Config):
     epochs: PositiveInt = 5
     """Passes over the data."""
     lr: PositiveFloat | None = None
-    """Learning rate of actor and critic. When not given `hyper.lr` of each policy, and ten times that of a language model."""
+    """Learning rate of actor and critic. When not given `hyper.lr` of each policy, ten times that of a language model."""
     batch: PositiveInt = 1024
     """Decisions (responses, for language models) per gradient step, over all workers."""
     top: float = Field(1.0, gt=0, le=1)

@@ -230,7 +230,9 @@ class SweepConfig(Config):
                     "so only hyper-parameters that all have may vary"
                 )
             if key.endswith("hyper.optimizer"):
-                raise ValueError(f"space.{key}: {self.scheduler.kind} hands its state from trial to trial, so all have one")
+                raise ValueError(
+                    f"space.{key}: {self.scheduler.kind} hands its state from trial to trial, so all have one"
+                )
             if self.scheduler.kind == "pb2" and dimension.bounds is None:
                 raise ValueError(f"space.{key}: pb2 searches numbers; use uniform, loguniform or int")
 

@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import inject_adapter_in_model
-from peft.tuners.lora import Linear, LoraLayer
+from peft.tuners.lora import Linear
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -39,8 +39,9 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
         if any(module.weight is embedding for module in found):
             raise MarlRayError(f"model.lora.targets: {target!r} shares its weights with the embedding")
     inject_adapter_in_model(_peft_config(config, targets), lm, ADAPTER)
-    for _, layer in adapted(lm):
-        layer.__class__ = Adapted
+    for layer in lm.modules():
+        if isinstance(layer, Linear):
+            layer.__class__ = Adapted
 
 
 def _peft_config(config: LoraConfig, targets: list[str] | str) -> PeftLoraConfig:
@@ -48,9 +49,9 @@ def _peft_config(config: LoraConfig, targets: list[str] | str) -> PeftLoraConfig
     return PeftLoraConfig(r=config.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0)
 
 
-def adapted(module: nn.Module) -> list[tuple[str, LoraLayer]]:
+def adapted(module: nn.Module) -> list[tuple[str, "Adapted"]]:
     """Name and layer of all that have an adapter."""
-    return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, LoraLayer)]
+    return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, Adapted)]
 
 
 @contextmanager
@@ -70,7 +71,7 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 def lay_beside(module: nn.Module) -> None:
     """Move each adapted weight and its adapter's second matrix side by side, so that no product has to copy them."""
     for _, layer in adapted(module):
-        base, up = _matrix(layer), layer.lora_B[ADAPTER].weight
+        base, up = layer.matrix, layer.up
         together = torch.cat([base.detach(), up.detach()], 1)
         if layer.fan_in_fan_out:
             together = together.T.contiguous().T
@@ -91,8 +92,7 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
         owner, _, kind = name.rpartition(".")
         layer = layers.get(owner.removesuffix(".base_layer"))
         if layer is not None and kind == "weight":
-            down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-            delta = (up.float() @ down.float()) * layer.scaling[ADAPTER]
+            delta = (layer.up.float() @ layer.down.float()) * layer.scale
             value = (value.float() + (delta.T if layer.fan_in_fan_out else delta)).to(value.dtype)
         found[name.replace(".base_layer.", ".")] = value.detach().contiguous()
     return found
@@ -109,12 +109,11 @@ def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folde
     path = folder / "adapter_config.json"
     written = json.loads(path.read_text()) | {"target_modules": sorted(names)}
     path.write_text(json.dumps(written, indent=1, sort_keys=True))
-    matrices = {
-        f"base_model.model.{name}.lora_{part}.weight": getattr(layer, f"lora_{part}")[ADAPTER].weight
+    tensors = {
+        f"base_model.model.{name}.lora_{part}.weight": matrix.detach().cpu().contiguous()
         for name, layer in layers
-        for part in "AB"
+        for part, matrix in (("A", layer.down), ("B", layer.up))
     }
-    tensors = {name: matrix.detach().cpu().contiguous() for name, matrix in matrices.items()}
     save_file(tensors, str(folder / "adapter_model.safetensors"), {"format": "pt"})
 
 
@@ -126,12 +125,31 @@ class Adapted(Linear):
     [x, s x A^T] [W, B]^T, which is added up in float32.
     """
 
+    @property
+    def matrix(self) -> Tensor:
+        """(outputs, inputs) W; GPT-2 keeps its weights transposed."""
+        weight: Tensor = self.weight
+        return weight.T if self.fan_in_fan_out else weight
+
+    @property
+    def down(self) -> nn.Parameter:
+        """(rank, inputs) A."""
+        return cast(nn.Parameter, self.lora_A[ADAPTER].weight)
+
+    @property
+    def up(self) -> nn.Parameter:
+        """(outputs, rank) B."""
+        return cast(nn.Parameter, self.lora_B[ADAPTER].weight)
+
+    @property
+    def scale(self) -> float:
+        """s: alpha / rank."""
+        return float(self.scaling[ADAPTER])
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        down, up = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
-        if self.disable_adapters or up.dtype == torch.float32:
+        if self.disable_adapters or self.up.dtype == torch.float32:
             return super().forward(x, *args, **kwargs)
-        found: Tensor = _Sum.apply(x, _matrix(self), self.bias, down, up, self.scaling[ADAPTER])
-        return found
+        return cast(Tensor, _Sum.apply(x, self.matrix, self.bias, self.down, self.up, self.scale))
 
 
 class _Sum(torch.autograd.Function):
@@ -155,12 +173,6 @@ class _Sum(torch.autograd.Function):
         rows, inner_rows = gradient.flatten(0, -2), of_inner.flatten(0, -2)
         of_x = gradient @ base + of_inner @ down if ctx.needs_input_grad[0] else None
         return of_x, None, None, inner_rows.T @ x.flatten(0, -2), rows.T @ inner.flatten(0, -2), None
-
-
-def _matrix(layer: LoraLayer) -> Tensor:
-    """The weight (outputs, inputs) of the layer without its adapter; GPT-2 keeps its weights transposed."""
-    weight: Tensor = layer.weight
-    return weight.T if layer.fan_in_fan_out else weight
 
 
 def _beside(base: Tensor, up: Tensor) -> Tensor:

@@ -78,12 +78,15 @@ class _Pass:
             learner.model, fixed.inputs, fixed.batch, mask, shape, cut
         )
         self.mask = mask & (not empty)
-        if first and fixed.recomputed:  # bit for bit: GSPO's clip is narrower than the rounding of bfloat16
-            now = (self.log_probs, self.values, self.cost_values)
-            self.old_log_probs, self.old_values, self.old_cost_values = (None if x is None else x.detach() for x in now)
-        else:
-            then = (fixed.old_log_probs, fixed.old_values, fixed.old_cost_values)
-            self.old_log_probs, self.old_values, self.old_cost_values = (cut.of(x, shape.agents) for x in then)
+        # Bit for bit: GSPO's clip is narrower than the rounding of bfloat16.
+        unmoved = first and fixed.recomputed
+
+        def old(now: Tensor | None, then: Tensor) -> Tensor:
+            return now.detach() if unmoved and now is not None else cut.of(then, shape.agents)
+
+        self.old_log_probs = old(self.log_probs, fixed.old_log_probs)
+        self.old_values = old(self.values, fixed.old_values)
+        self.old_cost_values = old(self.cost_values, fixed.old_cost_values)
         self.cost_advantages = cut.of(fixed.cost_advantages, shape.agents)
         self.advantages = cut.of(fixed.advantages, shape.agents)
 

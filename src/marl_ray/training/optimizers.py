@@ -17,7 +17,8 @@ def optimizer_of(hyper: AlgorithmConfig, parts: Sequence[tuple[Iterable[nn.Modul
     """
     groups = []
     for modules, rate in parts:
-        decayed, plain = [], []
+        decayed: list[nn.Parameter] = []
+        plain: list[nn.Parameter] = []
         for module in modules:
             tables = {id(own.weight) for own in module.modules() if isinstance(own, nn.Embedding)}
             for parameter in module.parameters():

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from marl_ray.policies.adapters import ADAPTER
+from marl_ray.policies.adapters import Adapted
 
 
 @dataclass(frozen=True)
@@ -39,22 +38,21 @@ def product(*layers: Any) -> Product:
     once.
     """
     inputs = layers[0].weight.shape[1]
-    adapted = [layer for layer in layers if isinstance(layer, LoraLayer)]
-    downs = [layer.lora_A[ADAPTER].weight for layer in adapted]
+    adapted = [layer for layer in layers if isinstance(layer, Adapted)]
+    downs = [layer.down for layer in adapted]
     pieces, row, column = [], 0, inputs
     for layer in layers:
         pieces.append((layer.weight, (row, 0)))
-        if isinstance(layer, LoraLayer):
-            up = layer.lora_B[ADAPTER].weight
-            pieces.append((up, (row, column)))
-            column += up.shape[1]
+        if isinstance(layer, Adapted):
+            pieces.append((layer.up, (row, column)))
+            column += layer.up.shape[1]
         row += len(layer.weight)
     biases = [layer.bias for layer in layers]
     return Product(
         _placed(pieces, (row, column)),
         None if biases[0] is None else _placed(_stacked(biases), (row,)),
         _placed(_stacked(downs), (column - inputs, inputs)) if downs else None,
-        adapted[0].scaling[ADAPTER] if adapted else 1.0,
+        adapted[0].scale if adapted else 1.0,
     )
 
 
