@@ -15,7 +15,7 @@ from toy_tokens import LORA, tiny
 
 from marl_ray.config import AlgorithmConfig, RunConfig
 from marl_ray.envs import make_env
-from marl_ray.training import loop
+from marl_ray.training import fine_tuning, loop
 from marl_ray.training.alone import process_group, train_alone
 from marl_ray.training.learner import Learner
 from marl_ray.training.optimizers import optimizer_of
@@ -111,6 +111,16 @@ def test_a_run_that_warms_up_and_decays_goes_on_bit_for_bit(tmp_path: Path, fami
     assert bundles
     for path in bundles:
         assert (tmp_path / "whole" / path).read_bytes() == (tmp_path / "again" / path).read_bytes()
+
+
+@pytest.mark.parametrize(("given", "rate"), [("{data: environment}", 0.01), ("{data: environment, lr: 0.5}", 0.5)])
+def test_a_warm_start_has_the_same_keys_and_a_rate_of_its_own(given: str, rate: float) -> None:
+    keys = [f"warm_start={given}", "hyper.lr=1e-3", "hyper.weight_decay=0.1", "hyper.adam_betas=[0.8,0.95]"]
+    run = toy_texts.config(*keys)
+    assert run.warm_start is not None
+    found = fine_tuning._Fit("speaker", learner(run), [], run.warm_start).optimizer.param_groups
+    assert [(group["lr"], group["betas"]) for group in found] == [(pytest.approx(rate), (0.8, 0.95))] * 2
+    assert {group["weight_decay"] for group in found} == {0.1, 0.0}
 
 
 def test_the_critics_weight_scales_their_loss_alone() -> None:

@@ -38,15 +38,16 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
             raise MarlRayError(f"model.lora.targets: no linear layer is named {target!r}")
         if any(module.weight is embedding for module in found):
             raise MarlRayError(f"model.lora.targets: {target!r} shares its weights with the embedding")
-    inject_adapter_in_model(_peft_config(config, targets), lm, ADAPTER)
+    transposed = any(isinstance(module, Conv1D) for module in linear.values())
+    inject_adapter_in_model(_peft_config(config, targets, transposed), lm, ADAPTER)
     for layer in lm.modules():
         if isinstance(layer, Linear):
             layer.__class__ = Adapted
 
 
-def _peft_config(config: LoraConfig, targets: list[str] | str) -> PeftLoraConfig:
+def _peft_config(config: LoraConfig, targets: list[str] | str, transposed: bool) -> PeftLoraConfig:
     alpha: Any = config.alpha  # declared an int there, and only ever divided by the rank
-    return PeftLoraConfig(r=config.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0)
+    return PeftLoraConfig(r=config.rank, lora_alpha=alpha, target_modules=targets, fan_in_fan_out=transposed)
 
 
 def adapted(module: nn.Module) -> list[tuple[str, "Adapted"]]:
@@ -102,7 +103,7 @@ def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folde
     """Write a folder that `peft.PeftModel.from_pretrained(model, folder)` reads; `base` names the bare model."""
     layers = adapted(module)
     names = {name.rpartition(".")[2] for name, _ in layers} if config.targets == "all-linear" else set(config.targets)
-    peft = _peft_config(config, sorted(names))
+    peft = _peft_config(config, sorted(names), any(layer.fan_in_fan_out for _, layer in layers))
     peft.task_type, peft.base_model_name_or_path, peft.inference_mode = "CAUSAL_LM", base, True
     peft.save_pretrained(str(folder))
     # Sets are written in any order, and a bundle's name is a hash of its files.

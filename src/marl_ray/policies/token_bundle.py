@@ -94,7 +94,7 @@ def _write_policy(folder: Path, policy: TokenPolicy) -> TokenPolicyManifest:
             logging.enable_progress_bar()
     policy.tokenizer.save_pretrained(folder)
     if policy.config.lora is not None:
-        save_adapters(policy.lm, policy.config.lora, policy.config.path, folder / ADAPTER_FOLDER)
+        save_adapters(policy.lm, policy.config.lora, policy.base, folder / ADAPTER_FOLDER)
     return TokenPolicyManifest(
         generation=policy.generation,
         context=policy.config.context,

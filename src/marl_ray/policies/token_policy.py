@@ -69,6 +69,8 @@ class TokenPolicy(nn.Module):
         super().__init__()
         self.lm = lm
         self.tokenizer, self.config, self.generation = tokenizer, config, generation
+        self.base = config.path
+        """Where the weights without adapters are; None where they were drawn."""
         width = self.lm.get_output_embeddings().weight.shape[-1]
         self.value_head = _head(width, 1) if critic else None
         self.cost_head = _head(width, signals) if signals else None

@@ -37,6 +37,7 @@ def build_policies(config: RunConfig, agents: Mapping[str, Sequence[str]]) -> di
         if weights is not None:
             try:
                 adopt(policies[name], weights[0][weights[1]])
+                policies[name].base = f"{own.bundle}/{weights[1]}"
             except MarlRayError as error:
                 raise MarlRayError(f"team.{name}.{error}") from error
     return policies
