@@ -53,3 +53,10 @@ def test_language_models_train_the_same_as_on_one(alone, tmp_path):
 
 def test_language_models_are_sharded_as_one_holds_them():
     two_workers(of_two_shards)
+
+
+def test_ratios_in_bfloat16_are_one_whatever_a_worker_has(tmp_path):
+    bfloat16 = ["algorithm=gspo", "resources.mixed_precision=bf16", "team.speaker.model.dtype=bf16"]
+    still = ["hyper.lr=1e-30", "hyper.minibatches=3", "train.micro_batch=2", "resources.workers=2"]
+    rows = two_workers(toy_texts.trained, str(tmp_path), *bfloat16, *still)
+    assert {(row["clip_fraction"], row["kl"]) for row in rows if "kl" in row} == {(0.0, 0.0)}

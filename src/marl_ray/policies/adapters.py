@@ -94,7 +94,8 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
         layer = layers.get(owner.removesuffix(".base_layer"))
         if layer is not None and kind == "weight":
             delta = (layer.up.float() @ layer.down.float()) * layer.scale
-            value = (value.float() + (delta.T if layer.fan_in_fan_out else delta)).to(value.dtype)
+            # One more copy of a large model's weights has no room beside it on a GPU.
+            value = (value.float() + (delta.T if layer.fan_in_fan_out else delta)).to(value.dtype).cpu()
         found[name.replace(".base_layer.", ".")] = value.detach().contiguous()
     return found
 
