@@ -252,7 +252,7 @@ def test_a_draft_is_started_and_the_live_view_follows_by_itself(browser: Any, si
     assert browser.find_elements(By.TAG_NAME, "form") == []
     keep(browser, "ui-live")
     before = browser.find_element(By.CSS_SELECTOR, ".clock time").text
-    waiting = WebDriverWait(browser, WAIT_S, ignored_exceptions=[StaleElementReferenceException])
+    waiting = WebDriverWait(browser, WAIT_S, ignored_exceptions=[WebDriverException])
     waiting.until(
         lambda b: b.find_element(By.CSS_SELECTOR, ".clock time").text != before, "the live view never reloaded"
     )
