@@ -8,7 +8,7 @@ STAMP := .venv/.installed
 PYTEST := $(BIN)/python tests/leave_nothing.py $(BIN)/python -m pytest -n 2 --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-all demo clean
+.PHONY: help install check unit test test-all demo clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,15 +32,17 @@ check: install  ## Lint, format, types, dependency directions
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: install  ## Unit tests, then integration, then the fast end-to-end tests
-	sh tests/need_servers.sh
+unit: install  ## Unit tests
 	$(PYTEST) tests/unit
-	$(PYTEST) --dist loadfile tests/integration tests/e2e -m "not slow"
+
+# In one call, so that the unit tests run in one process while the other has the tests of the shared Ray.
+test: install  ## Unit, integration and the fast end-to-end tests
+	sh tests/need_servers.sh
+	$(PYTEST) --dist loadfile -m "not slow"
 
 test-all: install  ## All tests, the slow ones too
 	sh tests/need_servers.sh
-	$(PYTEST) tests/unit
-	$(PYTEST) --dist loadfile tests/integration tests/e2e
+	$(PYTEST) --dist loadfile
 
 demo: install  ## Train, serve and compare two teams on this machine
 	$(BIN)/marl-ray demo

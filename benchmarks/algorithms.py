@@ -108,8 +108,8 @@ def cases() -> list[Case]:
         ("sequence_scores", lambda: sequence_scores(a["rewards"]), lambda: [sum(r) for r in b["rewards"].tolist()]),
         (
             "group_index",
-            lambda: group_index(a["prompt"], zeros, zeros),
-            lambda: references.group_index(b["prompt"], *[zeros[:LOOP_ROWS]] * 2),
+            lambda: group_index(a["prompt"], zeros, zeros, zeros[:, None]),
+            lambda: references.group_index(b["prompt"], *[zeros[:LOOP_ROWS]] * 2, zeros[:LOOP_ROWS, None]),
         ),
         ("centred", lambda: centred(*grouped, include), loop(references.centred)),
         ("standardised", lambda: standardised(*grouped, include), loop(references.standardised(1e-6, 1))),

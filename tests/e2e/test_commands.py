@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import PROGRAM, ROOT, marl_ray, without_ray
+from command_line import PROGRAM, ROOT, marl_ray, without_ray
 
 from marl_ray.cluster.local import LocalRay
 from marl_ray.config import SPECS

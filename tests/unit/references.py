@@ -42,8 +42,8 @@ def reward_to_go(rewards, mask, cut, gamma):
     return _tensor(result).reshape(mask.shape)
 
 
-def group_index(group, agent, turn):
-    keys = list(zip(group.tolist(), agent.tolist(), turn.tolist(), strict=True))
+def group_index(group, agent, turn, prompts):
+    keys = list(zip(group.tolist(), agent.tolist(), turn.tolist(), map(tuple, prompts.tolist()), strict=True))
     numbers = {key: number for number, key in enumerate(sorted(set(keys)))}
     return torch.tensor([numbers[key] for key in keys]), len(numbers)
 

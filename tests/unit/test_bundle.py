@@ -124,6 +124,39 @@ def test_an_observation_from_outside_is_checked(folder, agent, observation, mess
         load_bundle(folder).check(agent, observation)
 
 
+@pytest.mark.parametrize(
+    ("space", "right", "wrong", "message"),
+    [
+        (spaces.Box(-1, 1, (2,)), [1, -1.0], [1e30, 0], r"got 1e\+30 at \[0\], where they are -1 and 1"),
+        (spaces.Box(-0.1, 0.1, (1,)), [0.1], [0.1001], r"got 0.1001 at \[0\]"),  # 0.1 is more than its float32
+        (spaces.Box(0, np.inf, (1,)), [1e30], [-1e-3], r"got -0.001 at \[0\], where they are 0 and inf"),
+        (spaces.Box(0, 200, (1, 2), np.uint8), [[0, 200]], [[0, 201]], r"got 201 at \[0, 1\]"),
+        (spaces.Box(-3, 3, (1,), np.int64), [3], [4], r"got 4 at \[0\]"),
+    ],
+)
+def test_an_observation_lies_within_its_box(tmp_path, space, right, wrong, message):
+    torch.manual_seed(0)
+    parts = PolicyParts(
+        NETWORK, space, spaces.Discrete(2), ActorCritic(space, spaces.Discrete(2), NETWORK).actor.state_dict()
+    )
+    lineage = Lineage(
+        run="r",
+        algorithm={"one": "ippo"},
+        config_hash="c",
+        code_version="0",
+        seed=0,
+        env={},
+        steps=1,
+        metrics={"x": 1.0},
+    )
+    bundle = load_bundle(save_bundle(tmp_path / "bundle", {"a": "one"}, {"one": parts}, lineage))
+    assert bundle.check("a", right).tolist() == right
+    with pytest.raises(
+        MarlRayError, match=f"^observations.a: expected an array of shape .* within its bounds, {message}"
+    ):
+        bundle.check("a", wrong)
+
+
 def test_spaces_with_infinite_bounds_survive_the_manifest(tmp_path):
     """CartPole's: some entries bounded, some not; and a Box that is unbounded altogether."""
     mixed = spaces.Box(np.array([-4.8, -np.inf], np.float32), np.array([4.8, np.inf], np.float32))

@@ -210,6 +210,31 @@ def test_strata_add_up_to_the_weighted_difference_and_its_variance(sizes, seed):
         assert (first.mean, first.variance) == pytest.approx((strata[0][0].mean, strata[0][0].variance))
 
 
+def test_epochs_add_their_own_variances():
+    """Three epochs, of which the short one with equal shares is loud: pooled, its noise is lost among that of the others."""
+    rng, false = np.random.default_rng(6), 0
+    long = [(5_000, 0.02, 0.1), (5_000, 0.98, 0.1)]
+    for _ in range(RUNS):
+        strata = []
+        for units, share, deviation in long:
+            treated, values = rng.random(units) < share, deviation * rng.normal(size=units)
+            strata.append((summarise(values[treated]), summarise(values[~treated])))
+        treated, values, found = rng.random(400) < 0.5, 8 * rng.normal(size=400), False
+        for k in range(20, 401, 20):
+            cut, mine = values[:k], treated[:k]
+            found |= fires(*stratified([*strata, (summarise(cut[mine]), summarise(cut[~mine]))]), 50)
+        false += found
+    assert false <= ALPHA * RUNS
+    big = [
+        (Summary(10**6, 0.3, 4.0), Summary(2 * 10**6, 0.1, 9.0)),
+        (Summary(10**6, 0.0, 1.0), Summary(10**6, 0.1, 16.0)),
+    ]
+    first, second = stratified(big)
+    weights = np.array([2 / 3, 1 / 2]) / (2 / 3 + 1 / 2)
+    expected = sum(weights**2 * [4 / 10**6 + 9 / 2e6, 17 / 10**6])
+    assert first.variance / first.n + second.variance / second.n == pytest.approx(expected, rel=1e-3)
+
+
 def test_outcomes_that_drift_while_the_share_is_raised_are_no_harm():
     """5 %, 25 %, then half of the units; outcomes fall by half a deviation meanwhile, in both arms."""
     rng, shares = np.random.default_rng(5), np.repeat([0.05, 0.25, 0.5], 1_000)

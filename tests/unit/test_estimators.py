@@ -99,9 +99,10 @@ def test_a_terminal_reward_reaches_every_own_token_across_tool_output():
     assert rewards.tolist() == [[0.0, 0.0, 0.0, 1.0, 0.0]]
 
 
-@given(st.lists(st.tuples(*[st.integers(-2, 2)] * 3), min_size=1, max_size=12))
-def test_a_group_is_a_distinct_prompt_agent_and_turn(keys):
-    columns = torch.tensor(keys).unbind(1)
+@given(st.lists(st.tuples(*[st.integers(-1, 1)] * 5), min_size=1, max_size=12))
+def test_a_group_is_a_distinct_start_agent_turn_and_prompt(keys):
+    whole = torch.tensor(keys)
+    columns = *whole[:, :3].unbind(1), whole[:, 3:]
     index, count = group_index(*columns)
     expected, number = references.group_index(*columns)
     assert count == number and torch.equal(index, expected)

@@ -33,7 +33,7 @@ def test_continuous_actions_are_lists_and_one_agent_may_act_alone(tmp_path):
     made = {arm: make_bundle(tmp_path, k, box, actions=out) for k, arm in enumerate(("one", "four"))}
 
     async def body(client):
-        return await act(client, "s", observations={"agent_1": [0.5, -2]})
+        return await act(client, "s", observations={"agent_1": [0.5, -1]})
 
     actions = with_gateway(gateway_config(made, tmp_path / "x.db"), body)["actions"]
     assert list(actions) == ["agent_1"]

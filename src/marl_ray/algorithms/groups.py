@@ -1,4 +1,4 @@
-"""Baselines from a group: sequences that share a start, an agent and a turn. No critic, no loop over groups.
+"""Baselines from a group: sequences that share a start, an agent and a prompt. No critic, no loop over groups.
 
 Every function takes `scores` (B,), `index` (B,) int64 with values below `count` (both from `group_index`) and `include`
 (B,) bool. Rows with include False (greedy rows, dropped rows) and rows whose score is NaN (no reward could be had) count
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from marl_ray.errors import MarlRayError
+from marl_ray.trajectories import Trajectories
 
 Singleton = Literal["zero", "score"]
 """What a group of one gets: nothing to learn from (TRL, SkyRL), or its raw score (verl's loop version)."""
@@ -27,13 +28,28 @@ class GroupMoments(NamedTuple):
     """Sum of squared deviations from the mean; exactly 0 where all scores are equal."""
 
 
-def group_index(group: Tensor, agent: Tensor, turn: Tensor) -> tuple[Tensor, int]:
-    """Number the distinct (group, agent, turn) triples, (B,) int64 each: a row's number, and how many there are.
+def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | None = None) -> tuple[Tensor, int]:
+    """Number the distinct (group, agent, turn, prompt): a row's number, (B,) int64, and how many there are.
 
-    Agents and turns are kept apart because their prompts and rewards differ (Dr. MAS; AT-GRPO of PettingLLMs).
+    `group`, `agent` and `turn` are (B,) int64, `prompts` (B, P) int64. Agents and turns are kept apart because their rewards
+    differ, and prompts because an answer is better or worse than another one only where both were asked the same (AT-GRPO,
+    arXiv 2510.11062; Dr. MAS).
     """
-    distinct, index = torch.unique(torch.stack((group, agent, turn), 1), dim=0, return_inverse=True)
+    keys = [group, agent, turn]
+    if prompts is not None:
+        keys.append(torch.unique(prompts, dim=0, return_inverse=True)[1])
+    distinct, index = torch.unique(torch.stack(keys, 1), dim=0, return_inverse=True)
     return index, len(distinct)
+
+
+def compared(batch: Trajectories, greedy: bool) -> Tensor:
+    """(B,) bool: sequences that decided something and have what they are compared with: with `greedy` a greedy sequence of
+    their group, otherwise another one that is sampled."""
+    index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
+    sampled = ~batch.greedy & batch.mask.any(1)
+    others = batch.greedy if greedy else sampled
+    size = index.new_zeros(count).index_add(0, index, others.long())
+    return sampled & (size >= (1 if greedy else 2))[index]
 
 
 def group_moments(scores: Tensor, index: Tensor, count: int, include: Tensor) -> GroupMoments:

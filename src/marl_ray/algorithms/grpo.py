@@ -2,9 +2,10 @@
 
     A_i = (s_i - mean_G s) / (std_G s + eps)       L = mean_i 1/|o_i| sum_t -min(rho_it A_i, clip(rho_it) A_i)
 
-s_i is the sum of the sequence's rewards, G the other sequences of the same (start, agent, turn); Bessel's standard deviation
-with eps = 1e-6 as in verl (TRL: 1e-4). A group whose members all score the same has advantage 0. Its divergence penalty is
-`kl_coef` with `kl_place: loss` and k3. `advantage_norm: none` leaves the division out, `batch` divides by the whole batch's.
+s_i is the sum of the sequence's rewards, G the other sequences of the same (start, agent, turn, prompt); Bessel's standard
+deviation with eps = 1e-6 as in verl (TRL: 1e-4). A group whose members all score the same has advantage 0. Its divergence
+penalty is `kl_coef` with `kl_place: loss` and k3. `advantage_norm: none` leaves the division out, `batch` divides by the
+whole batch's.
 """
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from marl_ray.trajectories import Trajectories
 
 def group_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
     """(B, T): every decision of a sequence has the sequence's advantage."""
-    index, count = group_index(batch.group, batch.agent, batch.turn)
+    index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     scores, include = sequence_scores(batch.rewards), ~batch.greedy & batch.mask.any(1)
     if hyper.advantage_norm == "group":
         relative = standardised(scores, index, count, include, ddof=hyper.std_ddof)

@@ -21,7 +21,7 @@ from marl_ray.trajectories import Trajectories
 
 def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
     """(B, T): every decision of a sequence has the sequence's advantage."""
-    index, count = group_index(batch.group, batch.agent, batch.turn)
+    index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     include = ~batch.greedy & batch.mask.any(1)
     relative = leave_one_out(sequence_scores(batch.rewards), index, count, include)
     return relative[:, None] * batch.mask, None

@@ -24,6 +24,10 @@ from marl_ray.config.sections import (
     WarmStartConfig,
 )
 
+BRANCH_TURNS = 3
+"""Turns after the first that are branched unless `train.branch_turns` says otherwise: a group of an episode of T turns then
+plays about T more for each."""
+
 
 class RunConfig(Config):
     """One training run: an environment, a team, an algorithm, and what it may use."""
@@ -79,9 +83,8 @@ class RunConfig(Config):
 
     def _check_keys(self) -> None:
         """Refuse hyper-parameters that no algorithm reads."""
-        trained = [name for name, policy in self.team.items() if not policy.frozen]
         for key in self.hyper.given():
-            _check_key(f"hyper.{key}", key, {self.algorithm_of(name): self.spec_of(name) for name in trained})
+            _check_key(f"hyper.{key}", key, {self.algorithm_of(name): self.spec_of(name) for name in self._trained})
         for name, policy in self.team.items():
             for key in policy.hyper:
                 if policy.frozen:
@@ -92,6 +95,15 @@ class RunConfig(Config):
         plain = [name for name, policy in self.team.items() if policy.model is None]
         if plain and len(plain) < len(self.team):
             raise ValueError(f"team.{plain[0]}.model: expected a language model, as the other policies are")
+        if self.train.branch_turns and (plain or not self._compares_groups):
+            raise ValueError(
+                f"train.branch_turns={self.train.branch_turns}: expected a language model whose algorithm compares groups"
+            )
+        if (self.train.branch_turns or 0) >= self.train.horizon:
+            raise ValueError(
+                f"train.branch_turns={self.train.branch_turns} must be below train.horizon={self.train.horizon}, the turns "
+                "of an episode"
+            )
         if plain:
             if not self.train.total_steps:
                 raise ValueError("train.total_steps: expected 1 or more; 0 is for supervised fine-tuning")
@@ -161,6 +173,22 @@ class RunConfig(Config):
             raise ValueError(
                 f"constraints: {algorithm} of policy {name!r} needs a budget for each cost of the environment"
             )
+
+    @property
+    def _trained(self) -> list[str]:
+        """Policies that learn."""
+        return [name for name, policy in self.team.items() if not policy.frozen]
+
+    @property
+    def _compares_groups(self) -> bool:
+        """Whether a policy learns by an algorithm that compares the members of a group."""
+        return any(self.spec_of(name).groups for name in self._trained)
+
+    @property
+    def branch_turns(self) -> int:
+        """Turns after the first at which the members of a group answer one prompt."""
+        given, possible = self.train.branch_turns, min(BRANCH_TURNS, self.train.horizon - 1)
+        return given if given is not None else possible if self.language and self._compares_groups else 0
 
     @property
     def env_copies_per_worker(self) -> int:

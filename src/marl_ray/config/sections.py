@@ -117,6 +117,10 @@ class TrainConfig(Config):
     at `horizon`. `auto`: episodes where an algorithm needs them whole."""
     group_size: PositiveInt = 1
     """Copies that share a start (layout, seed) and are compared by group algorithms."""
+    branch_turns: NonNegativeInt | None = None
+    """Text environments: at so many turns after the first, the other members of a group answer what its first episode was
+    asked there, and play on from it, so that group algorithms compare answers to one prompt. When not given the next three
+    turns, if an algorithm compares groups; with 0 group algorithms learn from first turns alone."""
     micro_batch: PositiveInt | None = None
     """Environment copies (responses, for language models) per forward and backward pass of each worker; all of them when
     not given. Never changes results."""

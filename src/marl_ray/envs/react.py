@@ -42,6 +42,7 @@ class React(TextEnv):
     """
 
     metadata = {"name": "react", "render_modes": [], "is_parallelizable": False}
+    fixed = (*TextEnv.fixed, "tools")
 
     def __init__(
         self,

@@ -1,11 +1,12 @@
 """What text environments share: turns of agents that read a prompt and write an answer, tasks, costs and metrics."""
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -74,6 +75,8 @@ class TextEnv(AECEnv[str, str, str], ABC):
     """
 
     metadata = {"name": "text", "render_modes": [], "is_parallelizable": False}
+    fixed: ClassVar[tuple[str, ...]] = ("train", "test", "task", "_spaces")
+    """Attributes that no episode changes, which a `copy.deepcopy` of a running episode shares with it."""
 
     def __init__(
         self,
@@ -96,6 +99,15 @@ class TextEnv(AECEnv[str, str, str], ABC):
         self.task: Any = None
         self._spaces = {agent: AnyText() for agent in agents}
         self._random = np.random.default_rng()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The episode as it stands, to be played on beside this one."""
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+        for name in self.fixed:
+            memo[id(getattr(self, name))] = getattr(self, name)
+        twin.__dict__ = {name: copy.deepcopy(value, memo) for name, value in vars(self).items()}
+        return twin
 
     @abstractmethod
     def begin(self) -> None:

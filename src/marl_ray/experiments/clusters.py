@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from marl_ray.experiments.sequential import MIN_BATCHES
+from marl_ray.experiments.sequential import BORROWED, MIN_BATCHES
 from marl_ray.experiments.statistics import Summary
 
 Blocks = Mapping[tuple[int, int], float]
@@ -42,24 +42,43 @@ def stratified(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summ
     Outcomes drift, and when the treatments' share is raised, more of the treatment's units than of the control's are late:
     pooled means then differ although no stratum's do. Strata (epochs) weigh w = n_t n_c / (n_t + n_c), which is best
     where variances are equal and depends on no outcome; one without both arms weighs nothing. The means are weighted
-    ones, variances those within strata, and counts the effective ones, so that s_t^2 / n_t + s_c^2 / n_c is the variance of
-    the difference. Of one stratum, or of equal shares in all, the counts are the plain ones.
+    ones, counts the effective ones, and variances such that s_t^2 / n_t + s_c^2 / n_c is the variance of the difference, to
+    which each stratum adds its own: outcomes may vary more in one epoch than in another, and one with equal shares adds more
+    per unit. An arm's variance in a stratum carries `BORROWED` outcomes' worth of the largest of both arms' there and of
+    both over all strata: the few outcomes of a short epoch may be alike by luck. Of one stratum the summaries are the
+    plain ones.
     """
     kept = [(one, other) for one, other in strata if one.n and other.n]
+    if len(kept) < 2:
+        return kept[0] if kept else (Summary(0, math.nan, 0.0), Summary(0, math.nan, 0.0))
     weights = [one.n * other.n / (one.n + other.n) for one, other in kept]
     shares = [weight / math.fsum(weights) for weight in weights]
-    return _combined(shares, [one for one, _ in kept]), _combined(shares, [other for _, other in kept])
+    arms = [one for one, _ in kept], [other for _, other in kept]
+    overall = max(_within(parts) for parts in arms)
+    larger = [max(one.variance, other.variance, overall) for one, other in kept]
+    first, second = (
+        _combined(shares, parts, [_mixed(part, most) for part, most in zip(parts, larger, strict=True)])
+        for parts in arms
+    )
+    return first, second
 
 
-def _combined(shares: list[float], parts: list[Summary]) -> Summary:
-    if not parts:
-        return Summary(0, math.nan, 0.0)
+def _within(parts: list[Summary]) -> float:
+    """Variance of an arm within its strata."""
     freedom = sum(part.n - 1 for part in parts)
-    squares = math.fsum((part.n - 1) * part.variance for part in parts)
+    return math.fsum((part.n - 1) * part.variance for part in parts) / freedom if freedom else 0.0
+
+
+def _mixed(part: Summary, larger: float) -> float:
+    return (part.n * part.variance + BORROWED * larger) / (part.n + BORROWED)
+
+
+def _combined(shares: list[float], parts: list[Summary], variances: list[float]) -> Summary:
     effective = 1 / math.fsum(share**2 / part.n for share, part in zip(shares, parts, strict=True))
     mean = math.fsum(share * part.mean for share, part in zip(shares, parts, strict=True))
+    squared = math.fsum(share**2 / part.n * own for share, part, own in zip(shares, parts, variances, strict=True))
     # The sum behind it rounds: one stratum's count must not become one less.
-    return Summary(int(effective * (1 + 1e-12)), mean, squares / freedom if freedom else 0.0)
+    return Summary(int(effective * (1 + 1e-12)), mean, squared * effective)
 
 
 def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, Summary]:

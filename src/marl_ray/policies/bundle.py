@@ -108,6 +108,16 @@ class Bundle:
                 found[agent] = space.nvec.astype(np.uint64)
         return found
 
+    @cached_property
+    def _bounds(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Agent -> least and greatest observation, float32, for Boxes with bounds."""
+        found = {}
+        for agent, policy in self.agents.items():
+            space = self.policies[policy].observation_space
+            if isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).any():
+                found[agent] = space.low.astype(np.float32), space.high.astype(np.float32)
+        return found
+
     def check(self, agent: str, observation: Any) -> np.ndarray:
         """One observation from outside as an array, or MarlRayError that says what was expected of the agent."""
         categories = self._categories.get(agent)
@@ -135,11 +145,18 @@ class Bundle:
         if array.shape != (space.shape or ()):
             raise MarlRayError(f"observations.{agent}: expected {expected}, got shape {list(array.shape)}")
         with np.errstate(over="ignore"):  # too large is infinite here
-            finite = np.isfinite(array.astype(np.float32)).all()
-        if not finite:
+            single = array.astype(np.float32)
+        if not np.isfinite(single).all():
             raise MarlRayError(f"observations.{agent}: expected {expected}, got NaN or infinity")
-        if space.dtype == np.uint8 and ((array < 0) | (array > 255)).any():
-            raise MarlRayError(f"observations.{agent}: expected {expected} from 0 to 255")
+        if agent in self._bounds:
+            low, high = self._bounds[agent]
+            outside = (single < low) | (single > high)
+            if outside.any():
+                at = tuple(np.argwhere(outside)[0].tolist())
+                raise MarlRayError(
+                    f"observations.{agent}: expected {expected} within its bounds, got {single[at]:g} at {list(at)}, where "
+                    f"they are {low[at]:g} and {high[at]:g}"
+                )
         if not isinstance(space, spaces.Box):
             if array.dtype.kind == "f":
                 raise MarlRayError(f"observations.{agent}: expected {expected}, got fractional numbers")

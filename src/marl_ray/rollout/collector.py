@@ -48,6 +48,10 @@ class Plan:
     refills: int = 0
     """How often groups whose members all score the same for every policy of `judges` are played again."""
     judges: tuple[str, ...] = ()
+    branch_turns: int = 0
+    """Text environments: turns after the first of every group's first episode at which its other members answer too,"""
+    comparing: tuple[str, ...] = ()
+    """where a policy acts whose algorithm compares answers to one prompt: one of these."""
 
 
 class Batch(NamedTuple):

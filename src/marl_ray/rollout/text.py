@@ -5,7 +5,7 @@ side by side. What an episode becomes depends on its task and on its own random 
 workers nor the order of waves changes a result.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from marl_ray.envs.batch import grouped
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.tokenizers import check_fits, encode_prompt
+from marl_ray.rollout.branching import Branch, branches, keep_state
 from marl_ray.rollout.collector import Plan
 from marl_ray.rollout.curriculum import Curriculum
 from marl_ray.rollout.group_spread import GroupSums, informative
@@ -105,6 +106,7 @@ class TextCollector:
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
         """One episode of every copy; groups that teach nothing are played again on other tasks, `plan.refills` times."""
         judging = {agent for name in self.plan.judges for agent in players[name].agents}
+        comparing = {agent for name in self.plan.comparing for agent in players[name].agents}
         pending, steps, total = list(self.groups), 0, 0
         self.group_sums = dict.fromkeys(players, GroupSums())
         outcomes: list[tuple[int, int, float]] = []
@@ -118,7 +120,7 @@ class TextCollector:
             for group in pending:
                 self._begin(self.groups[group], positions[group], iteration, attempt)
             playing = [copy for group in pending for copy in self.groups[group]]
-            self._play(players, playing)
+            self._play(players, playing, comparing)
             steps += sum(len(copy.turns) for copy in playing)
             for name, player in players.items():
                 self.group_sums[name] += GroupSums.of([_scores(self.groups[g], player.agents) for g in pending])
@@ -128,11 +130,15 @@ class TextCollector:
         if self.curriculum:
             found = sorted(outcome for part in self.gather(outcomes) for outcome in part)
             self.curriculum.add((index, share) for _, index, share in found)
+        teaching = [group for group in self.groups if group not in pending]
+        branched = [branch for group in teaching for branch in branches(group, self.groups[group])]
+        self._play_on(players, [branch.copy for branch in branched])
+        steps += sum(len(branch.copy.turns) - branch.begun for branch in branched)
         batch = {}
         for name, player in players.items():
             # What still teaches nothing does not count in the means.
-            kept = [group for group in self.groups if name not in self.plan.judges or group not in pending]
-            batch[name] = to_trajectories(player, self._rows(player.agents, kept), self.signals)
+            kept = teaching if name in self.plan.judges else list(self.groups)
+            batch[name] = to_trajectories(player, self._rows(player.agents, kept, branched), self.signals)
         drawn = permutation(self.seed, iteration, TRANSCRIPT_ORDER, total)[:TRANSCRIPTS]
         transcripts = [transcript(copy) for copy in self.copies if copy.number in drawn]
         episodes = [copy.episode() for copy in self.copies]
@@ -171,20 +177,37 @@ class TextCollector:
             greedy = self.plan.greedy and copy.number % self.plan.group_size == 0
             copy.begin(Start(index, "train", seed, greedy, (TRAINING, iteration, attempt, copy.number)))
 
-    def _rows(self, agents: Sequence[str], groups: Sequence[int]) -> list[Row]:
-        """The turns of these agents in the copies of these groups."""
-        return [
-            Row(turn, copy.number, group, copy.start.greedy)
-            for group in groups
-            for copy in self.groups[group]
-            for turn in copy.turns
-            if turn.agent in agents
-        ]
+    def _rows(self, agents: Sequence[str], groups: Sequence[int], branched: Sequence[Branch]) -> list[Row]:
+        """The turns of these agents in the copies of these groups, and of branches those that they begin with.
 
-    def _play(self, players: Mapping[str, TokenPlayer], copies: Sequence[TextCopy]) -> None:
-        """Play the episodes that `copies` have begun to their ends."""
+        Group by group, so that the order of all workers' rows, which minibatches are drawn by, is that of one worker.
+        """
+        rows: list[Row] = []
+        for group in groups:
+            rows += [
+                Row(turn, copy.number, group, copy.start.greedy) for copy in self.groups[group] for turn in copy.turns
+            ]
+            rows += [branch.row for branch in branched if branch.group == group]
+        return [row for row in rows if row.turn.agent in agents]
+
+    def _play(
+        self, players: Mapping[str, TokenPlayer], copies: Sequence[TextCopy], comparing: Collection[str] = ()
+    ) -> None:
+        """Play the episodes that `copies` have begun to their ends; with branches to come where `comparing` agents act."""
         self._side_by_side(copies, TextCopy.reset)
+        trunks = [copy for copy in copies if comparing and copy.number % self.plan.group_size == 0]
+        self._play_on(players, copies, trunks, comparing)
+
+    def _play_on(
+        self,
+        players: Mapping[str, TokenPlayer],
+        copies: Sequence[TextCopy],
+        trunks: Sequence[TextCopy] = (),
+        comparing: Collection[str] = (),
+    ) -> None:
         while playing := [copy for copy in copies if copy.agent]:
+            for copy in trunks:
+                keep_state(copy, self.plan.branch_turns, comparing)
             for player in players.values():
                 asked = [copy for copy in playing if copy.agent in player.agents]
                 if asked:

@@ -1,9 +1,10 @@
 """One copy of a text environment, and the episode that it plays."""
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -91,6 +92,8 @@ class TextCopy:
     observation: str = ""
     """What that agent sees."""
     turns: list[Turn] = field(default_factory=list)
+    states: "list[TextCopy]" = field(default_factory=list)
+    """The running episode as it was before some of its turns, in their order (see `keep`)."""
 
     def __post_init__(self) -> None:
         priced = getattr(self.env.unwrapped, "cost", ())
@@ -107,7 +110,7 @@ class TextCopy:
     def begin(self, start: Start) -> None:
         """Forget the last episode; `reset` begins the next."""
         self.start = start
-        self.turns, self.cut = [], False
+        self.turns, self.states, self.cut = [], [], False
         self.rewards = dict.fromkeys(self.env.possible_agents, 0.0)
         self.costs = np.zeros(self.signals)
         self.solved: bool | None = None
@@ -132,6 +135,24 @@ class TextCopy:
             self.env.step(self.turns[-1].response)
             self._read()
             self._go_on()
+
+    def keep(self) -> None:
+        """Add the episode as it stands to `states`. Raises MarlRayError where the environment cannot be copied."""
+        with self.named():
+            try:
+                self.states.append(copy.deepcopy(self, {id(self.states): []}))
+            except Exception as error:
+                raise MarlRayError(
+                    f"train.branch_turns: expected an environment that copy.deepcopy copies ({one_line(error)})"
+                ) from error
+
+    def branch(self, number: int, attempt: int) -> "TextCopy":
+        """An episode that goes on from here as copy `number` would, with random streams of that `attempt`."""
+        twin = copy.deepcopy(self)
+        twin.number = number
+        kind, iteration, _, _ = self.start.stream
+        twin.start = replace(self.start, greedy=False, stream=(kind, iteration, attempt, number))
+        return twin
 
     def episode(self) -> TextEpisode:
         """The episode that has ended."""

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.algorithms import algorithm_of
 from marl_ray.algorithms.aggregation import counts
+from marl_ray.algorithms.groups import compared
 from marl_ray.algorithms.kl import adaptive_coefficient, kl_estimate
 from marl_ray.algorithms.multipliers import Multiplier
 from marl_ray.algorithms.normalization import moments, standardise
@@ -153,6 +154,10 @@ class Learner:
         """
         hyper, spec = self.hyper, self.algorithm.spec
         mask = trained_decisions(batch, hyper)
+        left_out = torch.zeros_like(batch.greedy)
+        if spec.groups:  # nothing says whether an answer that nobody else gave to its prompt is good
+            left_out = mask.any(1) & ~compared(batch, spec.greedy)
+            mask = mask & ~left_out[:, None]
         inputs = self.family.inputs(self.model, batch)
         old = batch.log_probs
         # What the critics put out before the first step: the normalisers move below, and with them the units.
@@ -193,12 +198,16 @@ class Learner:
                 "cost_targets": signal_moments(cost_targets, mask),
                 "sizes": torch.stack([counts(cut.of(mask, shape.agents)) for epoch in plan for cut in epoch]),
                 "whole": counts(mask),
+                "left_out": left_out.sum().double(),
             }
         )
         check_finite(where, sums["bad"])
         metrics: dict[str, float] = {}
         if reference is not None:
             metrics["reference_kl"] = _mean(sums["divergence"])
+        if spec.groups and batch.prompts is not None:
+            rows = float(sums["left_out"]) + float(sums["whole"][1])
+            metrics["left_out"] = float(sums["left_out"]) / max(rows, 1.0)
         if hyper.advantage_norm == "batch":
             advantages = standardise(raw, mask, sums["advantages"], hyper.std_ddof)
         else:

@@ -277,6 +277,8 @@ def build_collector(
         config.greedy,
         max(refills.values()),
         tuple(name for name, count in refills.items() if count),
+        config.branch_turns,
+        tuple(name for name in refills if config.spec_of(name).groups),
     )
     if config.language:
         from marl_ray.training.language import build_text_collector
