@@ -16,8 +16,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
+from marl_ray.policies.prompts import encode_prompt
 from marl_ray.policies.tiny import byte_tokenizer
-from marl_ray.policies.tokenizers import encode_prompt
 from marl_ray.serving.detokenizing import Detokenizer
 from marl_ray.serving.gateway import Gateway
 

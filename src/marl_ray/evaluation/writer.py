@@ -24,10 +24,10 @@ from marl_ray.evaluation.benchmarks.mbpp import NOT_SPLIT, MbppProblem
 from marl_ray.evaluation.generate import PROMPT, Job, Request, Row
 from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.prompts import check_fits, encode_prompt
 from marl_ray.policies.sampler import Engine, make_engine
 from marl_ray.policies.token_bundle import TokenBundle
 from marl_ray.policies.token_policy import TokenPolicy
-from marl_ray.policies.tokenizers import check_fits, encode_prompt
 from marl_ray.rewards.code import CallTest, CodeTask, Test
 from marl_ray.rollout.streams import EVALUATION, response_stream
 from marl_ray.rollout.threads import Late, side_by_side

@@ -18,7 +18,7 @@ from torch import Tensor
 from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.envs.files import read_bytes, read_record, rows
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.tokenizers import check_fits, encode_prompt
+from marl_ray.policies.prompts import check_fits, encode_prompt
 from marl_ray.rollout.random import permutation
 from marl_ray.training.batches import Diverged
 from marl_ray.training.collectives import from_first, total, world

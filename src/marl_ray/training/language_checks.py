@@ -10,9 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from marl_ray.config import ModelConfig, RunConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.adapters import add_adapters
+from marl_ray.policies.prompts import check_fits, encode_prompt
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
 from marl_ray.policies.token_policy import model_folder
-from marl_ray.policies.tokenizers import check_fits, encode_prompt, load_tokenizer
+from marl_ray.policies.tokenizers import load_tokenizer
 from marl_ray.rollout.curriculum import Curriculum
 from marl_ray.training.fine_tuning import encode, read_demonstrations
 from marl_ray.training.language import bundle_weights
