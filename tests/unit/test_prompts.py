@@ -1,56 +1,15 @@
 """Texts become ids of text alone, in the frame of a template, and as many as fit."""
 
-import string
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
+from toy_tokenizers import CHATML, LLAMA2, PARTS, PIECES, bytes_with, spaced
 from transformers import PreTrainedTokenizerFast
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompts import PromptTooLong, encode_chat, encode_prompt, encode_text, fit_prompt
 from marl_ray.policies.tiny import byte_tokenizer
-
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] | trim + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-LLAMA2 = (
-    "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'] + ' [/INST]' }}"
-    "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
-)
-PIECES = (
-    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-PARTS = (
-    "{% for m in messages %}<|im_start|>{% for part in m['content'] %}{{ part['text'] }}{% endfor %}"
-    "<|im_end|>{% endfor %}"
-)
-
-
-def bytes_with(
-    template: str | None, *special: str, common: tuple[str, ...] = (), **names: str
-) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes with further tokens; `common` ones are added, but not special."""
-    core = Tokenizer.from_str(byte_tokenizer()._tokenizer.to_str())
-    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    core.add_tokens([AddedToken(token, special=False, normalized=False) for token in common])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<|pad|>", **{"eos_token": "<|end|>", "chat_template": template} | names
-    )
-
-
-def spaced(template: str) -> PreTrainedTokenizerFast:
-    """As Llama 2's: a space before a text's first word, and characters as tokens."""
-    words = {character: number for number, character in enumerate(["▁", *string.printable.replace(" ", "")])}
-    core = Tokenizer(models.BPE(vocab=words, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    core.decoder = decoders.Metaspace(prepend_scheme="first")
-    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("<s>", "</s>")])
-    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", chat_template=template)
-
 
 TOKENIZERS = {
     "tiny": byte_tokenizer(),
@@ -125,8 +84,6 @@ def test_a_template_that_shows_nothing_is_named() -> None:
 
 
 def test_a_start_token_begins_a_text_and_no_end_token_ends_it() -> None:
-    from tokenizers import processors
-
     tokenizer = spaced(LLAMA2)
     tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
         "<s> $A </s>", special_tokens=[("<s>", tokenizer.bos_token_id), ("</s>", tokenizer.eos_token_id)]

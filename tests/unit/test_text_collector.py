@@ -321,7 +321,7 @@ def test_a_prompt_that_is_too_long_loses_its_middle_and_is_counted():
 def test_an_episode_that_nobody_can_begin_is_empty():
     batch = collector(partial(Told, first="long " * 200), BOTH).collect(players(BOTH), 0)
     assert [(e.length, e.cut, e.ret, e.tokens) for e in batch.episodes] == [(0, True, 0.0, 0)] * 8
-    assert batch.steps == 0 and not len(batch.trajectories["shared"].mask)
+    assert batch.steps == 8 and not len(batch.trajectories["shared"].mask)
     assert means([batch.sums])["asker/prompt_too_long"] == 1
 
 

@@ -88,7 +88,7 @@ def test_other_architectures_are_scored_likewise(architecture, settings):
     }
     config = getattr(transformers, f"{architecture}Config")(**sizes | settings)
     lm = transformers.AutoModelForCausalLM.from_config(config)
-    policy = TokenPolicy(lm, None, ModelConfig(preset="tiny-1m"), GenerationConfig(temperature=0.5))
+    policy = TokenPolicy(lm, byte_tokenizer(), ModelConfig(preset="tiny-1m"), GenerationConfig(temperature=0.5))
     rows = responses(vocabulary=40)
     log_probs, entropy, _ = naive(policy, *rows)
     outputs = policy.evaluate(*rows)
@@ -168,7 +168,9 @@ def test_adapters_leave_the_base_and_merge_into_a_copy(targets):
 
 def test_gpt2_keeps_its_weights_transposed_and_merges_all_the_same():
     config = transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, initializer_range=0.3)
-    bare = TokenPolicy(transformers.GPT2LMHeadModel(config), None, ModelConfig(preset="tiny-1m"), GenerationConfig())
+    bare = TokenPolicy(
+        transformers.GPT2LMHeadModel(config), byte_tokenizer(), ModelConfig(preset="tiny-1m"), GenerationConfig()
+    )
     token_policy.add_adapters(bare.lm, ModelConfig(preset="tiny-1m", lora=LORA).lora)
     for parameter in bare.actor_parameters():
         parameter.data.normal_(0, 0.3)

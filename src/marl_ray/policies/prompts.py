@@ -21,7 +21,7 @@ LEFT_OUT = "…"
 """What stands where a text was cut."""
 _BREAK, _UNKNOWN = "\ufdd0", "\ufffd"
 """A code point that is no character, for use inside of programs; and what stands for what cannot be encoded."""
-_SHOWN = "Zq7"
+SHOWN = "Zq7"
 """A text that no template changes."""
 
 
@@ -116,7 +116,7 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
             "does, or chat: false"
         )
     marked = [message | {"content": _marked(facts, message["content"])} for message in messages]
-    return _encode_marked(tokenizer, facts, render(tokenizer, marked, facts.parts, add_generation_prompt=True))
+    return _encode_marked(tokenizer, facts, _render(tokenizer, marked, facts.parts, add_generation_prompt=True))
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
@@ -125,7 +125,7 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     return _encode_marked(tokenizer, facts, _marked(facts, text))
 
 
-def render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **settings: Any) -> str:
+def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **settings: Any) -> str:
     """Messages in the chat template, as text."""
     if parts:
         given: Sequence[Any] = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
@@ -136,6 +136,11 @@ def render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **s
     except (TemplateError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise MarlRayError(f"prompt: the chat template refuses these messages: {one_line(error)}") from error
     return text
+
+
+def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """Messages in the chat template, as text; nothing where the template refuses them."""
+    return _rendered(tokenizer, messages, bool(_facts(tokenizer).parts))
 
 
 def check_fits(ids: Sequence[int], max_tokens: int, context: int, whose: str = "prompt") -> None:
@@ -209,20 +214,20 @@ def _found_out(tokenizer: Any) -> _Facts:
 
 def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
     """Whether contents are lists of parts, and the added tokens that a template writes around contents."""
-    user = [{"role": "user", "content": _SHOWN}]
-    ways = [parts for parts in (False, True) if _SHOWN in _rendered(tokenizer, user, parts)]
+    user = [{"role": "user", "content": SHOWN}]
+    ways = [parts for parts in (False, True) if SHOWN in _rendered(tokenizer, user, parts)]
     if not ways:
         return None, set()
-    told = [{"role": "system", "content": _SHOWN}]
-    answered = [*user, {"role": "assistant", "content": _SHOWN}, *user]
+    told = [{"role": "system", "content": SHOWN}]
+    answered = [*user, {"role": "assistant", "content": SHOWN}, *user]
     texts = [_rendered(tokenizer, messages, ways[0]) for messages in (user, answered, [*told, *user])]
     found = {number for text in texts for number in tokenizer.encode(text, add_special_tokens=False, verbose=False)}
     return ways[0], found & tokenizer.added_tokens_decoder.keys()
 
 
 def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool) -> str:
-    """As `render`; nothing where the template refuses."""
+    """As `_render`; nothing where the template refuses."""
     try:
-        return render(tokenizer, messages, parts)
+        return _render(tokenizer, messages, parts)
     except MarlRayError:  # many know no system
         return ""

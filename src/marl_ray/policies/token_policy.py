@@ -28,6 +28,7 @@ from marl_ray.policies.manifest import MANIFEST, TokenManifest, check_models, lo
 from marl_ray.policies.packing import Packed
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
 from marl_ray.policies.tokenizers import load_tokenizer
+from marl_ray.policies.turn_ends import end_tokens, tell_ends
 from marl_ray.policies.unsharded import unsharded
 
 disable_progress_bar()  # every worker would draw one for every model
@@ -71,6 +72,9 @@ class TokenPolicy(nn.Module):
         super().__init__()
         self.lm = lm
         self.tokenizer, self.config, self.generation = tokenizer, config, generation
+        self.end_tokens = end_tokens(lm, tokenizer)
+        """Tokens that end a response."""
+        tell_ends(lm, self.end_tokens)
         width = self.lm.get_output_embeddings().weight.shape[-1]
         self.value_head = _head(width, 1) if critic else None
         self.cost_head = _head(width, signals) if signals else None

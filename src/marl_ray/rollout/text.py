@@ -44,7 +44,7 @@ class TextBatch(NamedTuple):
     episodes: list[TextEpisode]
     """One per copy: the last it played."""
     steps: int
-    """Turns of all agents that were played for it."""
+    """Turns of all agents that were played for it; an episode that nobody could begin counts as one."""
     sums: Sums
     """Metrics of roles and environment; `transcripts.means` of all workers' sums are their means."""
     transcripts: list[Transcript]
@@ -119,7 +119,7 @@ class TextCollector:
                 self._begin(self.groups[group], positions[group], iteration, attempt)
             playing = [copy for group in pending for copy in self.groups[group]]
             self._play(players, playing)
-            steps += sum(len(copy.turns) for copy in playing)
+            steps += sum(max(1, len(copy.turns)) for copy in playing)  # a run of prompts that nobody can read ends too
             for name, player in players.items():
                 self.group_sums[name] += GroupSums.of([_scores(self.groups[g], player.agents) for g in pending])
             if self.curriculum:

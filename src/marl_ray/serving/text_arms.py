@@ -145,7 +145,7 @@ class _Model:
 
     def clear(self) -> None:
         """An empty batch."""
-        self._decoder = Decoder(self._cached, self.tokenizer)
+        self._decoder = Decoder(self._cached, self.tokenizer, self._policy.end_tokens)
         self.rows: dict[int, _Writing] = {}
 
     def encode(self, prompt: str | Messages) -> list[int]:

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from marl_ray.config import ModelConfig, RunConfig
 from marl_ray.errors import MarlRayError, one_line
@@ -28,20 +28,20 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
 
     Models are built without memory for their weights.
     """
-    tokenizers = {}
+    models = {}
     for name, members in agents.items():
         policy = config.team[name]
         if policy.generation.engine == "vllm" and (find_spec("vllm") is None or config.resources.device == "cpu"):
             raise MarlRayError(f"team.{name}.generation.engine=vllm: expected the package vllm and a GPU")
         assert policy.model is not None
-        tokenizers[name] = _tokenizer(policy.model, uri_of(config))
+        models[name] = _model(policy.model, uri_of(config))
         bundle_weights(config, name, members[0])
     table = {agent: name for name, members in agents.items() for agent in members}
     env.reset(seed=0, options={"index": 0, "split": "train"})
     first = env.agent_selection
     policy = config.team[table[first]]
     assert policy.model is not None
-    ids = encode_prompt(tokenizers[table[first]], env.observe(first), policy.model.chat)
+    ids = encode_prompt(models[table[first]][1], env.observe(first), policy.model.chat)
     check_fits(ids, policy.generation.max_tokens, policy.model.context, f"team.{table[first]}: the first prompt")
     if config.evaluation.every:
         env.reset(seed=0, options={"index": 0, "split": "test"})  # raises where no tasks are held out
@@ -49,11 +49,11 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
         Curriculum(config.train.curriculum, env, {})
     if config.warm_start is not None:
         for name, told in read_demonstrations(config, env, agents, SAMPLE).items():
-            encode(told, tokenizers[name], config, name)
+            encode(told, *models[name], config, name)
 
 
-def _tokenizer(model: ModelConfig, uri: str) -> Any:
-    """The tokenizer of a model that can be built, with its adapters."""
+def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
+    """A model that can be built, with its adapters, and its tokenizer."""
     if model.preset is not None:
         tokenizer = byte_tokenizer(model.context)
         lm: Any = tiny_model(model.preset, tokenizer, model.context)
@@ -66,9 +66,17 @@ def _tokenizer(model: ModelConfig, uri: str) -> Any:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise MarlRayError(f"model.path {folder!r} is no causal language model: {one_line(error)}") from error
             tokenizer = load_tokenizer(folder)
+            lm.generation_config = _generation_config(folder, lm.generation_config)
         positions = getattr(settings.get_text_config(), "max_position_embeddings", None) or model.context
         if positions < model.context:
             raise MarlRayError(f"model.context={model.context}: {model.path!r} has positions for {positions} tokens")
     if model.lora is not None:
         add_adapters(lm, model.lora)
-    return tokenizer
+    return lm, tokenizer
+
+
+def _generation_config(folder: str, otherwise: Any) -> Any:
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:  # what the model's own config says holds where there is no such file
+        return otherwise

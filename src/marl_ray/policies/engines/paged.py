@@ -143,7 +143,7 @@ class PagedEngine:
         settings = TransformersGeneration(
             max_new_tokens=generation.max_tokens,
             do_sample=False,
-            eos_token_id=self._policy.tokenizer.eos_token_id,
+            eos_token_id=sorted(self._policy.end_tokens),
             pad_token_id=self._policy.tokenizer.pad_token_id,
         )
         sizes: dict[str, Any] = {}
@@ -170,5 +170,5 @@ class PagedEngine:
     def _cut(self, ids: list[int], log_probs: list[float], generation: GenerationConfig) -> Completion:
         at = first_stop(self._policy.tokenizer, generation.stop, ids) if generation.stop else None
         length = len(ids) if at is None else at + 1
-        ended = at is not None or ids[-1] == self._policy.tokenizer.eos_token_id
+        ended = at is not None or ids[-1] in self._policy.end_tokens
         return Completion(ids[:length], log_probs[:length], ended)

@@ -28,7 +28,7 @@ class TorchEngine:
     def decoder(self, rows: int = 1) -> Decoder:
         """An empty decoder with room for some rows at first, for callers whose prompts come and go."""
         # The model is read anew, in case that parameters were replaced.
-        return Decoder(cached_model(self._policy), self._policy.tokenizer, rows)
+        return Decoder(cached_model(self._policy), self._policy.tokenizer, self._policy.end_tokens, rows)
 
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
