@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from marl_ray.config import ModelConfig, RunConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.adapters import add_adapters
+from marl_ray.policies.architectures import check_architecture
 from marl_ray.policies.prompts import check_fits, encode_prompt
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
 from marl_ray.policies.token_policy import model_folder
@@ -35,6 +36,8 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
             raise MarlRayError(f"team.{name}.generation.engine=vllm: expected the package vllm and a GPU")
         assert policy.model is not None
         models[name] = _model(policy.model, uri_of(config))
+        where, engine = f"team.{name}.model.path {policy.model.path!r}", policy.generation.engine
+        check_architecture(models[name][0].config, engine, policy.model.context, where)
         bundle_weights(config, name, members[0])
     table = {agent: name for name, members in agents.items() for agent in members}
     env.reset(seed=0, options={"index": 0, "split": "train"})
@@ -63,7 +66,7 @@ def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
                 settings = AutoConfig.from_pretrained(folder)
                 with torch.device("meta"):
                     lm = AutoModelForCausalLM.from_config(settings)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except Exception as error:  # what transformers raises differs from model to model
                 raise MarlRayError(f"model.path {folder!r} is no causal language model: {one_line(error)}") from error
             tokenizer = load_tokenizer(folder)
             lm.generation_config = _generation_config(folder, lm.generation_config)

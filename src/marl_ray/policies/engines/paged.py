@@ -19,6 +19,7 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 from marl_ray.config.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies import packing
+from marl_ray.policies.architectures import check_architecture
 from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
 from marl_ray.policies.engines.drawing import draw
 from marl_ray.policies.engines.stops import first_stop
@@ -80,7 +81,8 @@ class PagedEngine:
     """Equal to the torch engine token by token. A response is cut at its stop string when it is done, not before."""
 
     def __init__(self, policy: "TokenPolicy") -> None:
-        self._policy = policy
+        self._policy, config = policy, policy.config
+        check_architecture(policy.lm.config, "transformers", config.context, f"model.path {config.path!r}")
         if not hasattr(policy.lm, "init_continuous_batching"):
             raise MarlRayError("generation.engine=transformers: this model has no continuous batching; expected torch")
 

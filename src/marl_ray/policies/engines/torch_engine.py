@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from marl_ray.config.model import GenerationConfig
+from marl_ray.policies.architectures import check_architecture
 from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
 from marl_ray.policies.engines.decoder import Decoder
 from marl_ray.policies.engines.llama import LlamaModel, is_llama
@@ -72,7 +73,9 @@ class TorchEngine:
 
 
 def cached_model(policy: "TokenPolicy") -> CachedModel:
-    """The fastest way to run the policy's language model."""
+    """The fastest way to run the policy's language model. Raises MarlRayError for one that cannot be decoded."""
+    config = policy.config
+    check_architecture(policy.lm.config, "torch", config.context, f"model.path {config.path!r}")
     if is_llama(policy.lm, policy.config.context):
         return LlamaModel(policy.lm, policy.config.context)
     return ForwardModel(policy.lm)

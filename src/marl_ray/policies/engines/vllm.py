@@ -9,6 +9,7 @@ import torch
 
 from marl_ray.config.model import GenerationConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.architectures import check_architecture
 from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
 from marl_ray.policies.engines.stops import first_stop
 from marl_ray.policies.token_random import token_uniforms
@@ -33,6 +34,8 @@ class VllmEngine:
     def __init__(self, policy: "TokenPolicy") -> None:
         if not torch.cuda.is_available() or find_spec("vllm") is None:
             raise MarlRayError("generation.engine=vllm: expected a GPU and the package vllm (marl-ray[vllm])")
+        config = policy.config
+        check_architecture(policy.lm.config, "vllm", config.context, f"model.path {config.path!r}")
         from vllm import LLM
 
         self._policy = policy
