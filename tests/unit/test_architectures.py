@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from toy_architectures import sampled, scored, tiny_config, tiny_lm
+from toy_architectures import CONFIG_MAPPING, sampled, scored, tiny_lm
 from toy_texts import config
 from transformers import Phi3Config
 
@@ -35,12 +35,12 @@ def test_what_an_engine_cannot_sample_from_is_refused(architecture, engine, expe
     with pytest.raises(
         MarlRayError, match=f"here: architecture {architecture} .*engine={engine}: .*{expected}"
     ) as caught:
-        check_architecture(tiny_config(architecture), engine, 64, "here")
+        check_architecture(CONFIG_MAPPING[architecture](), engine, 64, "here")
     assert "\n" not in str(caught.value)
 
 
 def test_layers_without_keys_are_named():
-    kind = tiny_config("lfm2")
+    kind = CONFIG_MAPPING["lfm2"]()
     kind.layer_types = ["conv", "full_attention"]
     with pytest.raises(MarlRayError, match="architecture lfm2 with layers of conv cannot be sampled from"):
         check_architecture(kind, "torch", 64, "here")
@@ -52,7 +52,7 @@ def test_positions_that_depend_on_the_batch_are_refused():
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128}
     kind = Phi3Config(**sizes, original_max_position_embeddings=32, rope_parameters=rope, pad_token_id=0)
     check_architecture(kind, "torch", 32, "here")
-    with pytest.raises(MarlRayError, match="model.context=64: expected at most 32"):
+    with pytest.raises(MarlRayError, match=r"model\.context=64: expected at most 32"):
         check_architecture(kind, "torch", 64, "here")
 
 
