@@ -134,6 +134,18 @@ def test_what_is_left_out_changes_nothing_and_is_counted():
     assert without[-1]["first/left_out"] == branched[-1]["first/left_out"] == 0
 
 
+def test_a_prompt_that_is_too_long_for_the_first_member_is_not_branched():
+    class Long(Talk):
+        def observe(self, agent: str) -> str:
+            return super().observe(agent) + "x" * 5_000 * (len(self.heard) == 2)
+
+    batch = collector(Long, BOTH, range(4), PLAN).collect(players(BOTH, Scripted(WORDS[:5])), 0)
+    assert [(episode.length, episode.cut) for episode in batch.episodes] == [(2, True)] * 4
+    data = batch.trajectories["shared"]
+    # Three branches of the second turn, which the long prompt cuts too.
+    assert len(data.mask) == 4 * 2 + 3 and batch.steps == 4 * 2 + 3
+
+
 def test_an_environment_that_cannot_be_copied_is_one_line():
     class Locked(Talk):
         def __init__(self) -> None:

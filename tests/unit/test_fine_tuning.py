@@ -12,7 +12,7 @@ from toy_texts import TWO_AGENTS, TWO_POLICIES, config
 from marl_ray.envs import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import load_bundle
-from marl_ray.policies.tiny import byte_tokenizer
+from marl_ray.policies.tiny import byte_tokenizer, tiny_model
 from marl_ray.training.alone import process_group, train_alone
 from marl_ray.training.driver import check_run
 from marl_ray.training.fine_tuning import Example, encode, padded, read_demonstrations
@@ -108,16 +108,20 @@ def test_lines_of_a_file_become_examples(tmp_path):
     lines = [GOOD, {"prompt": "bb", "response": "xyz"}, GOOD | {"response": "four"}]
     whole = config(f"warm_start={{data: {written(tmp_path, *lines)}, count: 2}}", "train.total_steps=0")
     env, tokenizer = make_env(whole.env), byte_tokenizer(32)
+    lm = tiny_model("tiny-0.2m", tokenizer, 32)
     told = read_demonstrations(whole, env, team_agents(whole, env))["speaker"]
     end = tokenizer.eos_token_id
-    assert [example.response for example in encode(told, tokenizer, whole, "speaker")] == [[97, end], [*b"xyz", end]]
+    assert [example.response for example in encode(told, lm, tokenizer, whole, "speaker")] == [
+        [97, end],
+        [*b"xyz", end],
+    ]
     told = read_demonstrations(
         whole.model_copy(update={"warm_start": whole.warm_start.model_copy(update={"count": 3})}),
         env,
         team_agents(whole, env),
     )["speaker"]
     with pytest.raises(MarlRayError, match=r"data.jsonl:3: response of 5 tokens, but .*max_tokens=4"):
-        encode(told, tokenizer, whole, "speaker")
+        encode(told, lm, tokenizer, whole, "speaker")
 
 
 TEAM = "team={speaker: {model: {preset: tiny-0.2m, context: 32}, generation: {max_tokens: 4}}}"

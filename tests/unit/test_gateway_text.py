@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from itertools import chain
 from typing import Any
 
@@ -15,9 +16,10 @@ from toy_text_gateways import ASK, CHAT, CONTEXT, config, events, make_text_bund
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.engines.stops import first_stop
 from marl_ray.policies.engines.torch_engine import TorchEngine
+from marl_ray.policies.prompts import encode_prompt
 from marl_ray.policies.tiny import byte_tokenizer
-from marl_ray.policies.tokenizers import encode_prompt
 from marl_ray.serving.detokenizing import Detokenizer
 from marl_ray.serving.gateway import Gateway
 
@@ -344,3 +346,21 @@ def test_nothing_of_a_hidden_stop_is_told(text, stops):
     detokenizer = Detokenizer(TOKENIZER, stops)
     told = "".join(detokenizer.add([number], k == len(ids) - 1) for k, number in enumerate(ids))
     assert told == text[: min(found, default=len(text))]
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "€", "<|reply|>", "<|end|>"]), max_size=12),
+    st.lists(st.sampled_from(["ab", "a<|reply|>", "<|reply|>b", "a<|reply|>b", "<|end|>", "b€"]), max_size=2),
+)
+def test_nothing_of_a_hidden_stop_with_special_tokens_is_told(said, stops):
+    ids = TOKENIZER.encode("".join(said))
+    at = first_stop(TOKENIZER, tuple(stops), ids) if stops else None
+    ids = ids if at is None else ids[: at + 1]
+    shown, plain = (TOKENIZER.decode(ids, skip_special_tokens=skip) for skip in (False, True))
+    expected = plain
+    if at is not None:
+        lengths = [len(re.sub(r"<\|\w+\|>", "", s)) for s in stops if shown.endswith(s) or plain.endswith(s)]
+        expected = plain[: len(plain) - max(lengths)]
+    detokenizer = Detokenizer(TOKENIZER, stops)
+    parts = [detokenizer.add([number], k == len(ids) - 1) for k, number in enumerate(ids)]
+    assert "".join(parts) == expected

@@ -134,7 +134,7 @@ def test_the_short_forward_is_the_models_own(name: str) -> None:
     prompts = text_prompts()
     answers = []
     for model in (ForwardModel(policy.lm), LlamaModel(policy.lm, CONTEXT), ForwardModel(policy.lm)):
-        decoder = Decoder(model, policy.tokenizer)
+        decoder = Decoder(model, policy.tokenizer, policy.end_tokens)
         decoder.add(prompts, 1, policy.generation)
         tokens = {(t.handle, position): t for position in range(12) for t in decoder.step()}
         answers.append(tokens)
@@ -190,7 +190,7 @@ def test_rows_join_and_leave_between_steps(policy: TokenPolicy) -> None:
         p: make_engine(policy).generate([p], 4, GenerationConfig(max_tokens=12 if i % 2 else 30))[0]
         for i, p in enumerate(prompts)
     }
-    decoder = Decoder(cached_model(policy), policy.tokenizer)
+    decoder = Decoder(cached_model(policy), policy.tokenizer, policy.end_tokens)
     got: dict[int, list[int]] = {}
     owner: dict[int, Prompt] = {}
     lost = decoder.add([Prompt(tuple(range(50)), 1)], 4, GenerationConfig(max_tokens=50))[0]
@@ -217,7 +217,7 @@ def test_rows_join_and_leave_between_steps(policy: TokenPolicy) -> None:
 def test_rows_with_other_settings_share_a_batch(policy: TokenPolicy) -> None:
     settings_ = [GenerationConfig(max_tokens=9), GenerationConfig(max_tokens=9, temperature=0.3, top_k=4)]
     prompt = Prompt(tuple(b"some text"), 11)
-    decoder = Decoder(cached_model(policy), policy.tokenizer)
+    decoder = Decoder(cached_model(policy), policy.tokenizer, policy.end_tokens)
     for generation in settings_:
         decoder.add([prompt], 0, generation)
     got: dict[int, list[int]] = {0: [], 1: []}
@@ -268,7 +268,7 @@ class Parrot:
 
 def said(tokenizer: Any, sayings: list[list[int]], *stop: str) -> list[list[int]]:
     """What is left of some sayings under stop strings."""
-    decoder = Decoder(Parrot(len(tokenizer), dict(enumerate(sayings))), tokenizer)
+    decoder = Decoder(Parrot(len(tokenizer), dict(enumerate(sayings))), tokenizer, {tokenizer.eos_token_id})
     for number, saying in enumerate(sayings):
         decoder.add([Prompt((number,), 0)], 0, GenerationConfig(max_tokens=len(saying), stop=stop))
     got: list[list[int]] = [[] for _ in sayings]
@@ -290,6 +290,21 @@ def test_special_tokens_do_not_hide_a_stop_string() -> None:
     tokenizer = byte_tokenizer()
     reply = tokenizer.convert_tokens_to_ids("<|reply|>")
     assert said(tokenizer, [[97, 98, reply, reply, reply, reply, 99, 100]], "abc") == [[97, 98, *[reply] * 4, 99]]
+
+
+@pytest.mark.parametrize(
+    "stop", ["<|reply|>", "b<|reply|>", "<|reply|><|reply|>", "<|reply|>c", "|reply|>c", "bcd", "d\n"]
+)
+def test_stop_strings_see_special_tokens(stop: str) -> None:
+    """One in the text as it is written with them or without them ends a response, as soon as it is there."""
+    tokenizer = byte_tokenizer()
+    reply = tokenizer.convert_tokens_to_ids("<|reply|>")
+    saying = [97, 98, reply, reply, 99, 100, reply, 10, 101]
+    [ids] = said(tokenizer, [saying], stop)
+    shown = [tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True)]
+    before = [tokenizer.decode(ids[:-1], skip_special_tokens=skip) for skip in (False, True)]
+    assert any(stop in text for text in shown) and not any(stop in text for text in before)
+    assert ids == saying[: len(ids)] and len(ids) < len(saying)
 
 
 def word_tokenizer(*words: str) -> PreTrainedTokenizerFast:

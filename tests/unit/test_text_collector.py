@@ -245,7 +245,6 @@ def test_streams_differ_by_everything_that_they_are_for():
         {"infos": {"cost": float("inf")}},
         {"infos": {"metrics": {"pass": float("nan")}}},
         {"observation": 3},
-        {"observation": "long " * 100},
         {"error": MarlRayError("the sandbox is gone")},
     ],
 )
@@ -279,3 +278,66 @@ def test_copies_step_side_by_side():
 def test_every_agent_needs_a_policy():
     with pytest.raises(MarlRayError, match="expected to hold each of"):
         collector(Talk, {"one": ["asker"]})
+
+
+class Told(Talk):
+    """Talk whose prompts grow: each is all that was said, `times` over."""
+
+    tasks = 20
+
+    def __init__(self, times: int = 1, first: str = "go", length: int = 4) -> None:
+        super().__init__(length)
+        self.times, self.first = times, first
+
+    def observe(self, agent: str) -> str:
+        return self.first + "".join(self.heard) * self.times
+
+
+@pytest.mark.parametrize("said", ["<|end|><|reply|>", "", "\x00", "{agent}{", "x" * 30])
+def test_nothing_that_an_agent_says_ends_a_run(said):
+    engine = Scripted([said])
+    batch = collector(Told, BOTH).collect(players(BOTH, engine), 0)
+    assert all(episode.length == 4 and not episode.cut for episode in batch.episodes)
+    # What was said reaches the next one's prompt as text: the only special token is the template's.
+    ids = engine.calls[-1][0].ids
+    assert [number for number in ids if number > 255] == [POLICY.tokenizer.convert_tokens_to_ids("<|reply|>")]
+
+
+def test_a_prompt_that_is_too_long_loses_its_middle_and_is_counted():
+    engine = Scripted(["cat"])
+    batch = collector(partial(Told, 100), BOTH).collect(players(BOTH, engine), 0)  # 302, 602 and 902 characters
+    assert [(e.length, e.cut, e.solved) for e in batch.episodes] == [(2, True, None)] * 8
+    found = means([batch.sums])
+    assert found["asker/prompt_shortened"] == 0 and found["asker/prompt_too_long"] == 0.5
+    assert found["teller/prompt_shortened"] == 1 and found["teller/prompt_too_long"] == 0
+    assert all(len(prompt.ids) <= 248 for call in engine.calls for prompt in call)
+    # What was earned until then counts: 1 for each "a", and 0.5 for the asker's when the teller answers.
+    assert [episode.ret for episode in batch.episodes] == [1.25] * 8
+    data = batch.trajectories["shared"]
+    assert data.rewards.sum(1).tolist() == [1.5, 1.0] * 8 and len(data.mask) == 16
+    assert data.terminated.any(1).all() and "solved" not in "".join(found)
+
+
+def test_an_episode_that_nobody_can_begin_is_empty():
+    batch = collector(partial(Told, first="long " * 200), BOTH).collect(players(BOTH), 0)
+    assert [(e.length, e.cut, e.ret, e.tokens) for e in batch.episodes] == [(0, True, 0.0, 0)] * 8
+    assert batch.steps == 8 and not len(batch.trajectories["shared"].mask)
+    assert means([batch.sums])["asker/prompt_too_long"] == 1
+
+
+def test_an_episode_that_was_cut_is_not_solved():
+    """Where others of the batch are: the share is of all episodes, on any number of workers."""
+    engine = Scripted(["stop", "no"])
+    short = Plan(2, episodes=True)
+    batch = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, engine), 0)
+    cut = sum(episode.cut for episode in batch.episodes)
+    assert 0 < cut < 40 and all(episode.solved is None for episode in batch.episodes if episode.cut)
+    assert means([batch.sums])["env/solved"] == 0
+    solved = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, Scripted(["stop a", "cat"])), 0)
+    assert "env/solved" not in means([solved.sums])  # all are cut, so nobody knows that this one tells
+
+
+def test_a_curriculum_goes_on_when_episodes_are_cut():
+    made = collector(partial(Told, first="long " * 200), BOTH, curriculum="toy_text_envs:least_solved")
+    made.collect(players(BOTH), 0)
+    assert set(made.curriculum.solved.values()) == {0.0}

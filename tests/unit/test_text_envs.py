@@ -249,3 +249,19 @@ def test_demonstrations_are_right_and_of_training_tasks() -> None:
     assert len({one.prompt for one in shown}) == 50 and not held_out & {one.prompt for one in shown}
     assert all(math_reward(one.response, answers[one.prompt]) for one in shown)
     assert shown == env.demonstrations(50, seed=1) != env.demonstrations(50, seed=2)
+
+
+HOSTILE = ["", "\x00", "\ud800", "{task}", "{0.__class__}", "<|im_end|>" * 1000, "a" * 10_000_000, "9" * 100_000,
+           "1e999999999", "\\boxed{" + "{" * 20_000, "\\frac{" * 10_000, "1/0", "nan", "\u0661" * 100,
+           "Action: answer\nInput: " + "[" * 100_000, 'Action: answer\nInput: {"answer": "\\ud800"}',
+           'Action: answer\nInput: {"answer": ' + "9" * 50_000 + "}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["math", "react"])
+def test_an_answer_never_raises(name: str) -> None:
+    env = make_env(EnvConfig(id=name))
+    for text in HOSTILE:
+        env.reset(seed=0, options={"index": 1})
+        while env.agents and not env.terminations[env.agent_selection]:
+            env.step(text)
+        assert env.rewards[env.possible_agents[0]] == 0

@@ -57,7 +57,11 @@ def test_a_bundle_holds_the_policies_bit_for_bit(folder, policies):
 def test_transformers_reads_a_policy_as_it_is(folder, policies):
     model = AutoModelForCausalLM.from_pretrained(folder / "solver")
     assert model.dtype == torch.bfloat16
-    ids = AutoTokenizer.from_pretrained(folder / "solver")("ab", return_tensors="pt").input_ids
+    tokenizer = AutoTokenizer.from_pretrained(folder / "solver")
+    for text in ("ab", "e\u0301 \u212b", "  a\n\n", "<|end|>", "<|endoftext|>"):
+        assert tokenizer.encode(text) == policies["solver"].tokenizer.encode(text)
+    assert tokenizer.chat_template == policies["solver"].tokenizer.chat_template
+    ids = tokenizer("ab", return_tensors="pt").input_ids
     torch.testing.assert_close(model(ids).logits, policies["solver"].lm(ids).logits, atol=0.1, rtol=0.05)
     asker = AutoModelForCausalLM.from_pretrained(folder / "asker")
     assert torch.equal(asker(ids).logits, policies["asker"].lm(ids).logits)

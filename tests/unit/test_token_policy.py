@@ -89,7 +89,7 @@ def test_other_architectures_are_scored_likewise(architecture, settings):
     }
     config = getattr(transformers, f"{architecture}Config")(**sizes | settings)
     lm = transformers.AutoModelForCausalLM.from_config(config)
-    policy = TokenPolicy(lm, None, ModelConfig(preset="tiny-1m"), GenerationConfig(temperature=0.5))
+    policy = TokenPolicy(lm, byte_tokenizer(), ModelConfig(preset="tiny-1m"), GenerationConfig(temperature=0.5))
     rows = responses(vocabulary=40)
     log_probs, entropy, _ = naive(policy, *rows)
     outputs = policy.evaluate(*rows)
@@ -175,7 +175,7 @@ def test_adapters_leave_the_base_and_stay_apart_from_it_in_a_copy(targets):
 def test_gpt2_keeps_its_weights_transposed_and_merges_all_the_same(dtype, tolerance):
     config = transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, initializer_range=0.3)
     model = ModelConfig(preset="tiny-1m", lora=LORA, dtype=dtype)
-    policy = TokenPolicy(transformers.GPT2LMHeadModel(config), None, model, GenerationConfig())
+    policy = TokenPolicy(transformers.GPT2LMHeadModel(config), byte_tokenizer(), model, GenerationConfig())
     token_policy.add_adapters(policy.lm, model.lora)
     for parameter in policy.actor_parameters():
         parameter.data.normal_(0, 0.3)
@@ -183,7 +183,7 @@ def test_gpt2_keeps_its_weights_transposed_and_merges_all_the_same(dtype, tolera
     close(plain.evaluate(*rows).log_probs, policy.evaluate(*rows).log_probs, tolerance)
     bare = transformers.GPT2LMHeadModel(config)
     bare.load_state_dict(merged_weights(plain.lm))
-    bare = TokenPolicy(bare, None, ModelConfig(preset="tiny-1m"), GenerationConfig())
+    bare = TokenPolicy(bare, byte_tokenizer(), ModelConfig(preset="tiny-1m"), GenerationConfig())
     close(bare.evaluate(*rows).log_probs, policy.evaluate(*rows).log_probs, tolerance)
 
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.prompts import check_fits, encode_prompt
 from marl_ray.policies.tiny import byte_tokenizer
-from marl_ray.policies.tokenizers import check_fits, encode_prompt, load_tokenizer
+from marl_ray.policies.tokenizers import load_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

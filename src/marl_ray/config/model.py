@@ -33,7 +33,7 @@ class ModelConfig(Config):
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """Of the weights that sample; `auto` is fp32 on CPU and bf16 on GPU."""
     context: PositiveInt = 1024
-    """Most tokens of a prompt and its response together."""
+    """Most tokens of a prompt and its response together; longer prompts are shortened."""
     chat: bool | None = None
     """Wrap prompts in the tokenizer's chat template; where not given, if it has one."""
     activation_checkpointing: bool = False
@@ -60,6 +60,6 @@ class GenerationConfig(Config):
     top_p: float = Field(1.0, gt=0, le=1)
     """Sample among the fewest tokens that together have this probability."""
     stop: tuple[str, ...] = ()
-    """A response ends with the token that completes one of these; the tokenizer's end token always ends it."""
+    """A response ends with the token that completes one of these, special tokens included; end tokens always end it."""
     engine: Literal["torch", "transformers", "vllm"] = "torch"
     """Own batched decoding; transformers' continuous batching; vLLM (GPU, an extra)."""

@@ -24,10 +24,10 @@ from marl_ray.evaluation.benchmarks.mbpp import NOT_SPLIT, MbppProblem
 from marl_ray.evaluation.generate import PROMPT, Job, Request, Row
 from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.prompts import PromptTooLong, check_fits, encode_prompt, fit_prompt
 from marl_ray.policies.sampler import Engine, make_engine
 from marl_ray.policies.token_bundle import TokenBundle
 from marl_ray.policies.token_policy import TokenPolicy
-from marl_ray.policies.tokenizers import check_fits, encode_prompt
 from marl_ray.rewards.code import CallTest, CodeTask, Test
 from marl_ray.rollout.streams import EVALUATION, response_stream
 from marl_ray.rollout.threads import Late, side_by_side
@@ -58,8 +58,10 @@ class Talk:
     tokens: int = 0
     ended: bool = True
     """Whether the last response ended by itself."""
+    shortened: bool = False
+    """Whether a prompt lost its middle, because it did not fit."""
     cut: bool = False
-    """Whether it is over because the next prompt is too long."""
+    """Whether it is over because the next prompt is too long even so."""
 
     def go_on(self) -> None:
         """Hand over the last response, and hear who is asked next."""
@@ -111,7 +113,7 @@ class Writer:
         """As `Source.manifest`."""
         for problem in problems:
             agent, text = self._turns(problem).send(None)
-            self._encode(self.bundle.agents[agent], text, problem.task_id)
+            self._check_fits(self.bundle.agents[agent], text, problem.task_id)
         request, team = self.request, self.team
         return {
             "bundle": self.bundle.digest,
@@ -170,26 +172,36 @@ class Writer:
             return _one_turn(self.author, (self.request.prompt or PROMPT).replace(PROMPT, problem.prompt))
         return _team_turns(copy.copy(self.team), problem)
 
-    def _encode(self, name: str, text: str, where: str) -> tuple[int, ...]:
+    def _check_fits(self, name: str, text: str, where: str) -> None:
+        """Raise MarlRayError for a first prompt that must be shortened: it would be another problem's."""
         policy = self.bundle.policies[name]
         ids = encode_prompt(policy.tokenizer, text, policy.config.chat)
         check_fits(ids, self.generations[name].max_tokens, policy.config.context, f"{where}: prompt")
-        return tuple(ids)
+
+    def _fitted(self, name: str, text: str) -> tuple[tuple[int, ...], bool] | None:
+        """Token ids of any prompt and whether it was shortened, as in training; None where that is not enough."""
+        policy = self.bundle.policies[name]
+        room = policy.config.context - self.generations[name].max_tokens
+        try:
+            ids, shortened = fit_prompt(policy.tokenizer, text, policy.config.chat, room)
+        except PromptTooLong:
+            return None
+        return tuple(ids), shortened
 
     def _answer(self, name: str, talks: Sequence[Talk]) -> None:
         """One turn of each by one policy, in one call of its engine."""
-        policy, encoded, prompts, answered = self.bundle.policies[name], dict[str, tuple[int, ...]](), [], []
+        policy, encoded, prompts, answered = self.bundle.policies[name], {}, [], []
         for talk in talks:
-            try:
-                if talk.prompt not in encoded:
-                    encoded[talk.prompt] = self._encode(name, talk.prompt, talk.problem.task_id)
-            except MarlRayError:
+            if talk.prompt not in encoded:
+                encoded[talk.prompt] = self._fitted(name, talk.prompt)
+            if (found := encoded[talk.prompt]) is None:
                 talk.cut = True  # a first prompt fits; what a team said since may be too much
                 continue
+            talk.shortened |= found[1]
             number = sum(agent == talk.agent for agent, _ in talk.said)
             place = self.agents.index(talk.agent or "")
             stream = response_stream(EVALUATION, _number(talk.problem.task_id), talk.sample, 0, place, number)
-            prompts.append(Prompt(encoded[talk.prompt], stream, self.request.greedy))
+            prompts.append(Prompt(found[0], stream, self.request.greedy))
             answered.append(talk)
         if not prompts:
             return
@@ -208,7 +220,7 @@ class Writer:
         row: Row = {"what": "sample", "task_id": talk.problem.task_id, "sample": talk.sample, self.kind: text}
         if len(talk.said) > 1 or text != raw:
             row["turns"] = talk.said
-        return row | {"tokens": talk.tokens, "ended": talk.ended, "cut": talk.cut}
+        return row | {"tokens": talk.tokens, "ended": talk.ended, "shortened": talk.shortened, "cut": talk.cut}
 
 
 def _one_turn(agent: str, prompt: str) -> Turns:

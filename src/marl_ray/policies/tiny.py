@@ -3,7 +3,7 @@
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from marl_ray.config.model import Preset
 
@@ -53,17 +53,22 @@ def byte_tokenizer(context: int = 1024) -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, context: int) -> Qwen2ForCausalLM:
-    """A decoder of about 0.2, 1 or 6 million parameters, with weights from torch's global generator."""
+def tiny_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, context: int) -> LlamaForCausalLM:
+    """A decoder of about 0.2, 1 or 6 million parameters, with weights from torch's global generator.
+
+    A Llama, because AutoTokenizer reads a Llama's tokenizer as its files have it; for some other model types, as Qwen 2, it
+    takes that type's own pre-tokenizer and normaliser whatever the files say.
+    """
     queries, keys = HEADS[preset]
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         num_attention_heads=queries,
         num_key_value_heads=keys,
         max_position_embeddings=context,
         tie_word_embeddings=True,
+        bos_token_id=None,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         **SHAPES[preset],
     )
-    return Qwen2ForCausalLM(config)
+    return LlamaForCausalLM(config)

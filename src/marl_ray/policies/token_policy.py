@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -26,6 +25,7 @@ from marl_ray.policies.manifest import MANIFEST, TokenManifest, check_models, lo
 from marl_ray.policies.packing import Packed
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
 from marl_ray.policies.tokenizers import load_tokenizer
+from marl_ray.policies.turn_ends import end_tokens, tell_ends
 from marl_ray.policies.unsharded import unsharded
 
 disable_progress_bar()  # every worker would draw one for every model
@@ -71,6 +71,9 @@ class TokenPolicy(nn.Module):
         self.tokenizer, self.config, self.generation = tokenizer, config, generation
         self.base = config.path
         """Where the weights without adapters are; None where they were drawn."""
+        self.end_tokens = end_tokens(lm, tokenizer)
+        """Tokens that end a response."""
+        tell_ends(lm, self.end_tokens)
         width = self.lm.get_output_embeddings().weight.shape[-1]
         self.value_head = _head(width, 1) if critic else None
         self.cost_head = _head(width, signals) if signals else None
@@ -264,7 +267,9 @@ def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, config=settings, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except MarlRayError:
+        raise
+    except Exception as error:  # what transformers raises differs from model to model
         raise MarlRayError(f"model.path {path!r} is no causal language model: {one_line(error)}") from error
     lm, info = loaded
     missing = sorted(info["missing_keys"])

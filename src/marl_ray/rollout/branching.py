@@ -44,6 +44,8 @@ def branches(group: int, members: Sequence[TextCopy]) -> list[Branch]:
     found = []
     for state in first.states:
         begun = len(state.turns)
+        if begun == len(first.turns):  # its prompt was too long for the agent that was to act
+            continue
         attempt = first.start.stream[2] | begun << ATTEMPTS
         found += [Branch(state.branch(other.number, attempt), group, begun) for other in others]
     return found

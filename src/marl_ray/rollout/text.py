@@ -14,7 +14,7 @@ from pettingzoo import AECEnv
 from marl_ray.envs.batch import grouped
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.tokenizers import check_fits, encode_prompt
+from marl_ray.policies.prompts import PromptTooLong, fit_prompt
 from marl_ray.rollout.branching import Branch, branches, keep_state
 from marl_ray.rollout.collector import Plan
 from marl_ray.rollout.curriculum import Curriculum
@@ -45,7 +45,7 @@ class TextBatch(NamedTuple):
     episodes: list[TextEpisode]
     """One per copy: the last it played."""
     steps: int
-    """Turns of all agents that were played for it."""
+    """Turns of all agents that were played for it; an episode that nobody could begin counts as one."""
     sums: Sums
     """Metrics of roles and environment; `transcripts.means` of all workers' sums are their means."""
     transcripts: list[Transcript]
@@ -121,7 +121,7 @@ class TextCollector:
                 self._begin(self.groups[group], positions[group], iteration, attempt)
             playing = [copy for group in pending for copy in self.groups[group]]
             self._play(players, playing, comparing)
-            steps += sum(len(copy.turns) for copy in playing)
+            steps += sum(max(1, len(copy.turns)) for copy in playing)  # a run of prompts that nobody can read ends too
             for name, player in players.items():
                 self.group_sums[name] += GroupSums.of([_scores(self.groups[g], player.agents) for g in pending])
             if self.curriculum:
@@ -212,29 +212,35 @@ class TextCollector:
                 asked = [copy for copy in playing if copy.agent in player.agents]
                 if asked:
                     self._answer(player, asked)
-            self._side_by_side(playing, TextCopy.step)
+            self._side_by_side([copy for copy in playing if copy.agent], TextCopy.step)
 
     def _answer(self, player: TokenPlayer, copies: Sequence[TextCopy]) -> None:
-        """One turn of every copy by one policy, in one call of its engine."""
+        """One turn, by one policy in one call of its engine, of every copy whose prompt fits; the others end."""
         policy = player.policy
-        encoded: dict[str, list[int]] = {}
-        prompts, numbers = [], []
+        encoded: dict[str, tuple[list[int], bool] | None] = {}
+        asked, prompts, numbers = [], [], []
         for copy in copies:
             if copy.observation not in encoded:  # members of a group begin with the same prompt
                 encoded[copy.observation] = _encode(player, copy)
+            if (found := encoded[copy.observation]) is None:
+                copy.cannot_read()
+                continue
             number = sum(turn.agent == copy.agent for turn in copy.turns)
             stream = response_stream(*copy.start.stream, self.numbers[copy.acting], number)
-            prompts.append(Prompt(tuple(encoded[copy.observation]), stream, copy.start.greedy))
+            asked.append((copy, found[1]))
+            prompts.append(Prompt(tuple(found[0]), stream, copy.start.greedy))
             numbers.append(number)
+        if not prompts:
+            return
         completions = player.engine.generate(prompts, self.seed)
-        for copy, number, prompt, completion in zip(copies, numbers, prompts, completions, strict=True):
+        for (copy, shortened), number, prompt, completion in zip(asked, numbers, prompts, completions, strict=True):
             response = policy.tokenizer.decode(
                 completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
             costs = np.zeros(self.signals)
-            copy.turns.append(
-                Turn(copy.acting, number, list(prompt.ids), completion, copy.observation, response, costs)
-            )
+            turn = Turn(copy.acting, number, list(prompt.ids), completion, copy.observation, response, costs)
+            turn.shortened = shortened
+            copy.turns.append(turn)
 
     def _side_by_side(self, copies: Sequence[TextCopy], call: Callable[[TextCopy], None]) -> None:
         calls = [(lambda copy=copy: call(copy)) for copy in copies]
@@ -245,13 +251,15 @@ class TextCollector:
             raise MarlRayError(f"{copy.where()}: {call.__name__} took over {self.deadline:g} s") from late
 
 
-def _encode(player: TokenPlayer, copy: TextCopy) -> list[int]:
-    """Token ids of what a copy's agent sees."""
+def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | None:
+    """Token ids of what a copy's agent sees, and whether it was shortened; None where it cannot be shortened enough."""
     policy = player.policy
+    room = policy.config.context - policy.generation.max_tokens
     with copy.named():
-        ids = encode_prompt(policy.tokenizer, copy.observation, policy.config.chat)
-        check_fits(ids, policy.generation.max_tokens, policy.config.context)
-    return ids
+        try:
+            return fit_prompt(policy.tokenizer, copy.observation, policy.config.chat, room)
+        except PromptTooLong:
+            return None
 
 
 def _informative(members: Sequence[TextCopy], judging: set[str]) -> bool:
@@ -265,8 +273,8 @@ def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:
 
 
 def _outcome(members: Sequence[TextCopy]) -> tuple[int, float]:
-    """Index of a group's task, and the share of its members that solved it."""
-    solved = [copy.solved for copy in members]
+    """Index of a group's task, and the share of its members that solved it; one that was cut did not."""
+    solved = [False if copy.cut and copy.solved is None else copy.solved for copy in members]
     if None in solved:
         raise MarlRayError(f'train.curriculum: {members[0].where()} reports no infos[agent]["solved"]')
     return members[0].start.index, solved.count(True) / len(solved)

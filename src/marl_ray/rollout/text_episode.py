@@ -19,7 +19,7 @@ class TextEpisode(NamedTuple):
     """A finished episode; the first five fields, `start` and `decisions` are those of `collector.Episode`."""
 
     step: int
-    """Turn, of all agents, at which it ended."""
+    """Turn, of all agents, at which it ended; -1 where nobody could read the first prompt."""
     copy: int
     ret: float
     """Return: sum of rewards, averaged over the agents."""
@@ -36,7 +36,7 @@ class TextEpisode(NamedTuple):
     tokens: int
     """Tokens of all responses."""
     cut: bool
-    """Whether it was ended at the horizon."""
+    """Whether it was ended at the horizon, or because the next prompt was too long."""
     metrics: dict[str, float]
     """The environment's own, averaged over the reports of the episode."""
     decisions: dict[str, int]
@@ -60,6 +60,8 @@ class Turn:
     """(signals,) the team's costs from this turn to the end of the episode."""
     reward: float = 0.0
     """What the agent received from this turn to the end of the episode."""
+    shortened: bool = False
+    """Whether the prompt lost its middle, because it did not fit."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class TextCopy:
         """Forget the last episode; `reset` begins the next."""
         self.start = start
         self.turns, self.states, self.cut = [], [], False
+        self.unread: str | None = None
+        """The agent that could not read its prompt, which ended the episode."""
         self.rewards = dict.fromkeys(self.env.possible_agents, 0.0)
         self.costs = np.zeros(self.signals)
         self.solved: bool | None = None
@@ -153,6 +157,10 @@ class TextCopy:
         kind, iteration, _, _ = self.start.stream
         twin.start = replace(self.start, greedy=False, stream=(kind, iteration, attempt, number))
         return twin
+
+    def cannot_read(self) -> None:
+        """End the episode: the prompt is too long for the agent that acts next. What was earned so far counts."""
+        self.unread, self.agent, self.cut = self.agent, None, True
 
     def episode(self) -> TextEpisode:
         """The episode that has ended."""

@@ -8,6 +8,9 @@ from marl_ray.rollout.text_episode import TextCopy
 MAX_CHARACTERS = 4_000
 """Of a prompt or response in a transcript; the middle of a longer one is left out."""
 
+CUT = "cut"
+"""Counts episodes that were cut before the environment said whether they are solved; no metric by itself."""
+
 Sums = dict[str, tuple[float, int]]
 """Metric -> (sum, count), which may be added over workers."""
 
@@ -40,8 +43,9 @@ def transcript(copy: TextCopy) -> Transcript:
 
 
 def metric_sums(copies: Sequence[TextCopy]) -> Sums:
-    """Per agent: tokens of a response, share of responses that ended by themselves, reward of an episode; and the
-    environment's own metrics as `env/NAME`."""
+    """Per agent: tokens of a response, share of responses that ended by themselves, of its prompts the share that was
+    shortened and the share that was too long even so, reward of an episode; and the environment's own metrics as
+    `env/NAME`."""
     sums: Sums = {}
 
     def add(name: str, value: float) -> None:
@@ -52,6 +56,11 @@ def metric_sums(copies: Sequence[TextCopy]) -> Sums:
         for turn in copy.turns:
             add(f"{turn.agent}/response_tokens", len(turn.completion.ids))
             add(f"{turn.agent}/ended", turn.completion.ended)
+            add(f"{turn.agent}/prompt_shortened", turn.shortened)
+            add(f"{turn.agent}/prompt_too_long", False)
+        if copy.unread is not None:
+            add(f"{copy.unread}/prompt_shortened", False)
+            add(f"{copy.unread}/prompt_too_long", True)
         for agent, reward in copy.rewards.items():
             add(f"{agent}/reward", reward)
         episode = copy.episode()
@@ -59,16 +68,22 @@ def metric_sums(copies: Sequence[TextCopy]) -> Sums:
             add(f"env/{name}", value)
         if episode.solved is not None:
             add("env/solved", episode.solved)
+        elif copy.cut:
+            add(CUT, False)
     return sums
 
 
 def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Means of the sums of all workers."""
+    """Means of the sums of all workers. Where the environment says what is solved, an episode that was cut is not."""
     whole: Sums = {}
     for part in parts:
         for name, (total, count) in part.items():
             before, counted = whole.get(name, (0.0, 0))
             whole[name] = before + total, counted + count
+    _, cut = whole.pop(CUT, (0.0, 0))
+    if "env/solved" in whole:
+        total, count = whole["env/solved"]
+        whole["env/solved"] = total, count + cut
     return {name: total / count for name, (total, count) in sorted(whole.items())}
 
 

@@ -1,7 +1,10 @@
 """From tokens to text while they arrive."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
+
+from marl_ray.policies.engines.stops import decode_visibly
 
 BROKEN = "\ufffd"
 """What stands for bytes that are no character, or none yet."""
@@ -11,13 +14,20 @@ class Detokenizer:
     """The text of a response in parts, which together are the decoded whole, but for what is hidden.
 
     Special tokens have no text. A character that is not complete yet is held back, and so is the beginning of a hidden stop
-    string: only the next tokens tell what it is.
+    string: only the next tokens tell what it is. Of a stop string with special tokens in it, such as `done<|im_end|>`, the
+    text between them is hidden.
     """
 
     def __init__(self, tokenizer: Any, hidden: Sequence[str] = ()):
         """The response's text ends where it first holds a `hidden` string."""
         self._tokenizer = tokenizer
         self._hidden = tuple(hidden)
+        special = re.compile("|".join(map(re.escape, tokenizer.all_special_tokens)) or "(?!)")
+        self._mixed = {stop: plain for stop in hidden if (plain := special.sub("", stop)) not in ("", stop)}
+        """Hidden strings with special tokens in them -> their text without."""
+        self._end: list[int] = []
+        """The newest tokens, in which one of them may be."""
+        self._window = max((len(stop.encode("utf-8", "surrogatepass")) for stop in self._mixed), default=0)
         self._ids: list[int] = []
         """Those that the next part's text may depend on: the newest, and as context what was told just before."""
         self._context = 0
@@ -33,7 +43,15 @@ class Detokenizer:
         if found:
             text, self._held = self._held[: min(found)], ""
             return text
-        keep = 0 if last else max((_overlap(self._held, stop) for stop in self._hidden), default=0)
+        if self._mixed:
+            self._end = [*self._end, *ids][-self._window :]
+            if last:
+                [seen] = decode_visibly(self._tokenizer, [self._end])
+                plain = max((own for stop, own in self._mixed.items() if stop in seen), key=len, default="")
+                self._held = self._held.removesuffix(plain)
+        # All of a mixed one is held back: whether it is one, the special token behind it tells.
+        ends = (*self._hidden, *(f"{plain}\0" for plain in self._mixed.values()))
+        keep = 0 if last else max((_overlap(self._held, stop) for stop in ends), default=0)
         end = len(self._held) - keep
         text, self._held = self._held[:end], self._held[end:]
         return text

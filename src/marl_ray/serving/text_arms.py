@@ -14,15 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 
 from marl_ray.config.model import GenerationConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.engines.decoder import Decoder
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES, cached_model
+from marl_ray.policies.prompts import encode_chat, encode_prompt, uses_template
 from marl_ray.policies.token_bundle import TokenBundle
-from marl_ray.policies.tokenizers import encode_prompt
 from marl_ray.serving.detokenizing import Detokenizer
 from marl_ray.serving.texts import Messages, Piece, Refusal, TextRequest
 
@@ -146,7 +145,7 @@ class _Model:
 
     def clear(self) -> None:
         """An empty batch."""
-        self._decoder = Decoder(self._cached, self.tokenizer)
+        self._decoder = Decoder(self._cached, self.tokenizer, self._policy.end_tokens)
         self.rows: dict[int, _Writing] = {}
 
     def encode(self, prompt: str | Messages) -> list[int]:
@@ -154,15 +153,9 @@ class _Model:
         chat, tokenizer = self._policy.config.chat, self.tokenizer
         if isinstance(prompt, str):
             return encode_prompt(tokenizer, prompt, chat)
-        if chat is False or tokenizer.chat_template is None:
+        if not uses_template(tokenizer, chat):
             return encode_prompt(tokenizer, "\n".join(content for _, content in prompt), False)
-        messages = [{"role": role, "content": content} for role, content in prompt]
-        try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise MarlRayError(f"prompt: the chat template refuses these messages: {one_line(error)}") from error
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return encode_chat(tokenizer, [{"role": role, "content": content} for role, content in prompt])
 
     def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
         """The request's; MarlRayError if prompt and response do not fit the context."""

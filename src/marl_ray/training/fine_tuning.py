@@ -2,7 +2,8 @@
 
     max  mean over tokens of log pi(response token | prompt, response before it)
 
-by policy over the demonstrations of its agents, the end token included, at the temperature at which it will sample. A
+by policy over the demonstrations of its agents, with what ends a turn behind each (`marl_ray.policies.turn_ends`), at the
+temperature at which it will sample. A
 gradient step is on `warm_start.batch` demonstrations over all workers; each takes every n-th of them by length, in passes of
 `train.micro_batch`, so that the gradients are the same for any number of workers.
 """
@@ -18,7 +19,8 @@ from torch import Tensor
 from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.envs.files import read_bytes, read_record, rows
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.tokenizers import check_fits, encode_prompt
+from marl_ray.policies.prompts import check_fits, encode_prompt, encode_text, uses_template
+from marl_ray.policies.turn_ends import turn_end
 from marl_ray.rollout.random import permutation
 from marl_ray.training.batches import Diverged
 from marl_ray.training.collectives import from_first, total, world
@@ -104,14 +106,20 @@ def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, Told]]:
     return found
 
 
-def encode(told: Sequence[Told], tokenizer: Any, config: RunConfig, name: str) -> list[Example]:
-    """Demonstrations as the policy reads prompts and writes responses. Raises MarlRayError where one is too long."""
+def encode(told: Sequence[Told], lm: Any, tokenizer: Any, config: RunConfig, name: str) -> list[Example]:
+    """Demonstrations as the policy reads prompts and writes responses; of `lm` only the end tokens are read.
+
+    Raises MarlRayError where one is too long.
+    """
     policy = config.team[name]
     assert policy.model is not None
     most, examples = policy.generation.max_tokens, []
+    # Without a template nothing says where a turn ends but the tokenizer.
+    chats = uses_template(tokenizer, policy.model.chat)
+    between, end = turn_end(lm, tokenizer) if chats else ("", tokenizer.eos_token_id)
     for one in told:
         prompt = encode_prompt(tokenizer, one.prompt, policy.model.chat)
-        response = [*tokenizer.encode(one.response, add_special_tokens=False), tokenizer.eos_token_id]
+        response = [*encode_text(tokenizer, one.response + between), end]
         if len(response) > most:
             raise MarlRayError(
                 f"{one.where}: response of {len(response)} tokens, but team.{name}.generation.max_tokens={most}"
@@ -131,7 +139,7 @@ def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str,
     # An environment that runs programs may take long over its demonstrations, and time is among what ends a program.
     told = from_first(lambda: read_demonstrations(config, env, team.agents))
     fits = {
-        name: _Fit(name, learner, encode(told[name], learner.model.tokenizer, config, name), settings)
+        name: _Fit(name, learner, encode(told[name], learner.model.lm, learner.model.tokenizer, config, name), settings)
         for name, learner in team.learners.items()
     }
     fit_all(config, team, fits, emit)

@@ -37,8 +37,12 @@ def play_held_out(
 
 
 def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples: int) -> dict[str, Any]:
-    """`greedy` (share solved) and `pass_at_k`; nothing where the environment does not say what is solved."""
-    if any(episode.solved is None for episode in (*greedy, *sampled)):
+    """`greedy` (share solved) and `pass_at_k`; nothing where the environment does not say what is solved.
+
+    An episode that was cut before the environment said so is not solved.
+    """
+    told = [episode.solved for episode in (*greedy, *sampled) if not episode.cut or episode.solved is not None]
+    if not told or None in told:
         return {}
     found = {"greedy": sum(bool(e.solved) for e in greedy) / len(greedy)} if greedy else {}
     by_task = [sampled[i : i + samples] for i in range(0, len(sampled), samples)]

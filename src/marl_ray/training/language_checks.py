@@ -5,14 +5,16 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from marl_ray.config import ModelConfig, RunConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.adapters import add_adapters
+from marl_ray.policies.architectures import check_architecture
+from marl_ray.policies.prompts import check_fits, encode_prompt
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
 from marl_ray.policies.token_policy import model_folder
-from marl_ray.policies.tokenizers import check_fits, encode_prompt, load_tokenizer
+from marl_ray.policies.tokenizers import load_tokenizer
 from marl_ray.rollout.curriculum import Curriculum
 from marl_ray.training.fine_tuning import encode, read_demonstrations
 from marl_ray.training.language import bundle_weights
@@ -27,20 +29,22 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
 
     Models are built without memory for their weights.
     """
-    tokenizers = {}
+    models = {}
     for name, members in agents.items():
         policy = config.team[name]
         if policy.generation.engine == "vllm" and (find_spec("vllm") is None or config.resources.device == "cpu"):
             raise MarlRayError(f"team.{name}.generation.engine=vllm: expected the package vllm and a GPU")
         assert policy.model is not None
-        tokenizers[name] = _tokenizer(policy.model, uri_of(config))
+        models[name] = _model(policy.model, uri_of(config))
+        where, engine = f"team.{name}.model.path {policy.model.path!r}", policy.generation.engine
+        check_architecture(models[name][0].config, engine, policy.model.context, where)
         bundle_weights(config, name, members[0])
     table = {agent: name for name, members in agents.items() for agent in members}
     env.reset(seed=0, options={"index": 0, "split": "train"})
     first = env.agent_selection
     policy = config.team[table[first]]
     assert policy.model is not None
-    ids = encode_prompt(tokenizers[table[first]], env.observe(first), policy.model.chat)
+    ids = encode_prompt(models[table[first]][1], env.observe(first), policy.model.chat)
     check_fits(ids, policy.generation.max_tokens, policy.model.context, f"team.{table[first]}: the first prompt")
     if config.evaluation.every:
         env.reset(seed=0, options={"index": 0, "split": "test"})  # raises where no tasks are held out
@@ -48,11 +52,11 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
         Curriculum(config.train.curriculum, env, {})
     if config.warm_start is not None:
         for name, told in read_demonstrations(config, env, agents, SAMPLE).items():
-            encode(told, tokenizers[name], config, name)
+            encode(told, *models[name], config, name)
 
 
-def _tokenizer(model: ModelConfig, uri: str) -> Any:
-    """The tokenizer of a model that can be built, with its adapters."""
+def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
+    """A model that can be built, with its adapters, and its tokenizer."""
     if model.preset is not None:
         tokenizer = byte_tokenizer(model.context)
         lm: Any = tiny_model(model.preset, tokenizer, model.context)
@@ -62,12 +66,20 @@ def _tokenizer(model: ModelConfig, uri: str) -> Any:
                 settings = AutoConfig.from_pretrained(folder)
                 with torch.device("meta"):
                     lm = AutoModelForCausalLM.from_config(settings)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except Exception as error:  # what transformers raises differs from model to model
                 raise MarlRayError(f"model.path {folder!r} is no causal language model: {one_line(error)}") from error
             tokenizer = load_tokenizer(folder)
+            lm.generation_config = _generation_config(folder, lm.generation_config)
         positions = getattr(settings.get_text_config(), "max_position_embeddings", None) or model.context
         if positions < model.context:
             raise MarlRayError(f"model.context={model.context}: {model.path!r} has positions for {positions} tokens")
     if model.lora is not None:
         add_adapters(lm, model.lora)
-    return tokenizer
+    return lm, tokenizer
+
+
+def _generation_config(folder: str, otherwise: Any) -> Any:
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:  # what the model's own config says holds where there is no such file
+        return otherwise

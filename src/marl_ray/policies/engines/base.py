@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from marl_ray.config.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.tokenizers import check_fits
+from marl_ray.policies.prompts import check_fits
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Batched decoding with a key-value cache; rows join and leave between steps."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,11 +45,11 @@ class Decoder:
     the prompt's last token, so new and old rows take the same step.
     """
 
-    def __init__(self, model: CachedModel, tokenizer: Any, rows: int = 1) -> None:
-        """`rows`: how many there is room for from the start; more make the cache grow."""
+    def __init__(self, model: CachedModel, tokenizer: Any, ends: Set[int], rows: int = 1) -> None:
+        """`ends`: tokens that end a response. `rows`: how many there is room for at first; more make the cache grow."""
         self._model = model
         self._tokenizer = tokenizer
-        self._end_token: int = tokenizer.eos_token_id
+        self._ends = ends
         self._cache = KeyValues(model.shape, rows)
         self._rows: list[_Row] = []
         self._stops: dict[tuple[str, ...], StopStrings] = {}
@@ -99,7 +99,7 @@ class Decoder:
             row, (token, log_prob) = self._rows[number], drawn[number]
             if log_prob != log_prob:
                 raise MarlRayError("the language model's logits are not finite")
-            by_itself = token == self._end_token or number in stopped
+            by_itself = token in self._ends or number in stopped
             cut = len(row.ids) == row.generation.max_tokens
             tokens.append(Token(row.handle, token, log_prob, "stop" if by_itself else "length" if cut else None))
             if by_itself or cut:

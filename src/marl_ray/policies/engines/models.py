@@ -71,14 +71,14 @@ def _probe(lm: Any) -> CacheShape:
     """The cache's shape, found by running one token; raises MarlRayError for models with another kind of cache."""
     device = next(lm.parameters()).device
     cache: Any = DynamicCache()
-    kind = lm.config.model_type
     unlike = MarlRayError(
-        f"model type {kind} keeps no plain key-value cache: expected another generation.engine than torch"
+        f"architecture {lm.config.model_type} keeps no plain key-value cache: expected a causal decoder that keeps keys and "
+        "values of one size, such as llama"
     )
     try:
         lm(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
         shapes = {tuple(part.shape) for layer in cache.layers for part in (layer.keys, layer.values)}
-    except (AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a model does that knows no such cache
         raise unlike from error
     if len(shapes) != 1:
         raise unlike

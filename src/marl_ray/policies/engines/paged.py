@@ -19,6 +19,7 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 from marl_ray.config.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies import packing
+from marl_ray.policies.architectures import check_architecture
 from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
 from marl_ray.policies.engines.drawing import draw
 from marl_ray.policies.engines.stops import first_stop
@@ -80,7 +81,8 @@ class PagedEngine:
     """Equal to the torch engine token by token. A response is cut at its stop string when it is done, not before."""
 
     def __init__(self, policy: "TokenPolicy") -> None:
-        self._policy = policy
+        self._policy, config = policy, policy.config
+        check_architecture(policy.lm.config, "transformers", config.context, f"model.path {config.path!r}")
         if not hasattr(policy.lm, "init_continuous_batching"):
             raise MarlRayError("generation.engine=transformers: this model has no continuous batching; expected torch")
 
@@ -143,7 +145,7 @@ class PagedEngine:
         settings = TransformersGeneration(
             max_new_tokens=generation.max_tokens,
             do_sample=False,
-            eos_token_id=self._policy.tokenizer.eos_token_id,
+            eos_token_id=sorted(self._policy.end_tokens),
             pad_token_id=self._policy.tokenizer.pad_token_id,
         )
         sizes: dict[str, Any] = {}
@@ -170,5 +172,5 @@ class PagedEngine:
     def _cut(self, ids: list[int], log_probs: list[float], generation: GenerationConfig) -> Completion:
         at = first_stop(self._policy.tokenizer, generation.stop, ids) if generation.stop else None
         length = len(ids) if at is None else at + 1
-        ended = at is not None or ids[-1] == self._policy.tokenizer.eos_token_id
+        ended = at is not None or ids[-1] in self._policy.end_tokens
         return Completion(ids[:length], log_probs[:length], ended)

@@ -5,26 +5,33 @@ from typing import Any
 
 
 class StopStrings:
-    """Tells when a response's text, without special tokens, holds a stop string.
+    """Tells when a response's text holds a stop string, be it with the special tokens in it or without them.
 
     Only the end of a response is decoded: a string of n bytes that the newest token completes lies within the last n
-    tokens that are not special, for each of them has at least one byte. One token more is decoded before them, because
-    some tokenizers write the first token of a text differently.
+    tokens that count, for each of them has at least one byte. One token more is decoded before them, because some
+    tokenizers write the first token of a text differently.
     """
 
     def __init__(self, tokenizer: Any, stops: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
         self._special = frozenset(tokenizer.all_special_ids)
-        self._window = max(len(stop.encode()) for stop in stops) + 1
+        self._window = max(len(stop.encode("utf-8", "surrogatepass")) for stop in stops) + 1
 
     def completed(self, responses: Sequence[Sequence[int]]) -> list[bool]:
         """Whether the newest token of each response, which held no stop string before it, completes one."""
-        ends = [self._end(ids) for ids in responses]
-        texts = self._tokenizer.batch_decode(ends, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        found = self._hold([list(ids[-self._window :]) for ids in responses])
+        mixed = [row for row, ids in enumerate(responses) if self._special.intersection(ids[-self._window :])]
+        if mixed:
+            for row, holds in zip(mixed, self._hold([self._plain_end(responses[row]) for row in mixed]), strict=True):
+                found[row] |= holds
+        return found
+
+    def _hold(self, ends: list[list[int]]) -> list[bool]:
+        texts = decode_visibly(self._tokenizer, ends)
         return [any(stop in text for stop in self._stops) for text in texts]
 
-    def _end(self, ids: Sequence[int]) -> list[int]:
+    def _plain_end(self, ids: Sequence[int]) -> list[int]:
         end: list[int] = []
         for token in reversed(ids):
             if len(end) == self._window:
@@ -32,6 +39,12 @@ class StopStrings:
             if token not in self._special:
                 end.append(token)
         return end[::-1]
+
+
+def decode_visibly(tokenizer: Any, responses: list[list[int]]) -> list[str]:
+    """Texts with their special tokens in them."""
+    texts: list[str] = tokenizer.batch_decode(responses, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return texts
 
 
 def first_stop(tokenizer: Any, stops: tuple[str, ...], ids: Sequence[int]) -> int | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from marl_ray.config.model import GenerationConfig
+from marl_ray.policies.architectures import check_architecture
 from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
 from marl_ray.policies.engines.decoder import Decoder
 from marl_ray.policies.engines.llama import LlamaModel, is_llama
@@ -28,7 +29,7 @@ class TorchEngine:
     def decoder(self, rows: int = 1) -> Decoder:
         """An empty decoder with room for some rows at first, for callers whose prompts come and go."""
         # The model is read anew, in case that parameters were replaced.
-        return Decoder(cached_model(self._policy), self._policy.tokenizer, rows)
+        return Decoder(cached_model(self._policy), self._policy.tokenizer, self._policy.end_tokens, rows)
 
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
@@ -72,7 +73,9 @@ class TorchEngine:
 
 
 def cached_model(policy: "TokenPolicy") -> CachedModel:
-    """The fastest way to run the policy's language model."""
+    """The fastest way to run the policy's language model. Raises MarlRayError for one that cannot be decoded."""
+    config = policy.config
+    check_architecture(policy.lm.config, "torch", config.context, f"model.path {config.path!r}")
     if is_llama(policy.lm, policy.config.context):
         return LlamaModel(policy.lm, policy.config.context)
     return ForwardModel(policy.lm)

@@ -9,7 +9,9 @@ import torch
 
 from marl_ray.config.model import GenerationConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.architectures import check_architecture
 from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
+from marl_ray.policies.engines.stops import first_stop
 from marl_ray.policies.token_random import token_uniforms
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ class VllmEngine:
     def __init__(self, policy: "TokenPolicy") -> None:
         if not torch.cuda.is_available() or find_spec("vllm") is None:
             raise MarlRayError("generation.engine=vllm: expected a GPU and the package vllm (marl-ray[vllm])")
+        config = policy.config
+        check_architecture(policy.lm.config, "vllm", config.context, f"model.path {config.path!r}")
         from vllm import LLM
 
         from marl_ray.policies.token_policy import save_merged
@@ -70,7 +74,8 @@ class VllmEngine:
                 top_p=generation.top_p,
                 max_tokens=generation.max_tokens,
                 stop=list(generation.stop),
-                stop_token_ids=[self._policy.tokenizer.eos_token_id],
+                stop_token_ids=sorted(self._policy.end_tokens),
+                skip_special_tokens=False,
                 seed=int(number * 2**52),
             )
             for prompt, number in zip(prompts, numbers, strict=True)
@@ -81,15 +86,18 @@ class VllmEngine:
         assert [list(output.prompt_token_ids) for output in outputs] == [list(prompt.ids) for prompt in prompts]
         answers = [output.outputs[0] for output in outputs]
         ids = [list(answer.token_ids) for answer in answers]
+        ended = [answer.finish_reason == "stop" for answer in answers]
+        if generation.stop:  # vLLM looks for them in the text with its special tokens alone
+            for row, own in enumerate(ids):
+                at = first_stop(self._policy.tokenizer, generation.stop, own)
+                if at is not None:
+                    ids[row], ended[row] = own[: at + 1], True
         scores = [
             score
             for start in range(0, len(prompts), SCORED)
             for score in self._score(prompts[start : start + SCORED], ids[start : start + SCORED])
         ]
-        return [
-            Completion(own, score, answer.finish_reason == "stop")
-            for own, score, answer in zip(ids, scores, answers, strict=True)
-        ]
+        return [Completion(own, score, by_itself) for own, score, by_itself in zip(ids, scores, ended, strict=True)]
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         """All tokens at once, when the last one is there: log-probabilities are of the whole response."""

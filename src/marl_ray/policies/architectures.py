@@ -1,0 +1,68 @@
+"""Which language models the engines sample from. Every entry is checked by tests/integration/test_architectures.py.
+
+An engine samples from an architecture where what it decodes token by token has the log-probabilities of a full forward
+pass, and `TokenPolicy.evaluate` has them too. Others give wrong ones without a word: encoders see what follows, the decoders
+of encoder-decoders count positions from the batch's first token, recurrent layers keep states and no keys and values.
+"""
+
+from typing import Any, Literal
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from marl_ray.errors import MarlRayError
+
+Engine = Literal["torch", "transformers", "vllm"]
+
+_PAGED = """
+afmoe apertus arcee aria_text beam biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm emu3 ernie4_5 ernie4_5_moe
+exaone4 exaone_moe flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe got_ocr2 gpt-sw3 gpt2
+gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe
+hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1 laguna lfm2 llama mellum minimax_m2 minimax_m3_vl_text
+ministral ministral3 mistral mixtral nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe
+qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma
+"""
+_DECODED = """
+bloom codegen diffllama doge falcon gpt_bigcode gpt_neo gptj hrm_text jetmoe moshi mpt nemotron stablelm xglm
+"""
+_SCORED = """
+axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 deepseek_v4 falcon_h1 falcon_mamba gemma4 gemma4_text gemma4_unified
+gemma4_unified_text glm4_moe_lite glm_moe_dsa hy_v4 inkling2_text jamba kimi_linear lfm3 mamba mimo_v2_flash minicpm3
+minimax nemotron_h olmo_hybrid openai-gpt qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next rwkv youtu
+"""
+
+PAGED = frozenset(_PAGED.split())
+"""Model types whose attention transformers' continuous batching can page."""
+DECODED = PAGED | frozenset(_DECODED.split())
+"""Model types with one key and one value per layer and token, of the same sizes in every layer."""
+SCORED = DECODED | frozenset(_SCORED.split())
+"""Model types that `TokenPolicy.evaluate` scores: vLLM may sample from them, where it knows them."""
+SAMPLED: dict[Engine, frozenset[str]] = {"torch": DECODED, "transformers": PAGED, "vllm": SCORED}
+_ATTENTION = {"full_attention", "sliding_attention", "attention"}
+
+
+def check_architecture(config: Any, engine: Engine, context: int, where: str) -> None:
+    """Raise MarlRayError where an engine cannot sample from a model of this config; types of others pass.
+
+    `where` begins the error.
+    """
+    kind = config.model_type
+    if kind not in CONFIG_MAPPING_NAMES:  # registered from outside of transformers: the engine's own probe tells
+        return
+    text = config.get_text_config()
+    layers = set(getattr(text, "layer_types", None) or ())
+    if kind not in SAMPLED[engine] or (engine != "vllm" and layers - _ATTENTION):
+        what = f"with layers of {', '.join(sorted(layers - _ATTENTION))} " if layers - _ATTENTION else ""
+        others = [other for other, known in SAMPLED.items() if kind in known and other not in (engine, "transformers")]
+        expected = f"generation.engine={others[0]}, or " if others else ""
+        raise MarlRayError(
+            f"{where}: architecture {kind} {what}cannot be sampled from with generation.engine={engine}: expected {expected}"
+            "a causal decoder that keeps keys and values, such as llama"
+        )
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        most = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        if most is not None and context > most:
+            raise MarlRayError(
+                f"{where}: model.context={context}: expected at most {most}, beyond which the positions of architecture "
+                f"{kind} (longrope) depend on the other prompts of a batch"
+            )

@@ -1,0 +1,233 @@
+"""Prompts as token ids: what a model reads of a text, in the frame of its chat template.
+
+Text is text. Special tokens are written by the template alone: where a text spells one out, such as `<|im_end|>`, the model
+reads its characters. So nothing that an agent or a client writes can end a turn or begin another's.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jinja2 import TemplateError
+
+from marl_ray.errors import MarlRayError, one_line
+
+Message = dict[str, str]
+LEAST_LEFT = 0.5
+"""Share of a text that must be left of it where it is cut."""
+LEFT_OUT = "…"
+"""What stands where a text was cut."""
+_BREAK, _UNKNOWN = "\ufdd0", "\ufffd"
+"""A code point that is no character, for use inside of programs; and what stands for what cannot be encoded."""
+SHOWN = "Zq7"
+"""A text that no template changes."""
+
+
+class PromptTooLong(MarlRayError):
+    """A prompt does not fit, and less than LEAST_LEFT of its text would."""
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is found out once about a tokenizer."""
+
+    spelled: re.Pattern[str]
+    """Matches the text of every special token, and of every added token that the template writes."""
+    normalizer: Any
+    """What texts go through before special tokens are looked for in them; None where they go through nothing."""
+    start: list[int]
+    """Tokens before a text without a template."""
+    newline: list[int]
+    longest: int
+    """Most characters of one token."""
+    parts: bool | None
+    """Whether the template reads contents as lists of parts; None where it shows them neither way, or is none."""
+
+
+_FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
+
+
+def uses_template(tokenizer: Any, chat: bool | None) -> bool:
+    """Whether prompts are wrapped in the chat template, for `model.chat`; None means if there is one.
+
+    Raises MarlRayError if there must be one and is none.
+    """
+    template = tokenizer.chat_template is not None
+    if chat and not template:
+        raise MarlRayError(f"model.chat: tokenizer {tokenizer.name_or_path!r} has no chat template")
+    return template if chat is None else chat
+
+
+def encode_prompt(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
+    """Token ids of a prompt, at least one.
+
+    With `chat` it is one user message in the tokenizer's chat template, up to where the reply begins; None means with the
+    template if there is one. Raises MarlRayError if there must be one and is none, or if nothing is left to condition on.
+    """
+    if uses_template(tokenizer, chat):
+        ids = encode_chat(tokenizer, [{"role": "user", "content": text}])
+    else:
+        ids = [*_facts(tokenizer).start, *encode_text(tokenizer, text)]
+    if not ids:
+        raise MarlRayError("prompt: expected at least one token, got an empty text and no chat template")
+    return ids
+
+
+def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple[list[int], bool]:
+    """As `encode_prompt`, in at most `room` tokens; and whether the text lost its middle for that.
+
+    The template's frame is never cut. An empty text without a template becomes the token with which texts begin. Raises
+    PromptTooLong where less than LEAST_LEFT of the text would be left.
+    """
+    if not text and not uses_template(tokenizer, chat):
+        start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        return _facts(tokenizer).start or [start], False
+    most = room * _facts(tokenizer).longest
+    if len(text) <= most:
+        ids = encode_prompt(tokenizer, text, chat)
+        if len(ids) <= room:
+            return ids, False
+    least, too_many = int(LEAST_LEFT * len(text)), min(len(text), most + 1)
+    if least > most or len(found := encode_prompt(tokenizer, _cut(text, least), chat)) > room:
+        raise PromptTooLong(
+            f"prompt: expected at most {room} tokens when half of its {len(text)} characters are left out"
+        )
+    while too_many - least > 1 + least // 64:  # no search for the last character
+        middle = (least + too_many) // 2
+        ids = encode_prompt(tokenizer, _cut(text, middle), chat)
+        if len(ids) <= room:
+            least, found = middle, ids
+        else:
+            too_many = middle
+    return found, True
+
+
+def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """Token ids of messages (`role`, `content`) in the chat template, up to where the reply begins.
+
+    Raises MarlRayError where the template refuses these messages.
+    """
+    facts = _facts(tokenizer)
+    if facts.parts is None:
+        raise MarlRayError(
+            f"model.chat: the chat template of {tokenizer.name_or_path!r} does not show what a user says; expected one that "
+            "does, or chat: false"
+        )
+    marked = [message | {"content": _marked(facts, message["content"])} for message in messages]
+    return _encode_marked(tokenizer, facts, _render(tokenizer, marked, facts.parts, add_generation_prompt=True))
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text by itself, without those that begin or end one."""
+    facts = _facts(tokenizer)
+    return _encode_marked(tokenizer, facts, _marked(facts, text))
+
+
+def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **settings: Any) -> str:
+    """Messages in the chat template, as text."""
+    if parts:
+        given: Sequence[Any] = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+    else:
+        given = messages
+    try:
+        text: str = tokenizer.apply_chat_template(given, tokenize=False, **settings)
+    except (TemplateError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise MarlRayError(f"prompt: the chat template refuses these messages: {one_line(error)}") from error
+    return text
+
+
+def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """Messages in the chat template, as text; nothing where the template refuses them."""
+    return _rendered(tokenizer, messages, bool(_facts(tokenizer).parts))
+
+
+def check_fits(ids: Sequence[int], max_tokens: int, context: int, whose: str = "prompt") -> None:
+    """Raise MarlRayError if a prompt and a response after it may be longer than the context."""
+    if len(ids) + max_tokens > context:
+        raise MarlRayError(
+            f"{whose}: {len(ids)} tokens and generation.max_tokens={max_tokens} exceed model.context={context}"
+        )
+
+
+def _cut(text: str, kept: int) -> str:
+    head = (kept + 1) // 2
+    return f"{text[:head]}{LEFT_OUT}{text[len(text) - (kept - head) :]}"
+
+
+def _marked(facts: _Facts, text: str) -> str:
+    """The text with a break in everything that a tokenizer would take for a special token."""
+    # Halves of surrogate pairs are put together, and what has no other half cannot be encoded.
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace(_BREAK, _UNKNOWN)
+    if facts.normalizer is not None and facts.spelled.search(normal := facts.normalizer.normalize_str(text)):
+        text = normal
+    while facts.spelled.search(text):  # what is behind a break may spell another one
+        text = facts.spelled.sub(lambda found: f"{found[0][0]}{_BREAK}{found[0][1:]}", text)
+    return text
+
+
+def _encode_marked(tokenizer: Any, facts: _Facts, text: str) -> list[int]:
+    first, *rest = text.split(_BREAK)
+    ids: list[int] = tokenizer.encode(first, add_special_tokens=False, verbose=False)
+    if rest:
+        # Behind a line break, because some tokenizers put a space before the first word of a text.
+        behind = tokenizer([f"\n{piece}" for piece in rest], add_special_tokens=False, verbose=False)["input_ids"]
+        for piece, own in zip(rest, behind, strict=True):
+            if own[: len(facts.newline)] == facts.newline:
+                ids += own[len(facts.newline) :]
+            else:
+                ids += tokenizer.encode(piece, add_special_tokens=False, verbose=False)
+    return ids
+
+
+def _facts(tokenizer: Any) -> _Facts:
+    if tokenizer not in _FACTS:
+        _FACTS[tokenizer] = _found_out(tokenizer)
+    return _FACTS[tokenizer]
+
+
+def _found_out(tokenizer: Any) -> _Facts:
+    plain = tokenizer.encode("a", add_special_tokens=False, verbose=False)
+    whole = tokenizer.encode("a", add_special_tokens=True)
+    before = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
+    parts, written = _frame(tokenizer) if tokenizer.chat_template is not None else (None, set())
+    added = tokenizer.added_tokens_decoder
+    special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special), *written}
+    names = {added[number].content for number in special & added.keys()} | set(tokenizer.all_special_tokens)
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if not any(added[number].normalized for number in special & added.keys()):
+        normalizer = None
+    if normalizer is not None:
+        names |= {normalizer.normalize_str(name) for name in names}
+    # One character cannot be broken; a blank is what texts are made of.
+    longest = sorted((re.escape(name) for name in names if len(name) > 1 and not name.isspace()), key=len, reverse=True)
+    return _Facts(
+        re.compile("|".join(longest) or "(?!)"),
+        normalizer,
+        whole[:before],
+        tokenizer.encode("\n", add_special_tokens=False, verbose=False),
+        max(map(len, tokenizer.get_vocab())),
+        parts,
+    )
+
+
+def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
+    """Whether contents are lists of parts, and the added tokens that a template writes around contents."""
+    user = [{"role": "user", "content": SHOWN}]
+    ways = [parts for parts in (False, True) if SHOWN in _rendered(tokenizer, user, parts)]
+    if not ways:
+        return None, set()
+    told = [{"role": "system", "content": SHOWN}]
+    answered = [*user, {"role": "assistant", "content": SHOWN}, *user]
+    texts = [_rendered(tokenizer, messages, ways[0]) for messages in (user, answered, [*told, *user])]
+    found = {number for text in texts for number in tokenizer.encode(text, add_special_tokens=False, verbose=False)}
+    return ways[0], found & tokenizer.added_tokens_decoder.keys()
+
+
+def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool) -> str:
+    """As `_render`; nothing where the template refuses."""
+    try:
+        return _render(tokenizer, messages, parts)
+    except MarlRayError:  # many know no system
+        return ""

@@ -1,0 +1,24 @@
+"""Every causal language model that transformers builds from a config is sampled from rightly, or refused by name."""
+
+import pytest
+from toy_architectures import ARCHITECTURES, sampled, scored, tiny_lm
+
+from marl_ray.policies.architectures import SAMPLED, SCORED
+
+TOLERANCE = 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_is_sampled_has_the_log_probs_of_a_full_pass(architecture):
+    try:
+        lm = tiny_lm(architecture)
+    except Exception as error:
+        known = [engine for engine, names in SAMPLED.items() if architecture in names]
+        assert not known, f"{architecture} is allowed for {known}, but is not checked: {error}"
+        pytest.skip(f"none is built: {error}")
+    if architecture in SCORED:
+        assert scored(lm) < TOLERANCE
+    for engine in ("torch", "transformers"):
+        if architecture in SAMPLED[engine]:
+            assert sampled(lm, engine) < TOLERANCE

@@ -1,0 +1,74 @@
+"""Tokenizers made in code with the chat templates of well-known models."""
+
+import string
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from marl_ray.policies.tiny import byte_tokenizer
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] | trim + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA2 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+PIECES = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+PARTS = (
+    "{% for m in messages %}<|im_start|>{% for part in m['content'] %}{{ part['text'] }}{% endfor %}"
+    "<|im_end|>{% endfor %}"
+)
+LLAMA3 = (
+    "{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim"
+    " + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+GEMMA = (
+    "{% for m in messages %}{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n'"
+    " + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+GLM = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+BETWEEN = (
+    "{% for m in messages %}<|im_start|>{{ m['content'] }}{% if not loop.last %}<|im_end|>{% endif %}{% endfor %}"
+    "{% if messages[-1]['role'] == 'user' %}<|im_end|>{% endif %}"
+)
+OPENS = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{% else %}<|bot|>{% endif %}"
+    "{{ m['content'] }}{% endfor %}"
+)
+THINKS = CHATML.replace(
+    "+ m['content'] | trim",
+    "+ ('<think>\n\n</think>\n\n' if loop.last and m['role'] == 'assistant' else '') + m['content']",
+)
+PICKY = "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}" + CHATML
+
+
+def bytes_with(
+    template: str | None, *special: str, common: tuple[str, ...] = (), **names: str
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes with further tokens; `common` ones are added, but not special."""
+    core = Tokenizer.from_str(byte_tokenizer()._tokenizer.to_str())
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    core.add_tokens([AddedToken(token, special=False, normalized=False) for token in common])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<|pad|>", **{"eos_token": "<|end|>", "chat_template": template} | names
+    )
+
+
+def spaced(template: str) -> PreTrainedTokenizerFast:
+    """As Llama 2's: a space before a text's first word, and characters as tokens."""
+    words = {character: number for number, character in enumerate(["▁", *string.printable.replace(" ", "")])}
+    core = Tokenizer(models.BPE(vocab=words, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    core.decoder = decoders.Metaspace(prepend_scheme="first")
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("<s>", "</s>")])
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", chat_template=template)

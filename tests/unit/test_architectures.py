@@ -1,0 +1,66 @@
+"""Architectures are sampled from rightly or refused by name, before anything starts."""
+
+import json
+
+import pytest
+from toy_architectures import CONFIG_MAPPING, sampled, scored, tiny_lm
+from toy_texts import config
+from transformers import Phi3Config
+
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.architectures import DECODED, PAGED, SCORED, check_architecture
+from marl_ray.policies.tiny import byte_tokenizer
+from marl_ray.training.driver import check_run
+
+
+@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_neox", "mixtral", "bloom", "opt"])
+def test_a_handful_has_the_log_probs_of_a_full_pass(architecture):
+    lm = tiny_lm(architecture)
+    assert architecture in DECODED and scored(lm) < 1e-3 and sampled(lm, "torch") < 1e-3
+    if architecture in PAGED:
+        assert sampled(lm, "transformers") < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("architecture", "engine", "expected"),
+    [
+        ("mamba", "torch", "generation.engine=vllm, or a causal decoder that keeps keys and values, such as llama"),
+        ("deepseek_v3", "transformers", "generation.engine=vllm, or a causal decoder"),
+        ("bloom", "transformers", "generation.engine=torch, or a causal decoder"),
+        ("bert", "torch", "expected a causal decoder"),
+        ("bart", "vllm", "expected a causal decoder"),
+    ],
+)
+def test_what_an_engine_cannot_sample_from_is_refused(architecture, engine, expected):
+    with pytest.raises(
+        MarlRayError, match=f"here: architecture {architecture} .*engine={engine}: .*{expected}"
+    ) as caught:
+        check_architecture(CONFIG_MAPPING[architecture](), engine, 64, "here")
+    assert "\n" not in str(caught.value)
+
+
+def test_layers_without_keys_are_named():
+    kind = CONFIG_MAPPING["lfm2"]()
+    kind.layer_types = ["conv", "full_attention"]
+    with pytest.raises(MarlRayError, match="architecture lfm2 with layers of conv cannot be sampled from"):
+        check_architecture(kind, "torch", 64, "here")
+    assert PAGED < DECODED < SCORED
+
+
+def test_positions_that_depend_on_the_batch_are_refused():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128}
+    kind = Phi3Config(**sizes, original_max_position_embeddings=32, rope_parameters=rope, pad_token_id=0)
+    check_architecture(kind, "torch", 32, "here")
+    with pytest.raises(MarlRayError, match=r"model\.context=64: expected at most 32"):
+        check_architecture(kind, "torch", 64, "here")
+
+
+@pytest.mark.parametrize("kind", ["mamba", "bert", "t5", "qwen3_next"])
+def test_a_dry_run_refuses_in_one_line(tmp_path, kind):
+    byte_tokenizer(32).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 300}))
+    model = f"team.speaker.model={{path: {tmp_path}, context: 32}}"
+    with pytest.raises(MarlRayError, match=rf"model.path '{tmp_path}'") as caught:
+        check_run(config(f"storage={tmp_path}/runs", model))
+    assert "\n" not in str(caught.value)
