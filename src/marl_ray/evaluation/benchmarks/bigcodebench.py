@@ -23,6 +23,7 @@ from marl_ray.evaluation.benchmarks.base import (
     Problem,
     Record,
     Source,
+    Unused,
     Verdict,
     Verdicts,
     syntax,
@@ -71,6 +72,7 @@ class BigCodeBenchRecord(Record):
     test: str
     entry_point: str
     libs: str
+    doc_struct: Unused = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ def _benchmark(prompt: str) -> Benchmark:
         },
         splits=splits,
         filters_references=True,
+        writes="completion" if prompt == "complete" else "solution",
         hub=("bigcode/bigcodebench", None, ("v0.1.4",)),
         notes="local execution, calibrated, tests share the program's interpreter (lower trust)",
     )
