@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from marl_ray.agents import react
-from marl_ray.agents.react import Result, Turn, find, parse, transcript
+from marl_ray.agents.calls import parse
+from marl_ray.agents.react import Result, Turn, find, transcript
 from marl_ray.agents.tools import make_tools
 from marl_ray.agents.towns import KINDS, Question, Step, questions
 from marl_ray.envs.tasks import MathTask, read_math
