@@ -160,7 +160,7 @@ JUDGED = {
     "types": ("def f(x): return x", "for v in (1, 1.5, 'a', b'b', (1, [2]), {1: {2}}, 1j, None): assert f(v) == v", "passed"),
     "function as argument": ("def f(g): return g(1)", "assert f(lambda x: x) == 1", "fail:nonbuiltin"),
     "function as result": ("def f(x): return lambda: x", "assert f(1)() == 1", "fail:nonbuiltin"),
-    "tests forgive nothing": ("def f(x): return iter([])", "try: f(1)\nexcept BaseException: pass", "fail:nonbuiltin"),
+    "tests forgive nothing": ("def f(x): return [].append", "try: f(1)\nexcept BaseException: pass", "fail:nonbuiltin"),
     "main block": ("def f(x): return 1\nif __name__ == '__main__': f = None", "assert f(0) == 1", "passed"),
     "helper of the prompt": ("def f(x): return helper(x)\ndef helper(x): return -x", "assert f(helper(1)) == 1", "passed"),
 }  # fmt: skip
@@ -173,6 +173,28 @@ def test_candidates_are_judged(pool: Pool, name: str) -> None:
     assert judged.verdict == verdict, judged.message
     assert judged.passed == (verdict == "passed")
     assert judged.level == pool.level
+
+
+IN_PLACE = {
+    "list": ("def f(x): x.sort()", "x = [2, 1]\nif x: f(x)\nassert x == [1, 2]"),
+    "by name": ("def f(x, *, y): y.add(x)", "s = set()\nf(1, y=s)\nassert s == {1}"),
+    "deque": ("def f(x): x.rotate(1)", "from collections import deque\nd = deque([1, 2, 3])\nf(d)\nassert [*d] == [3, 1, 2]"),
+    "counter": ("def f(x): x['a'] += 1", "from collections import Counter\nc = Counter('ab')\nf(c)\nassert c['a'] == 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_tests_see_changed_arguments_only_where_they_ask_for_them(pool: Pool, name: str) -> None:
+    candidate, tests = IN_PLACE[name]
+    for asked in (None, True):
+        assert pool.judge(candidate, tests, entry_point="f", in_place=asked).passed
+    assert pool.judge(candidate, tests, entry_point="f", in_place=False).verdict == "fail:wrong"
+
+
+def test_a_candidate_cannot_empty_what_its_answer_is_compared_with(pool: Pool) -> None:
+    tests = "x = [2, 1]\nassert f(x) == sorted(x)"
+    assert pool.judge("def f(x):\n    x.clear()\n    return []", tests, entry_point="f").verdict == "fail:wrong"
+    assert pool.judge("def f(x): return sorted(x)", tests, entry_point="f").passed
 
 
 def test_tests_that_do_not_end_are_a_timeout(pool: Pool) -> None:

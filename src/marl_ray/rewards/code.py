@@ -122,7 +122,7 @@ def code_reward(
     `reference_cpu` measured, if at hand; the reference is run again otherwise.
     """
     code = extract(answer, task.entry_point)
-    limits = Limits(wall_s=config.timeout_s, memory_bytes=config.memory_bytes)
+    limits = Limits(cpu_s=config.timeout_s, memory_bytes=config.memory_bytes)
     if code is None:
         return CodeReward(0.0, -config.shaping * public_before, 0.0, 0.0, 0.0, 0.0, None, ("no code",))
     tested = run_tests(pool, code, (*task.public, *task.hidden), task, limits)
@@ -143,7 +143,7 @@ def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float
     """CPU seconds of the reference for all tests; None, and so no efficiency, where there is none or it fails."""
     if not task.reference:
         return None
-    limits = Limits(wall_s=config.timeout_s, memory_bytes=config.memory_bytes)
+    limits = Limits(cpu_s=config.timeout_s, memory_bytes=config.memory_bytes)
     measured = run_tests(pool, task.reference, (*task.public, *task.hidden), task, limits)
     return measured.cpu_s if measured.passed == measured.total else None
 

@@ -114,7 +114,7 @@ def run_stdio(
     pool: Pool, program: str, tests: Sequence[StdioTest], timeout_s: float, memory_bytes: int = MEMORY_FLOOR
 ) -> dict[Mode, Verdict]:
     """Verdicts of both modes. `timeout_s` is the CPU time of one test."""
-    limits = Limits(wall_s=WALL_FACTOR * timeout_s, cpu_s=timeout_s, memory_bytes=memory_bytes)
+    limits = Limits(cpu_s=timeout_s, wall_s=WALL_FACTOR * timeout_s, memory_bytes=memory_bytes)
     failed: dict[Mode, str] = {}
     wall_s = cpu_s = 0.0
     level = ""
