@@ -160,7 +160,7 @@ def test_methods_and_words_of_those_names_are_no_calls_of_them():
 
 def calls(pool: Pool, code: str, *tests: str, setup: str = "") -> tuple[str, ...]:
     task = CodeTask(tuple(map(CallTest, tests)), entry_point="f", setup=setup)
-    limits = Limits(cpu_s=0.5)
+    limits = Limits(cpu_s=0.2)
     together = run_tests(pool, code, task.hidden, task, limits).verdicts
     alone = tuple(run_tests(pool, code, (test,), task, limits).verdicts[0] for test in task.hidden)
     assert together == alone

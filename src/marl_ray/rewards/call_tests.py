@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from marl_ray.sandbox import Judgement, Limits, Pool
+from marl_ray.sandbox.in_place import looks_at_arguments
 
 SHARE = 3
 """The tests of a run together may take as long as so many of them."""
@@ -39,14 +40,16 @@ def run_calls(
     verdicts: list[str] = []
     cpu_s = 0.0
 
-    def judge(source: str, setup: str, times: int) -> Judgement:
-        wide = replace(limits, cpu_s=times * limits.cpu_s)
-        return pool.judge(code, source, entry_point=entry_point, setup=setup, limits=wide)
+    in_place = any(looks_at_arguments(test, entry_point) for test in tests)
+
+    def judge(source: str, setup: str, times: int = 1) -> Judgement:
+        wide = replace(limits, cpu_s=times * limits.cpu_s, wall_s=times * limits.longest_s)
+        return pool.judge(code, source, entry_point=entry_point, setup=setup, limits=wide, in_place=in_place)
 
     def alone(sources: Sequence[str]) -> None:
         nonlocal cpu_s
         for source in sources:
-            judged = judge(source, setup, 1)
+            judged = judge(source, setup)
             verdicts.append(judged.verdict)
             cpu_s += judged.cpu_s
 
@@ -65,7 +68,7 @@ def run_calls(
             if report.endswith(_SLOW):
                 alone([tests[len(verdicts)]])
             continue
-        loaded = judge("", setup, 1)
+        loaded = judge("", setup)
         if not loaded.passed:
             return [loaded.verdict] * len(tests), loaded.cpu_s
         alone(tests[len(verdicts) :])

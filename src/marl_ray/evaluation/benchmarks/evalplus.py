@@ -2,8 +2,8 @@
 
 A sample has two scores: `base`, the inputs of the original benchmark, and the sample's own, base and plus inputs together,
 which is what the field reports as HumanEval+ and MBPP+. Wanted outputs are what the reference returns in a sandboxed run
-of its own, once per process and problem. An input may take 4 s, or four times as long as the reference took; base and plus
-inputs may each take 60 s in all.
+of its own, once per process and problem. An input may take 1 s, or four times as long as the reference took; base and plus
+inputs may each take 60 s in all. CPU time decides.
 """
 
 import json
@@ -31,11 +31,10 @@ from marl_ray.evaluation.benchmarks.evalplus_driver import NOT_NONE, dumps
 from marl_ray.evaluation.benchmarks.mbpp_inputs import mbpp_inputs
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Limits, Pool, Status
+from marl_ray.sandbox.limits import WALL_FACTOR
 
-LEAST_S, FACTOR, TASK_S = 4.0, 4.0, 60.0
+LEAST_S, FACTOR, TASK_S = 1.0, 4.0, 60.0
 """Seconds of an input at least, times of the reference's own, and seconds of all base or all plus inputs at most."""
-WALL_FACTOR = 3.0
-"""Wall time over CPU time in hardened mode, where CPU time decides."""
 REFERENCE_S = 60.0
 MEMORY_BYTES = 4 << 30
 OUTPUT_BYTES = 256 << 20
@@ -83,7 +82,7 @@ class EvalPlusProblem(Problem):
 
     @property
     def runs(self) -> float:
-        return len(PARTS) * (WALL_FACTOR + 1)
+        return 2 * len(PARTS)
 
     @property
     def shown(self) -> CodeTask:
@@ -99,16 +98,15 @@ class EvalPlusProblem(Problem):
         result, base = "passed", False
         for part, inputs in zip(PARTS, (self.base, self.plus), strict=True):
             expected = _expected(pool, self.task_id, part, self.references[0], self.entry_point, inputs)
-            total_s = min(timeout_s, sum(expected.seconds)) + 1
+            limits = Limits(cpu_s=min(timeout_s, sum(expected.seconds)) + 1, memory_bytes=MEMORY_BYTES)
             if mode == "official":
-                limits = Limits(wall_s=total_s, memory_bytes=MEMORY_BYTES)
-                call = f"check(load({program!r}, {self.entry_point!r}), {self._arguments(part, inputs, expected, 1.0)})"
+                arguments = f"{self._arguments(part, inputs, expected, 1.0)}, signal.ITIMER_PROF"
+                call = f"check(load({program!r}, {self.entry_point!r}), {arguments})"
                 result = pool.official(f"{_driver()}\n{call}\n", limits)
             else:
-                limits = Limits(wall_s=WALL_FACTOR * total_s, cpu_s=total_s, memory_bytes=MEMORY_BYTES)
                 call = f"check(_function, {self._arguments(part, inputs, expected, WALL_FACTOR)})"
                 tests = f"_function = {self.entry_point}\n{_driver()}\n{call}\n"
-                done = pool.judge(program, tests, entry_point=self.entry_point, limits=limits)
+                done = pool.judge(program, tests, entry_point=self.entry_point, limits=limits, in_place=False)
                 wall_s, cpu_s = wall_s + done.wall_s, cpu_s + done.cpu_s
                 result = f"{done.verdict}: {done.message}" if done.message else done.verdict
             if result != "passed":
@@ -127,9 +125,7 @@ def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, in
     """The reference's outputs. Raises MarlRayError where it fails here: then nothing can be compared with it."""
     call = f"outputs({reference!r}, {name!r}, {inputs!r}, {name in NOT_NONE})"
     program = f"{_driver()}\nfound, seconds = {call}\nprint(json.dumps([found, seconds]))\n"
-    limits = Limits(
-        wall_s=WALL_FACTOR * REFERENCE_S, cpu_s=REFERENCE_S, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES
-    )
+    limits = Limits(cpu_s=REFERENCE_S, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES)
     done = pool.run(program, limits=limits)
     if done.status is not Status.OK:
         last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]

@@ -31,15 +31,15 @@ class Late(Exception):
 
 
 def outputs(program: str, name: str, inputs: str, not_none: bool) -> tuple[str, list[float]]:
-    """What the reference returns for each input, and in how many seconds. Inputs and outputs as of `dumps`."""
+    """What the reference returns for each input, and in how many seconds of CPU. Inputs and outputs as of `dumps`."""
     names: dict[str, Any] = {}
     found, seconds = [], []
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(program, "<reference>", "exec", dont_inherit=True), names)
         for given in loads(inputs):
-            begin = time.perf_counter()
+            begin = time.process_time()
             found.append(names[name](*given))
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time.process_time() - begin)
     return dumps([output is not None for output in found] if not_none else found), seconds
 
 
@@ -61,10 +61,11 @@ def check(
     wanted: str,
     atol: float,
     seconds: Sequence[float],
+    clock: int = signal.ITIMER_REAL,
 ) -> None:
     """Call the function with every input, each within its seconds; AssertionError names the first output that is wrong.
 
-    Inputs and wanted outputs are lists as of `dumps`.
+    Inputs and wanted outputs are lists as of `dumps`. `clock`: the timer that the seconds are of.
     An output that is not wanted exactly may be near: `atol` bounds the difference, 1e-6 where that is 0 and floats are
     wanted, and then for all later inputs too, as in evalplus.
     """
@@ -72,7 +73,7 @@ def check(
         where = f"{part} input {number} of {len(seconds)}"
         kept = copy.deepcopy(given)  # what the function does to its arguments changes no oracle
         try:
-            with time_limit(limit):
+            with time_limit(limit, clock):
                 output = function(*given)
         except Late:
             raise AssertionError(f"{where}: took over {limit:g} s") from None
@@ -121,23 +122,26 @@ def near(output: Any, want: Any, atol: float) -> bool:
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float, clock: int = signal.ITIMER_REAL) -> Iterator[None]:
     """Raise Late inside the block after so many seconds; a timer that was running before goes on afterwards."""
 
     def late(signum: int, frame: object) -> None:
         raise Late
 
-    left, _ = signal.getitimer(signal.ITIMER_REAL)
-    before = signal.signal(signal.SIGALRM, late)
-    begin = time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    number, now = (
+        (signal.SIGALRM, time.monotonic) if clock == signal.ITIMER_REAL else (signal.SIGPROF, time.process_time)
+    )
+    left, _ = signal.getitimer(clock)
+    before = signal.signal(number, late)
+    begin = now()
+    signal.setitimer(clock, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(clock, 0)
+        signal.signal(number, before)
         if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begin), 1e-3))
+            signal.setitimer(clock, max(left - (now() - begin), 1e-3))
 
 
 def dumps(value: Any) -> str:
