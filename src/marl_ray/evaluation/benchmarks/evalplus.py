@@ -39,6 +39,17 @@ REFERENCE_S = 60.0
 MEMORY_BYTES = 4 << 30
 OUTPUT_BYTES = 256 << 20
 PARTS = ("base", "plus")
+_ONLY_WHETHER = """
+
+
+_{0} = {0}
+
+
+def {0}(*given):
+    found = _{0}(*given)
+    return found if isinstance(found, bool) else found is not None
+"""
+"""Behind a program whose outputs, matches of patterns, cannot cross to the judge: only whether there is one counts."""
 
 
 class EvalPlusRecord(Record):
@@ -106,7 +117,8 @@ class EvalPlusProblem(Problem):
             else:
                 call = f"check(_function, {self._arguments(part, inputs, expected, WALL_FACTOR)})"
                 tests = f"_function = {self.entry_point}\n{_driver()}\n{call}\n"
-                done = pool.judge(program, tests, entry_point=self.entry_point, limits=limits, in_place=False)
+                candidate = program + (_ONLY_WHETHER.format(self.entry_point) if self.entry_point in NOT_NONE else "")
+                done = pool.judge(candidate, tests, entry_point=self.entry_point, limits=limits, in_place=False)
                 wall_s, cpu_s = wall_s + done.wall_s, cpu_s + done.cpu_s
                 result = f"{done.verdict}: {done.message}" if done.message else done.verdict
             if result != "passed":
