@@ -190,7 +190,7 @@ def _named(value: dict[str, Any], optional: bool = False) -> tuple[str, dict[str
     if isinstance(value.get("function"), dict):  # OpenAI's form
         value = value["function"]
     name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
-    given = next((value[key] for key in _ARGUMENTS if key in value), {} if optional else None)
+    given: Any = next((value[key] for key in _ARGUMENTS if key in value), {} if optional else None)
     if isinstance(given, str):
         try:
             given, _ = decode(given, len(given) - len(given.lstrip()))

@@ -82,7 +82,7 @@ def _problem(
     rows: Sequence[Mapping[str, Any]], further: Mapping[Mode, Sequence[str]], ks: Sequence[int]
 ) -> dict[str, Any]:
     """Samples that passed and pass@k, by mode, and by mode and further score (`official base`)."""
-    correct = {}
+    correct: dict[str, int] = {}
     for mode, names in further.items():
         if not rows[0][mode]:
             continue

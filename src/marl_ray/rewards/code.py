@@ -5,6 +5,7 @@ episode shaping adds up to what the last answer passes and no detour earns more.
 that pass every hidden test, so neither is earned by doing less than was asked.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from marl_ray.config import CodeRewardConfig
@@ -91,9 +92,10 @@ class CodeReward:
 
 def run_tests(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, limits: Limits) -> Tested:
     """Run tests in hardened mode: stdio tests one by one, all calls in one run of the program (see `call_tests`)."""
-    verdicts, cpu_s = [], 0.0
+    verdicts: list[str] = []
+    called: Iterator[str] = iter(())
+    cpu_s = 0.0
     calls = [test.source for test in tests if isinstance(test, CallTest)]
-    called = iter(())
     if calls:
         found, cpu_s = run_calls(pool, code, calls, task.entry_point, task.setup, limits)
         called = iter(found)

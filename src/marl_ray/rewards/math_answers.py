@@ -235,7 +235,8 @@ def _items(text: str) -> tuple[str, list[str]] | None:
 
 def _split(text: str, mark: str) -> list[str] | None:
     """The parts between marks that are in no bracket; None where there are too many, or brackets do not close."""
-    depth, begin, parts = 0, 0, []
+    depth = begin = 0
+    parts: list[str] = []
     for place, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         if depth < 0 or len(parts) > MOST_ITEMS:
