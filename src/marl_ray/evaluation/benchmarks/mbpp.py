@@ -28,8 +28,8 @@ from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Pool
 
 SHOTS = (2, 3, 4)
-NOT_SPLIT = frozenset({367, 533, 601, 927})
-"""Their tests hand objects of the candidate's own classes, or types, to the function: no split judge can serve them."""
+NOT_SPLIT = frozenset({367, 601, 927})
+"""Their tests hand objects of the candidate's own classes to the function: no split judge can serve them."""
 BEGIN, DONE = "[BEGIN]", "[DONE]"
 
 
