@@ -76,13 +76,13 @@ def parse(text: str) -> Call:
     spoken = _without_thinking(text)
     made_up = _OBSERVATION.search(spoken)
     spoken = spoken[: made_up.start()] if made_up else spoken
-    first = _CALL.search(spoken)
-    if first is None:
-        call = _bare(spoken) or Call(spoken.rstrip(), _thought(spoken), "", None, "no_call", "no line `Action:`")
-    elif tag := _TAG.match(spoken, first.start()):
-        call = _tagged(spoken, tag)
-    else:
-        call = _react(spoken)
+    tag, line = _TAG.search(spoken), _ACTION.search(spoken) or _INPUT.search(spoken)
+    found = [(line.start(), _react(spoken))] if line else []
+    found += [(tag.start(), _tagged(spoken, tag))] if tag else []
+    calls = [call for _, call in sorted(found, key=lambda one: one[0])]
+    if not calls:
+        calls = [_bare(spoken) or Call(spoken.rstrip(), _thought(spoken), "", None, "no_call", "no line `Action:`")]
+    call = next((call for call in calls if not call.problem), calls[0])
     return Call(text[: len(call.said)], call.thought, call.tool, call.arguments, call.problem, call.why, call.code)
 
 
@@ -117,6 +117,8 @@ def _react(text: str) -> Call:
     begin = action or given
     assert begin is not None
     thought = _thought(text[: begin.start()])
+    if action and (whole := _whole(text, action.end(), thought)):
+        return whole
     tool = _name(text[action.end() :].split("\n", 1)[0]) if action else ""
     second = _ACTION.search(text, action.end()) if action else None
     if given is None or (second is not None and second.start() < given.start()):
@@ -134,6 +136,16 @@ def _react(text: str) -> Call:
     if not tool:
         return Call(text[:end], thought, "", None, "no_call", "no line `Action:`")
     return Call(text[:end], thought, tool, value)
+
+
+def _whole(text: str, start: int, thought: str) -> Call | None:
+    """A call that is one object, name and arguments, such as stands behind `Action:` in LangChain's format."""
+    value, end, _ = _object(text, start)
+    named = _named(value) if value is not None else None
+    if named is None or end is None:
+        return None
+    closing = _CLOSE.match(text, end)
+    return Call(text[: closing.end() if closing else end], thought, *named)
 
 
 def _tagged(text: str, tag: re.Match[str]) -> Call:
@@ -165,11 +177,8 @@ def _bare(text: str) -> Call | None:
     for number, found in enumerate(_BARE.finditer(text)):
         if number == MOST_TRIED:
             break
-        value, end, _ = _object(text, found.end())
-        named = _named(value) if value is not None else None
-        if named is not None and end is not None:
-            closing = _CLOSE.match(text, end)
-            return Call(text[: closing.end() if closing else end], _thought(text[: found.start()]), *named)
+        if call := _whole(text, found.end(), _thought(text[: found.start()])):
+            return call
     return None
 
 
