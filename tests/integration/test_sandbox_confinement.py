@@ -41,7 +41,7 @@ REFUSED = {
          "os.setpriority(0, 0, -5)", "os.nice(-5)", "os.memfd_create('x')", "syscall(308, 0, 0)", "syscall(304, 0, 0, 0)"],
     25: ["open(os.path.join(os.path.dirname(os.__file__), 'x.py'), 'w')", "open('/dev/shm/x', 'w')",
          "multiprocessing.shared_memory.SharedMemory(create=True, size=9)", "libc('shmget', 1, 4096, 0o1666)",
-         "multiprocessing.Semaphore()"],
+         "_c.sem_open(b'/x', 64, 0o600, 1) or 1/0"],
 }  # fmt: skip
 PRELUDE = """
 import ctypes, errno, fcntl, mmap, os, posix, signal, socket, subprocess, sys

@@ -138,6 +138,8 @@ class Packer:
 
 def pack(value: Any, stream: Stream | None = None, most: int = 1 << 62) -> Any:
     """The JSON form of a value; see `Packer`."""
+    if type(value) in _PLAIN:
+        return value
     return Packer(stream, most)(value)
 
 

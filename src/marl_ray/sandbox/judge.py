@@ -23,6 +23,7 @@ SPENT = 5.0
 """Seconds beyond a run's own wall clock after which this process ends itself: its client is gone."""
 _WORN_BYTES = 128 << 20
 """A judge that has grown by so much is replaced, so that no run has less memory than the one before."""
+_LOOK_EVERY = 8
 _LARGEST_CACHED = 100_000
 _RAISED = {
     name: kind
@@ -33,6 +34,9 @@ _RAISED = {
 }
 """What a candidate may raise into the tests. A `StopIteration` would end their loops, so it is a RuntimeError, as in a
 generator (PEP 479). Exception stands for all others."""
+
+
+_UNREADABLE = (wire.Malformed, codec.Foreign, RecursionError, MemoryError)
 
 
 class _Final(BaseException):
@@ -50,44 +54,47 @@ class Candidate:
         self.verdict = self.verdict or (verdict, message)
         return _Final()
 
-    @contextlib.contextmanager
-    def _final(self, what: str = "") -> Iterator[None]:
-        """Whatever cannot be sent, received or read decides the verdict."""
-        try:
-            yield
-        except wire.Malformed as error:
-            raise self._fail("fail:encode", f"{what}{error}") from None
-        except codec.Foreign as foreign:
-            raise self._fail("fail:nonbuiltin", f"{what}of type {foreign}" if what else str(foreign)) from None
-        except RecursionError:
-            raise self._fail("fail:encode", f"{what}nested too deep") from None
-        except MemoryError:
-            raise self._fail("oom", f"{what}MemoryError") from None
-        except (EOFError, OSError):
-            raise self._fail("fail:crash", "the candidate's process ended") from None
+    def _final(self, error: BaseException, what: str = "") -> _Final:
+        """The verdict of something that cannot be sent, received or read."""
+        if isinstance(error, codec.Foreign):
+            return self._fail("fail:nonbuiltin", f"{what}of type {error}" if what else str(error))
+        if isinstance(error, RecursionError):
+            return self._fail("fail:encode", f"{what}nested too deep")
+        if isinstance(error, MemoryError):
+            return self._fail("oom", f"{what}MemoryError")
+        if isinstance(error, wire.Malformed):
+            return self._fail("fail:encode", f"{what}{error}")
+        return self._fail("fail:crash", "the candidate's process ended")
 
-    def _answer(self) -> tuple[dict[str, Any], int]:
-        """One answer and its size."""
+    def _asked(self, message: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """The answer to a request, and its size."""
         if self.verdict:
             raise _Final
-        with self._final():
+        try:
+            data = codec.dumps(message, self._frame_bytes)
+        except _UNREADABLE as error:
+            raise self._final(error, "argument ") from None
+        try:
+            wire.send_frame(self._channel, data)
+        except OSError as error:
+            raise self._final(error) from None
+        return self._answer()
+
+    def _answer(self) -> tuple[dict[str, Any], int]:
+        try:
             frame = wire.receive_frame(self._channel, self._frame_bytes)
             answer = codec.loads(frame)
             if type(answer) is not dict:
                 raise wire.Malformed("an answer that is no object")
-            return answer, len(frame)
-
-    def _send(self, message: dict[str, Any]) -> None:
-        if self.verdict:
-            raise _Final
-        with self._final("argument "):
-            data = codec.dumps(message, self._frame_bytes)
-        with self._final():
-            wire.send_frame(self._channel, data)
+        except (*_UNREADABLE, EOFError, OSError) as error:
+            raise self._final(error) from None
+        return answer, len(frame)
 
     def _unpacked(self, value: Any) -> Any:
-        with self._final():
+        try:
             return codec.unpack(value, self._frame_bytes, self._iterator)
+        except _UNREADABLE as error:
+            raise self._final(error) from None
 
     def _check(self, answer: dict[str, Any]) -> None:
         """Raises what the candidate raised, or the verdict that its answer is."""
@@ -122,8 +129,7 @@ class Candidate:
         """The items of an iterator, fetched when they are needed; all together no larger than a frame."""
         taken = received = 0
         while True:
-            self._send({"next": [number, 1 + taken // 8]})
-            answer, size = self._answer()
+            answer, size = self._asked({"next": [number, 1 + taken // 8]})
             items, done = answer.get("items"), answer.get("done") is True
             received += size
             if type(items) is not list or received > self._frame_bytes:
@@ -149,14 +155,17 @@ class Candidate:
         self._check(self._answer()[0])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._final("argument "):
+        try:
             packed = [codec.pack(item, self._drained) for item in args]
             named = {key: codec.pack(item, self._drained) for key, item in kwargs.items()}
-        self._send({"call": [packed, named]})
-        answer, _ = self._answer()
+        except _UNREADABLE as error:
+            raise self._final(error, "argument ") from None
+        answer, _ = self._asked({"call": [packed, named]})
         if self._in_place:
-            with self._final():
+            try:
                 self._echo(args, kwargs, answer.get("changed", {}))
+            except _UNREADABLE as error:
+                raise self._final(error) from None
         self._check(answer)
         return self._unpacked(answer.get("value"))
 
@@ -265,7 +274,7 @@ def serve(control: socket.socket, size: Callable[[], int]) -> None:
     size: of this process' address space, in bytes.
     """
     rest = size()
-    worn = False
+    worn, count = False, 0
     while not worn:
         message, fds, _, _ = socket.recv_fds(control, 256, 2)
         if not message:
@@ -276,5 +285,6 @@ def serve(control: socket.socket, size: Callable[[], int]) -> None:
             verdict, text = _decided(payload, channel, limits, message[:1] == IN_PLACE)
         for fd in fds:
             os.close(fd)
-        worn = size() > rest + _WORN_BYTES
+        count += 1
+        worn = count % _LOOK_EVERY == 0 and size() > rest + _WORN_BYTES
         control.send((b"-" if worn else b"+") + wire.verdict(verdict, text))

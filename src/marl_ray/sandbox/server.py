@@ -22,7 +22,7 @@ import struct
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from marl_ray.sandbox import child, folder, kernel, landlock, semaphores
@@ -44,7 +44,7 @@ _LIBRARIES = ("/lib64", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/et
 _LOCALES = ("/usr/lib/locale", "/usr/share/locale")
 _PROC = "subset=pid,hidepid=4"
 """Of /proc a run sees its own processes; Landlock lets it open nothing there but its own pipes and files (/dev/stdin)."""
-_RUNS_FIRST, _JUDGES_SECOND = 1000, 900
+_RUNS_FIRST, _JUDGES_SECOND, _SERVERS_LAST = b"1000", b"900", b"0"
 """Whom the kernel ends first when the host's memory is used up; servers and their client come after them."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
@@ -250,7 +250,7 @@ def _renewed(confinement: child.Confinement, folders: folder.Mounted | folder.Nu
         confinement = replace(confinement, paths=landlock.ruleset(_rules(folders.path)))
     if folders.path != confinement.work:
         confinement = replace(confinement, work=folders.path)
-    os.environ["HOME"] = os.environ["TMPDIR"] = folders.path
+        os.environ["HOME"] = os.environ["TMPDIR"] = folders.path
     return confinement
 
 
@@ -302,26 +302,16 @@ def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> Non
 def _sacrifice() -> int | None:
     """A descriptor by which this process says how early it should die when memory is used up; forks inherit what it says.
 
-    None where the host does not let it.
+    None where the host does not let it, or wants it to die early anyway.
     """
     try:
-        return os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        if int(os.pread(fd, 16, 0)) <= int(_SERVERS_LAST):
+            return fd
+        os.close(fd)
     except OSError:
-        return None
-
-
-@contextlib.contextmanager
-def _dying_first(sacrifice: int | None) -> Iterator[None]:
-    """Whoever is forked meanwhile dies before this process."""
-    if sacrifice is None:
-        yield
-        return
-    own = os.pread(sacrifice, 16, 0)
-    os.pwrite(sacrifice, b"%d" % _RUNS_FIRST, 0)
-    try:
-        yield
-    finally:
-        os.pwrite(sacrifice, own, 0)
+        pass
+    return None
 
 
 def _run_one(
@@ -335,13 +325,16 @@ def _run_one(
     job = child.prepare(message, fds, confinement)
     ready, confined = os.pipe()
     started = time.monotonic()
-    with _dying_first(sacrifice):
-        pid = kernel.fork()
-        if not pid:
-            try:
-                child.become(job, confined, confinement)
-            finally:
-                os._exit(125)
+    if sacrifice is not None:
+        os.pwrite(sacrifice, _RUNS_FIRST, 0)  # what is forked now inherits it
+    pid = kernel.fork()
+    if not pid:
+        try:
+            child.become(job, confined, confinement)
+        finally:
+            os._exit(125)
+    if sacrifice is not None:
+        os.pwrite(sacrifice, _SERVERS_LAST, 0)
     os.close(confined)
     handle = os.pidfd_open(pid)
     try:
@@ -402,8 +395,7 @@ def _judge(control: socket.socket, options: dict) -> None:
     size = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     sacrifice = _sacrifice()
     if sacrifice is not None:
-        with contextlib.suppress(OSError):  # already more
-            os.pwrite(sacrifice, b"%d" % _JUDGES_SECOND, 0)
+        os.pwrite(sacrifice, _JUDGES_SECOND, 0)
         os.close(sacrifice)
     _warm(options["warm"])
     uid = _other_user(options["number"])
