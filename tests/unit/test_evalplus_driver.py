@@ -118,6 +118,8 @@ def test_a_zero_is_found_wherever_it_is_and_the_function_cannot_change_its_polyn
 def test_an_input_has_its_own_time():
     with pytest.raises(AssertionError, match=r"base input 1 of 1: took over 0\.05 s"):
         checked(lambda x: time.sleep(5), [[1]], [None], limit=0.05)
+    with pytest.raises(AssertionError, match="took over"):
+        checked(lambda x: (1 for _ in iter(int, 1)), [[1]], [[1]], name="Diff", limit=0.05)
 
 
 def test_a_time_limit_leaves_the_timer_that_was_running():
