@@ -276,6 +276,30 @@ def test_filters_assemble_for_both_architectures(machine: str, owners: bool) -> 
     assert 20 < len(Filter.of_run(machine, owners, owners)._code) // 8 < 120  # every run installs it
 
 
+def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "REMOVE_S", -1.0)
+    mounted, replaced = tmp_path / "mounted", []
+    mounted.mkdir(0o700)
+    kept = folder.Mounted(str(mounted), 0o700, lambda: replaced.append(True))
+    assert not kept.renew() and not replaced
+    (mounted / "left").mkdir()
+    assert kept.renew() and replaced
+    numbered = folder.Numbered(str(tmp_path), None)
+    first = Path(numbered.path)
+    assert not numbered.renew() and numbered.path == str(first)
+    (first / "left").mkdir()
+    first.chmod(0)
+    numbered.renew()
+    assert numbered.path != str(first) and not first.exists() and os.listdir(numbered.path) == []
+    assert os.stat(numbered.parent).st_mode & 0o777 == 0o100
+    monkeypatch.setattr(folder, "REMOVE_S", 2.0)
+    Path(numbered.path, "left").touch()
+    numbered.renew()
+    assert os.listdir(tmp_path / "aside") == []
+
+
 def test_a_folder_is_emptied_however_it_was_left(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("kept")
