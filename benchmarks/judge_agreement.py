@@ -150,7 +150,7 @@ def official(python: Path, found: Sequence[Program], threads: int) -> list[str]:
 def ours(pool: Pool, found: Sequence[Program], threads: int) -> list[str]:
     """What official mode says."""
     with ThreadPoolExecutor(threads) as workers:
-        return list(workers.map(lambda program: pool.official(program.whole, Limits(wall_s=program.timeout)), found))
+        return list(workers.map(lambda program: pool.official(program.whole, Limits(cpu_s=program.timeout)), found))
 
 
 def hardened(pool: Pool, found: Sequence[Program], threads: int) -> list[str]:
@@ -162,7 +162,7 @@ def hardened(pool: Pool, found: Sequence[Program], threads: int) -> list[str]:
             f"{program.test}\ncheck({program.entry_point})",
             entry_point=program.entry_point,
             setup=program.setup,
-            limits=Limits(wall_s=program.timeout),
+            limits=Limits(cpu_s=program.timeout),
         )
         return judged.verdict
 

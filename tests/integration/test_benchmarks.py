@@ -24,7 +24,9 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 FILES = {
     "humaneval": "humaneval.jsonl",
+    "humaneval_plus": "humaneval_plus.jsonl",
     "mbpp": "mbpp.jsonl",
+    "mbpp_plus": "mbpp_plus.jsonl",
     "mbpp-sanitized": "sanitized-mbpp.json",
     "bigcodebench-complete": "bigcodebench.jsonl",
     "bigcodebench-instruct": "bigcodebench.jsonl",
@@ -179,6 +181,69 @@ def test_mbpp_splits_are_the_papers():
     assert set(problems("mbpp", "prompt")) == {"Mbpp/2", "Mbpp/3", "Mbpp/4"}
 
 
+@pytest.mark.parametrize(
+    ("task_id", "code", "base", "plus"),
+    [
+        ("HumanEval/900", "def mean(xs):\n    return {(1.0, 3.0): 2.0, (2.0,): 2.0}[tuple(xs)]", True, False),
+        ("HumanEval/900", "def mean(xs):\n    return sum(xs) / len(xs) + 1e-8", True, True),
+        ("HumanEval/900", "def mean(xs):\n    return sum(xs) // len(xs)", True, False),
+        ("HumanEval/900", "def mean(xs):\n    return 0", False, False),
+        ("HumanEval/900", "def mean(xs):\n    while len(xs) == 3: pass\n    return sum(xs) / len(xs)", True, False),
+        ("HumanEval/900", "def mean(xs):\n    print('passed')\n    raise SystemExit", False, False),
+        ("HumanEval/900", "def mean(xs", False, False),
+        ("HumanEval/900", "x = 1", False, False),
+        ("HumanEval/901", "def parts(text):\n    return sorted(text.split(','))", False, False),
+        ("HumanEval/32", "def find_zero(xs):\n    return -xs[0] / xs[1] + 1e-6", True, True),
+        ("HumanEval/32", "def find_zero(xs):\n    xs.clear()\n    return 1e9", False, False),
+        ("Mbpp/2", "def similar_elements(a, b):\n    return sorted(set(a) & set(b))", True, True),
+        ("Mbpp/2", "def similar_elements(a, b):\n    return a + b", False, False),
+        (
+            "Mbpp/2",
+            "def similar_elements(a, b):\n    return [x for x in a if (x in b) == isinstance(a, tuple)]",
+            True,
+            True,
+        ),
+        ("Mbpp/164", "def are_equivalent(a, b):\n    return 'who knows'", True, True),
+        ("Mbpp/295", "def sum_div(n):\n    return 7 if n == 8 else 0", True, True),
+        ("Mbpp/454", "import re\ndef check_str(text):\n    return re.match('[aeiouAEIOU]', text)", True, False),
+        ("Mbpp/454", "import re\ndef check_str(text):\n    return re.search('^[aeiou]', text)", True, True),
+        ("Mbpp/454", "def check_str(text):\n    return True", False, False),
+        ("Mbpp/454", "def check_str(text):\n    return 'yes' if text[0].lower() in 'aeiou' else None", True, False),
+        ("Mbpp/558", "def digit_distance_nums(a, b):\n    return {1: 1, 100: 2}[a]", True, True),
+        ("Mbpp/581", "def surface_Area(b, s):\n    return {3: 33, 4: 56}[b]", True, True),
+        ("Mbpp/907", "def check(n):\n    return n + 1", True, True),
+    ],
+)
+def test_evalplus_has_a_base_and_a_plus_score_in_both_modes(pool, task_id, code, base, plus):
+    name = "humaneval_plus" if task_id.startswith("HumanEval") else "mbpp_plus"
+    passed, row = judged(pool, problems(name)[task_id], code)
+    assert passed == {"official": plus, "hardened": plus}, row
+    assert {mode: row[mode]["scores"] for mode in passed} == {mode: {"base": base} for mode in passed}, row
+    assert not row["suspected_hack"]
+
+
+def test_evalplus_continues_its_prompt_and_takes_solutions_alone(pool):
+    problem = problems("humaneval_plus")["HumanEval/900"]
+    assert judged(pool, problem, "    return sum(numbers) / len(numbers)\n", "completion")[0] == BOTH
+    assert judged(pool, problem, "def mean(xs: List[float]):\n    return sum(xs) / len(xs)\n")[0] == NEITHER
+
+
+@pytest.mark.parametrize("body", [EQUAL, FRAMES], ids=["always equal", "walks frames"])
+def test_hardened_evalplus_is_not_forged(pool, body):
+    body = body.replace('"result"', '"output"').replace('frame.f_locals["output"].append("passed")', "pass")
+    passed, _ = judged(pool, problems("humaneval_plus")["HumanEval/900"], body, "completion")
+    assert not passed["hardened"]
+
+
+def test_a_reference_that_fails_decides_about_no_sample(pool):
+    row = json.loads((FIXTURES / "humaneval_plus.jsonl").read_text().splitlines()[0])
+    problem = BENCHMARKS["humaneval_plus"].parse([Row("f:1", row | {"canonical_solution": "    return 1 / 0\n"})])[0]
+    with pytest.raises(
+        MarlRayError, match=r"^HumanEval/900: its reference fails on its base inputs here \(ZeroDiv[^\n]*\)$"
+    ):
+        problem.score(pool, Source("solution", "def mean(xs): return 1"), ["hardened"], 3.0)
+
+
 def test_bigcodebench_prompts_and_the_part_that_needs_no_packages():
     assert problems("bigcodebench-complete")["BigCodeBench/0"].prompt.startswith("import random\ndef task_func")
     assert problems("bigcodebench-instruct")["BigCodeBench/0"].prompt.startswith("A random number")
@@ -295,6 +360,7 @@ def test_sandboxfusions_sample_format_is_read(pool):
 )
 def test_bad_codecontests_rows_are_refused(change, message):
     row = json.loads((FIXTURES / "codecontests.jsonl").read_text().splitlines()[1]) | change
+    row = change if "content" in change else row
     with pytest.raises(MarlRayError, match=f"^f:1: .*{message}"):
         BENCHMARKS["codecontests"].parse([Row("f:1", row)])
 
@@ -359,6 +425,7 @@ def shared(name: str) -> str:
     ("name", "file", "sizes"),
     [
         ("humaneval", "HumanEval.jsonl.gz", {"all": 164}),
+        ("humaneval_plus", "HumanEvalPlus.jsonl.gz", {"all": 164}),
         ("mbpp", "mbpp.jsonl", {"all": 974, "test": 500, "validation": 90, "train": 374, "prompt": 10}),
         (
             "mbpp-sanitized",

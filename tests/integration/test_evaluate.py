@@ -222,7 +222,8 @@ def test_the_official_example_file_has_the_official_score(tmp_path):
     ("name", "file", "not_built_in", "not_judged"),
     [
         ("humaneval", "HumanEval.jsonl.gz", [], []),
-        ("mbpp", "mbpp.jsonl", [], ["Mbpp/367", "Mbpp/533", "Mbpp/601", "Mbpp/927"]),
+        ("humaneval_plus", "HumanEvalPlus.jsonl.gz", [], []),
+        ("mbpp", "mbpp.jsonl", [], ["Mbpp/367", "Mbpp/601", "Mbpp/927"]),
         ("mbpp-sanitized", "sanitized-mbpp.json", ["Mbpp/737#0", "Mbpp/787#0", "Mbpp/794#0"], []),  # return re.Match
     ],
 )

@@ -28,7 +28,8 @@ REFUSED = {
     17: ["libc('ptrace', 16, VICTIM, 0, 0)", "syscall(310, VICTIM, 0, 0, 0, 0, 0)", "open(f'/proc/{VICTIM}/mem')"],
     18: ["open('../x', 'w')", "open('/var/tmp/x', 'w')", "os.link('/etc/passwd', 'x')", "os.mkdir('/x')",
          "os.rename('.', '/var/tmp/x')", "open('big', 'wb').truncate(1 << 40)", "os.symlink('/etc/passwd', 'l') or open('l')",
-         "os.truncate(SECRET_FILE, 0)", "os.chmod(SECRET_FILE, 0)", "os.utime(SECRET_FILE)", "os.unlink(SECRET_FILE)"],
+         "os.truncate(SECRET_FILE, 0)", "os.chmod(SECRET_FILE, 0)", "os.utime(SECRET_FILE)", "os.unlink(SECRET_FILE)",
+         "os.utime('/dev/null')", "os.chmod('/dev/null', 0)", "libc('fallocate', os.open('s', 66), 1, 0, 1 << 34)"],
     19: ["socket.socket()", "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)", "socket.socket(socket.AF_UNIX)",
          "socket.socket(socket.AF_VSOCK)", "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
          "socket.create_connection(('169.254.169.254', 80))", "socket.create_connection(('127.0.0.1', 6379))",
@@ -41,7 +42,7 @@ REFUSED = {
          "os.setpriority(0, 0, -5)", "os.nice(-5)", "os.memfd_create('x')", "syscall(308, 0, 0)", "syscall(304, 0, 0, 0)"],
     25: ["open(os.path.join(os.path.dirname(os.__file__), 'x.py'), 'w')", "open('/dev/shm/x', 'w')",
          "multiprocessing.shared_memory.SharedMemory(create=True, size=9)", "libc('shmget', 1, 4096, 0o1666)",
-         "multiprocessing.Semaphore()"],
+         "_c.sem_open(b'/x', 64, 0o600, 1) or 1/0"],
 }  # fmt: skip
 PRELUDE = """
 import ctypes, errno, fcntl, mmap, os, posix, signal, socket, subprocess, sys

@@ -79,3 +79,46 @@ def test_any_text_has_an_answer(text):
 
 def test_ten_megabytes_are_searched_quickly():
     assert extract("```python\n" + "x = 1\n" * 1_700_000 + "```\n", "f") is not None
+
+
+INDENTED = "    def f(x):\n        return x\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("1. So:\n\n    ```python\n" + INDENTED + "    ```\n", id="in a list, four spaces"),
+        pytest.param(
+            "- So:\n  ```python\n" + INDENTED.replace("    def", "  def").replace("        r", "      r") + "  ```\n",
+            id="two",
+        ),
+        pytest.param("- ```python\n  def f(x):\n      return x\n  ```\n", id="behind the list's mark"),
+        pytest.param("1. - ```python\n     def f(x):\n         return x\n     ```\n", id="in a list of a list"),
+        pytest.param("\t```python\n\tdef f(x):\n\t    return x\n\t```\n", id="a tab"),
+        pytest.param("    ```python\n" + INDENTED + "```\n", id="closed further out"),
+        pytest.param(fenced(F, "{.python}"), id="attributes in braces"),
+        pytest.param(fenced(F, "{python}"), id="as in notebooks"),
+        pytest.param(fenced(F, "python:solution.py"), id="a file's name"),
+        pytest.param(fenced(F, "python3.11"), id="a version"),
+        pytest.param(fenced(F, "python, linenos"), id="a comma"),
+        pytest.param(fenced(F, "python `a`", "~~~"), id="backticks behind tildes"),
+        pytest.param(fenced(F, fence="~~~~~"), id="longer tildes"),
+        pytest.param(fenced(F, " python "), id="spaces"),
+    ],
+)
+def test_a_block_comes_without_its_fences_indent_whatever_is_behind_the_fence(text):
+    assert extract(text, "f") == F
+
+
+def test_lines_that_are_less_indented_than_the_fence_keep_what_they_have():
+    assert extract("  ```python\n  a = 1\n b = 2\nc = 3\n\n  ```\n") == "a = 1\nb = 2\nc = 3\n\n"
+
+
+def test_a_fence_that_is_much_further_in_closes_nothing():
+    code = 's = """\n        ```\n"""\n' + F
+    assert extract(fenced(code), "f") == code
+
+
+@pytest.mark.parametrize("info", ["pythonic", "python-repl", "json", "bash", "c++", "pycon"])
+def test_other_languages_do_not_count(info):
+    assert extract(fenced(F, info), "f") is None

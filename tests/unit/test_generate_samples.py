@@ -18,7 +18,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, Problem
 from marl_ray.evaluation.files import ANY, load
 from marl_ray.evaluation.generate import FOLDER, SAMPLES, Request, generate
-from marl_ray.evaluation.writer import Writer, shown_task
+from marl_ray.evaluation.writer import Writer
 from marl_ray.policies.bundle import Lineage
 from marl_ray.policies.token_bundle import save_token_bundle
 from marl_ray.policies.token_policy import build_token_policy, plain_copy
@@ -102,16 +102,16 @@ def test_a_team_whose_next_prompt_is_too_long_hands_in_what_it_has(tmp_path: Pat
 
 def test_policies_are_shown_no_test_that_counts_unless_the_prompt_shows_it() -> None:
     own = problems()[0]
-    assert [test.source for test in shown_task(own).public] == CodeRecord.model_validate_json(
+    assert [test.source for test in own.shown.public] == CodeRecord.model_validate_json(
         (FIXTURES / "own.jsonl").read_text().splitlines()[0]
     ).public_tests
     for problem in (*problems(), *problems("humaneval", "humaneval.jsonl"), *problems("mbpp", "mbpp.jsonl")):
-        shown = shown_task(problem)
+        shown = problem.shown
         assert [test.source for test in shown.hidden] == (["pass"] if problem.entry_point else [])
         assert not shown.reference
         if problem.task_id.startswith("Mbpp"):
             assert shown.public and all(test.source in problem.prompt for test in shown.public)
-    assert shown_task(problems("humaneval", "humaneval.jsonl")[0]).public == ()
+    assert problems("humaneval", "humaneval.jsonl")[0].shown.public == ()
 
 
 def test_what_an_answer_is_without_being_asked(one: str, team: str, tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import time
 from fractions import Fraction
 
 import pytest
@@ -145,3 +146,185 @@ def test_any_text_has_a_reward(text, answer):
 )
 def test_hostile_texts_are_read_quickly(text):
     assert math_reward(text, "12345") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("x=5", "5"),
+        ("x = 5", "x=5"),
+        ("5", "x=5"),
+        ("f(x) = 2x+1", "2x + 1"),
+        ("x = 2 + 3 = 5", "5"),
+        ("x \\in [1, 2)", "[1,2)"),
+        ("\\frac12", "1/2"),
+        ("\\dfrac12", "\\frac{1}{2}"),
+        ("\\tfrac{1}2", "0.5"),
+        ("\\frac1{2}", "\\frac 12"),
+        ("-\\frac34", "-0.75"),
+        ("\\frac{\\sqrt3}{2}", "\\dfrac{\\sqrt{3}}{2}"),
+        ("90^\\circ", "90"),
+        ("90", "90^{\\circ}"),
+        ("90°", "90 degrees"),
+        ("5 cm", "5"),
+        ("5\\text{ cm}", "5 centimeters"),
+        ("5\\,\\mathrm{cm}", "5"),
+        ("12\\text{ cm}^2", "12 square centimeters"),
+        ("12 cm^2", "12"),
+        ("60 miles per hour", "60 mph"),
+        ("3 apples", "3"),
+        ("\\$5", "5 dollars"),
+        ("\\text{(B)}", "B"),
+        ("(B)", "B"),
+        ("B", "(B)"),
+        ("B.", "\\text{B}"),
+        ("(B) 12", "B"),
+        ("B: the second", "(b)"),
+        ("\\textbf{(C)}\\ 7", "C"),
+        ("50\\%", "1/2"),
+        ("50 percent", "0.5"),
+        ("12,345", "12345"),
+        ("12\\,345", "12345"),
+        ("12 345", "12345"),
+        ("2\\frac{1}{2}", "5/2"),
+        ("2 1/2", "2.5"),
+        ("-2\\frac12", "-2.5"),
+        ("1.5\\times10^{3}", "1500"),
+        ("2 \\cdot 10^3", "2000"),
+        ("(1, 2)", "\\left(1,2\\right)"),
+        ("(0.5, 2)", "(\\frac12, 2)"),
+        ("\\{1, 2\\}", "{2,1}"),
+        ("1, 2", "2,1"),
+        ("1 and 2", "2, 1"),
+        ("x = 1 or x = 2", "1,2"),
+        ("x=1, y=2", "y=2, x=1"),
+        ("1, 2, and 3", "\\{3,2,1\\}"),
+        ("\\pm 2", "2,-2"),
+        ("(-\\infty, 2) \\cup (3, \\infty)", "(3,\\infty)\\cup(-\\infty,2)"),
+        ("[0.5, 1)", "[1/2,1)"),
+        ("(1,(2,3))", "(1, (2, 3))"),
+    ],
+)
+def test_ways_to_write_the_same_answer(given, wanted):
+    assert answers_match(given, wanted)
+    assert math_reward(f"5 is wrong. So \\boxed{{7}}, no: \\boxed{{{given}}}", wanted) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("15", "5"),
+        ("5", "15"),
+        ("x=5", "y=5"),
+        ("x=5", "x=15"),
+        ("x=5", "x+5"),
+        ("2x=5", "5"),
+        ("5x", "5"),
+        ("5i", "5"),
+        ("5\\mathrm{i}", "5"),
+        ("5 m", "5 cm"),
+        ("5\\text{ cm}", "5\\text{ cm}^2"),
+        ("5 million", "5"),
+        ("5 thirds", "5"),
+        ("5 halves", "5"),
+        ("5 or 7", "5"),
+        ("5, 7", "5"),
+        ("5", "5, 7"),
+        ("5!", "5"),
+        ("5^2", "5"),
+        ("\\sqrt{5}", "5"),
+        ("2 1/2", "21/2"),
+        ("21/2", "2\\frac12"),
+        ("2 3/2", "7/2"),
+        ("It is 2 1/2", "1/2"),
+        ("3 4", "34"),
+        ("1 23", "123"),
+        ("1, 2", "(1, 2)"),
+        ("(2, 1)", "(1, 2)"),
+        ("(1, 2)", "[1, 2]"),
+        ("(1, 2]", "(1, 2)"),
+        ("(1, 2, 3)", "(1, 2)"),
+        ("{1, 2, 3}", "{1, 2}"),
+        ("{1}", "1"),
+        ("x=1, y=2", "x=2, y=1"),
+        ("(B) or (C)", "B"),
+        ("(B), (C)", "B"),
+        ("A, B", "B"),
+        ("C", "B"),
+        ("Both", "B"),
+        ("90^\\circ", "9"),
+        ("50\\%", "50"),
+        ("1.5\\times10^{3}", "1.5"),
+        ("1.5\\times10^{3}", "150"),
+        ("\\pm 2", "2"),
+        ("(-\\infty, 2) \\cup (3, \\infty)", "(-\\infty,2)\\cup(4,\\infty)"),
+        ("\\frac{1}{23}", "\\frac123"),
+        ("", "5"),
+        ("__import__('os')", "5"),
+    ],
+)
+def test_answers_that_are_not_the_same(given, wanted):
+    assert not answers_match(given, wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "reward"),
+    [
+        ("The answer is 2 1/2.", "5/2", 1.0),
+        ("The answer is x = 5 cm.", "5", 1.0),
+        ("The answer is (B).", "B", 1.0),
+        ("It takes 2 1/2 hours", "5/2", 1.0),
+        ("It takes 2 1/2 hours", "1/2", 0.0),
+        ("\\boxed{\\{1,\\,2\\}}", "{1,2}", 1.0),
+        ("\\boxed{\\text{(B)}} since \\boxed{", "B", 1.0),
+        ("\\boxed{5} or \\boxed{\\frac{\\frac12}{2}}", "5", 0.0),
+        ("\\boxed {5}", "5", 1.0),
+    ],
+)
+def test_the_final_answer_of_a_text(text, answer, reward):
+    assert math_reward(text, answer) == reward
+
+
+LATEX = [
+    "\\frac",
+    "{",
+    "}",
+    "1",
+    "2",
+    ",",
+    " ",
+    "(",
+    ")",
+    "[",
+    "]",
+    "x",
+    "=",
+    "\\text{",
+    "\\pm",
+    "\\cup",
+    "or",
+    "B",
+    "^",
+    "%",
+]
+
+
+@given(
+    st.lists(st.sampled_from(LATEX), max_size=14).map("".join),
+    st.lists(st.sampled_from(LATEX), max_size=14).map("".join),
+)
+def test_any_two_answers_are_compared_and_each_is_itself(one, other):
+    assert "B" in one + other or answers_match(one, other) is answers_match(other, one)
+    assert answers_match(one, one) or not any(character.isalnum() for character in one)
+
+
+@pytest.mark.parametrize(
+    "piece", ["(", "1,", "\\frac1", "x=", " or ", "\\text{", "{1", "1 ", "\u00b1", "\\cup ", "(1,", "-", "1 1/"]
+)
+@pytest.mark.parametrize("length", [1990, 1 << 20])
+def test_long_answers_are_compared_quickly(piece, length):
+    text = piece * (length // len(piece))
+    begin = time.process_time()
+    answers_match(text, text + " 1")
+    math_reward(f"\\boxed{{{text}}}", "1, 2")
+    assert time.process_time() - begin < 2.0

@@ -117,3 +117,137 @@ def test_style_counts_violations_and_nothing_switches_a_rule_off():
 @pytest.mark.parametrize("code", ["def f(:\n", "x = '\ud800'\n", "#" * (2 << 20), "(" * 100_000])
 def test_what_cannot_be_checked_has_no_style(code):
     assert style(code) == 0.0
+
+
+DIRTY = "import os\nimport sys\ndef f(x):\n    if x == None: return 1\n    l = lambda y: y\n    return l(x)\n"
+
+
+def test_style_is_not_won_by_hiding_a_program_in_a_text():
+    bare = violations(DIRTY)
+    assert bare is not None and bare >= 4
+    assert violations(f"exec({DIRTY!r})\n") == bare + 1
+    assert violations(f"exec({DIRTY[:20]!r} {DIRTY[20:]!r}, {{}})\n") == bare + 1
+    assert violations(f"exec({f'exec({DIRTY!r})'!r})\n") == bare + 2
+    assert violations(f"exec(compile({DIRTY!r}, 'a', 'exec'))\n") is None
+    assert violations("x = 1\nexec('y = 2')\n") == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "text = 'import os'\nexec(text)\n",
+        "exec('import' + ' os')\n",
+        "exec(f'import {1}')\n",
+        "exec(b'import os')\n",
+        "run = exec\nrun('import os')\n",
+        "list(map(exec, ['import os']))\n",
+        "import builtins\nbuiltins.exec('import os')\n",
+        "getattr(__builtins__, 'ex' + 'ec')('import os')\n",
+        "import importlib\nimportlib.import_module('os')\n",
+        "eval('(')\n",
+        "import timeit\ntimeit.timeit('import os', number=1)\n",
+        "import sys\nsys.modules['builtins']\n",
+        "x = f\"{exec('import os')}\"\n",
+        "exec(" * 5 + "''" + ")" * 5 + "\n",
+        "exec('')\n" * 100,
+    ],
+)
+def test_a_program_that_runs_a_text_unseen_has_no_style(code):
+    assert style(code) == 0.0
+
+
+def test_methods_and_words_of_those_names_are_no_calls_of_them():
+    code = "import re\n\n# exec, eval\nPATTERN = re.compile('exec(x)')\n\n\ndef f(model):\n    return model.eval()\n"
+    assert style(code) == 1.0
+
+
+def calls(pool: Pool, code: str, *tests: str, setup: str = "") -> tuple[str, ...]:
+    task = CodeTask(tuple(map(CallTest, tests)), entry_point="f", setup=setup)
+    limits = Limits(cpu_s=0.2)
+    together = run_tests(pool, code, task.hidden, task, limits).verdicts
+    alone = tuple(run_tests(pool, code, (test,), task, limits).verdicts[0] for test in task.hidden)
+    assert together == alone
+    return together
+
+
+class Counted:
+    """A pool that counts its runs."""
+
+    def __init__(self, pool: Pool):
+        self.pool, self.runs = pool, 0
+
+    def judge(self, *args, **kwargs):
+        self.runs += 1
+        return self.pool.judge(*args, **kwargs)
+
+
+def test_all_calls_of_a_program_are_one_run(pool):
+    counted = Counted(pool)
+    tests = tuple(CallTest(f"assert square({x}) == {x * x}") for x in range(50))
+    task = CodeTask(tests, SQUARE.public, "square")
+    found = code_reward(
+        counted, task, answer("def square(x):\n    return x * x if x != 7 else 0 / 0"), CodeRewardConfig()
+    )
+    assert counted.runs == 1
+    assert found.correctness == 49 / 50 and found.public == 1.0
+    assert found.verdicts == ("passed",) * 7 + ("fail:error",) + ("passed",) * 42
+
+
+@pytest.mark.parametrize(
+    ("bad", "verdict"),
+    [
+        ("import os; os._exit(0)", "fail:crash"),
+        ("raise SystemExit", "fail:exit"),
+        ("return lambda: 0", "fail:nonbuiltin"),
+        ("while True: pass", "timeout"),
+        ("return 0", "fail:wrong"),
+        ("return 0 / 0", "fail:error"),
+        ("return [0] * 10**12", "oom"),
+        ("return 'x' * (50 << 20)", "fail:encode"),
+        ("raise AssertionError('p')", "fail:wrong"),
+    ],
+)
+def test_one_test_that_goes_wrong_decides_about_no_other(pool, bad, verdict):
+    code = f"def f(x):\n    if x == 2:\n        {bad}\n    return x\n"
+    tests = [f"assert f({x}) == {x}" for x in (1, 2, 3)]
+    assert calls(pool, code, *tests) == ("passed", verdict, "passed")
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        ("import os; os._exit(0)", "fail:crash"),
+        ("while True: pass", "timeout"),
+        ("def g(): pass", "fail:error"),
+        ("assert False, 'ppp'\ndef f(x): return x", "fail:wrong"),
+        ("raise SystemExit", "fail:exit"),
+        ("def f(", "fail:error"),
+    ],
+)
+def test_a_program_that_cannot_be_loaded_fails_every_test(pool, code, verdict):
+    assert calls(pool, code, "assert f(1) == 1", "pass", "assert f(2) == 2") == (verdict,) * 3
+
+
+def test_tests_share_no_names_and_no_set_up(pool):
+    setup = "data = [3, 1, 2]\nimport random"
+    tests = ["data.append(0); x = 1; assert f(1) == 1", "assert 'x' not in globals()", "assert data == [3, 1, 2]"]
+    tests.append("assert f(random.random()) < 1")
+    assert calls(pool, "def f(x): return x", *tests, setup=setup) == ("passed",) * 4
+    assert calls(pool, "def f(x): return x", "pass", "pass", setup="def (") == ("fail:error",) * 2
+
+
+def test_programs_forge_no_report_of_their_tests(pool):
+    code = """
+import sys
+def f(x):
+    error = AssertionError('"ppp"')
+    try:
+        frame = sys._getframe()
+        while frame:
+            for name in ('report', 'verdicts', 'watched'):
+                frame.f_locals[name] = 'ppp'
+            frame = frame.f_back
+    finally:
+        raise error
+"""
+    assert calls(pool, code, *[f"assert f({x}) == {x}" for x in range(3)]) == ("fail:wrong",) * 3

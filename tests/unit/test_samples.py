@@ -15,6 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, HUMANEVAL, benchmark
 from marl_ray.evaluation.evaluate import Options, plan
 from marl_ray.evaluation.files import ANY, load, rows
+from marl_ray.evaluation.report import make_report
 from marl_ray.evaluation.results import MANIFEST, RESULTS, open_results
 from marl_ray.evaluation.samples import read_samples
 
@@ -185,7 +186,7 @@ def test_gzip_json_arrays_and_parquet_are_read(tmp_path):
 
 
 def test_an_unknown_benchmark_is_refused_with_those_there_are():
-    with refused("benchmark 'humaneval2' is unknown; expected one of humaneval, mbpp"):
+    with refused("benchmark 'humaneval2' is unknown; expected one of humaneval, humaneval_plus, mbpp"):
         benchmark("humaneval2")
 
 
@@ -275,3 +276,20 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with refused("cannot be written"), open_results(tmp_path / "file" / "out", {}):
         pass
+
+
+def test_a_report_has_the_further_scores_of_a_benchmark_beside_its_own():
+    def row(task_id: str, sample: int, passed: bool, scores: dict[str, bool]) -> dict[str, object]:
+        verdict = {"passed": passed, "result": "passed", "level": "paths", "flags": [], "scores": scores}
+        return {"task_id": task_id, "sample": sample, "suspected_hack": False, "official": verdict, "hardened": None}
+
+    rows = [
+        row("a", 0, True, {"base": True}),
+        row("a", 1, False, {"base": True}),
+        row("b", 0, False, {}),
+        row("b", 1, False, {}),
+    ]
+    found = make_report({}, ["a", "b"], rows, ("official",), (1,))
+    assert found["scores"]["official"]["pass@1"]["value"] == 0.25
+    assert found["scores"]["official base"]["pass@1"]["value"] == 0.5
+    assert found["problems"]["b"]["passed"] == {"official": 0, "official base": 0}

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +13,8 @@ import pytest
 
 from marl_ray.errors import MarlRayError
 from marl_ray.sandbox import Level, Limits, Pool, Status, probe
+from marl_ray.sandbox.limits import WALL_FACTOR
+from marl_ray.sandbox.worker import Worker
 
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox needs Linux", allow_module_level=True)
@@ -75,6 +77,25 @@ def test_files_and_the_folder(pool: Pool) -> None:
     for path in ("/etc/x", "../x", "", "a/../../x"):
         with pytest.raises(MarlRayError, match="files"):
             pool.run("", files={path: b""})
+
+
+@pytest.mark.parametrize("level", [Level.LIMITS, Level.PATHS, Level.NAMESPACES])
+def test_every_run_has_an_untouched_folder(level: Level) -> None:
+    left = [
+        "os.chmod('.', 0o500)", "os.chmod('.', 0)", "os.umask(0o777)\nos.mkdir('d')", "[os.mkdir(str(n)) for n in range(200)]",
+        "os.symlink('/', 'l')\nos.mkfifo('p')\nopen('a\\nb', 'w')", "[(os.mkdir('n'), os.chdir('n')) for _ in range(50)]",
+        "os.rename('.', '../other')", "os.rmdir(os.getcwd())", "os.chmod('..', 0)", "open('../x', 'w')", "os.mkdir('../y')",
+    ]  # fmt: skip
+    honest = (
+        "import os\nopen('x', 'w').write('y')\nos.mkdir('z')\nprint(sorted(os.listdir()), oct(os.stat('.').st_mode))"
+    )
+    with Pool(workers=1, warm=(), min_level=Level.LIMITS, max_level=level) as pool:
+        if pool.level < level:
+            pytest.skip(f"this host allows only {pool.level.name}")
+        for statement in left:
+            pool.run(f"import os\n{statement}")
+            ran = pool.run(honest)
+            assert ran.stdout == b"['x', 'z'] 0o40700\n", (statement, ran.stderr)
 
 
 def test_the_folder_is_tmp_where_there_are_namespaces(pool: Pool) -> None:
@@ -160,7 +181,7 @@ JUDGED = {
     "types": ("def f(x): return x", "for v in (1, 1.5, 'a', b'b', (1, [2]), {1: {2}}, 1j, None): assert f(v) == v", "passed"),
     "function as argument": ("def f(g): return g(1)", "assert f(lambda x: x) == 1", "fail:nonbuiltin"),
     "function as result": ("def f(x): return lambda: x", "assert f(1)() == 1", "fail:nonbuiltin"),
-    "tests forgive nothing": ("def f(x): return iter([])", "try: f(1)\nexcept BaseException: pass", "fail:nonbuiltin"),
+    "tests forgive nothing": ("def f(x): return [].append", "try: f(1)\nexcept BaseException: pass", "fail:nonbuiltin"),
     "main block": ("def f(x): return 1\nif __name__ == '__main__': f = None", "assert f(0) == 1", "passed"),
     "helper of the prompt": ("def f(x): return helper(x)\ndef helper(x): return -x", "assert f(helper(1)) == 1", "passed"),
 }  # fmt: skip
@@ -175,12 +196,120 @@ def test_candidates_are_judged(pool: Pool, name: str) -> None:
     assert judged.level == pool.level
 
 
+IN_PLACE = {
+    "list": ("def f(x): x.sort()", "x = [2, 1]\nif x: f(x)\nassert x == [1, 2]"),
+    "by name": ("def f(x, *, y): y.add(x)", "s = set()\nf(1, y=s)\nassert s == {1}"),
+    "deque": ("def f(x): x.rotate(1)", "from collections import deque\nd = deque([1, 2, 3])\nf(d)\nassert [*d] == [3, 1, 2]"),
+    "counter": ("def f(x): x['a'] += 1", "from collections import Counter\nc = Counter('ab')\nf(c)\nassert c['a'] == 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_tests_see_changed_arguments_only_where_they_ask_for_them(pool: Pool, name: str) -> None:
+    candidate, tests = IN_PLACE[name]
+    for asked in (None, True):
+        assert pool.judge(candidate, tests, entry_point="f", in_place=asked).passed
+    assert pool.judge(candidate, tests, entry_point="f", in_place=False).verdict == "fail:wrong"
+
+
+def test_a_candidate_cannot_empty_what_its_answer_is_compared_with(pool: Pool) -> None:
+    tests = "x = [2, 1]\nassert f(x) == sorted(x)"
+    assert pool.judge("def f(x):\n    x.clear()\n    return []", tests, entry_point="f").verdict == "fail:wrong"
+    assert pool.judge("def f(x): return sorted(x)", tests, entry_point="f").passed
+
+
 def test_tests_that_do_not_end_are_a_timeout(pool: Pool) -> None:
     judged = pool.judge("def f(x): return x", "while f(1): pass", entry_point="f", limits=Limits(wall_s=0.5))
     assert judged.verdict == "timeout"
     judged = pool.judge("def f(x): return x", "f(1)\nwhile True: pass", entry_point="f", limits=Limits(wall_s=0.5))
     assert judged.verdict == "timeout"
     assert pool.judge("def f(x): return x", "assert f(1)", entry_point="f").passed
+
+
+def test_cpu_time_decides_and_waiting_is_bounded(pool: Pool) -> None:
+    limits = Limits(cpu_s=0.2)
+    assert pool.run("import time\ntime.sleep(0.4)", limits=limits).status == Status.OK
+    assert pool.judge("import time\ndef f(x): time.sleep(0.4)", "f(1)", entry_point="f", limits=limits).passed
+    assert pool.official("import time\ntime.sleep(0.4)", limits) == "passed"
+    slept = pool.run("import time\ntime.sleep(99)", limits=limits)
+    assert slept.status == Status.TIMEOUT and slept.wall_s >= WALL_FACTOR * limits.cpu_s
+
+
+def test_tests_have_limits_of_their_own(pool: Pool) -> None:
+    limits = Limits(cpu_s=0.2, wall_s=20, memory_bytes=128 << 20)
+    judged = pool.judge("def f(x): return x", "f(1)\nwhile True: pass", entry_point="f", limits=limits)
+    assert judged.verdict == "timeout" and judged.wall_s < 5
+    for candidate, tests in (
+        ("def f(x): return x", "x = [f(1)]\nwhile True: x += x"),
+        ("def f(x): return [range(10**6)] * 100", "[list(item) for item in f(1)]"),
+    ):
+        assert pool.judge(candidate, tests, entry_point="f", limits=limits).verdict == "oom"
+    assert pool.judge("def f(x): return x", "assert f(1) == 1", entry_point="f", limits=limits).passed
+
+
+def test_a_frame_is_as_large_as_the_limits_say(pool: Pool) -> None:
+    candidate, tests = "def f(n): return 'x' * n", "assert len(f(2_000_000)) == 2_000_000"
+    assert pool.judge(candidate, tests, entry_point="f").passed
+    small = Limits(frame_bytes=1_000_000)
+    assert pool.judge(candidate, tests, entry_point="f", limits=small).verdict == "fail:encode"
+    endless = "import itertools\ndef f(n): return itertools.count()"
+    assert pool.judge(endless, "sum(f(1))", entry_point="f", limits=small).verdict == "fail:encode"
+
+
+MESSAGES = {
+    "long": "def f(x): raise ValueError('\U0001f600' * 5000)",
+    "surrogates": "def f(x): raise ValueError('\\ud800' * 5000)",
+    "no text": "def f(x): return 10**5000",
+    "exit": "import sys\ndef f(x): sys.exit('\U0001f600' * 5000)",
+    "forged": "import os\nd = b'{\"exit\":[[1e999,{}]],\"value\":1}'\nos.write(3, len(d).to_bytes(4, 'little') + d)",
+    "no frame": "import os\nos.write(3, b'\\x01\\0\\0\\0\\xff')",
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_what_a_program_says_is_a_verdict_and_a_short_text(pool: Pool, name: str) -> None:
+    judged = pool.judge(MESSAGES[name], "assert f(1) == 2, f(1)", entry_point="f")
+    assert not judged.passed and len(judged.message.encode()) <= 2000
+    for program in (
+        MESSAGES[name],
+        f"{MESSAGES[name]}\nf(1)",
+        "import os\nos.write(3, b'\\x09' + b'\\xff' * 99)\nos._exit(0)",
+    ):
+        pool.official(program).encode()
+
+
+def test_a_stop_iteration_ends_no_loop_of_the_tests(pool: Pool) -> None:
+    for name in ("StopIteration", "StopAsyncIteration"):
+        judged = pool.judge(
+            f"def f(x): raise {name}", "for a, b in zip(map(f, [1]), [2]): assert a == b", entry_point="f"
+        )
+        assert judged.verdict == "fail:error" and judged.message.startswith("RuntimeError")
+
+
+def test_a_program_that_kills_every_server_is_to_blame(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    requested = Worker.request
+
+    def killed(worker: Worker, kind: bytes, limits: Limits, fds: Sequence[int]) -> None:
+        if limits.open_files == 63:
+            worker._server.process.kill()
+            worker._server.process.wait()
+        requested(worker, kind, limits, fds)
+
+    monkeypatch.setattr(Worker, "request", killed)
+    fatal = Limits(open_files=63)
+    assert pool.judge("def f(x): return x", "f(1)", entry_point="f", limits=fatal).verdict == "fail:crash"
+    assert pool.run("", limits=fatal).status == Status.CRASH
+    assert pool.official("", fatal) == "timed out"
+    assert pool.run("print(1)").stdout == b"1\n"
+
+
+def test_runs_die_before_their_server_when_memory_is_used_up() -> None:
+    if int(Path("/proc/self/oom_score_adj").read_text()) > 0:
+        pytest.skip("whoever started these tests wants them to die early")
+    with Pool(workers=1, warm=(), min_level=Level.LIMITS, max_level=Level.LIMITS) as pool:
+        assert pool.run("print(open('/proc/self/oom_score_adj').read())").stdout == b"1000\n\n"
+        server = pool._all[0]._server.process.pid
+        assert Path(f"/proc/{server}/oom_score_adj").read_text() == "0\n"
 
 
 def test_tests_with_lone_surrogates_do_not_end_the_judge(pool: Pool) -> None:

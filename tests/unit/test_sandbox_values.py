@@ -4,33 +4,48 @@
 import json
 import math
 import os
-from collections import Counter, OrderedDict, defaultdict
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marl_ray.sandbox import codec, folder, wire
-from marl_ray.sandbox.limits import Limits
+from marl_ray.sandbox.limits import WALL_FACTOR, Limits
 from marl_ray.sandbox.official import first_result
 from marl_ray.sandbox.seccomp import ARCHES, Filter
 
+TAGS = ["g", "x", *codec._MAKE, *codec._PARSE]
 hashable = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.complex_numbers(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip
 values = st.recursive(
-    hashable | st.sets(hashable, max_size=3) | st.binary().map(bytearray) | st.builds(range, st.integers(-99, 99), st.integers()),
+    hashable | st.sets(hashable, max_size=3) | st.binary().map(bytearray) | st.builds(range, st.integers(-99, 99), st.integers(-9999, 9999)),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(hashable, inner, max_size=4) | st.tuples(inner, inner),
     max_leaves=12,
 )  # fmt: skip
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("idtsfcrbaxy"), inner, max_size=2),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(TAGS), inner, max_size=2),
     max_leaves=12,
 )
+
+
+FRAME = 1 << 22
+
+
+def through(value: object) -> object:
+    """What arrives on the other side."""
+    return codec.unpack(codec.loads(codec.dumps(codec.pack(value), FRAME)), FRAME)
 
 
 def types(value: object) -> object:
@@ -41,16 +56,16 @@ def types(value: object) -> object:
 
 @given(values)
 def test_builtin_values_cross_unchanged(value: object) -> None:
-    crossed = codec.unpack(codec.loads(codec.dumps(codec.pack(value))))
+    crossed = through(value)
     assert crossed == value
     assert types(crossed) == types(value)
 
 
 def test_what_equality_hides_crosses_too() -> None:
     for value in (-0.0, math.inf, 1 << 20_000, True, "\ud800", 2**63):
-        crossed = codec.unpack(codec.loads(codec.dumps(codec.pack(value))))
+        crossed = through(value)
         assert repr(crossed)[:50] == repr(value)[:50] if isinstance(value, float) else crossed == value
-    assert math.isnan(codec.unpack(codec.loads(codec.dumps(codec.pack(math.nan)))))
+    assert math.isnan(through(math.nan))
 
 
 class Number(int):
@@ -61,17 +76,48 @@ class Number(int):
 
 
 @pytest.mark.parametrize(
-    "value", [Number(1), [Number(1)], {Number(1): 0}, iter([]), len, int, object(), {1: (Number(0),)}]
+    "value", [Number(1), [Number(1)], {Number(1): 0}, iter([]), len, Number, object(), {1: (Number(0),)}]
 )
 def test_anything_else_is_refused(value: object) -> None:
     with pytest.raises(codec.Foreign):
         codec.pack(value)
 
 
-def test_dictionaries_of_collections_cross_as_plain_ones() -> None:
-    for value in (Counter("aab"), defaultdict(int, a=1), OrderedDict(a=1)):
-        assert type(codec.unpack(codec.pack(value))) is dict
-        assert codec.unpack(codec.pack(value)) == value
+class Point(NamedTuple):
+    x: int
+    y: list[int]
+
+
+STANDARD = [
+    Counter("aab"), defaultdict(int, a=[1]), OrderedDict(b=1, a=2), deque([1, (2,)], maxlen=3), {3: 1}.keys(), {3: [1]}.items(),
+    Decimal("1.10"), Fraction(2, 3), datetime(2020, 1, 2, 3, tzinfo=UTC), date(2020, 1, 2), time(3, 4), timedelta(1, 2, 3),
+    UUID(int=7), int, type(None), [deque([Counter(a=1)])], {Fraction(1, 2): Decimal(3)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", STANDARD, ids=repr)
+def test_values_of_the_standard_library_cross_as_what_they_are(value: object) -> None:
+    crossed = through(value)
+    assert crossed == value
+    assert type(crossed) is type(value)
+    assert repr(crossed) == repr(value)
+
+
+def test_named_tuples_and_views_cross_with_their_ways() -> None:
+    crossed = through([Point(1, [2]), {1: [2]}.values()])
+    assert (crossed[0].x, crossed[0]._asdict(), crossed[0] == (1, [2])) == (1, {"x": 1, "y": [2]}, True)
+    assert [*crossed[1]] == [[2]] and len(crossed[1]) == 1
+    for fields in (["x", "x"], ["class"], ["_x"], ["a b"], [1], ["x\uff41", "xa"], "xy"):
+        with pytest.raises(wire.Malformed):
+            codec.unpack({"named": ["P", fields, [1, 2]]}, FRAME)
+    assert through(defaultdict(lambda: 1, a=1)) == {"a": 1}  # its factory is a function, and stays behind
+
+
+def test_iterators_cross_where_somebody_says_how() -> None:
+    assert codec.pack([map(str, [1])], lambda items: [codec.pack(item) for item in items]) == [{"g": ["1"]}]
+    assert [*codec.unpack({"g": [1, 2]}, FRAME, iter)] == [1, 2]
+    with pytest.raises(wire.Malformed):
+        codec.unpack({"g": [1]}, FRAME)
 
 
 def test_depth_and_size_are_bounded() -> None:
@@ -80,22 +126,114 @@ def test_depth_and_size_are_bounded() -> None:
     with pytest.raises(wire.Malformed):
         codec.pack(cyclic)
     with pytest.raises(wire.Malformed):
-        codec.dumps("x" * (wire.LARGEST_FRAME + 1))
+        codec.dumps("x" * FRAME, FRAME)
+    with pytest.raises(wire.Malformed):
+        codec.unpack(codec.pack(range(FRAME)), FRAME)
+    with pytest.raises(wire.Malformed):
+        codec.unpack(codec.pack(range(1 << 80)), FRAME)
+    with pytest.raises(wire.Malformed):  # the same list a thousand million times
+        codec.pack([[[0] * 1000] * 1000] * 1000, most=FRAME)
     with pytest.raises(wire.Malformed):
         codec.loads(b"[" * 1_000_000)
     with pytest.raises(wire.Malformed):
         codec.loads(b"9" * 100_000)
     with pytest.raises(wire.Malformed):
-        codec.unpack(json.loads("[" * 300 + "]" * 300))
+        codec.unpack(json.loads("[" * 400 + "]" * 400), FRAME)
+
+
+def test_the_parser_is_bounded_also_where_tests_have_lifted_the_limits_of_the_interpreter() -> None:
+    recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
+    try:
+        sys.setrecursionlimit(1 << 30)
+        sys.set_int_max_str_digits(0)
+        with pytest.raises(wire.Malformed):
+            codec.loads(b"[" * 10_000_000)
+        with pytest.raises(wire.Malformed):
+            codec.loads(b"9" * 1_000_000)
+        assert (sys.getrecursionlimit(), sys.get_int_max_str_digits()) == (1 << 30, 0)
+    finally:
+        sys.setrecursionlimit(recursion)
+        sys.set_int_max_str_digits(digits)
 
 
 @given(json_values)
 def test_decoding_makes_builtin_values_or_says_malformed(value: object) -> None:
     try:
-        crossed = codec.unpack(codec.loads(json.dumps(value).encode()))
+        crossed = codec.unpack(codec.loads(json.dumps(value).encode()), FRAME)
     except wire.Malformed:
         return
     codec.pack(crossed)
+
+
+def pieces(draw: st.DrawFn) -> bytes:
+    """Bytes that look like a frame of values: words of the format, one after another."""
+    words = [
+        "[",
+        "]",
+        "{",
+        "}",
+        ":",
+        ",",
+        '"',
+        "0",
+        "-1",
+        "1e999",
+        "NaN",
+        "null",
+        '"\\ud800"',
+        "9" * 50,
+        *(f'"{tag}"' for tag in TAGS),
+    ]
+    return "".join(draw(st.lists(st.sampled_from(words), max_size=30))).encode()
+
+
+@given(st.binary(max_size=60) | st.composite(pieces)())
+@example(b'{"value":1,"value":2}')
+@example(b'{"d":[[NaN,1],[NaN,2]]}')
+@example(b'{"r":[0,1,0]}')
+@example(b'{"c":[1,"x"]}')
+@example(b'{"deque":[[1],-1]}')
+@example(b'{"deque":[[1]]}')
+@example(b'{"defaultdict":["eval",[]]}')
+@example(b'{"type":"object"}')
+@example(b'{"named":["P",["x"],[]]}')
+@example(b'{"timedelta":[99999999999999]}')
+@example(b'{"Decimal":"x"}')
+@example(b'{"Fraction":[1,0]}')
+@example(b'{"UUID":"\\ud800"}')
+@example(b'{"datetime":"2020"}')
+@example(b'{"s":[[]]}')
+@example(b'{"b":"0"}')
+@example(b'{"i":"0x"}')
+def test_whatever_bytes_arrive_become_a_value_or_are_malformed(data: bytes) -> None:
+    try:
+        crossed = codec.unpack(codec.loads(data), FRAME)
+    except wire.Malformed:
+        return
+    codec.pack(crossed)
+
+
+@given(st.binary(max_size=100) | st.text(max_size=50).map(lambda text: f"passed\0{text}".encode()))
+def test_whatever_a_judge_says_is_a_verdict_or_malformed(data: bytes) -> None:
+    try:
+        name, message = wire.read_verdict(data)
+    except wire.Malformed:
+        return
+    (name + message).encode()
+
+
+@given(st.text(st.characters(codec=None), max_size=40), st.integers(0, 50))
+def test_texts_are_cut_by_their_bytes_between_characters(text: str, most: int) -> None:
+    short = wire.cut(text, most)
+    assert len(short.encode()) <= most
+    assert text.encode("utf-8", "backslashreplace").startswith(short.encode())
+    assert len(wire.cut("\U0001f600" * 2000, most).encode()) > most - 4
+
+
+@given(st.binary(max_size=40))
+def test_whatever_the_official_pipe_holds_is_a_text(data: bytes) -> None:
+    first_result(data).encode()
+    first_result(len(data).to_bytes(8, "little") + data).encode()
 
 
 def test_changes_happen_in_place_and_keep_what_is_nested() -> None:
@@ -110,9 +248,9 @@ def test_changes_happen_in_place_and_keep_what_is_nested() -> None:
 
 
 def test_limits_reach_the_server_as_they_are() -> None:
-    limits = Limits(wall_s=1.5, cpu_s=0.5, memory_bytes=5, file_bytes=6, open_files=7, stack_bytes=8)
+    limits = Limits(wall_s=1.5, cpu_s=0.5, memory_bytes=5, file_bytes=6, open_files=7, stack_bytes=8, frame_bytes=9)
     assert Limits.unpack(limits.pack()) == limits
-    assert Limits.unpack(Limits().pack()) == Limits(cpu_s=3.0)
+    assert Limits.unpack(Limits(cpu_s=2).pack()) == Limits(cpu_s=2, wall_s=2 * WALL_FACTOR)
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=5))
@@ -134,8 +272,32 @@ def test_silence_of_the_official_harness_is_a_timeout() -> None:
 @pytest.mark.parametrize("machine", ARCHES)
 @pytest.mark.parametrize("owners", [False, True])
 def test_filters_assemble_for_both_architectures(machine: str, owners: bool) -> None:
-    assert 100 < len(Filter.of_server(machine)._code) // 8 < 500
-    assert 20 < len(Filter.of_run(machine, owners)._code) // 8 < 120  # every run installs it
+    assert 100 < len(Filter.of_server(machine, owners)._code) // 8 < 500
+    assert 20 < len(Filter.of_run(machine, owners, owners)._code) // 8 < 120  # every run installs it
+
+
+def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "REMOVE_S", -1.0)
+    mounted, replaced = tmp_path / "mounted", []
+    mounted.mkdir(0o700)
+    kept = folder.Mounted(str(mounted), 0o700, lambda: replaced.append(True))
+    assert not kept.renew() and not replaced
+    (mounted / "left").mkdir()
+    assert kept.renew() and replaced
+    numbered = folder.Numbered(str(tmp_path), None)
+    first = Path(numbered.path)
+    assert not numbered.renew() and numbered.path == str(first)
+    (first / "left").mkdir()
+    first.chmod(0)
+    numbered.renew()
+    assert numbered.path != str(first) and not first.exists() and os.listdir(numbered.path) == []
+    assert os.stat(numbered.parent).st_mode & 0o777 == 0o100
+    monkeypatch.setattr(folder, "REMOVE_S", 2.0)
+    Path(numbered.path, "left").touch()
+    numbered.renew()
+    assert os.listdir(tmp_path / "aside") == []
 
 
 def test_a_folder_is_emptied_however_it_was_left(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Thought, Action, Input: how an agent that uses tools writes, how that is read, and what it is told in return.
+"""Thought, Action, Input: how an agent that uses tools is asked to write, and what it is told in return.
 
 The format is ReAct's (Yao et al. 2023, arXiv 2210.03629) with a JSON object as input:
 
@@ -6,50 +6,22 @@ The format is ReAct's (Yao et al. 2023, arXiv 2210.03629) with a JSON object as 
     Action: code_interpreter
     Input: {"code": "print(6 * 7)"}
 
-One response makes one call. Whatever an agent gets wrong comes back to it as an observation; nothing that it writes raises.
+One response makes one call, which may be written in other ways too (see `marl_ray.agents.calls`). Whatever an agent gets
+wrong comes back to it as an observation; nothing that it writes raises.
 """
 
-import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from marl_ray.agents.tools import Tool, ToolFailed, ToolTimeout, WrongArguments, cut, encodable
+from marl_ray.agents.calls import Call, Problem
+from marl_ray.agents.tools import Tool, ToolFailed, ToolTimeout, WrongArguments, cut
 from marl_ray.errors import one_line
 
-Problem = Literal[
-    "", "no_call", "bad_json", "unknown_tool", "wrong_arguments", "timeout", "failed", "crash", "no_calls_left"
-]
-
-_LINE = r"^[ \t]*(?:[#>*-]+[ \t]*)?{}[ \t*]*:[ \t*]*"
-_THOUGHT = re.compile(_LINE.format("thought"), re.IGNORECASE | re.MULTILINE)
-_ACTION = re.compile(_LINE.format("action"), re.IGNORECASE | re.MULTILINE)
-_INPUT = re.compile(_LINE.format(r"(?:action[ \t]+)?input"), re.IGNORECASE | re.MULTILINE)
-_OBSERVATION = re.compile(_LINE.format("observation"), re.IGNORECASE | re.MULTILINE)
-_NAME = re.compile(r"[^\W\d]\w*")
-_FENCE = re.compile(r"\s*(?:```(?:json)?\s*)?", re.IGNORECASE)
-_DECODER = json.JSONDecoder(strict=False)  # programs are often written with real line breaks
 _SHOWN = 60
 _LONGEST = 1 << 16
 _LEFT_OUT = "(earlier turns are left out)\n"
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a response asks for.
-
-    said: the response up to the end of its call; what follows was never read, and no later prompt repeats it.
-    arguments: None where the input is no JSON object; `problem` and `why` then say what is wrong.
-    """
-
-    said: str
-    thought: str
-    tool: str
-    arguments: dict[str, Any] | None
-    problem: Problem = ""
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,44 +46,6 @@ class Turn:
     observation: str
 
 
-def parse(text: str) -> Call:
-    """Read a response. Case of the words does not matter; never raises.
-
-    Input is `{"name": ..., "arguments": {...}}` or the arguments themselves. A line `Observation:` ends the response: what
-    an agent makes up after it counts for nothing.
-    """
-    text = encodable(text)
-    made_up = _OBSERVATION.search(text)
-    text = text[: made_up.start()] if made_up else text
-    action = _ACTION.search(text)
-    given = _INPUT.search(text, action.end() if action else 0)
-    begin = action or given
-    if begin is None:
-        return Call(text.rstrip(), _thought(text), "", None, "no_call", "no line `Action:`")
-    thought = _thought(text[: begin.start()])
-    tool = _name(text[action.end() :].split("\n", 1)[0]) if action else ""
-    second = _ACTION.search(text, action.end()) if action else None
-    if given is None or (second is not None and second.start() < given.start()):
-        said = text[: second.start()] if second else text
-        return Call(said.rstrip(), thought, tool, None, "bad_json", "no line `Input:` after `Action:`")
-    found = _FENCE.match(text, given.end())
-    start = found.end() if found else given.end()
-    try:
-        value, end = _DECODER.raw_decode(text, start)
-        json.dumps(value, ensure_ascii=False).encode()  # an escape may hide half a character
-    except (ValueError, RecursionError) as error:
-        why = error.msg if isinstance(error, json.JSONDecodeError) else "too deep, too large or not Unicode"
-        return Call(text.rstrip(), thought, tool, None, "bad_json", why)
-    said = text[:end]
-    if not isinstance(value, dict):
-        return Call(said, thought, tool, None, "bad_json", "expected an object {...}")
-    if set(value) == {"name", "arguments"} and isinstance(value["arguments"], dict):
-        tool, value = tool or _name(str(value["name"])), value["arguments"]
-    if not tool:
-        return Call(said, thought, "", None, "no_call", "no line `Action:`")
-    return Call(said, thought, tool, value)
-
-
 def act(call: Call, tools: Mapping[str, Tool], timeout_s: float, limit: int = 1000) -> Result:
     """Make a call, and say what came of it in at most `limit` characters.
 
@@ -120,18 +54,21 @@ def act(call: Call, tools: Mapping[str, Tool], timeout_s: float, limit: int = 10
     """
     if call.problem == "no_call":
         return Result(cut(f"No call found: {call.why}. Write Action: and Input: lines.", limit), call.problem)
+    if call.problem == "bad_json" and not call.tool:
+        return Result(cut(f"The call is not JSON of a name and arguments: {call.why}.", limit), call.problem)
     tool = find(tools, call.tool)
     if tool is None:
         known = ", ".join(tools)
         return Result(cut(f"No tool {cut(call.tool, _SHOWN)!r}. Tools: {known}.", limit), "unknown_tool")
     expected = f"Expected {signature(tool)}."
-    if call.arguments is None:
+    arguments = _only_text(tool, call.code) if call.arguments is None else call.arguments
+    if arguments is None:
         return Result(cut(f"Input is not a JSON object: {call.why}. {expected}", limit), "bad_json")
     tool.prepare()
     problem: Problem = ""
     began = time.monotonic()
     try:
-        said = tool.call(call.arguments, began + timeout_s)
+        said = tool.call(arguments, began + timeout_s)
     except WrongArguments as error:
         return Result(cut(f"Wrong arguments: {error}. {expected}", limit), "wrong_arguments")
     except ToolTimeout:
@@ -171,6 +108,13 @@ def signature(tool: Tool) -> str:
     return f"{tool.name} {{{', '.join(arguments)}}}"
 
 
+def _only_text(tool: Tool, code: str | None) -> dict[str, Any] | None:
+    """A fenced block as the one argument of a tool whose one argument is a text; None for other tools."""
+    properties = tool.parameters.get("properties", {})
+    names = [name for name, schema in properties.items() if schema.get("type") == "string"]
+    return {names[0]: code} if code is not None and len(names) == len(properties) == 1 else None
+
+
 def transcript(head: str, question: str, turns: Sequence[Turn], limit: int, foot: str = "") -> str:
     """The next prompt: head, question, turns, foot. At most `limit` characters, for which the earliest turns are left out.
 
@@ -190,14 +134,3 @@ def transcript(head: str, question: str, turns: Sequence[Turn], limit: int, foot
         room -= len(kept[0])
     left_out = _LEFT_OUT if len(kept) < len(shown) else ""
     return f"{fixed}{left_out}{''.join(kept)}{foot}"
-
-
-def _thought(text: str) -> str:
-    found = _THOUGHT.search(text)
-    return text[found.end() if found else 0 :].strip()
-
-
-def _name(text: str) -> str:
-    """The first word that may be a tool's name; the text itself where there is none."""
-    found = _NAME.search(text)
-    return found[0] if found else text.strip()

@@ -160,7 +160,7 @@ def answer(answer: str) -> str:
 
 def run_python(code: str, timeout_s: float, memory_bytes: int, output_characters: int) -> str:
     """What a program printed, and its error; each program runs by itself and keeps nothing."""
-    ran = shared_pool().run(code, limits=Limits(timeout_s, memory_bytes=memory_bytes))
+    ran = shared_pool().run(code, limits=Limits(cpu_s=timeout_s, memory_bytes=memory_bytes))
     printed = cut((ran.stdout + ran.stderr).decode("utf-8", "replace").strip(), output_characters)
     if ran.status is Status.TIMEOUT:
         return f"{printed}\nTimed out after {timeout_s:g} s.".strip()

@@ -34,8 +34,8 @@ def evaluate(
     benchmark: Annotated[
         str,
         typer.Option(
-            help="humaneval, mbpp, mbpp-sanitized, bigcodebench-complete, bigcodebench-instruct, codecontests or "
-            "jsonl:FILE."
+            help="humaneval, humaneval_plus, mbpp, mbpp-sanitized, mbpp_plus, bigcodebench-complete, "
+            "bigcodebench-instruct, codecontests or jsonl:FILE."
         ),
     ],
     samples: Annotated[

@@ -171,7 +171,7 @@ class CodeTeam(TextEnv):
 
     @property
     def _limits(self) -> Limits:
-        return Limits(wall_s=self.weights.timeout_s, memory_bytes=self.weights.memory_bytes)
+        return Limits(cpu_s=self.weights.timeout_s, memory_bytes=self.weights.memory_bytes)
 
     def _end(self) -> None:
         last, weights = self._checked, self.weights

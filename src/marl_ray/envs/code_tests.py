@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest, Test, run_tests
 from marl_ray.sandbox import Judgement, Limits, Pool
+from marl_ray.sandbox.in_place import looks_at_arguments
 
 LONGEST_REPORT = 200
 NO_CODE, NO_TESTS = "no code", "no tests"
@@ -85,7 +86,9 @@ def _judge(
     pool: Pool, code: str, task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], limits: Limits
 ) -> Judgement:
     calls = tuple(equality(source)[0] for source in public)
-    return pool.judge(code, _program(task, public, hidden, calls), entry_point=task.entry_point, limits=limits)
+    in_place = any(looks_at_arguments(source, task.entry_point) for source in (*public, *hidden))
+    program = _program(task, public, hidden, calls)
+    return pool.judge(code, program, entry_point=task.entry_point, limits=limits, in_place=in_place)
 
 
 @lru_cache(maxsize=1024)

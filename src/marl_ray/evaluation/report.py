@@ -45,10 +45,15 @@ def make_report(
         found.sort(key=lambda row: row["sample"])
     everything = [row for task_id in kept for row in by_task[task_id]]
     verdicts = [(row, mode, row[mode]) for row in everything for mode in modes if row[mode]]
+    further = {
+        mode: sorted({name for _, of, v in verdicts if of == mode for name in v.get("scores", ())}) for mode in modes
+    }
+    problems = {task_id: _problem(by_task[task_id], further, ks) for task_id in kept}
+    names = [name for mode in modes for name in (mode, *(f"{mode} {score}" for score in further[mode]))]
     return {
         "evaluation": dict(manifest),
-        "scores": {mode: _scores([t for t in kept if by_task[t][0][mode]], by_task, mode, ks) for mode in modes},
-        "problems": {task_id: _problem(by_task[task_id], modes, ks) for task_id in kept},
+        "scores": {name: _scores(problems, name, ks) for name in names},
+        "problems": problems,
         "filtered": list(filtered),
         "not_judged": {mode: [t for t in kept if not by_task[t][0][mode]] for mode in modes},
         "without_reference": unchecked,
@@ -67,20 +72,24 @@ def make_report(
     }
 
 
-def _scores(
-    task_ids: Sequence[str], by_task: Mapping[str, Sequence[Mapping[str, Any]]], mode: Mode, ks: Sequence[int]
-) -> dict[str, dict[str, float]]:
-    found = {}
-    for k in ks:
-        scores = [pass_at_k(len(by_task[t]), sum(row[mode]["passed"] for row in by_task[t]), k) for t in task_ids]
-        found[f"pass@{k}"] = bootstrap([np.array(scores)], [1.0])._asdict()
-    return found
+def _scores(problems: Mapping[str, Mapping[str, Any]], name: str, ks: Sequence[int]) -> dict[str, dict[str, float]]:
+    judged = [problem[name] for problem in problems.values() if name in problem["passed"]]
+    numbers = (f"pass@{k}" for k in ks)
+    return {number: bootstrap([np.array([scores[number] for scores in judged])], [1.0])._asdict() for number in numbers}
 
 
-def _problem(rows: Sequence[Mapping[str, Any]], modes: Sequence[Mode], ks: Sequence[int]) -> dict[str, Any]:
-    judged = [mode for mode in modes if rows[0][mode]]
-    correct = {mode: sum(row[mode]["passed"] for row in rows) for mode in judged}
-    scores = {mode: {f"pass@{k}": pass_at_k(len(rows), correct[mode], k) for k in ks} for mode in judged}
+def _problem(
+    rows: Sequence[Mapping[str, Any]], further: Mapping[Mode, Sequence[str]], ks: Sequence[int]
+) -> dict[str, Any]:
+    """Samples that passed and pass@k, by mode, and by mode and further score (`official base`)."""
+    correct: dict[str, int] = {}
+    for mode, names in further.items():
+        if not rows[0][mode]:
+            continue
+        correct[mode] = sum(row[mode]["passed"] for row in rows)
+        for name in names:
+            correct[f"{mode} {name}"] = sum(row[mode].get("scores", {}).get(name, False) for row in rows)
+    scores = {name: {f"pass@{k}": pass_at_k(len(rows), passed, k) for k in ks} for name, passed in correct.items()}
     return {"samples": len(rows), "passed": correct} | scores
 
 

@@ -11,6 +11,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import Mode, Verdict, Verdicts, program_of
 from marl_ray.evaluation.samples import Sample
 from marl_ray.sandbox import Level, Pool
+from marl_ray.sandbox.limits import WALL_FACTOR
 from marl_ray.sandbox.pool import WARM
 
 MAX_SOURCE_BYTES = 32 << 20
@@ -36,7 +37,7 @@ class Job:
     @property
     def longest_s(self) -> float:
         """Upper bound of its wall time."""
-        return len(self.modes) * self.sample.problem.runs * (self.timeout_s + START_S)
+        return len(self.modes) * self.sample.problem.runs * (WALL_FACTOR * self.timeout_s + START_S)
 
 
 Scorer = Callable[[Sequence[Job]], Iterator[list[ResultRow]]]

@@ -19,8 +19,6 @@ from marl_ray.envs.code_team import GENERATOR, CodeTeam
 from marl_ray.envs.tasks import GivenProgram
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
-from marl_ray.evaluation.benchmarks.jsonl import OwnProblem
-from marl_ray.evaluation.benchmarks.mbpp import NOT_SPLIT, MbppProblem
 from marl_ray.evaluation.generate import PROMPT, Job, Request, Row
 from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.engines.base import Prompt
@@ -28,12 +26,9 @@ from marl_ray.policies.prompts import PromptTooLong, check_fits, encode_prompt, 
 from marl_ray.policies.sampler import Engine, make_engine
 from marl_ray.policies.token_bundle import TokenBundle
 from marl_ray.policies.token_policy import TokenPolicy
-from marl_ray.rewards.code import CallTest, CodeTask, Test
 from marl_ray.rollout.streams import EVALUATION, response_stream
 from marl_ray.rollout.threads import Late, side_by_side
 
-CONTINUED = ("humaneval", "mbpp", "mbpp-sanitized", "bigcodebench-complete")
-"""Benchmarks whose prompts a base model continues."""
 CPU_BATCH, GPU_BATCH = 64, 512
 """Samples that are written at once; those of a batch that was not finished are lost with the process."""
 THREADS = 32
@@ -81,8 +76,8 @@ class Writer:
 
     def __init__(self, request: Request, benchmark: Benchmark):
         """Reads the bundle. What the answer is, where not given: of a code team a `solution`, or an `output` where it was
-        trained to write fenced blocks; else an `output` of a policy with a chat template; else a `completion` where the
-        benchmark's prompts are to be continued, and a `solution` elsewhere.
+        trained to write fenced blocks; else an `output` of a policy with a chat template; else what the benchmark's
+        own definition says (`Benchmark.writes`).
 
         Raises MarlRayError for a bundle that cannot answer, and for an option that does not fit it.
         """
@@ -103,7 +98,7 @@ class Writer:
         elif _chats(alone):
             self.kind = request.answer or "output"
         else:
-            self.kind = request.answer or ("completion" if benchmark.name in CONTINUED else "solution")
+            self.kind = request.answer or benchmark.writes
         playing = self.agents if self.team is not None and self.team.turns > 1 else [self.author]
         self.playing = list(dict.fromkeys(bundle.agents[agent] for agent in playing))
         self.generations = {name: self._generation(bundle.policies[name]) for name in self.playing}
@@ -229,7 +224,7 @@ def _one_turn(agent: str, prompt: str) -> Turns:
 
 def _team_turns(env: CodeTeam, problem: Problem) -> Turns:
     """The turns of an episode. The last program is not tested here: scoring does that."""
-    env.test = (GivenProgram(problem.task_id, problem.prompt, shown_task(problem)),)
+    env.test = (GivenProgram(problem.task_id, problem.prompt, problem.shown),)
     env.reset(seed=0, options={"index": 0, "split": "test"})
     programs = 0
     while not env.terminations[env.agent_selection]:
@@ -239,19 +234,6 @@ def _team_turns(env: CodeTeam, problem: Problem) -> Turns:
         if programs == env.turns:
             return
         env.step(response)
-
-
-def shown_task(problem: Problem) -> CodeTask:
-    """The tests of a problem that a policy may know: those that its prompt shows, or are public. No others are in it."""
-    public: tuple[Test, ...] = ()
-    setup = ""
-    if isinstance(problem, OwnProblem):
-        public, setup = problem.task.public, problem.task.setup
-    elif isinstance(problem, MbppProblem) and problem.number not in NOT_SPLIT:
-        public, setup = tuple(map(CallTest, problem.tests)), f"{problem.references[0]}\n{problem.setup}"
-    # Something must be hidden where a function is called; it counts for nothing here.
-    hidden = (CallTest("pass"),) if problem.entry_point else ()
-    return CodeTask(hidden, public, problem.entry_point, setup)
 
 
 def _team(kwargs: dict[str, Any], alone: bool) -> CodeTeam:

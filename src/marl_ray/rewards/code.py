@@ -5,9 +5,11 @@ episode shaping adds up to what the last answer passes and no detour earns more.
 that pass every hidden test, so neither is earned by doing less than was asked.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from marl_ray.config import CodeRewardConfig
+from marl_ray.rewards.call_tests import run_calls
 from marl_ray.rewards.extraction import extract
 from marl_ray.rewards.outputs import outputs_match
 from marl_ray.rewards.style import style
@@ -58,6 +60,11 @@ class Tested:
     cpu_s: float
     verdicts: tuple[str, ...]
 
+    def part(self, begin: int, end: int) -> "Tested":
+        """What some of the tests said, by their places; the CPU time stays that of all."""
+        verdicts = self.verdicts[begin:end]
+        return Tested(verdicts.count("passed"), len(verdicts), self.cpu_s, verdicts)
+
     @property
     def fraction(self) -> float:
         """Of tests that passed; 0 where there is none."""
@@ -84,18 +91,22 @@ class CodeReward:
 
 
 def run_tests(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, limits: Limits) -> Tested:
-    """Run every test by itself, in hardened mode."""
-    passed, cpu_s, verdicts = 0, 0.0, []
+    """Run tests in hardened mode: stdio tests one by one, all calls in one run of the program (see `call_tests`)."""
+    verdicts: list[str] = []
+    called: Iterator[str] = iter(())
+    cpu_s = 0.0
+    calls = [test.source for test in tests if isinstance(test, CallTest)]
+    if calls:
+        found, cpu_s = run_calls(pool, code, calls, task.entry_point, task.setup, limits)
+        called = iter(found)
     for test in tests:
         if isinstance(test, StdioTest):
-            ok, verdict, cpu = _run_stdio(pool, code, test, limits)
+            verdict, cpu = _run_stdio(pool, code, test, limits)
+            cpu_s += cpu
         else:
-            judged = pool.judge(code, test.source, entry_point=task.entry_point, setup=task.setup, limits=limits)
-            ok, verdict, cpu = judged.passed, judged.verdict, judged.cpu_s
-        passed += ok
-        cpu_s += cpu
+            verdict = next(called)
         verdicts.append(verdict)
-    return Tested(passed, len(tests), cpu_s, tuple(verdicts))
+    return Tested(verdicts.count("passed"), len(tests), cpu_s, tuple(verdicts))
 
 
 def code_reward(
@@ -113,11 +124,11 @@ def code_reward(
     `reference_cpu` measured, if at hand; the reference is run again otherwise.
     """
     code = extract(answer, task.entry_point)
-    limits = Limits(wall_s=config.timeout_s, memory_bytes=config.memory_bytes)
+    limits = Limits(cpu_s=config.timeout_s, memory_bytes=config.memory_bytes)
     if code is None:
         return CodeReward(0.0, -config.shaping * public_before, 0.0, 0.0, 0.0, 0.0, None, ("no code",))
-    public = run_tests(pool, code, task.public, task, limits).fraction
-    hidden = run_tests(pool, code, task.hidden, task, limits)
+    tested = run_tests(pool, code, (*task.public, *task.hidden), task, limits)
+    public, hidden = tested.part(0, len(task.public)).fraction, tested.part(len(task.public), tested.total)
     clean = fast = 0.0
     if hidden.passed == hidden.total > 0:
         clean = style(code) if config.style else 0.0
@@ -131,17 +142,17 @@ def code_reward(
 
 
 def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float | None:
-    """CPU seconds of the reference for all hidden tests; None, and so no efficiency, where there is none or it fails."""
+    """CPU seconds of the reference for all tests; None, and so no efficiency, where there is none or it fails."""
     if not task.reference:
         return None
-    limits = Limits(wall_s=config.timeout_s, memory_bytes=config.memory_bytes)
-    measured = run_tests(pool, task.reference, task.hidden, task, limits)
+    limits = Limits(cpu_s=config.timeout_s, memory_bytes=config.memory_bytes)
+    measured = run_tests(pool, task.reference, (*task.public, *task.hidden), task, limits)
     return measured.cpu_s if measured.passed == measured.total else None
 
 
-def _run_stdio(pool: Pool, code: str, test: StdioTest, limits: Limits) -> tuple[bool, str, float]:
+def _run_stdio(pool: Pool, code: str, test: StdioTest, limits: Limits) -> tuple[str, float]:
     room = max(limits.output_bytes, _OUTPUT_BYTES, 2 * len(test.stdout))
     done = pool.run(code, stdin=test.stdin, limits=replace(limits, output_bytes=room))
     if done.status is not Status.OK:
-        return False, str(done.status), done.cpu_s
-    return (True, "passed", done.cpu_s) if outputs_match(done.stdout, test.stdout) else (False, "wrong", done.cpu_s)
+        return str(done.status), done.cpu_s
+    return "passed" if outputs_match(done.stdout, test.stdout) else "wrong", done.cpu_s

@@ -11,29 +11,50 @@ import unicodedata
 from collections.abc import Iterator
 
 PYTHON = {"", "py", "py3", "python", "python3"}
-"""Info strings of blocks that count; a block of shell or JSON after the answer is not the answer."""
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\n]*)")
+"""Languages of blocks that count; a block of shell or JSON after the answer is not the answer."""
+_FENCE = re.compile(
+    r"(?P<indent>[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^\n]*)"
+)
+_CLOSED_AT_MOST = 3
+"""Spaces by which the closing fence may be further in than the opening one, as in Markdown."""
+_LANGUAGE = re.compile(r"\{?\.?([\w+#-]*)(?:\.\d+)?(?=[\s:,{}]|$)")
 
 
 def blocks(text: str) -> Iterator[str]:
-    """Complete fenced blocks of Python, in order.
+    """Complete fenced blocks of Python, in order, without the indent of their fence: a block may stand in a list.
 
     As in Markdown: a block ends with a line of at least as many of the same characters and nothing else. So a program
-    that contains three backticks on a line of their own needs a longer fence.
+    that contains three backticks on a line of their own needs a longer fence. The language is the first word behind the
+    fence, whatever else is there (`python title="a.py"`, `{.python}`, `python:a.py`).
     """
-    fence, counts, lines = "", False, list[str]()
+    fence, indent, counts, lines = "", "", False, list[str]()
     for line in text.split("\n"):
         found = _FENCE.fullmatch(line.rstrip("\r"))
         if not fence:
-            if found and "`" not in found[2]:
-                fence, lines = found[1], []
-                counts = found[2].strip().split(" ")[0].lower() in PYTHON
-        elif found and not found[2].strip() and found[1][0] == fence[0] and len(found[1]) >= len(fence):
+            if found and not (found["fence"][0] == "`" and "`" in found["info"]):
+                fence, lines = found["fence"], []
+                indent = re.sub(r"[^\t]", " ", found["indent"])
+                language = _LANGUAGE.match(found["info"])
+                counts = language is not None and language[1].lower() in PYTHON
+        elif (
+            found
+            and not found["info"].strip()
+            and not found["indent"].strip()
+            and len(found["indent"]) <= len(indent) + _CLOSED_AT_MOST
+            and found["fence"][0] == fence[0]
+            and len(found["fence"]) >= len(fence)
+        ):
             if counts:
                 yield "".join(f"{inner}\n" for inner in lines)
             fence = ""
         else:
-            lines.append(line)
+            lines.append(_without(line, indent))
+
+
+def _without(line: str, indent: str) -> str:
+    """The line without as much of the indent as it has."""
+    have = next((n for n, (one, other) in enumerate(zip(line, indent, strict=False)) if one != other), None)
+    return line[min(len(line), len(indent)) if have is None else have :]
 
 
 def defines(code: str, entry_point: str) -> bool:

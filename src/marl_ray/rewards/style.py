@@ -1,7 +1,17 @@
-"""How clean a program is, by ruff."""
+"""How clean a program is, by ruff.
 
+A program may be written in a text that it hands to `exec`, `eval` or `compile`; nothing is gained by that. Where the text
+is written there, it is checked as a program of its own, its violations count, and so does the call. Where it is not, or
+another way to such a call is taken (another name for it, `builtins`, `importlib`, `runpy`), the program cannot be checked.
+"""
+
+import ast
+import io
 import json
+import re
 import subprocess
+import tokenize
+from collections.abc import Sequence
 
 from marl_ray.errors import MarlRayError, one_line
 
@@ -9,14 +19,86 @@ RULES = ("E4", "E7", "E9", "F", "B", "C4", "SIM", "UP", "C901", "PLR0911", "PLR0
 """The pinned rule set: part of the reward's definition. No naming rules: the task names the function."""
 TIMEOUT_S = 10.0
 MAX_BYTES = 1 << 20
+RUNS_TEXT = {"exec", "eval", "compile"}
+UNREADABLE = {
+    "builtins", "__builtins__", "__import__", "importlib", "runpy", "codeop", "timeit", "cProfile", "pdb", "bdb", "doctest",
+}  # fmt: skip
+"""Names by which text can be run unseen."""
+MOST_TEXTS, DEEPEST = 16, 3
+_HIDING = re.compile(rf"builtins|^[rR]?[fF].*\b(?:{'|'.join(sorted(RUNS_TEXT | UNREADABLE))})\b", re.DOTALL)
+"""In a string: the module by its name, or a call inside of an f-string, which is one token."""
 
 
 def violations(code: str) -> int | None:
-    """How often the program breaks a rule; None where it cannot be checked (no Python, too large, too slow).
+    """How often the program breaks a rule, also in texts that it runs; None where it cannot be checked (no Python, too
+    large, too slow, or it runs text that is not written in it).
 
     No configuration file is read and `noqa` is ignored, so nothing but the code itself changes the result.
     Raises MarlRayError where ruff is not installed.
     """
+    total, waiting = 0, [(code, 0)]
+    checked = 0
+    while waiting:
+        text, depth = waiting.pop()
+        checked += 1
+        count = _violations(text)
+        texts = None if count is None else texts_run(text)
+        if count is None or texts is None or checked > MOST_TEXTS or (texts and depth == DEEPEST):
+            return None
+        total += count + len(texts)
+        waiting += [(inner, depth + 1) for inner in texts]
+    return total
+
+
+def texts_run(code: str) -> list[str] | None:
+    """The texts that a program hands to `exec`, `eval` and `compile`; None where one cannot be read there.
+
+    The program is cut into tokens, not parsed: it comes from a policy and may be made to crash a parser.
+    """
+    found: list[str] = []
+    try:
+        tokens = [
+            token
+            for token in tokenize.generate_tokens(io.StringIO(code).readline)
+            if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        ]
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        return None
+    for place, token in enumerate(tokens):
+        if token.string in UNREADABLE or (token.type == tokenize.STRING and _HIDING.search(token.string)):
+            return None
+        if token.type != tokenize.NAME:
+            continue
+        if token.string not in RUNS_TEXT or (place and tokens[place - 1].string == "."):
+            continue  # a method of that name, such as `re.compile`
+        text = _text(tokens[place + 1 :])
+        if text is None or len(found) == MOST_TEXTS:
+            return None
+        found.append(text)
+    return found
+
+
+def _text(tokens: Sequence[tokenize.TokenInfo]) -> str | None:
+    """The text that is the first argument of a call whose `(` comes first here."""
+    if not tokens or tokens[0].string != "(":
+        return None
+    parts = []
+    for token in tokens[1:]:
+        if token.type != tokenize.STRING:
+            break
+        parts.append(token.string)
+    end = tokens[1 + len(parts)].string if len(tokens) > 1 + len(parts) else ""
+    if not parts or end not in (",", ")"):
+        return None
+    try:
+        values = [ast.literal_eval(part) for part in parts]  # one string each
+    except (SyntaxError, ValueError):
+        return None  # an f-string
+    return "".join(values) if all(isinstance(value, str) for value in values) else None
+
+
+def _violations(code: str) -> int | None:
+    """How often a text breaks a rule."""
     data = code.encode("utf-8", "surrogatepass")
     if len(data) > MAX_BYTES:
         return None

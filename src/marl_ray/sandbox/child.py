@@ -19,13 +19,15 @@ from marl_ray.sandbox import codec, kernel, landlock, official, wire
 from marl_ray.sandbox.limits import Limits
 from marl_ray.sandbox.seccomp import Filter
 
-RUN, OFFICIAL, CALLS = b"R", b"O", b"C"
-"""What a request asks for: a script, the official harness, or a candidate that answers a judge's calls."""
+RUN, OFFICIAL, CALLS, IN_PLACE = b"R", b"O", b"C", b"I"
+"""What a request asks for: a script, the official harness, or a candidate that answers a judge's calls (and, the last, says
+how it changed their arguments)."""
 CHANNEL = 3
 """The one descriptor besides 0, 1 and 2: the official result pipe, or the socket to the judge."""
 _SIGKILL = 9
 MOST_THREADS = 64
-_NO_CPU_LIMIT = 1e9
+_ANY_SIZE = 1 << 62
+_LONGEST_ARGS = 10_000
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,6 @@ class Confinement:
     uid: int | None
     paths: int | None
     filter: Filter
-    null: int
 
 
 def rlimits(limits: Limits, cpu_s: float, threads: bool) -> list[tuple[int, int]]:
@@ -100,7 +101,7 @@ def prepare(message: bytes, fds: list[int], confinement: Confinement) -> Job:
 @lru_cache(maxsize=64)
 def _prepared(message: bytes, threads: bool) -> tuple[bytes, Limits, float, list[tuple[int, int]]]:
     kind, limits = message[:1], Limits.unpack(message[1:])
-    cpu_s = _NO_CPU_LIMIT if kind == OFFICIAL else limits.cpu_s or 0.0  # the official harness knows none
+    cpu_s = limits.cpu_s + (kind == OFFICIAL)  # there the alarm comes first, and the program may answer it
     return kind, limits, cpu_s, rlimits(limits, cpu_s, threads)
 
 
@@ -112,15 +113,20 @@ def rehearse() -> None:
         program, _ = wire.read_payload(fd)
         os.close(fd)
         exec(compile(wire.text(program), "<rehearsal>", "exec", dont_inherit=True), {})
-        codec.unpack(codec.loads(codec.dumps(codec.pack([1, (2, "3"), {4: 5.0}]))))
+        codec.unpack(codec.loads(codec.dumps(codec.pack([1, (2, "3"), {4: 5.0}]), 99)), 99)
 
 
 def become(job: Job, ready: int, confinement: Confinement) -> None:
     """Turn this forked process into the run. A byte is written to `ready` once it is confined, before the program starts."""
     program, *rest = wire.read_payload(job.fds[0])
     os.setsid()
-    null = confinement.null
-    for number, fd in enumerate(job.fds[1:] if job.kind == RUN else (null, null, null, job.fds[1])):
+    descriptors = job.fds[1:]
+    if (
+        job.kind != RUN
+    ):  # opened here: what a program sets on a descriptor that the server has too would outlive the run
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        descriptors = [null, null, null, *descriptors]
+    for number, fd in enumerate(descriptors):
         os.dup2(fd, number, inheritable=False)
     os.chdir(confinement.work)
     confine(job.rlimits, confinement)
@@ -136,9 +142,9 @@ def become(job: Job, ready: int, confinement: Confinement) -> None:
         run_script(source)
     elif job.kind == OFFICIAL:
         unbuffered = os.fdopen(CHANNEL, "wb", 0)
-        official.unsafe_execute(source, job.limits.wall_s, official.Result(unbuffered.write))
+        official.unsafe_execute(source, job.limits.cpu_s, job.limits.longest_s, official.Result(unbuffered.write))
     else:
-        answer_calls(source, wire.text(rest[0]))
+        answer_calls(source, wire.text(rest[0]), job.limits.frame_bytes, job.kind == IN_PLACE)
     os._exit(0)
 
 
@@ -194,36 +200,49 @@ def _status(body: Callable[[], object], frames: int) -> int:
     return 0
 
 
-def _described(error: BaseException) -> list[str]:
-    """Name of the nearest built-in exception class, and the text. Both are the program's word."""
+def _described(error: BaseException) -> list[Any]:
+    """Name of the nearest built-in exception class, text, and arguments of a built-in one. All are the program's word."""
     known = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
-    try:
-        return [known, str(error)[:1000]]
-    except Exception:
-        return [known, ""]
+    text, args = "", None
+    with contextlib.suppress(Exception):
+        text = str(error)[:1000]
+    if type(error).__module__ == "builtins":
+        with contextlib.suppress(Exception, codec.Foreign, wire.Malformed):
+            packed = codec.pack(list(error.args), most=_LONGEST_ARGS)
+            codec.dumps(packed, _LONGEST_ARGS)
+            args = packed
+    return [known, text, args]
 
 
-def answer_calls(program: str, entry_point: str) -> None:
-    """Load a candidate and answer the judge's calls. All that is sent here is the candidate's word, which nobody trusts."""
+def _failure(error: BaseException) -> dict[str, Any]:
+    """What a judge is told instead of a value."""
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        return {"exit": type(error).__name__}
+    if isinstance(error, codec.Foreign):
+        return {"foreign": str(error)}
+    if isinstance(error, wire.Malformed):
+        return {"encode": str(error)}
+    return {"error": _described(error)}
 
-    def send(message: dict[str, Any]) -> None:
-        wire.send_frame(CHANNEL, codec.dumps(message))
 
-    def attempt(body: Callable[[], dict[str, Any]]) -> None:
-        try:
-            return send(body())
-        except (SystemExit, KeyboardInterrupt) as stop:
-            message: dict[str, Any] = {"exit": type(stop).__name__}
-        except codec.Foreign as foreign:
-            message = {"foreign": str(foreign)}
-        except wire.Malformed as malformed:
-            message = {"encode": str(malformed)}
-        except BaseException as error:
-            message = {"error": _described(error)}
-        send(message)
+def answer_calls(program: str, entry_point: str, frame_bytes: int, in_place: bool) -> None:
+    """Load a candidate and answer the judge's calls. All that is sent here is the candidate's word, which nobody trusts.
 
+    Requests are `{"call": [arguments, named]}` and `{"next": [number of an iterator that was handed over, most items]}`.
+    """
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module
+    iterators: list[Any] = []
+
+    def stream(iterator: Any) -> int:
+        iterators.append(iterator)
+        return len(iterators) - 1
+
+    def pack(value: Any) -> Any:
+        return codec.pack(value, stream, frame_bytes // 2)
+
+    def given(items: list[Any]) -> Any:
+        return iter([codec.unpack(item, _ANY_SIZE, given) for item in items])
 
     def load() -> dict[str, Any]:
         exec(compile(program, "<candidate>", "exec", dont_inherit=True), module.__dict__)
@@ -231,28 +250,46 @@ def answer_calls(program: str, entry_point: str) -> None:
             raise NameError(f"name {entry_point!r} is not defined")
         return {"value": None}
 
-    def call() -> dict[str, Any]:
-        packed, packed_named = request
-        arguments = [codec.unpack(item) for item in packed]
-        named = {key: codec.unpack(item) for key, item in packed_named.items()}
+    def call(packed: list[Any], packed_named: dict[str, Any]) -> dict[str, Any]:
+        arguments = [codec.unpack(item, _ANY_SIZE, given) for item in packed]
+        named = {key: codec.unpack(item, _ANY_SIZE, given) for key, item in packed_named.items()}
         try:
-            answer = {"value": codec.pack(module.__dict__[entry_point](*arguments, **named))}
-        except (codec.Foreign, wire.Malformed, SystemExit, KeyboardInterrupt):
-            raise
+            answer = {"value": pack(module.__dict__[entry_point](*arguments, **named))}
         except BaseException as error:
-            answer = {"error": _described(error)}
+            answer = _failure(error)
+        if not in_place:
+            return answer
         changed = {}
+        before: dict[Any, Any] = {**dict(enumerate(packed)), **packed_named}
         for key, item in [*enumerate(arguments), *named.items()]:
             if codec.mutable(item):
-                after = codec.pack(item)
-                if after != (packed[key] if isinstance(key, int) else packed_named[key]):
+                after = pack(item)
+                if after != before[key]:
                     changed[str(key)] = after
-        return answer | {"changed": changed} if changed else answer
+        return answer | {"changed": changed}
+
+    def following(number: int, most: int) -> dict[str, Any]:
+        items: list[Any] = []
+        try:
+            for _ in range(most):
+                items.append(pack(next(iterators[number])))
+        except StopIteration:
+            return {"items": items, "done": True}
+        except BaseException as error:
+            return {"items": items, **_failure(error)}
+        return {"items": items}
+
+    def attempt(body: Callable[..., dict[str, Any]], *request: Any) -> None:
+        try:
+            data = codec.dumps(body(*request), frame_bytes)
+        except BaseException as error:
+            data = codec.dumps(_failure(error), frame_bytes)
+        wire.send_frame(CHANNEL, data)
 
     attempt(load)
     while True:
         try:
-            request = codec.loads(wire.receive_frame(CHANNEL))
+            ((what, request),) = codec.loads(wire.receive_frame(CHANNEL, _ANY_SIZE)).items()
         except EOFError:
             os._exit(0)
-        attempt(call)
+        attempt(call if what == "call" else following, *request)

@@ -1,57 +1,151 @@
-"""Values that may cross between candidate and judge: exactly of a built-in type, by value, of bounded depth and size.
+"""Values that may cross between candidate and judge: exactly of a known type, by value, of bounded depth and size.
 
 JSON with tags: None, bool, int, float, str and list stand for themselves; an object of one key is any other type.
-Decoding trusts nothing: it can only make built-in values or raise `Malformed`.
+Decoding trusts nothing: it can only make values of the types listed here or raise `Malformed`.
 """
 
+import collections
+import datetime
+import importlib
 import json
-from collections import Counter, OrderedDict, defaultdict
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
-from marl_ray.sandbox.wire import LARGEST_FRAME, Malformed
+from marl_ray.sandbox.wire import Malformed
 
 DEEPEST = 100
-_DICTS = (Counter, OrderedDict, defaultdict)
-"""Cross as plain dictionaries: what they contain is built-in and how they compare is theirs no more."""
+_DIGITS = 4300
+"""Of an int in decimal; Python's own limit, which tests may have lifted."""
+_SAFE_RECURSION = 5000
+"""The C stack holds so many nested calls of the JSON parser."""
+_PLAIN = frozenset({type(None), str, bool, float})
+_PLAIN_OR_INT = _PLAIN | {int}
 _PLAIN_INTS = range(-(1 << 63), 1 << 63)
+_NAMED = {
+    kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set)
+} | {
+    "frozenset": frozenset,
+    "NoneType": type(None),
+    "range": range,
+    "object": object,
+}
+"""Types that cross as values, and factories of a defaultdict. Any other factory is lost."""
+_VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+_MUTABLE = (list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+Stream = Callable[[Any], Any]
 
 
 class Foreign(Exception):
-    """A value that is not exactly of a built-in type. The argument is the name of its type."""
+    """A value of a type that may not cross. The argument is its name."""
 
 
-def pack(value: Any, depth: int = 0) -> Any:
-    """The JSON form of a value. `Foreign` for other types, `Malformed` when it is nested too deep."""
-    kind = type(value)
-    if value is None or kind is str or kind is bool or kind is float:
+def _is_iterator(kind: type) -> bool:
+    return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
+
+
+def _is_named_tuple(kind: type) -> bool:
+    return kind.__mro__[1:] == (tuple, object) and type(getattr(kind, "_fields", None)) is tuple
+
+
+class Packer:
+    """Makes the JSON form of one message. `Foreign` for other types, `Malformed` when it is nested too deep or too large.
+
+    stream: what stands for an iterator of the standard library (a generator, `map`, ...); without it they are foreign.
+    most: of items, however often the same list is among them. No frame of twice as many bytes has more.
+    """
+
+    def __init__(self, stream: Stream | None = None, most: int = 1 << 62):
+        self._stream, self._left = stream, most
+
+    def __call__(self, value: Any, depth: int = 0) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is int:
+            return value if value in _PLAIN_INTS else {"i": hex(value)}
+        if depth > DEEPEST:
+            raise Malformed(f"nested deeper than {DEEPEST}")
+        depth += 1
+        if kind is list:
+            return self._items(value, depth)
+        if kind is tuple:
+            return {"t": self._items(value, depth)}
+        if kind is dict:
+            return {"d": self._pairs(value, depth)}
+        if kind is set:
+            return {"s": self._items(value, depth)}
+        if kind is frozenset:
+            return {"f": self._items(value, depth)}
+        if kind is bytes:
+            return {"b": value.hex()}
+        if kind is bytearray:
+            return {"a": value.hex()}
+        if kind is complex:
+            return {"c": [value.real, value.imag]}
+        if kind is range:
+            return {"r": [self(end) for end in (value.start, value.stop, value.step)]}
+        return self._rare(value, kind, depth)
+
+    def _count(self, items: Any) -> None:
+        self._left -= len(items)
+        if self._left < 0:
+            raise Malformed("too many items")
+
+    def _items(self, items: Any, depth: int) -> list[Any]:
+        self._count(items)
+        kinds = set(map(type, items))
+        if kinds <= _PLAIN or (kinds == {int} and min(items) in _PLAIN_INTS and max(items) in _PLAIN_INTS):
+            return list(items)
+        return [self(item, depth) for item in items]
+
+    def _pairs(self, items: dict[Any, Any], depth: int) -> list[Any]:
+        self._count(items)
+        return [[self(key, depth), self(item, depth)] for key, item in items.items()]
+
+    def _rare(self, value: Any, kind: type, depth: int) -> Any:
+        """Types of the standard library that few programs hand over."""
+        if kind is deque:
+            return {"deque": [self._items(value, depth), value.maxlen]}
+        if kind is Counter or kind is OrderedDict:
+            return {kind.__name__: self._pairs(value, depth)}
+        if kind is defaultdict:
+            factory = value.default_factory
+            known = factory.__name__ if any(factory is item for item in _NAMED.values()) else None
+            return {"defaultdict": [known, self._pairs(value, depth)]}
+        if kind in _VIEWS:
+            return {_VIEWS[kind]: self._items(value, depth)}
+        if _is_named_tuple(kind):
+            return {"named": [kind.__name__, list(kind._fields), self._items(value, depth)]}  # type: ignore[attr-defined]
+        if kind is type and value in _NAMED.values():
+            return {"type": value.__name__}
+        if kind in _TEXTS.values():
+            return {kind.__name__: value.isoformat()}
+        if kind is datetime.timedelta:
+            return {"timedelta": [value.days, value.seconds, value.microseconds]}
+        if kind is _imported("decimal", "Decimal") or kind is _imported("uuid", "UUID"):
+            return {kind.__name__: str(value)}
+        if kind is _imported("fractions", "Fraction"):
+            return {"Fraction": [self(value.numerator), self(value.denominator)]}
+        if _is_iterator(kind) and self._stream:
+            return {"g": self._stream(value)}
+        raise Foreign(kind.__name__ if type(kind.__name__) is str else "?")
+
+
+def pack(value: Any, stream: Stream | None = None, most: int = 1 << 62) -> Any:
+    """The JSON form of a value; see `Packer`."""
+    if type(value) in _PLAIN:
         return value
-    if kind is int:
-        return value if value in _PLAIN_INTS else {"i": hex(value)}
-    if depth > DEEPEST:
-        raise Malformed(f"nested deeper than {DEEPEST}")
-    depth += 1
-    if kind is list:
-        return [pack(item, depth) for item in value]
-    if kind is tuple:
-        return {"t": [pack(item, depth) for item in value]}
-    if kind is dict or kind in _DICTS:
-        return {"d": [[pack(key, depth), pack(item, depth)] for key, item in value.items()]}
-    if kind is set:
-        return {"s": [pack(item, depth) for item in value]}
-    if kind is frozenset:
-        return {"f": [pack(item, depth) for item in value]}
-    if kind is bytes:
-        return {"b": value.hex()}
-    if kind is bytearray:
-        return {"a": value.hex()}
-    if kind is complex:
-        return {"c": [value.real, value.imag]}
-    if kind is range:
-        return {"r": [pack(end, depth) for end in (value.start, value.stop, value.step)]}
-    raise Foreign(kind.__name__ if type(kind.__name__) is str else "?")
+    return Packer(stream, most)(value)
+
+
+def _imported(module: str, name: str) -> Any:
+    """A class of a module that need not be loaded: where it is not, no value is of that class."""
+    return getattr(sys.modules.get(module), name, ...)
 
 
 def _floats(items: list[Any]) -> list[Any]:
@@ -60,56 +154,112 @@ def _floats(items: list[Any]) -> list[Any]:
     return items
 
 
+def _ints(items: list[Any]) -> list[Any]:
+    if any(type(item) is not int for item in items):
+        raise Malformed("something else than ints")
+    return items
+
+
+def _defaultdict(items: list[Any]) -> Any:
+    factory, pairs = items
+    return defaultdict(None if factory is None else _NAMED[factory], pairs)
+
+
+def _deque(items: list[Any]) -> Any:
+    content, longest = items
+    if type(content) is not list:
+        raise Malformed("a deque of something else than a list")
+    return deque(content, longest)
+
+
+@lru_cache(maxsize=64)
+def _named_tuple_type(name: str, fields: tuple[str, ...]) -> type:
+    return collections.namedtuple(name, fields)
+
+
+def _named(items: list[Any]) -> Any:
+    name, fields, content = items
+    if type(name) is not str or type(fields) is not list or any(type(field) is not str for field in fields):
+        raise Malformed("a named tuple without names")
+    return _named_tuple_type(name, tuple(fields))(*content)
+
+
+_TEXTS: dict[str, Any] = {kind.__name__: kind for kind in (datetime.date, datetime.datetime, datetime.time)}
 _MAKE: dict[str, Callable[[list[Any]], Any]] = {
     "t": tuple,
     "d": dict,
     "s": set,
     "f": frozenset,
     "c": lambda items: complex(*_floats(items)),
-    "r": lambda items: range(*items),
+    "r": lambda items: range(*_ints(items)),
+    "deque": _deque,
+    "Counter": lambda items: Counter(dict(items)),
+    "OrderedDict": OrderedDict,
+    "defaultdict": _defaultdict,
+    "keys": lambda items: dict.fromkeys(items).keys(),
+    "values": lambda items: dict(enumerate(items)).values(),
+    "items": lambda items: dict(items).items(),
+    "named": _named,
+    "timedelta": lambda items: datetime.timedelta(*_ints(items)),
+    "Fraction": lambda items: importlib.import_module("fractions").Fraction(*_ints(items)),
 }
 _PARSE: dict[str, Callable[[str], Any]] = {
     "i": lambda digits: int(digits, 16),
     "b": bytes.fromhex,
     "a": bytearray.fromhex,
+    "type": _NAMED.__getitem__,
+    **{name: kind.fromisoformat for name, kind in _TEXTS.items()},
+    "Decimal": lambda text: importlib.import_module("decimal").Decimal(text),
+    "UUID": lambda text: importlib.import_module("uuid").UUID(text),
 }
 
 
-def unpack(value: Any, depth: int = 0) -> Any:
-    """The value of a JSON form, which may come from an enemy: `Malformed` or a built-in value."""
+def unpack(value: Any, largest: int, stream: Stream | None = None, depth: int = 0) -> Any:
+    """The value of a JSON form, which may come from an enemy: `Malformed` or a value of a known type.
+
+    largest: of ranges, in bytes of the frame that their items would need at least. stream: the inverse of that of `pack`.
+    """
     kind = type(value)
-    if value is None or kind in (str, bool, float, int):
+    if kind in _PLAIN_OR_INT:
         return value
-    if depth > 2 * DEEPEST:  # a dictionary takes two levels
+    if depth > 3 * DEEPEST:  # a dictionary takes two levels, a deque three
         raise Malformed(f"nested deeper than {DEEPEST}")
     depth += 1
     if kind is list:
-        return [unpack(item, depth) for item in value]
+        if _PLAIN_OR_INT.issuperset(map(type, value)):
+            return list(value)
+        return [unpack(item, largest, stream, depth) for item in value]
     if kind is not dict or len(value) != 1:
         raise Malformed("an object of several keys")
     ((tag, content),) = value.items()
     try:
-        if tag in _PARSE and isinstance(content, str):
+        if tag in _PARSE and type(content) is str:
             return _PARSE[tag](content)
-        if tag in _MAKE and isinstance(content, list):
-            return _MAKE[tag]([unpack(item, depth) for item in content])
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Malformed(f"{tag}: {error}") from None
+        if tag in _MAKE and type(content) is list:
+            made = _MAKE[tag](unpack(content, largest, stream, depth))
+            if tag == "r" and len(made) > largest // 2:
+                raise Malformed(f"a range of {len(made)} items")
+            return made
+    except (TypeError, ValueError, KeyError, SyntaxError, ArithmeticError) as error:
+        raise Malformed(f"{tag}: {type(error).__name__}") from None
+    if tag == "g" and stream:
+        return stream(content)
     raise Malformed("an unknown tag")
 
 
-def dumps(message: Any) -> bytes:
+def dumps(message: Any, largest: int) -> bytes:
+    """A message as a frame. `Malformed` when it is larger than `largest` bytes."""
     data = _encode(message).encode()
-    if len(data) > LARGEST_FRAME:
-        raise Malformed(f"{len(data)} bytes, more than {LARGEST_FRAME}")
+    if len(data) > largest:
+        raise Malformed(f"{len(data)} bytes, more than {largest}")
     return data
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes | bytearray) -> Any:
     """JSON of an enemy: `Malformed` when it is none."""
     try:
         text = data.decode("ascii")
-        value, end = _scan(text, 0)
+        value, end = _bounded_scan(text)
     except (ValueError, RecursionError, StopIteration) as error:
         raise Malformed(type(error).__name__) from None
     if end != len(text):
@@ -117,23 +267,40 @@ def loads(data: bytes) -> Any:
     return value
 
 
+def _bounded_scan(text: str) -> tuple[Any, int]:
+    """One JSON value and its end, also where tests have lifted the interpreter's limits on recursion and on digits."""
+    recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
+    if recursion <= _SAFE_RECURSION and 0 < digits <= _DIGITS:
+        return _scan(text, 0)
+    frame, depth = sys._getframe(), 0
+    while frame.f_back:
+        frame, depth = frame.f_back, depth + 1
+    sys.setrecursionlimit(min(recursion, depth + _SAFE_RECURSION))
+    sys.set_int_max_str_digits(_DIGITS)
+    try:
+        return _scan(text, 0)
+    finally:
+        sys.setrecursionlimit(recursion)
+        sys.set_int_max_str_digits(digits)
+
+
 def restore(old: Any, new: Any) -> None:
-    """Give a list, dict, set or bytearray the contents of another, in place, and keep what is nested the same way."""
+    """Give a mutable value the contents of another of its type, in place, and keep what is nested the same way."""
     if type(old) is list:
         old[:] = [*map(_merged, old, new), *new[len(old) :]]
-    elif type(old) is dict:
+    elif isinstance(old, dict):
         kept = {key: _merged(old[key], item) if key in old else item for key, item in new.items()}
         old.clear()
-        old.update(kept)
+        dict.update(old, kept)
     elif type(old) is bytearray:
         old[:] = new
     else:
         old.clear()
-        old.update(new)
+        (old.extend if type(old) is deque else old.update)(new)
 
 
 def mutable(value: Any) -> bool:
-    return type(value) in (list, dict, set, bytearray)
+    return type(value) in _MUTABLE
 
 
 def _merged(old: Any, new: Any) -> Any:

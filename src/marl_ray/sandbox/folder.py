@@ -1,24 +1,105 @@
-"""The folder of the runs: emptied after each, watched where the file system does not limit its size."""
+"""The folders of the runs: each run has an untouched one; watched where the file system does not limit its size."""
 
 import contextlib
 import itertools
 import os
 import stat
+import time
+from collections.abc import Callable
+
+REMOVE_S = 2.0
+"""A run's leftovers are removed for so long before the next run; the rest waits for the one after."""
 
 
-def empty(path: str) -> None:
+class Mounted:
+    """A file system of its own, which a run may own: emptied and its mode put back, or replaced where that fails.
+
+    replace: mounts an empty one over the same path.
+    """
+
+    def __init__(self, path: str, mode: int, replace: Callable[[], None]):
+        self.path, self._mode, self._replace = path, mode, replace
+        self._seen = _seen(path)
+
+    def renew(self) -> bool:
+        """Make it as it was at first; whether it had to be replaced."""
+        if _untouched(self.path, self._seen):
+            return False
+        replaced = False
+        try:
+            os.chmod(self.path, self._mode)
+            empty(self.path, time.monotonic() + REMOVE_S)
+        except OSError:
+            self._replace()
+            replaced = True
+        self._seen = _seen(self.path)
+        return replaced
+
+
+class Numbered:
+    """Folders below a parent in which runs may only pass through; one that was touched is set aside and removed there.
+
+    base: a folder that runs may only pass through either. owner: whose the runs' folders are, None for our own. Runs of
+    our own user must not be allowed to change modes, or the parent's would not hold.
+    """
+
+    def __init__(self, base: str, owner: int | None):
+        self.parent, self._aside = os.path.join(base, "runs"), os.path.join(base, "aside")
+        self._owner, self._numbers = owner, itertools.count()
+        self._closed = 0o100 if owner is None else 0o711
+        os.mkdir(self.parent, 0o700)
+        os.mkdir(self._aside, 0o700)
+        self._make()
+
+    def _make(self) -> None:
+        self.path = os.path.join(self.parent, str(next(self._numbers)))
+        os.chmod(self.parent, 0o700)
+        os.mkdir(self.path, 0o700)
+        if self._owner is not None:
+            os.chown(self.path, self._owner, self._owner)
+        os.chmod(self.parent, self._closed)
+        self._seen = _seen(self.path)
+
+    def renew(self) -> bool:
+        """Another folder, unless this one is as it was at first."""
+        if _untouched(self.path, self._seen):
+            return False
+        with contextlib.suppress(OSError):  # what cannot be moved stays, and nobody meets it again: names are new
+            os.chmod(self.path, 0o700)  # moving a folder rewrites its `..`
+            os.chmod(self.parent, 0o700)
+            os.rename(self.path, os.path.join(self._aside, os.path.basename(self.path)))
+        self._make()
+        with contextlib.suppress(OSError):
+            empty(self._aside, time.monotonic() + REMOVE_S)
+        return False
+
+
+def _seen(path: str) -> tuple[int, ...]:
+    at = os.stat(path)
+    return at.st_ino, at.st_mode, at.st_uid, at.st_gid, at.st_nlink, at.st_mtime_ns, at.st_ctime_ns
+
+
+def _untouched(path: str, seen: tuple[int, ...]) -> bool:
+    """Whether a folder is empty and everything that is known of it as it was."""
+    try:
+        return _seen(path) == seen and not os.listdir(path)
+    except OSError:
+        return False
+
+
+def empty(path: str, deadline: float = float("inf")) -> None:
     """Remove everything in a folder, however deep, whatever its modes; symlinks are never followed.
 
-    Needs that nothing else works in the folder. Nested folders are first moved up: no recursion, no long paths.
+    Needs that nothing else works in the folder. Nested folders are first moved up: no recursion, no long paths. OSError for
+    what cannot be removed, TimeoutError when the deadline (of the monotonic clock) passes.
     """
-    with os.scandir(path) as entries:
-        if not any(True for _ in entries):
-            return
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     numbers = itertools.count()
     try:
         while names := os.listdir(root):
             for name in names:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{path}: too much to remove")
                 if not stat.S_ISDIR(os.lstat(name, dir_fd=root).st_mode):
                     os.unlink(name, dir_fd=root)
                     continue
@@ -57,7 +138,7 @@ def _move_up(root: int, name: str, numbers: "itertools.count[int]") -> None:
 
 
 def is_full(path: str, most_bytes: int, most_entries: int) -> bool:
-    """Whether a folder holds more than it may. A folder too deep to look into counts as full."""
+    """Whether a folder holds more than it may. One that cannot be looked into, or is too deep for that, counts as full."""
     used, count, todo = 0, 0, [path]
     while todo:
         try:
@@ -71,8 +152,6 @@ def is_full(path: str, most_bytes: int, most_entries: int) -> bool:
                     else:
                         used += entry.stat(follow_symlinks=False).st_blocks * 512
         except FileNotFoundError:
-            continue
-        except PermissionError:
             continue
         except OSError:
             return True

@@ -1,29 +1,42 @@
 """The trusted side: runs the tests with a proxy in place of the candidate, and alone decides the verdict."""
 
 import builtins
-import json
+import contextlib
 import os
 import random
+import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import islice
 from types import CodeType
 from typing import Any
 
 from marl_ray.sandbox import codec, wire
+from marl_ray.sandbox.limits import Limits
 
-MEMORY_BYTES, CPU_S = 4 << 30, 1 << 30
-_LONGEST_MESSAGE = 500
+PLAIN, IN_PLACE = b"C", b"I"
+"""Begin a request; limits follow. In place: the tests see what the candidate does to its mutable arguments."""
+SPENT = 5.0
+"""Seconds beyond a run's own wall clock after which this process ends itself: its client is gone."""
+_WORN_BYTES = 128 << 20
+"""A judge that has grown by so much is replaced, so that no run has less memory than the one before."""
+_LOOK_EVERY = 8
+_LARGEST_CACHED = 100_000
 _RAISED = {
     name: kind
     for name, kind in vars(builtins).items()
     if isinstance(kind, type)
     and issubclass(kind, Exception)
-    and not issubclass(kind, (UnicodeError, ImportError, ExceptionGroup))
+    and not issubclass(kind, (StopIteration, StopAsyncIteration, ExceptionGroup))
 }
-"""What a candidate may raise into the tests. The others take arguments that a text is not; ValueError stands for them."""
+"""What a candidate may raise into the tests. A `StopIteration` would end their loops, so it is a RuntimeError, as in a
+generator (PEP 479). Exception stands for all others."""
+
+
+_UNREADABLE = (wire.Malformed, codec.Foreign, RecursionError, MemoryError)
 
 
 class _Final(BaseException):
@@ -33,63 +46,128 @@ class _Final(BaseException):
 class Candidate:
     """Calls cross to the candidate; `verdict` is set once something happened that no test may forgive."""
 
-    def __init__(self, channel: int):
-        self._channel = channel
+    def __init__(self, channel: int, frame_bytes: int, in_place: bool):
+        self._channel, self._frame_bytes, self._in_place = channel, frame_bytes, in_place
         self.verdict: tuple[str, str] | None = None
 
     def _fail(self, verdict: str, message: str) -> _Final:
         self.verdict = self.verdict or (verdict, message)
         return _Final()
 
-    def _answer(self) -> dict[str, Any]:
-        """One answer, checked. Raises what the candidate raised."""
+    def _final(self, error: BaseException, what: str = "") -> _Final:
+        """The verdict of something that cannot be sent, received or read."""
+        if isinstance(error, codec.Foreign):
+            return self._fail("fail:nonbuiltin", f"{what}of type {error}" if what else str(error))
+        if isinstance(error, RecursionError):
+            return self._fail("fail:encode", f"{what}nested too deep")
+        if isinstance(error, MemoryError):
+            return self._fail("oom", f"{what}MemoryError")
+        if isinstance(error, wire.Malformed):
+            return self._fail("fail:encode", f"{what}{error}")
+        return self._fail("fail:crash", "the candidate's process ended")
+
+    def _asked(self, message: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """The answer to a request, and its size."""
         if self.verdict:
             raise _Final
         try:
-            answer = codec.loads(wire.receive_frame(self._channel))
-        except wire.Malformed as error:
-            raise self._fail("fail:encode", str(error)) from None
-        except (EOFError, OSError):
-            raise self._fail("fail:crash", "the candidate's process ended") from None
-        if type(answer) is not dict:
-            raise self._fail("fail:encode", "an answer that is no object")
+            data = codec.dumps(message, self._frame_bytes)
+        except _UNREADABLE as error:
+            raise self._final(error, "argument ") from None
+        try:
+            wire.send_frame(self._channel, data)
+        except OSError as error:
+            raise self._final(error) from None
+        return self._answer()
+
+    def _answer(self) -> tuple[dict[str, Any], int]:
+        try:
+            frame = wire.receive_frame(self._channel, self._frame_bytes)
+            answer = codec.loads(frame)
+            if type(answer) is not dict:
+                raise wire.Malformed("an answer that is no object")
+        except (*_UNREADABLE, EOFError, OSError) as error:
+            raise self._final(error) from None
+        return answer, len(frame)
+
+    def _unpacked(self, value: Any) -> Any:
+        try:
+            return codec.unpack(value, self._frame_bytes, self._iterator)
+        except _UNREADABLE as error:
+            raise self._final(error) from None
+
+    def _check(self, answer: dict[str, Any]) -> None:
+        """Raises what the candidate raised, or the verdict that its answer is."""
         for key, verdict in (("foreign", "fail:nonbuiltin"), ("exit", "fail:exit"), ("encode", "fail:encode")):
             if key in answer:
-                raise self._fail(verdict, str(answer[key])[:_LONGEST_MESSAGE])
-        return answer
+                raise self._fail(verdict, answer[key] if type(answer[key]) is str else "?")
+        if "error" in answer:
+            raise self._raised(answer["error"])
 
-    def _value(self, answer: dict[str, Any]) -> Any:
-        if "error" not in answer:
-            return codec.unpack(answer.get("value"))
-        described = answer["error"]
-        if type(described) is not list or len(described) != 2 or not all(type(item) is str for item in described):
-            raise wire.Malformed("an exception that is no pair of texts")
-        name, text = described
-        if name in ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "BaseException"):
-            raise self._fail("fail:exit", name)
-        raise _RAISED.get(name, ValueError)(text)
+    def _raised(self, described: Any) -> BaseException:
+        if type(described) is not list or len(described) != 3 or [type(item) for item in described[:2]] != [str, str]:
+            return self._fail("fail:encode", "an exception that is none")
+        name, text, args = described
+        if name in ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "BaseException", "BaseExceptionGroup"):
+            return self._fail("fail:exit", name)
+        if name in ("StopIteration", "StopAsyncIteration"):
+            return RuntimeError(f"the candidate raised {name}")
+        kind = _RAISED.get(name, Exception)
+        if type(args) is list:
+            with contextlib.suppress(Exception):
+                return kind(*self._unpacked(args))
+        with contextlib.suppress(Exception):
+            return kind(text)
+        return (UnicodeError if issubclass(kind, UnicodeError) else Exception)(text)
+
+    def _iterator(self, number: Any) -> Iterator[Any]:
+        if type(number) is not int:
+            raise wire.Malformed("an iterator without a number")
+        return self._items(number)
+
+    def _items(self, number: int) -> Iterator[Any]:
+        """The items of an iterator, fetched when they are needed; all together no larger than a frame."""
+        taken = received = 0
+        while True:
+            answer, size = self._asked({"next": [number, 1 + taken // 8]})
+            items, done = answer.get("items"), answer.get("done") is True
+            received += size
+            if type(items) is not list or received > self._frame_bytes:
+                raise self._fail("fail:encode", f"an iterator of more than {self._frame_bytes} bytes")
+            for item in items:
+                yield self._unpacked(item)
+            if done:
+                return
+            self._check(answer)
+            if not items:
+                raise self._fail("fail:encode", "an iterator that neither goes on nor ends")
+            taken += len(items)
+
+    def _drained(self, iterator: Any) -> list[Any]:
+        """The tests' own iterators cross as what is left of them."""
+        most = self._frame_bytes // 2
+        items = [codec.pack(item, self._drained) for item in islice(iterator, most + 1)]
+        if len(items) > most:
+            raise wire.Malformed("an iterator that does not end")
+        return items
 
     def loaded(self) -> None:
-        self._value(self._answer())
+        self._check(self._answer()[0])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            packed = [codec.pack(item) for item in args], {key: codec.pack(item) for key, item in kwargs.items()}
-            data = codec.dumps(packed)
-        except codec.Foreign as foreign:
-            raise self._fail("fail:nonbuiltin", f"argument of type {foreign}") from None
-        except wire.Malformed as error:
-            raise self._fail("fail:encode", f"argument: {error}") from None
-        try:
-            wire.send_frame(self._channel, data)
-        except OSError:
-            raise self._fail("fail:crash", "the candidate's process ended") from None
-        answer = self._answer()
-        try:
-            self._echo(args, kwargs, answer.get("changed", {}))
-            return self._value(answer)
-        except wire.Malformed as error:
-            raise self._fail("fail:encode", str(error)) from None
+            packed = [codec.pack(item, self._drained) for item in args]
+            named = {key: codec.pack(item, self._drained) for key, item in kwargs.items()}
+        except _UNREADABLE as error:
+            raise self._final(error, "argument ") from None
+        answer, _ = self._asked({"call": [packed, named]})
+        if self._in_place:
+            try:
+                self._echo(args, kwargs, answer.get("changed", {}))
+            except _UNREADABLE as error:
+                raise self._final(error) from None
+        self._check(answer)
+        return self._unpacked(answer.get("value"))
 
     def _echo(self, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Any) -> None:
         """What the candidate did to its mutable arguments happens to the tests' own."""
@@ -97,20 +175,26 @@ class Candidate:
             raise wire.Malformed("changes that are no object")
         mine = {str(key): item for key, item in [*enumerate(args), *kwargs.items()]}
         for key, packed in changed.items():
-            value = codec.unpack(packed)
+            value = codec.unpack(packed, self._frame_bytes)
             if key not in mine or not codec.mutable(mine[key]) or type(mine[key]) is not type(value):
                 raise wire.Malformed("a change of something that is no mutable argument")
             codec.restore(mine[key], value)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=256)
 def _compiled(source: str, name: str) -> CodeType:
     return compile(source, name, "exec", dont_inherit=True)
 
 
-def decide(tests: str, setup: str, entry_point: str, channel: int) -> tuple[str, str]:
+def _code(source: str, name: str) -> CodeType:
+    return (_compiled if len(source) < _LARGEST_CACHED else _compiled.__wrapped__)(source, name)
+
+
+def decide(
+    tests: str, setup: str, entry_point: str, channel: int, frame_bytes: int, in_place: bool = False
+) -> tuple[str, str]:
     """Verdict and message of one candidate at the other end of the channel."""
-    candidate = Candidate(channel)
+    candidate = Candidate(channel, frame_bytes, in_place)
     random.seed(wire.blob(tests))  # the same verdict every time
     namespace: dict[str, Any] = {"__name__": "tests"}
 
@@ -120,10 +204,10 @@ def decide(tests: str, setup: str, entry_point: str, channel: int) -> tuple[str,
     proxy.__name__ = proxy.__qualname__ = entry_point
 
     def body() -> None:
-        exec(_compiled(setup, "<setup>"), namespace)
+        exec(_code(setup, "<setup>"), namespace)
         namespace[entry_point] = proxy
         candidate.loaded()
-        exec(_compiled(tests, "<tests>"), namespace)
+        exec(_code(tests, "<tests>"), namespace)
 
     outcome = _outcome(body)
     return candidate.verdict or outcome
@@ -134,29 +218,73 @@ def _outcome(body: Callable[[], None]) -> tuple[str, str]:
         body()
     except _Final:
         return "fail:error", ""  # the candidate's own verdict comes first
-    except wire.Malformed as error:
-        return "fail:encode", str(error)
     except AssertionError as error:
-        return "fail:wrong", str(error)
+        return "fail:wrong", _text(error)
     except MemoryError:
         return "oom", "MemoryError"
     except BaseException as error:
-        return "fail:error", f"{type(error).__name__}: {error}"
+        text = _text(error)
+        return "fail:error", f"{type(error).__name__}: {text}"
     return "passed", ""
 
 
-def serve(control: socket.socket) -> None:
-    """Judge one candidate after another; each message brings the payload (tests, setup) and the channel."""
-    recursion = sys.getrecursionlimit()
-    while True:
-        message, fds, _, _ = socket.recv_fds(control, 64, 2)
+def _text(error: BaseException) -> str:
+    """What an exception says; it may hold a value of the candidate that has no text, such as a huge int."""
+    try:
+        return str(error)
+    except Exception as unsaid:
+        return f"(no text: {type(unsaid).__name__})"
+
+
+@contextlib.contextmanager
+def _limited(limits: Limits, rest_bytes: int) -> Iterator[None]:
+    """The tests' own limits. What tests change of the interpreter's is put back."""
+    recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = rest_bytes + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    signal.setitimer(signal.ITIMER_REAL, limits.longest_s + SPENT)  # both timers end this process
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        sys.setrecursionlimit(recursion)
+        sys.set_int_max_str_digits(digits)
+        if "decimal" in sys.modules:
+            decimal = sys.modules["decimal"]
+            decimal.setcontext(decimal.DefaultContext.copy())
+
+
+def _decided(payload: int, channel: int, limits: Limits, in_place: bool) -> tuple[str, str]:
+    try:
+        tests, setup, entry_point = map(wire.text, wire.read_payload(payload))
+        return decide(tests, setup, entry_point, channel, limits.frame_bytes, in_place)
+    except MemoryError:
+        return "oom", "MemoryError"
+    except BaseException as error:  # whatever a candidate's value may still cause, it is the candidate's verdict
+        return "fail:error", f"{type(error).__name__} while judging"
+
+
+def serve(control: socket.socket, size: Callable[[], int]) -> None:
+    """Judge one candidate after another; each message brings the payload (tests, setup) and the channel.
+
+    size: of this process' address space, in bytes.
+    """
+    rest = size()
+    worn, count = False, 0
+    while not worn:
+        message, fds, _, _ = socket.recv_fds(control, 256, 2)
         if not message:
             return
-        tests, setup, entry_point = map(wire.text, wire.read_payload(fds[0]))
-        signal.setitimer(signal.ITIMER_REAL, float(message) + 5)  # ends this process should its client be gone
-        verdict, text = decide(tests, setup, entry_point, fds[1])
+        limits = Limits.unpack(message[1:])
+        with _limited(limits, rest):
+            payload, channel = fds
+            verdict, text = _decided(payload, channel, limits, message[:1] == IN_PLACE)
         for fd in fds:
             os.close(fd)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.setrecursionlimit(recursion)
-        control.send(json.dumps({"verdict": verdict, "message": text[:_LONGEST_MESSAGE]}).encode())
+        count += 1
+        worn = count % _LOOK_EVERY == 0 and size() > rest + _WORN_BYTES
+        control.send((b"-" if worn else b"+") + wire.verdict(verdict, text))

@@ -16,7 +16,7 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_PRIVATE = 1, 2, 4, 8, 1 << 18
 _CLOSE_RANGE, _MOUNT_SETATTR = 436, 442  # the same number on every architecture, as all calls since 5.1
-_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_AT_FDCWD, _AT_RECURSIVE, _MNT_DETACH = -100, 0x8000, 2
 
 
 def syscall(number: int, *args: int) -> int:
@@ -73,9 +73,15 @@ def read_only_everywhere() -> None:
     syscall(_MOUNT_SETATTR, _AT_FDCWD, pointers[0], _AT_RECURSIVE, pointers[1], ctypes.sizeof(attributes))
 
 
-def mount_tmpfs(path: str, flags: int, options: str) -> None:
+def mount(kind: str, path: str, flags: int, options: str) -> None:
+    """Mount a file system without devices, set-uid and executables."""
     flags |= MS_NOSUID | MS_NODEV | MS_NOEXEC
-    _checked(_libc.mount(b"tmpfs", path.encode(), b"tmpfs", flags, options.encode()), f"mount {path}")
+    _checked(_libc.mount(kind.encode(), path.encode(), kind.encode(), flags, options.encode()), f"mount {path}")
+
+
+def unmount(path: str) -> None:
+    """Take away what is mounted last on a path; it is gone as soon as nobody uses it."""
+    _checked(_libc.umount2(path.encode(), _MNT_DETACH), f"unmount {path}")
 
 
 def bind(fd: int, target: str) -> None:

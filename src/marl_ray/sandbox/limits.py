@@ -25,45 +25,56 @@ class Status(StrEnum):
     CRASH = "crash"
     """Killed by a signal."""
     TIMEOUT = "timeout"
-    """Passed the wall-clock or the CPU limit."""
+    """Passed the CPU limit or the wall-clock limit."""
     OOM = "oom"
     """Died of a MemoryError."""
     OUTPUT_LIMIT = "output_limit"
     """Wrote more to stdout or stderr, or into its folder, than it may."""
 
 
+WALL_FACTOR = 4.0
+"""A run may take so many times its CPU limit by the clock on the wall, because a busy machine makes programs wait."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """What one run may use. Times in seconds, sizes in bytes.
 
-    cpu_s: CPU time of all threads together; `wall_s` when None.
-    memory_bytes: address space, the interpreter's own (about 40 MB) included.
+    cpu_s: CPU time of all threads together. It decides; of judged programs the tests have as much again for themselves.
+    wall_s: by the clock on the wall, for programs that wait instead of computing; `WALL_FACTOR` times `cpu_s` when None.
+    memory_bytes: address space, the interpreter's own (about 40 MB) included. Judged tests may use as much again.
     output_bytes: of stdout and of stderr, each.
     file_bytes: the largest file.
     stack_bytes: of the main thread, and of new threads; what the host gives when None.
+    frame_bytes: one call's arguments or its answer, as they cross between candidate and tests; all items of an iterator.
     """
 
-    wall_s: float = 3.0
-    cpu_s: float | None = None
+    cpu_s: float = 3.0
+    wall_s: float | None = None
     memory_bytes: int = 1 << 30
     output_bytes: int = 1 << 16
     file_bytes: int = 64 << 20
     open_files: int = 64
     stack_bytes: int | None = None
+    frame_bytes: int = 32 << 20
 
-    _FORMAT = struct.Struct("<ddQQQQ")
+    _FORMAT = struct.Struct("<ddQQQQQ")
+
+    @property
+    def longest_s(self) -> float:
+        """How long the run may take by the clock on the wall."""
+        return WALL_FACTOR * self.cpu_s if self.wall_s is None else self.wall_s
 
     def pack(self) -> bytes:
-        """The form in which a server gets them."""
-        cpu = self.wall_s if self.cpu_s is None else self.cpu_s
-        stack = self.stack_bytes or 0
-        return self._FORMAT.pack(self.wall_s, cpu, self.memory_bytes, self.file_bytes, self.open_files, stack)
+        """The form in which servers and judges get them."""
+        sizes = self.memory_bytes, self.file_bytes, self.open_files, self.stack_bytes or 0, self.frame_bytes
+        return self._FORMAT.pack(self.cpu_s, self.longest_s, *sizes)
 
     @classmethod
     def unpack(cls, data: bytes) -> "Limits":
         """The inverse of `pack`; `output_bytes` is the client's business and stays behind."""
-        wall, cpu, memory, file, files, stack = cls._FORMAT.unpack(data)
-        return cls(wall, cpu, memory, file_bytes=file, open_files=files, stack_bytes=stack or None)
+        cpu, wall, memory, file, files, stack, frame = cls._FORMAT.unpack(data)
+        return cls(cpu, wall, memory, file_bytes=file, open_files=files, stack_bytes=stack or None, frame_bytes=frame)
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,8 @@ class Judgement:
     """What the tests say of a candidate.
 
     verdict: passed; fail:wrong (an assertion), fail:error (an exception), fail:exit, fail:crash, fail:nonbuiltin (a value
-    that is not exactly of a built-in type had to cross), fail:encode (too deep, too big or malformed), timeout, oom.
+    that may not cross had to), fail:encode (too deep, too big or malformed), timeout, oom.
+    message: what else is known, at most 2,000 bytes of UTF-8.
     """
 
     passed: bool

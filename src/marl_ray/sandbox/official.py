@@ -1,8 +1,9 @@
 """The semantics of openai/human-eval's `execution.py`, inside a run of the sandbox.
 
 Its quirks are kept on purpose, so that a reported score is the official one: functions set to None, stdin that cannot be
-read, SIGALRM that a program may swallow, a `result` that a program may reach by walking frames. Nothing here may use
-`from __future__ import`: `exec` would inherit it.
+read, SIGALRM that a program may swallow, a `result` that a program may reach by walking frames. Only the clock is another:
+CPU time decides, so that a busy machine changes no score. Nothing here may use `from __future__ import`: `exec` would
+inherit it.
 """
 
 import builtins
@@ -14,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,11 +49,17 @@ def swallow_io() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    def signal_handler(signum: int, frame: object) -> None:
-        raise TimeoutException("Timed out!")
+def time_limit(seconds: float, longest: float) -> Iterator[None]:
+    """The official alarm, by CPU time: it goes off when that is used up, or after `longest` seconds on the clock."""
+    used, started = time.process_time(), time.monotonic()
 
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    def signal_handler(signum: int, frame: object) -> None:
+        left = min(seconds - (time.process_time() - used), longest - (time.monotonic() - started))
+        if left <= 0:
+            raise TimeoutException("Timed out!")
+        signal.setitimer(signal.ITIMER_REAL, max(left, 0.001))
+
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, longest))
     signal.signal(signal.SIGALRM, signal_handler)
     try:
         yield
@@ -82,15 +90,15 @@ class Result:
         self._write = write
 
     def append(self, text: str) -> None:
-        data = text.encode("utf-8", "surrogatepass")
+        data = text.encode("utf-8", "backslashreplace")
         self._write(len(data).to_bytes(8, "little") + data)
 
 
-def unsafe_execute(check_program: str, timeout: float, result: Result) -> None:
+def unsafe_execute(check_program: str, timeout: float, longest: float, result: Result) -> None:
     reliability_guard()
     try:
         exec_globals: dict[str, Any] = {}
-        with swallow_io(), time_limit(timeout):
+        with swallow_io(), time_limit(timeout, longest):
             exec(check_program, exec_globals)
         result.append("passed")
     except TimeoutException:
@@ -100,8 +108,8 @@ def unsafe_execute(check_program: str, timeout: float, result: Result) -> None:
 
 
 def first_result(data: bytes) -> str:
-    """What the program appended first; the official harness takes silence for a timeout."""
+    """What the program appended first; the harness takes silence for a timeout. Bytes that are no text are escaped."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8:
         return "timed out"
-    return data[8 : 8 + size].decode("utf-8", "surrogatepass" if len(data) >= 8 + size else "replace")
+    return data[8 : 8 + size].decode("utf-8", "backslashreplace")

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from marl_ray.errors import MarlRayError
 from marl_ray.sandbox import child, official, server, wire
+from marl_ray.sandbox.in_place import looks_at_arguments
 from marl_ray.sandbox.limits import Execution, Judgement, Level, Limits, Status
 from marl_ray.sandbox.seccomp import supported
 from marl_ray.sandbox.worker import Dead, End, Worker, remove_forgotten_folders
@@ -97,21 +98,25 @@ class Pool:
         finally:
             self._free.put(worker)
 
-    def _with_worker(self, job: Callable[[Worker], T]) -> T:
-        """The job's result; a worker that died or hangs is replaced and the job tried once more."""
+    def _with_worker(self, job: Callable[[Worker], T], blamed: Callable[[], T]) -> T:
+        """The job's result; a worker that died or hangs is replaced and the job tried once more.
+
+        Where the second dies too and a third is well, the program is to blame, and `blamed` is what is said of it.
+        """
         with self._worker() as worker:
             try:
-                try:
-                    return job(worker)
-                except Dead:
-                    worker.restart()
-                    return job(worker)
-            except Dead:
-                worker.abandon()
-                raise MarlRayError("a sandbox server died twice in the same run") from None
+                for _ in range(2):
+                    try:
+                        return job(worker)
+                    except Dead:
+                        worker.restart()
+                if worker.well():
+                    return blamed()
             except BaseException:
                 worker.abandon()
                 raise
+            worker.abandon()
+            raise MarlRayError("a sandbox server died three times, the last time with a program that does nothing")
 
     def run(
         self,
@@ -138,7 +143,8 @@ class Pool:
                 stdin_fd = wire.memory_file("stdin", [stdin])
                 stack.callback(os.close, stdin_fd)
                 pipes = [os.pipe(), os.pipe()]
-                for reader, _ in pipes:
+                for reader, writer in pipes:
+                    os.fchmod(writer, 0o622)  # a program may open /dev/stdout, as another user
                     stack.callback(os.close, reader)
                 try:
                     worker.request(child.RUN, limits, [program_fd, stdin_fd, pipes[0][1], pipes[1][1]])
@@ -150,7 +156,7 @@ class Pool:
                 out, err = (bytes(got[reader]) for reader, _ in pipes)
             return self._execution(end, out, err, flooded, limits)
 
-        return self._with_worker(job)
+        return self._with_worker(job, lambda: Execution(Status.CRASH, None, b"", b"", 0.0, 0.0, self.level))
 
     def _execution(self, end: End, out: bytes, err: bytes, flooded: bool, limits: Limits) -> Execution:
         returncode = None if end.signal else os.WEXITSTATUS(end.status)
@@ -169,7 +175,7 @@ class Pool:
     def official(self, program: str, limits: Limits = Limits()) -> str:  # noqa: B008  frozen
         """What openai/human-eval's harness says of this program: "passed", "timed out" or "failed: " and the error.
 
-        Only `wall_s` and `memory_bytes` are limits of this mode's own; forgeable as the official harness is.
+        The harness' timeout is `cpu_s`, of CPU time; `wall_s` ends programs that wait. Forgeable as the official harness is.
         """
 
         def job(worker: Worker) -> str:
@@ -186,7 +192,7 @@ class Pool:
                 os.close(reader)
                 os.close(program_fd)
 
-        return self._with_worker(job)
+        return self._with_worker(job, lambda: official.first_result(b""))
 
     def judge(
         self,
@@ -196,17 +202,22 @@ class Pool:
         entry_point: str,
         setup: str = "",
         limits: Limits = Limits(),  # noqa: B008  frozen
+        in_place: bool | None = None,
     ) -> Judgement:
         """Run trusted tests against a candidate in another process, of which only the function `entry_point` is called.
 
         setup: trusted code that runs before the tests, beside them; `entry_point` names the candidate's function afterwards.
+        in_place: what the candidate does to a mutable argument happens to the tests' own; None where they call the function
+        as a statement of its own, and so look at nothing else. Others would let a candidate empty what they compare its
+        answer with.
         """
+        shown = looks_at_arguments(tests, entry_point) if in_place is None else in_place
 
         def job(worker: Worker) -> Judgement:
             program_fd = wire.payload(wire.blob(candidate), wire.blob(entry_point))
             tests_fd = wire.payload(wire.blob(tests), wire.blob(setup), wire.blob(entry_point))
             try:
-                end, verdict, message = worker.judged(program_fd, tests_fd, limits)
+                end, verdict, message = worker.judged(program_fd, tests_fd, limits, shown)
             finally:
                 os.close(program_fd)
                 os.close(tests_fd)
@@ -216,7 +227,8 @@ class Pool:
                 message = f"signal {end.signal}" if end.signal else f"exit status {os.WEXITSTATUS(end.status)}"
             return Judgement(verdict == "passed", verdict, message, end.wall_s, end.cpu_s, self.level)
 
-        return self._with_worker(job)
+        died = "the sandbox's own processes died of it"
+        return self._with_worker(job, lambda: Judgement(False, "fail:crash", died, 0.0, 0.0, self.level))
 
 
 def probe() -> Level:

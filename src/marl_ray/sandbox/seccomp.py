@@ -17,6 +17,7 @@ _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _NUMBER, _ARCH = 0, 4
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+NOTHING, ENOTTY, ENOTSUP = 0x00050000, 0x00050019, 0x0005005F
 _THREAD = 0x3D0F00
 """clone flags of a thread, exactly as glibc and musl set them; any other clone is a new process or namespace."""
 
@@ -32,7 +33,7 @@ pwritev 296 70 access 21 -1 pipe 22 -1 select 23 -1 sched_yield 24 124 mremap 25
 madvise 28 233 dup 32 23 dup2 33 -1 dup3 292 24 pause 34 -1 nanosleep 35 101 getitimer 36 102 alarm 37 -1
 setitimer 38 103 getpid 39 172 getppid 110 173 gettid 186 178 sendto 44 206 recvfrom 45 207 shutdown 48 210
 getsockname 51 204 getpeername 52 205 getsockopt 55 209 setsockopt 54 208 exit 60 93 exit_group 231 94 uname 63 160
-flock 73 32 fsync 74 82 fdatasync 75 83 truncate 76 45 ftruncate 77 46 fallocate 285 47 fadvise64 221 223
+truncate 76 45 ftruncate 77 46
 getdents 78 -1 getdents64 217 61 getcwd 79 17 chdir 80 49 fchdir 81 50 rename 82 -1 renameat 264 38 renameat2 316 276
 mkdir 83 -1 mkdirat 258 34 rmdir 84 -1 creat 85 -1 link 86 -1 linkat 265 37 unlink 87 -1 unlinkat 263 35 symlink 88 -1
 symlinkat 266 36 readlink 89 -1 readlinkat 267 78 mknod 133 -1 mknodat 259 33 getxattr 191 8 lgetxattr 192 9
@@ -50,17 +51,26 @@ pselect6 270 72 openat 257 56 newfstatat 262 79 statx 332 291 faccessat 269 48 f
 rseq 334 293 membarrier 324 283 close_range 436 436 sendfile 40 71 copy_file_range 326 285 getcpu 309 168 capget 125 90
 wait4 61 260 waitid 247 95 signalfd4 289 74
 """
+_ANSWERED = """
+flock 73 32 fsync 74 82 fdatasync 75 83 fadvise64 221 223
+"""
+"""Succeed and do nothing: locks on the host's files, writing back and dropping their pages would be felt outside."""
 _CHANGES_OWNERS = """
 chmod 90 -1 fchmod 91 52 fchmodat 268 53 fchmodat2 452 452 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54
-utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1
 """
 """Neither Landlock nor rlimits govern these; allowed where the host's files are another user's or read-only."""
+_CHANGES_TIMES = """
+utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1
+"""
+"""Allowed where the host's files are read-only: whoever may write a file (/dev/null) may change its times."""
+_FALLOCATES = " fallocate 285 47 "
+"""Past every limit on sizes but that of a file system of one's own. Elsewhere libraries write zeros instead."""
 _CHECKED = """
 mmap 9 222 mprotect 10 226 clone3 435 435 socketpair 53 199 ioctl 16 29 fcntl 72 25
 """
 _SERVERS = """
 setsid 112 157 setgroups 116 159 setresuid 117 147 setresgid 119 149 capset 126 91 pidfd_open 434 434
-landlock_restrict_self 446 446
+landlock_restrict_self 446 446 landlock_create_ruleset 444 444 landlock_add_rule 445 445 mount 165 40 umount2 166 39
 """
 """What a server needs on top, and a run must not have."""
 _RECEIVE = " recvmsg 47 212 "
@@ -69,7 +79,8 @@ _OWN = "clone 56 220 kill 62 129 tgkill 234 131 prlimit64 302 261 prctl 157 167"
 """A run may use them on itself."""
 
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
-_FCNTLS = (*range(8), 36, 37, 38, 1030, 1033, 1034)  # no F_SETOWN, F_SETSIG (signals to others), F_SETPIPE_SZ (memory)
+_FCNTLS = (*range(6), 36, 1030, 1033, 1034)  # no F_SETOWN, F_SETSIG (signals to others), F_SETPIPE_SZ (memory)
+_LOCKS = (6, 7, 37, 38)  # F_SETLK, F_SETLKW and those of open files
 _PRCTLS = (3, 15, 16, 39, 0x53564D41)  # get dumpable, set and get name, get no_new_privs, name a mapping
 _SOCKET_PAIRS = (1, 0x801, 0x80001, 0x80801)  # SOCK_STREAM: a datagram socket could send to any other socket
 
@@ -90,11 +101,14 @@ def _argument(index: int, high: bool = False) -> Instruction:
     return _load(16 + 8 * index + 4 * high)  # both architectures are little-endian
 
 
-def _one_of(index: int, values: Iterable[int], otherwise: int = EPERM) -> list[Instruction]:
-    """Allow when the low word of an argument is one of the values."""
+def _one_of(
+    index: int, values: Iterable[int], otherwise: int = EPERM, answered: Iterable[int] = ()
+) -> list[Instruction]:
+    """Allow when the low word of an argument is one of the values; do nothing when it is one of those answered."""
     code = [_argument(index)]
-    for value in values:
-        code += [(_JUMP_EQ, 0, 1, value & 0xFFFFFFFF), (_RETURN, 0, 0, ALLOW)]
+    for action, some in ((ALLOW, values), (NOTHING, answered)):
+        for value in some:
+            code += [(_JUMP_EQ, 0, 1, value & 0xFFFFFFFF), (_RETURN, 0, 0, action)]
     return [*code, (_RETURN, 0, 0, otherwise)]
 
 
@@ -114,8 +128,8 @@ _CHECKS = {
     "mprotect": _not_both(2, 0b110),
     "clone3": [(_RETURN, 0, 0, ENOSYS)],  # its flags lie in memory; libraries fall back to clone
     "socketpair": [_argument(0), (_JUMP_EQ, 1, 0, 1), (_RETURN, 0, 0, EPERM), *_one_of(1, _SOCKET_PAIRS)],
-    "ioctl": _one_of(1, _IOCTLS, otherwise=0x00050019),  # ENOTTY
-    "fcntl": _one_of(1, _FCNTLS),
+    "ioctl": _one_of(1, _IOCTLS, otherwise=ENOTTY),
+    "fcntl": _one_of(1, _FCNTLS, answered=_LOCKS),
 }
 
 
@@ -165,19 +179,24 @@ class Filter:
         self._header = ctypes.create_string_buffer(header, len(header))
 
     @classmethod
-    def of_server(cls, machine: str) -> "Filter":
-        """What is listed here and nothing else."""
+    def of_server(cls, machine: str, spaces: bool) -> "Filter":
+        """What is listed here and nothing else. spaces: the only file system that runs can write is their own."""
         arch, column = ARCHES[machine]
-        plain = _numbers(_CALLS + _CHANGES_OWNERS + _SERVERS + _RECEIVE + _OWN, column)
+        plain = _numbers(_CALLS + _CHANGES_OWNERS + _CHANGES_TIMES + _SERVERS + _RECEIVE + _OWN, column)
         actions = {number: [(_RETURN, 0, 0, ALLOW)] for number in plain.values()}
+        actions |= {number: [(_RETURN, 0, 0, NOTHING)] for number in _numbers(_ANSWERED, column).values()}
+        allocates = ALLOW if spaces else ENOTSUP
+        actions |= {number: [(_RETURN, 0, 0, allocates)] for number in _numbers(_FALLOCATES, column).values()}
         actions |= {number: _CHECKS[name] for name, number in _numbers(_CHECKED, column).items()}
         return cls(arch, actions, EPERM)
 
     @classmethod
-    def of_run(cls, machine: str, owners: bool, receives: bool = False) -> "Filter":
-        """What a run, or a judge, gives up of that. owners: it may change modes, owners and times of files."""
+    def of_run(cls, machine: str, owners: bool, spaces: bool, receives: bool = False) -> "Filter":
+        """What a run, or a judge, gives up of that. owners: it may change modes and owners of files."""
         arch, column = ARCHES[machine]
-        gone = _SERVERS + ("" if receives else _RECEIVE) + ("" if owners else _CHANGES_OWNERS)
+        gone = _SERVERS
+        for table, kept in ((_RECEIVE, receives), (_CHANGES_OWNERS, owners), (_CHANGES_TIMES, spaces)):
+            gone += "" if kept else table
         actions = {number: [(_RETURN, 0, 0, EPERM)] for number in _numbers(gone, column).values()}
         own = _own_checks(cls._HOLE)
         actions |= {number: own[name] for name, number in _numbers(_OWN, column).items()}

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import platform
+import resource
 import select
 import signal
 import socket
@@ -22,8 +23,9 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from marl_ray.sandbox import child, folder, kernel, landlock
+from marl_ray.sandbox import child, folder, kernel, landlock, semaphores
 from marl_ray.sandbox.limits import Level, Limits
 from marl_ray.sandbox.seccomp import Filter
 
@@ -35,9 +37,15 @@ KILL = b"k"
 FOLDER_BYTES, FOLDER_ENTRIES = 256 << 20, 4096
 _LOOK_S = 0.05
 _OTHER_USERS = 100_000
+_ALWAYS_S, _ANY_MEMORY = 1 << 30, 1 << 62
 _CORES = os.cpu_count() or 1
 _SPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 _LIBRARIES = ("/lib64", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/usr/share/zoneinfo")
+_LOCALES = ("/usr/lib/locale", "/usr/share/locale")
+_PROC = "subset=pid,hidepid=4"
+"""Of /proc a run sees its own processes; Landlock lets it open nothing there but its own pipes and files (/dev/stdin)."""
+_RUNS_FIRST, _JUDGES_SECOND, _SERVERS_LAST = b"1000", b"900", b"0"
+"""Whom the kernel ends first when the host's memory is used up; servers and their client come after them."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
@@ -49,6 +57,7 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     if null != child.CHANNEL:  # nothing of ours may have the number that a run gives to its channel
         os.dup2(null, child.CHANNEL, inheritable=False)
+        os.close(null)
     options["number"] = os.getpid()
     if options["role"] == "judge":
         return _judge(control, options)
@@ -112,7 +121,7 @@ def _rules(work: str) -> list[tuple[str, int]]:
         rules += [(e.path, landlock.READ) for e in os.scandir(base) if e.name not in ("site-packages", "dist-packages")]
     triple = sysconfig.get_config_var("MULTIARCH") or ""
     rules += [(path, landlock.READ) for path in (f"/lib/{triple}", f"/usr/lib/{triple}") if triple]
-    rules += [(path, landlock.READ) for path in (*_LIBRARIES, *_packages())]
+    rules += [(path, landlock.READ) for path in (*_LIBRARIES, *_LOCALES, *_packages())]
     return rules + [(path, landlock.DEVICE) for path in _DEVICES]
 
 
@@ -123,17 +132,25 @@ def _temporary() -> str:
 
 
 def _mounts(base: str, work: str, uid: int | None) -> None:
-    """Read-only file system, empty /proc, /sys, /run and shared memory, a folder of limited size for the runs."""
+    """Read-only file system, empty /sys, /run and shared memory, the runs' own /proc, a folder of limited size for them."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.read_only_everywhere()
     _reopen_path([*_stdlib(), *_packages(), base], uid)
+    _mount_folder(work, uid)
+    for path in ("/sys", "/run", "/dev/shm", "/proc"):
+        if os.path.isdir(path) and not base.startswith(path + "/"):
+            if path == "/proc":
+                with contextlib.suppress(OSError):  # where parts of the host's are hidden, there can be no other
+                    kernel.mount("proc", path, kernel.MS_RDONLY, _PROC)
+                    continue
+            kernel.mount("tmpfs", path, kernel.MS_RDONLY, "size=4k,mode=755")
+
+
+def _mount_folder(work: str, uid: int | None) -> None:
     owner = os.geteuid() if uid is None else uid
     group = os.getegid() if uid is None else uid
     options = f"mode=700,uid={owner},gid={group},size={FOLDER_BYTES},nr_inodes={FOLDER_ENTRIES}"
-    kernel.mount_tmpfs(work, 0, options)
-    for path in ("/sys", "/run", "/dev/shm", "/proc"):
-        if os.path.isdir(path) and not base.startswith(path + "/"):
-            kernel.mount_tmpfs(path, kernel.MS_RDONLY, "size=4k,mode=755")
+    kernel.mount("tmpfs", work, 0, options)
 
 
 def _reopen_path(needed: list[str], uid: int | None) -> None:
@@ -147,7 +164,7 @@ def _reopen_path(needed: list[str], uid: int | None) -> None:
             continue
         below = [item for item in needed if item.startswith(closed + "/")]
         fds = [(item, os.open(item, os.O_PATH | os.O_CLOEXEC)) for item in below]
-        kernel.mount_tmpfs(closed, 0, "size=1m,mode=755")
+        kernel.mount("tmpfs", closed, 0, "size=1m,mode=755")
         for item, fd in fds:
             os.makedirs(item, exist_ok=True)
             kernel.bind(fd, item)
@@ -185,8 +202,10 @@ def _failure(body: Callable[[], object]) -> str:
     return text
 
 
-def _confinement(options: dict, spaces: bool, why: str) -> tuple[child.Confinement, Level, str]:
-    """The best this host allows, its level, and why it is not better."""
+def _confinement(
+    options: dict, spaces: bool, why: str
+) -> tuple[child.Confinement, folder.Mounted | folder.Numbered, Level, str]:
+    """The best this host allows, the folders of its runs, its level, and why it is not better."""
     base = options["folder"]
     work, uid = os.path.join(base, "work"), _other_user(options["number"])
     os.mkdir(work, 0o700)
@@ -199,17 +218,40 @@ def _confinement(options: dict, spaces: bool, why: str) -> tuple[child.Confineme
             work = inside
     if uid is not None and not _as_user(uid, _stdlib()):
         uid = None
-    if uid is not None and not spaces:
-        os.chown(work, uid, uid)
+    folders: folder.Mounted | folder.Numbered
+    runs = work
+    if spaces:
+
+        def mount_another() -> None:
+            kernel.unmount(work)
+            _mount_folder(work, uid)
+
+        folders = folder.Mounted(work, 0o700, mount_another)
+    else:
+        folders = folder.Numbered(work, uid)
+        os.chmod(work, 0o711)
+        runs = folders.parent
     paths, level = None, Level.LIMITS
     if options["max_level"] >= Level.PATHS:
         if landlock.abi() >= landlock.OLDEST_ABI:
-            paths = landlock.ruleset(_rules(work))
+            paths = landlock.ruleset(_rules(runs))
             level = Level.NAMESPACES if spaces else Level.PATHS
         else:
             why = f"Landlock ABI {landlock.abi()}, {landlock.OLDEST_ABI} needed"
-    filter_ = Filter.of_run(platform.machine(), owners=spaces or uid is not None)
-    return child.Confinement(work, uid, paths, filter_, child.CHANNEL), level, why
+    filter_ = Filter.of_run(platform.machine(), owners=spaces or uid is not None, spaces=spaces)
+    return child.Confinement(folders.path, uid, paths, filter_), folders, level, why
+
+
+def _renewed(confinement: child.Confinement, folders: folder.Mounted | folder.Numbered) -> child.Confinement:
+    """The confinement of the next run, with a folder that no run has touched."""
+    replaced = folders.renew()
+    if replaced and confinement.paths is not None:  # the rules name what is mounted no more
+        os.close(confinement.paths)
+        confinement = replace(confinement, paths=landlock.ruleset(_rules(folders.path)))
+    if folders.path != confinement.work:
+        confinement = replace(confinement, work=folders.path)
+        os.environ["HOME"] = os.environ["TMPDIR"] = folders.path
+    return confinement
 
 
 def _warm(names: list[str]) -> None:
@@ -222,23 +264,25 @@ def _warm(names: list[str]) -> None:
     ]
 
 
-def _settle() -> None:
+def _settle(spaces: bool) -> None:
     """The last step before the first run: practised, filtered, and with nothing that a collection would look through."""
     child.rehearse()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    Filter.of_server(platform.machine()).install()
+    Filter.of_server(platform.machine(), spaces).install()
     gc.collect()
     gc.disable()
     gc.freeze()
 
 
 def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> None:
+    sacrifice = _sacrifice()
     _warm(options["warm"])
-    confinement, level, why = _confinement(options, spaces, why)
+    semaphores.install()
+    confinement, folders, level, why = _confinement(options, spaces, why)
     os.environ["HOME"] = os.environ["TMPDIR"] = confinement.work
     os.chdir("/")
-    _settle()
+    _settle(isinstance(folders, folder.Mounted))
     control.send(json.dumps({"level": level, "why": why}).encode())
     while True:
         message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, MOST_FDS)
@@ -247,30 +291,54 @@ def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> Non
         if message == KILL:  # for a run that had ended by itself
             continue
         try:
-            reply = _run_one(control, message, fds, confinement, level)
+            reply = _run_one(control, message, fds, confinement, level, sacrifice)
         finally:
             for fd in fds:
                 os.close(fd)
         control.send(reply)
-        folder.empty(confinement.work)
+        confinement = _renewed(confinement, folders)
+
+
+def _sacrifice() -> int | None:
+    """A descriptor by which this process says how early it should die when memory is used up; forks inherit what it says.
+
+    None where the host does not let it, or wants it to die early anyway.
+    """
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        if int(os.pread(fd, 16, 0)) <= int(_SERVERS_LAST):
+            return fd
+        os.close(fd)
+    except OSError:
+        pass
+    return None
 
 
 def _run_one(
-    control: socket.socket, message: bytes, fds: list[int], confinement: child.Confinement, level: Level
+    control: socket.socket,
+    message: bytes,
+    fds: list[int],
+    confinement: child.Confinement,
+    level: Level,
+    sacrifice: int | None,
 ) -> bytes:
     job = child.prepare(message, fds, confinement)
     ready, confined = os.pipe()
     started = time.monotonic()
+    if sacrifice is not None:
+        os.pwrite(sacrifice, _RUNS_FIRST, 0)  # what is forked now inherits it
     pid = kernel.fork()
     if not pid:
         try:
             child.become(job, confined, confinement)
         finally:
             os._exit(125)
+    if sacrifice is not None:
+        os.pwrite(sacrifice, _SERVERS_LAST, 0)
     os.close(confined)
     handle = os.pidfd_open(pid)
     try:
-        wall = job.limits.wall_s + (job.kind == child.OFFICIAL)  # the official parent joins one second longer
+        wall = job.limits.longest_s + (job.kind == child.OFFICIAL)  # the official parent joins one second longer
         watched = "" if level == Level.NAMESPACES else confinement.work
         why = _watch(control, pid, handle, started + wall, job.cpu_s, watched)
         if why != ENDED:
@@ -324,6 +392,11 @@ def _judge(control: socket.socket, options: dict) -> None:
     """Trusted tests run here; confined all the same, because values of the candidate pass through."""
     from marl_ray.sandbox import judge
 
+    size = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    sacrifice = _sacrifice()
+    if sacrifice is not None:
+        os.pwrite(sacrifice, _JUDGES_SECOND, 0)
+        os.close(sacrifice)
     _warm(options["warm"])
     uid = _other_user(options["number"])
     if uid is not None and not _as_user(uid, _stdlib()):
@@ -331,11 +404,12 @@ def _judge(control: socket.socket, options: dict) -> None:
     paths = None
     if options["max_level"] >= Level.PATHS and landlock.abi() >= landlock.OLDEST_ABI:
         paths = landlock.ruleset(_rules(os.devnull)[1:])
-    filter_ = Filter.of_run(platform.machine(), owners=False, receives=True)
-    confinement = child.Confinement("/", uid, paths, filter_, -1)
-    values = child.rlimits(Limits(memory_bytes=judge.MEMORY_BYTES, file_bytes=0), judge.CPU_S, uid is not None)
-    _settle()
+    filter_ = Filter.of_run(platform.machine(), owners=False, spaces=False, receives=True)
+    confinement = child.Confinement("/", uid, paths, filter_)
+    limits = Limits(cpu_s=_ALWAYS_S, memory_bytes=_ANY_MEMORY, file_bytes=0)  # each run sets its own
+    values = child.rlimits(limits, limits.cpu_s, uid is not None)
+    _settle(spaces=False)
     gc.enable()
     child.confine(values, confinement, orphan_dies=False)
     control.send(b"{}")
-    judge.serve(control)
+    judge.serve(control, lambda: int(os.pread(size, 64, 0).split()[0]) * resource.getpagesize())

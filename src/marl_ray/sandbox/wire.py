@@ -5,8 +5,8 @@ import os
 import struct
 from collections.abc import Sequence
 
-LARGEST_FRAME = 4 << 20
-"""Bytes of one value that crosses between candidate and judge."""
+LONGEST_MESSAGE = 2000
+"""Bytes of what a verdict says beside its name."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _LENGTH = struct.Struct("<I")
 
@@ -55,25 +55,44 @@ def blob(string: str) -> bytes:
     return string.encode("utf-8", "surrogatepass")
 
 
-def _exactly(channel: int, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        chunk = os.read(channel, min(count - len(data), 1 << 20))
-        if not chunk:
+def cut(string: str, most: int) -> str:
+    """The beginning of a text: at most so many bytes of UTF-8, whole characters; lone surrogates are written as escapes."""
+    return string[:most].encode("utf-8", "backslashreplace")[:most].decode("utf-8", "ignore")
+
+
+def verdict(name: str, message: str) -> bytes:
+    """What a judge says in the end, in one packet."""
+    return f"{name}\0{cut(message, LONGEST_MESSAGE)}".encode()
+
+
+def read_verdict(data: bytes) -> tuple[str, str]:
+    """The inverse of `verdict`. `Malformed` for anything else."""
+    name, separator, message = data.partition(b"\0")
+    if not separator or not name.isascii() or len(message) > LONGEST_MESSAGE:
+        raise Malformed("no verdict")
+    return name.decode(), message.decode("utf-8", "replace")
+
+
+def _exactly(channel: int, count: int) -> bytearray:
+    data = bytearray(count)
+    left = memoryview(data)
+    while left:
+        got = os.readv(channel, [left])
+        if not got:
             raise EOFError
-        data += chunk
+        left = left[got:]
     return data
 
 
 def send_frame(channel: int, data: bytes) -> None:
-    view = memoryview(_LENGTH.pack(len(data)) + data)
-    while view:
-        view = view[os.write(channel, view) :]
+    left = memoryview(_LENGTH.pack(len(data)) + data)
+    while left:
+        left = left[os.write(channel, left) :]
 
 
-def receive_frame(channel: int) -> bytes:
-    """One frame. EOFError when the other side is gone, `Malformed` when the frame is larger than any may be."""
+def receive_frame(channel: int, most: int) -> bytearray:
+    """One frame. EOFError when the other side is gone, `Malformed` when the frame is larger than `most` bytes."""
     (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
-    if length > LARGEST_FRAME:
-        raise Malformed(f"a frame of {length} bytes")
+    if length > most:
+        raise Malformed(f"a frame of {length} bytes, more than {most}")
     return _exactly(channel, length)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_ray.errors import MarlRayError
-from marl_ray.sandbox import child, folder, server
+from marl_ray.sandbox import child, folder, judge, server, wire
 from marl_ray.sandbox.limits import Level, Limits
 
 START_S, ANSWER_S, CLOSE_S = 60.0, 10.0, 5.0
@@ -34,7 +34,14 @@ _ENVIRONMENT = {
     "TZ": "UTC",
 }
 _SOURCE = str(Path(__file__).resolve().parents[2])
-_BOOT = "import sys; sys.path.append(sys.argv.pop()); from marl_ray.sandbox.server import main; main()"
+_BOOT = """
+import sys
+sys.path.insert(0, sys.argv.pop())  # this very package, whatever else is installed under its name
+import marl_ray
+del sys.path[0]
+from marl_ray.sandbox.server import main
+main()
+"""
 
 
 class Dead(Exception):
@@ -157,11 +164,9 @@ class End:
         return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
 
     def timed_out(self, limits: Limits) -> bool:
-        cpu = limits.wall_s if limits.cpu_s is None else limits.cpu_s
-        by_rlimit = (
-            self.signal in (signal.SIGXCPU, signal.SIGKILL) and self.why == server.ENDED and self.cpu_s >= cpu - 0.1
-        )
-        return self.why in (server.WALL, server.CPU) or self.cpu_s > cpu or by_rlimit
+        killed = self.signal in (signal.SIGXCPU, signal.SIGKILL) and self.why == server.ENDED
+        by_rlimit = killed and self.cpu_s >= limits.cpu_s - 0.1
+        return self.why in (server.WALL, server.CPU) or self.cpu_s > limits.cpu_s or by_rlimit
 
 
 class Worker:
@@ -213,7 +218,10 @@ class Worker:
         self._server.send(server.KILL)
 
     def _end(self, deadline: float) -> End:
-        why, confined, status, wall, cpu = server.REPLY.unpack(self._server.receive(deadline))
+        data = self._server.receive(deadline)
+        if len(data) != server.REPLY.size:
+            raise Dead
+        why, confined, status, wall, cpu = server.REPLY.unpack(data)
         if not confined and why == server.ENDED:
             raise MarlRayError("the sandbox could not confine a run on this host, and did not start it")
         return End(why, status, wall, cpu)
@@ -221,7 +229,7 @@ class Worker:
     def drain(self, pipes: dict[int, int], limits: Limits) -> tuple[End, dict[int, bytearray], bool]:
         """Read pipes (descriptor: most bytes) until the run ends; a run that writes more is killed (third result)."""
         got: dict[int, bytearray] = {fd: bytearray() for fd in pipes}
-        deadline = time.monotonic() + limits.wall_s + ANSWER_S
+        deadline = time.monotonic() + limits.longest_s + ANSWER_S
         todo, flooded = set(pipes), False
         while True:
             ready = readable([*todo, self._server.socket], deadline)
@@ -252,7 +260,21 @@ class Worker:
             return False
         return True
 
-    def judged(self, program: int, tests: int, limits: Limits) -> tuple[End, str, str]:
+    def well(self) -> bool:
+        """Whether a program that does nothing runs to its end here."""
+        limits = Limits()
+        with contextlib.ExitStack() as stack:
+            fds = [wire.payload(b""), *(os.open(os.devnull, os.O_RDWR) for _ in range(3))]
+            for fd in fds:
+                stack.callback(os.close, fd)
+            try:
+                self.request(child.RUN, limits, fds)
+                end, _, _ = self.drain({}, limits)
+            except Dead:
+                return False
+            return end.status == 0
+
+    def judged(self, program: int, tests: int, limits: Limits, in_place: bool) -> tuple[End, str, str]:
         """How the candidate ended, and the judge's verdict and message. Takes both descriptors."""
         ours, theirs = socket.socketpair()
         with ours:
@@ -260,20 +282,35 @@ class Worker:
                 if self._judge is None:
                     self._judge = Process("judge", self._folder, self._max_level, self._warm)
                     self._judge.hello()
-                self._judge.send(str(limits.wall_s).encode(), [tests, ours.fileno()])
-                self.request(child.CALLS, limits, [program, theirs.fileno()])
-            deadline = time.monotonic() + limits.wall_s + ANSWER_S
-            judge, end = self._judge, None
-            ready = readable([judge.socket, self._server.socket], deadline)
-            if judge.socket in ready:
-                answer = json.loads(judge.receive(deadline))
+                kind = judge.IN_PLACE if in_place else judge.PLAIN
+                self._judge.send(kind + limits.pack(), [tests, ours.fileno()])
+                self.request(child.IN_PLACE if in_place else child.CALLS, limits, [program, theirs.fileno()])
+            deadline = time.monotonic() + limits.longest_s + ANSWER_S
+            ready = readable([self._judge.socket, self._server.socket], deadline)
+            if not ready:
+                raise Dead
+            if self._judge.socket in ready:
+                verdict, message = self._verdict(self._judge, deadline)
                 self.kill_run()
-                return self._end(deadline), answer["verdict"], answer["message"]
+                return self._end(deadline), verdict, message
             end = self._end(deadline)
             ours.shutdown(socket.SHUT_RDWR)  # whoever else may hold the candidate's side: its end reaches the judge
-            try:
-                answer = json.loads(judge.receive(time.monotonic() + _JUDGE_GRACE_S))
-            except Dead:
-                self.drop_judge()
-                answer = {"verdict": "timeout", "message": "the tests did not end"}
-            return end, answer["verdict"], answer["message"]
+            return end, *self._verdict(self._judge, time.monotonic() + _JUDGE_GRACE_S)
+
+    def _verdict(self, process: Process, deadline: float) -> tuple[str, str]:
+        """The judge's verdict and message. `Dead` where it ended for another reason than its limits, or says no verdict."""
+        late = not readable([process.socket], deadline)
+        try:
+            data = b"" if late else process.receive(deadline)
+        except Dead:
+            data = b""
+        if data[:1] != b"+":  # none, or its last
+            self.drop_judge()
+        if late:
+            return "timeout", "the tests did not end"
+        if not data and process.process.returncode in (-signal.SIGPROF, -signal.SIGALRM):
+            return "timeout", "the tests took too long"
+        try:
+            return wire.read_verdict(data[1:])
+        except wire.Malformed:
+            raise Dead from None

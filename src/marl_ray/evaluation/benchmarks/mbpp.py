@@ -12,21 +12,24 @@ from functools import partial
 from marl_ray.envs.files import Row, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
+    NO_TESTS,
     Benchmark,
     Mode,
     Problem,
     Record,
     Source,
+    Unused,
     Verdicts,
     syntax,
     unique,
 )
 from marl_ray.evaluation.benchmarks.functions import score_function
+from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Pool
 
 SHOTS = (2, 3, 4)
-NOT_SPLIT = frozenset({367, 533, 601, 927})
-"""Their tests hand objects of the candidate's own classes, or types, to the function: no split judge can serve them."""
+NOT_SPLIT = frozenset({367, 601, 927})
+"""Their tests hand objects of the candidate's own classes to the function: no split judge can serve them."""
 BEGIN, DONE = "[BEGIN]", "[DONE]"
 
 
@@ -38,6 +41,8 @@ class MbppRecord(Record):
     code: str
     test_setup_code: str
     test_list: list[str]
+    challenge_test_list: Unused = None
+    """Harder tests of eleven problems; no published number counts them."""
 
     @property
     def setup(self) -> str:
@@ -53,6 +58,7 @@ class SanitizedRecord(Record):
     code: str
     test_imports: list[str]
     test_list: list[str]
+    source_file: Unused = None
 
     @property
     def text(self) -> str:
@@ -76,6 +82,13 @@ class MbppProblem(Problem):
     @property
     def modes(self) -> tuple[Mode, ...]:
         return ("official",) if self.number in NOT_SPLIT else ("official", "hardened")
+
+    @property
+    def shown(self) -> CodeTask:
+        if self.number in NOT_SPLIT:
+            return super().shown
+        setup = f"{self.references[0]}\n{self.setup}"
+        return CodeTask(NO_TESTS, tuple(map(CallTest, self.tests)), self.entry_point, setup)
 
     def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """A completion ends where the prompt's stop word stands."""
@@ -176,6 +189,7 @@ MBPP = Benchmark(
     splits=SPLITS,
     same_id=_same_id,
     hub=("google-research-datasets/mbpp", "full", ("prompt", "test", "validation", "train")),
+    writes="completion",
     stop=(DONE,),
     notes=NOTES,
 )
@@ -190,6 +204,7 @@ MBPP_SANITIZED = Benchmark(
     splits=SPLITS,
     same_id=_same_id,
     hub=("google-research-datasets/mbpp", "sanitized", ("prompt", "test", "validation", "train")),
+    writes="completion",
     stop=(DONE,),
     notes=NOTES,
 )

@@ -1,0 +1,231 @@
+"""The call in what a language agent writes, in any of the ways that current models write one.
+
+    Thought: I need the product.                                    ReAct, which the prompt asks for
+    Action: code_interpreter
+    Input: {"code": "print(6 * 7)"}
+
+    <tool_call>{"name": ..., "arguments": {...}}</tool_call>         Hermes, Qwen
+    <|python_tag|>{"name": ..., "parameters": {...}}                 Llama 3; also without the tag, which is a special token
+    <function=NAME>{...}</function>
+    [TOOL_CALLS] [{"name": ..., "arguments": {...}}]                 Mistral; also without the tag
+    [TOOL_CALLS]NAME[ARGS]{...}
+
+The JSON may be in a fence of any label, and `arguments` may be a text of JSON (see `lenient_json` for what else is read).
+The first call counts, whatever follows it; a call inside of a think block, closed or not, counts for nothing.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from marl_ray.agents.lenient_json import decode
+from marl_ray.agents.tools import encodable
+
+Problem = Literal[
+    "", "no_call", "bad_json", "unknown_tool", "wrong_arguments", "timeout", "failed", "crash", "no_calls_left"
+]
+MOST_TRIED = 16
+"""Places where a call without a tag or a line `Action:` may begin that are looked at."""
+
+_LINE = r"^[ \t]*(?:[#>*-]+[ \t]*)?{}[ \t*]*:[ \t*]*"
+_FLAGS = re.IGNORECASE | re.MULTILINE
+_THOUGHT = re.compile(_LINE.format("thought"), _FLAGS)
+_ACTION = re.compile(_LINE.format("action"), _FLAGS)
+_INPUT = re.compile(_LINE.format(r"(?:action[ \t]+)?input"), _FLAGS)
+_OBSERVATION = re.compile(_LINE.format("observation"), _FLAGS)
+_TAG = re.compile(
+    r"<tool_call>|<function_call>|<\|tool_call\|>|<\|python_tag\|>|\[TOOL_CALLS\]|<function=[\w.-]{1,64}>",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})(?:\[CALL_ID\]\w*)?\s*+(?:\[ARGS\]\s*+)?(?=\{)")
+_BARE_NAME = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})(?=\{)")
+_CALL = re.compile(f"{_ACTION.pattern}|{_INPUT.pattern}|{_TAG.pattern}", _FLAGS)
+_BARE = re.compile(r"^[ \t]*(?:(?:`{3,}|~{3,})[^\n`]*\n\s*)?(?:\[\s*)?(?=\{)", re.MULTILINE)
+_THINK = re.compile(r"<(?P<end>/?)(?i:think|thinking)>|\[(?P<off>/?)THINK\]")
+_NAME = re.compile(r"[^\W\d]\w*")
+_OPEN = re.compile(r"\s*(?:(`{3,}|~{3,})[ \t]*[\w+#.-]*[ \t]*\n?\s*|`)?(?:\[\s*(?=\{))?")
+_CLOSE = re.compile(r"\s*(?:\]\s*)?(?:`{3,}|~{3,}|</(?:tool_call|function_call|function)>|\])")
+_NAMES = ("name", "tool", "tool_name", "function", "action")
+_ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a response asks for.
+
+    said: the response up to the end of its call; what follows was never read, and no later prompt repeats it.
+    arguments: None where the input is no JSON object; `problem` and `why` then say what is wrong.
+    code: the text of a fenced block that stands where JSON was expected; a tool with one argument may take it.
+    """
+
+    said: str
+    thought: str
+    tool: str
+    arguments: dict[str, Any] | None
+    problem: Problem = ""
+    why: str = ""
+    code: str | None = None
+
+
+def parse(text: str) -> Call:
+    """Read a response. Case of the words does not matter; never raises, and takes time linear in the text.
+
+    A line `Observation:` ends the response: what an agent makes up after it counts for nothing.
+    """
+    text = encodable(text)
+    spoken = _without_thinking(text)
+    made_up = _OBSERVATION.search(spoken)
+    spoken = spoken[: made_up.start()] if made_up else spoken
+    tag, line = _TAG.search(spoken), _ACTION.search(spoken) or _INPUT.search(spoken)
+    found = [(line.start(), _react(spoken))] if line else []
+    found += [(tag.start(), _tagged(spoken, tag))] if tag else []
+    calls = [call for _, call in sorted(found, key=lambda one: one[0])]
+    if not calls:
+        calls = [_bare(spoken) or Call(spoken.rstrip(), _thought(spoken), "", None, "no_call", "no line `Action:`")]
+    call = next((call for call in calls if not call.problem), calls[0])
+    return Call(text[: len(call.said)], call.thought, call.tool, call.arguments, call.problem, call.why, call.code)
+
+
+def _without_thinking(text: str) -> str:
+    """The text with blanks for what is thought: in think blocks before the first call, and before a lone `</think>`."""
+    parts: list[str] = []
+    at, call = 0, _CALL.search(text)
+    while tag := _THINK.search(text, at):
+        begin, end = at, tag.end()
+        if not _closes(tag):
+            while call and call.start() < at:
+                call = _CALL.search(text, at)
+            if call and call.start() < tag.start():
+                break
+            closing = next(filter(_closes, _THINK.finditer(text, tag.end())), None)
+            begin, end = tag.start(), closing.end() if closing else len(text)
+        elif at:
+            begin = tag.start()  # one too many
+        parts += [text[at:begin], " " * (end - begin)]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def _closes(tag: re.Match[str]) -> bool:
+    return bool(tag["end"] or tag["off"])
+
+
+def _react(text: str) -> Call:
+    """A call of lines `Action:` and `Input:`."""
+    action = _ACTION.search(text)
+    given = _INPUT.search(text, action.end() if action else 0)
+    begin = action or given
+    assert begin is not None
+    thought = _thought(text[: begin.start()])
+    if action and (whole := _whole(text, action.end(), thought)):
+        return whole
+    tool = _name(text[action.end() :].split("\n", 1)[0]) if action else ""
+    second = _ACTION.search(text, action.end()) if action else None
+    if given is None or (second is not None and second.start() < given.start()):
+        said = text[: second.start()] if second else text
+        return Call(said.rstrip(), thought, tool, None, "bad_json", "no line `Input:` after `Action:`")
+    value, end, why = _object(text, given.end())
+    if value is None:
+        code, end = _fenced(text, given.end()) if end is None else (None, end)
+        return Call(text[:end].rstrip(), thought, tool, None, "bad_json", why, code)
+    inside = value.get("arguments", value.get("parameters"))
+    if len(value) == 2 and "name" in value and isinstance(inside, dict):
+        tool, value = tool or _name(str(value["name"])), inside
+    elif not tool and (named := _named(value)):
+        tool, value = named
+    if not tool:
+        return Call(text[:end], thought, "", None, "no_call", "no line `Action:`")
+    return Call(text[:end], thought, tool, value)
+
+
+def _whole(text: str, start: int, thought: str) -> Call | None:
+    """A call that is one object, name and arguments, such as stands behind `Action:` in LangChain's format."""
+    value, end, _ = _object(text, start)
+    named = _named(value) if value is not None else None
+    if named is None or end is None:
+        return None
+    closing = _CLOSE.match(text, end)
+    return Call(text[: closing.end() if closing else end], thought, *named)
+
+
+def _tagged(text: str, tag: re.Match[str]) -> Call:
+    """A call behind one of the marks of Hermes, Llama and Mistral."""
+    thought, start, tool = _thought(text[: tag.start()]), tag.end(), ""
+    if tag[0].startswith("<function="):
+        tool = tag[0][len("<function=") : -1]
+    elif tag[0].upper() == "[TOOL_CALLS]" and (name := _NAMED.match(text, start)):
+        tool, start = name[1], name.end()
+    value, end, why = _object(text, start)
+    if value is None or end is None:
+        return Call(text[:end].rstrip(), thought, tool, None, "bad_json", why)
+    if not tool:
+        named = _named(value, optional=True)
+        if named is None:
+            return Call(text[:end], thought, "", None, "bad_json", 'expected {"name": ..., "arguments": {...}}')
+        tool, value = named
+    closing = _CLOSE.match(text, end)
+    return Call(text[: closing.end() if closing else end], thought, tool, value)
+
+
+def _bare(text: str) -> Call | None:
+    """A call of JSON alone, such as Llama's and Mistral's without the special tokens before it."""
+    name = _BARE_NAME.match(text)
+    if name is not None:
+        value, end, _ = _object(text, name.end())
+        if value is not None:
+            return Call(text[:end], "", name[1], value)
+    for number, found in enumerate(_BARE.finditer(text)):
+        if number == MOST_TRIED:
+            break
+        if call := _whole(text, found.end(), _thought(text[: found.start()])):
+            return call
+    return None
+
+
+def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, str]:
+    """The object that begins here, perhaps in a fence or first in a list; its end; why there is none."""
+    opening = _OPEN.match(text, start)
+    try:
+        value, end = decode(text, opening.end() if opening else start)
+    except ValueError as error:
+        return None, None, str(error)
+    if not isinstance(value, dict):
+        return None, end, "expected an object {...}"
+    return value, end, ""
+
+
+def _named(value: dict[str, Any], optional: bool = False) -> tuple[str, dict[str, Any]] | None:
+    """Name and arguments of an object that is a call. `optional`: the arguments may be left out."""
+    if isinstance(value.get("function"), dict):  # OpenAI's form
+        value = value["function"]
+    name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
+    given: Any = next((value[key] for key in _ARGUMENTS if key in value), {} if optional else None)
+    if isinstance(given, str):
+        try:
+            given, _ = decode(given, len(given) - len(given.lstrip()))
+        except ValueError:
+            return None
+    if name is None or not isinstance(given, dict):
+        return None
+    return _name(name), given
+
+
+def _fenced(text: str, start: int) -> tuple[str | None, int | None]:
+    """The text of the closed fence that begins here, and where it ends; None, and so the whole text, if there is none."""
+    opening = _OPEN.match(text, start)
+    if opening is None or not opening[1]:
+        return None, None
+    begin = text.find("\n", opening.start(1)) + 1
+    close = text.find(f"\n{opening[1]}", begin - 1) if begin else -1
+    return (None, None) if close < 0 else (text[begin : close + 1], close + 1 + len(opening[1]))
+
+
+def _thought(text: str) -> str:
+    found = _THOUGHT.search(text)
+    return text[found.end() if found else 0 :].strip()
+
+
+def _name(text: str) -> str:
+    """The first word that may be a tool's name; the text itself where there is none."""
+    found = _NAME.search(text)
+    return found[0] if found else text.strip()

@@ -1,0 +1,91 @@
+"""JSON as language models write it: also with single quotes, trailing commas, real line breaks, True, False and None.
+
+Time is linear in the text, whatever it is; nothing is evaluated.
+"""
+
+import json
+import re
+from typing import Any
+
+DEEPEST = 100
+_DECODER = json.JSONDecoder(strict=False)  # programs are often written with real line breaks
+_SPACE = re.compile(r"[ \t\r\n]*")
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*+)"|' r"'((?:[^'\\]|\\.)*+)'", re.DOTALL)
+_ATOM = re.compile(r"-?\d{1,400}(?:\.\d{1,400})?(?:[eE][-+]?\d{1,3})?(?![\w.])|[A-Za-z]{1,9}(?!\w)")
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+
+
+def decode(text: str, start: int = 0) -> tuple[Any, int]:
+    """The first value from `start` on, and where it ends. ValueError says in a few words why there is none."""
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError) as strict:
+        try:
+            value, end = _value(text, start, 0)
+        except (ValueError, IndexError):
+            why = strict.msg if isinstance(strict, json.JSONDecodeError) else "too deep, too large or not Unicode"
+            raise ValueError(why) from None
+    try:
+        json.dumps(value, ensure_ascii=False).encode()  # an escape may hide half a character
+    except (ValueError, RecursionError):
+        raise ValueError("too deep, too large or not Unicode") from None
+    return value, end
+
+
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+    if depth > DEEPEST:
+        raise ValueError
+    at = _skip(text, at)
+    if text[at] in "[{":
+        return _items(text, at, depth)
+    if text[at] in "\"'":
+        return _string(text, at)
+    found = _ATOM.match(text, at)
+    if found is None:
+        raise ValueError
+    word = found[0]
+    if word[0].isalpha():
+        if word not in _WORDS:
+            raise ValueError
+        return _WORDS[word], found.end()
+    return json.loads(word), found.end()
+
+
+def _items(text: str, at: int, depth: int) -> tuple[Any, int]:
+    """A list or an object, whose items may be followed by a comma, the last one too."""
+    closing = "]" if text[at] == "[" else "}"
+    items: list[Any] = []
+    at = _skip(text, at + 1)
+    while text[at] != closing:
+        if closing == "}":
+            key, at = _string(text, at)
+            at = _skip(text, at)
+            if text[at] != ":":
+                raise ValueError
+            value, at = _value(text, at + 1, depth + 1)
+            items.append((key, value))
+        else:
+            value, at = _value(text, at, depth + 1)
+            items.append(value)
+        at = _skip(text, at)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+        elif text[at] != closing:
+            raise ValueError
+    return (items if closing == "]" else dict(items)), at + 1
+
+
+def _string(text: str, at: int) -> tuple[str, int]:
+    found = _STRING.match(text, at)
+    if found is None:
+        raise ValueError
+    inside = found[1] if found[1] is not None else found[2]
+    plain = _ESCAPE.sub(lambda one: chr(int(one[1], 16)) if one[1] else _ESCAPED.get(one[2], one[2]), inside)
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"), found.end()
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at

@@ -1,0 +1,220 @@
+"""EvalPlus (Liu et al. 2023, arXiv 2305.01210): HumanEval+ and MBPP+, functions compared with a reference on many inputs.
+
+A sample has two scores: `base`, the inputs of the original benchmark, and the sample's own, base and plus inputs together,
+which is what the field reports as HumanEval+ and MBPP+. Wanted outputs are what the reference returns in a sandboxed run
+of its own, once per process and problem. An input may take 1 s, or four times as long as the reference took; base and plus
+inputs may each take 60 s in all. CPU time decides.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from importlib import resources
+from typing import Any
+
+from marl_ray.envs.files import Row, read_record
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks.base import (
+    NO_TESTS,
+    Benchmark,
+    Mode,
+    Problem,
+    Record,
+    Source,
+    Verdict,
+    Verdicts,
+    syntax,
+    unique,
+)
+from marl_ray.evaluation.benchmarks.evalplus_driver import NOT_NONE, dumps
+from marl_ray.evaluation.benchmarks.mbpp_inputs import mbpp_inputs
+from marl_ray.rewards.code import CallTest, CodeTask
+from marl_ray.sandbox import Limits, Pool, Status
+from marl_ray.sandbox.limits import WALL_FACTOR
+
+LEAST_S, FACTOR, TASK_S = 1.0, 4.0, 60.0
+"""Seconds of an input at least, times of the reference's own, and seconds of all base or all plus inputs at most."""
+REFERENCE_S = 60.0
+MEMORY_BYTES = 4 << 30
+OUTPUT_BYTES = 256 << 20
+PARTS = ("base", "plus")
+_ONLY_WHETHER = """
+
+
+_{0} = {0}
+
+
+def {0}(*given):
+    found = _{0}(*given)
+    return found if isinstance(found, bool) else found is not None
+"""
+"""Behind a program whose outputs, matches of patterns, cannot cross to the judge: only whether there is one counts."""
+
+
+class EvalPlusRecord(Record):
+    """A line of HumanEvalPlus.jsonl.gz or MbppPlus.jsonl.gz."""
+
+    task_id: str
+    prompt: str
+    entry_point: str
+    canonical_solution: str
+    base_input: list[list[Any]]
+    plus_input: list[list[Any]]
+    atol: float
+    contract: str = ""
+    """Assertions on inputs, for those who make new ones."""
+    test: str = ""
+    """HumanEval's own test, of which the base inputs are."""
+    assertion: str = ""
+    """MBPP's own test, of which the base inputs are."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the reference does with some inputs."""
+
+    outputs: str
+    """A list, as of `dumps`."""
+    seconds: tuple[float, ...]
+    """What each input may take."""
+
+
+@dataclass(frozen=True)
+class EvalPlusProblem(Problem):
+    """A function, and inputs on which it is compared with the reference."""
+
+    base: str
+    plus: str
+    """Lists of lists of arguments, as of `dumps`."""
+    atol: float
+    examples: tuple[str, ...]
+    """Assertions that the prompt shows."""
+
+    @property
+    def runs(self) -> float:
+        return 2 * len(PARTS)
+
+    @property
+    def shown(self) -> CodeTask:
+        return CodeTask(NO_TESTS, tuple(map(CallTest, self.examples)), self.entry_point, "import math")
+
+    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+        """A completion continues the prompt, a solution stands alone. Plus inputs only follow where base ones passed."""
+        program = self.prompt + source.text if source.kind == "completion" else source.text
+        return {mode: self._verdict(pool, program, mode, timeout_s) for mode in modes}
+
+    def _verdict(self, pool: Pool, program: str, mode: Mode, timeout_s: float) -> Verdict:
+        wall_s = cpu_s = 0.0
+        result, base = "passed", False
+        for part, inputs in zip(PARTS, (self.base, self.plus), strict=True):
+            expected = _expected(pool, self.task_id, part, self.references[0], self.entry_point, inputs)
+            limits = Limits(cpu_s=min(timeout_s, sum(expected.seconds)) + 1, memory_bytes=MEMORY_BYTES)
+            if mode == "official":
+                arguments = f"{self._arguments(part, inputs, expected, 1.0)}, signal.ITIMER_PROF"
+                call = f"check(load({program!r}, {self.entry_point!r}), {arguments})"
+                result = pool.official(f"{_driver()}\n{call}\n", limits)
+            else:
+                call = f"check(_function, {self._arguments(part, inputs, expected, WALL_FACTOR)})"
+                tests = f"_function = {self.entry_point}\n{_driver()}\n{call}\n"
+                candidate = program + (_ONLY_WHETHER.format(self.entry_point) if self.entry_point in NOT_NONE else "")
+                done = pool.judge(candidate, tests, entry_point=self.entry_point, limits=limits, in_place=False)
+                wall_s, cpu_s = wall_s + done.wall_s, cpu_s + done.cpu_s
+                result = f"{done.verdict}: {done.message}" if done.message else done.verdict
+            if result != "passed":
+                break
+            base = True
+        return Verdict(result == "passed", result, wall_s, cpu_s, pool.level.name.lower(), scores={"base": base})
+
+    def _arguments(self, part: str, inputs: str, expected: Expected, slower: float) -> str:
+        """The arguments of `check` behind the function, as Python."""
+        seconds = [slower * limit for limit in expected.seconds]
+        return f"{self.entry_point!r}, {part!r}, {inputs!r}, {expected.outputs!r}, {self.atol!r}, {seconds!r}"
+
+
+@lru_cache(maxsize=4096)
+def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, inputs: str) -> Expected:
+    """The reference's outputs. Raises MarlRayError where it fails here: then nothing can be compared with it."""
+    call = f"outputs({reference!r}, {name!r}, {inputs!r}, {name in NOT_NONE})"
+    program = f"{_driver()}\nfound, seconds = {call}\nprint(json.dumps([found, seconds]))\n"
+    limits = Limits(cpu_s=REFERENCE_S, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES)
+    done = pool.run(program, limits=limits)
+    if done.status is not Status.OK:
+        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise MarlRayError(f"{task_id}: its reference fails on its {part} inputs here ({last or done.status})")
+    text, seconds = json.loads(done.stdout)
+    return Expected(text, tuple(max(LEAST_S, FACTOR * second) for second in seconds))
+
+
+@cache
+def _driver() -> str:
+    return resources.files(__package__).joinpath("evalplus_driver.py").read_text(encoding="utf-8")
+
+
+def parse(prefix: str, rows: Iterable[Row]) -> tuple[Problem, ...]:
+    """Problems of an EvalPlus file; `prefix` begins its task ids."""
+    return unique((row, _problem(prefix, read_record(EvalPlusRecord, row), row.where)) for row in rows)
+
+
+def _problem(prefix: str, record: EvalPlusRecord, where: str) -> Problem:
+    known, _, number = record.task_id.partition("/")
+    if known != prefix or not number.isdecimal():
+        raise MarlRayError(f"{where}: task_id {record.task_id!r}: expected {prefix}/ and a number")
+    parts = {}
+    for part in PARTS:
+        inputs = record.base_input if part == "base" else record.plus_input
+        try:
+            parts[part] = dumps(mbpp_inputs(int(number), inputs) if prefix == MBPP else inputs)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise MarlRayError(f"{where}: {part}_input: not in the form of {record.task_id}") from error
+    return EvalPlusProblem(
+        record.task_id,
+        record.prompt,
+        record.entry_point,
+        (record.prompt + record.canonical_solution,),
+        parts["base"],
+        parts["plus"],
+        record.atol,
+        tuple(line for line in record.prompt.splitlines() if line.startswith("assert ") and _is_python(line)),
+    )
+
+
+def _is_python(line: str) -> bool:
+    try:
+        return bool(syntax(line).body)
+    except (SyntaxError, ValueError):
+        return False
+
+
+def _same_id(prefix: str, task_id: str) -> str:
+    known, _, number = task_id.rpartition("/")
+    return f"{prefix}/{number}" if known.lower() in ("", prefix.lower()) else task_id
+
+
+HUMANEVAL, MBPP = "HumanEval", "Mbpp"
+
+
+def _benchmark(name: str, title: str, prefix: str, stop: tuple[str, ...], known: Mapping[str, str]) -> Benchmark:
+    return Benchmark(
+        name=name,
+        title=title,
+        parse=partial(parse, prefix),
+        modes=("official", "hardened"),
+        timeout_s=TASK_S,
+        ks=(1, 10, 100),
+        known=known,
+        same_id=partial(_same_id, prefix),
+        writes="completion",
+        stop=stop,
+        notes="base and plus inputs, compared with the reference as evalplus does",
+    )
+
+
+HUMANEVAL_PLUS = _benchmark(
+    "humaneval_plus",
+    "HumanEval+",
+    HUMANEVAL,
+    ("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
+    {"272720b90ac375502c8ed23cd791c2a93dfb22a911641a494da74a426c09f101": "v0.1.10, 164 problems"},
+)
+MBPP_PLUS = _benchmark("mbpp_plus", "MBPP+", MBPP, ('\n"""', "\nassert", "\nif __name__", "\nprint("), {})

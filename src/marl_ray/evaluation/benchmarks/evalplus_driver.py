@@ -1,0 +1,204 @@
+"""Compares a program's outputs with its reference's, as EvalPlus does; this text also runs inside the sandbox.
+
+`outputs` runs beside the reference, `check` beside the judge (hardened mode) or the program itself (official mode).
+Standard library only. The rules of comparison are those of evalplus 0.3.1, eval/__init__.py and eval/_special_oracle.py.
+"""
+
+import contextlib
+import copy
+import io
+import json
+import math
+import signal
+import time
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+SETS = {
+    "similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum", "intersection_array",
+    "find_dissimilar", "Diff",
+}  # fmt: skip
+"""Functions of MBPP+ whose outputs are compared as sets."""
+NOT_NONE = {"check_str", "text_match_three", "text_starta_endb"}
+"""Functions of MBPP+ of whose outputs only counts whether there is one."""
+RTOL, FLOAT_ATOL = 1e-7, 1e-6
+_PLAIN = {bool, str, float, type(None)}
+
+
+class Late(Exception):
+    """A call took longer than it may."""
+
+
+def outputs(program: str, name: str, inputs: str, not_none: bool) -> tuple[str, list[float]]:
+    """What the reference returns for each input, and in how many seconds of CPU. Inputs and outputs as of `dumps`."""
+    names: dict[str, Any] = {}
+    found, seconds = [], []
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(program, "<reference>", "exec", dont_inherit=True), names)
+        for given in loads(inputs):
+            begin = time.process_time()
+            found.append(names[name](*given))
+            seconds.append(time.process_time() - begin)
+    return dumps([output is not None for output in found] if not_none else found), seconds
+
+
+def load(program: str, name: str) -> Any:
+    """The function of a program, in the interpreter that also checks it: official mode alone."""
+    import builtins
+
+    builtins.open = None  # type: ignore[assignment]  # beyond what HumanEval's guard takes away
+    names: dict[str, Any] = {}
+    exec(program, names)
+    return names[name]
+
+
+def check(
+    function: Callable[..., Any],
+    name: str,
+    part: str,
+    inputs: str,
+    wanted: str,
+    atol: float,
+    seconds: Sequence[float],
+    clock: int = signal.ITIMER_REAL,
+) -> None:
+    """Call the function with every input, each within its seconds; AssertionError names the first output that is wrong.
+
+    Inputs and wanted outputs are lists as of `dumps`. `clock`: the timer that the seconds are of.
+    An output that is not wanted exactly may be near: `atol` bounds the difference, 1e-6 where that is 0 and floats are
+    wanted, and then for all later inputs too, as in evalplus.
+    """
+    for number, (given, want, limit) in enumerate(zip(loads(inputs), loads(wanted), seconds, strict=True), 1):
+        where = f"{part} input {number} of {len(seconds)}"
+        kept = copy.deepcopy(given)  # what the function does to its arguments changes no oracle
+        try:
+            with time_limit(limit, clock):  # an output may be an iterator, which computes when it is compared
+                output = function(*given)
+                if name == "find_zero":
+                    right = abs(_polynomial(kept[0], output)) <= atol
+                else:
+                    right = same(name, kept, output, want, atol)
+        except Late:
+            raise AssertionError(f"{where}: took over {limit:g} s") from None
+        if name != "find_zero":
+            if atol == 0 and _floats(want):
+                atol = FLOAT_ATOL
+            if not right and atol != 0:
+                right = type(output) is type(want) and near(output, want, atol)
+        if not right:
+            raise AssertionError(where)
+
+
+def same(name: str, given: Sequence[Any], output: Any, want: Any, atol: float) -> bool:
+    """Whether an output is the wanted one, or one that the function's oracle allows."""
+    exact = output == want
+    if name == "are_equivalent":  # Mbpp/164: the task has no agreed answer
+        return True
+    if name == "sum_div":  # Mbpp/295
+        return bool(exact or output == 0)
+    if name == "surface_Area":  # Mbpp/581: the height may be that of the pyramid
+        return bool(exact or abs(output - _surface(*given)) <= atol)
+    if name == "digit_distance_nums":  # Mbpp/558: numbers may be filled up with zeros
+        return bool(exact or output == _digit_distance(*given))
+    if name in SETS:
+        return set(output) == set(want)
+    if name in NOT_NONE:
+        return bool(output == want if isinstance(output, bool) else want == (output is not None))
+    return bool(exact)
+
+
+def near(output: Any, want: Any, atol: float) -> bool:
+    """Whether numbers, or lists of them of the same shape, differ by at most atol + 1e-7 |want|; nothing is broadcast."""
+    if isinstance(want, (list, tuple)):
+        return (
+            isinstance(output, (list, tuple))
+            and len(output) == len(want)
+            and all(near(mine, theirs, atol) for mine, theirs in zip(output, want, strict=True))
+        )
+    numbers = (int, float, complex)
+    if not (isinstance(output, numbers) and isinstance(want, numbers)):
+        return False
+    return bool(output == want or abs(output - want) <= atol + RTOL * abs(want))
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float, clock: int = signal.ITIMER_REAL) -> Iterator[None]:
+    """Raise Late inside the block after so many seconds; a timer that was running before goes on afterwards."""
+
+    def late(signum: int, frame: object) -> None:
+        raise Late
+
+    number, now = (
+        (signal.SIGALRM, time.monotonic) if clock == signal.ITIMER_REAL else (signal.SIGPROF, time.process_time)
+    )
+    left, _ = signal.getitimer(clock)
+    before = signal.signal(number, late)
+    begin = now()
+    signal.setitimer(clock, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(clock, 0)
+        signal.signal(number, before)
+        if left:
+            signal.setitimer(clock, max(left - (now() - begin), 1e-3))
+
+
+def dumps(value: Any) -> str:
+    """A value as JSON, in which an object of one key stands for what JSON lacks. TypeError for other than built-in types."""
+    return json.dumps(_tagged(value), separators=(",", ":"))
+
+
+def loads(text: str) -> Any:
+    """The inverse of `dumps`; Counter, OrderedDict and defaultdict become plain dictionaries, which are equal to them."""
+    return json.loads(text, object_hook=lambda tagged: next(_MAKE[tag](inside) for tag, inside in tagged.items()))
+
+
+_MAKE: dict[str, Callable[[Any], Any]] = {
+    "int": lambda digits: int(digits, 16),
+    "bytes": bytes.fromhex,
+    "complex": lambda parts: complex(*parts),
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "dict": dict,
+}
+
+
+def _tagged(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is int:
+        return value if -(1 << 63) <= value < 1 << 63 else {"int": hex(value)}  # long decimals are not read
+    if kind in (list, tuple, set, frozenset):
+        items = list(value) if _PLAIN.issuperset(map(type, value)) else [_tagged(item) for item in value]
+        return items if kind is list else {kind.__name__: items}
+    if kind in (dict, Counter, OrderedDict, defaultdict):
+        return {"dict": [[_tagged(key), _tagged(item)] for key, item in value.items()]}
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
+    if kind is bytes:
+        return {"bytes": value.hex()}
+    raise TypeError(f"an output of type {kind.__name__}")
+
+
+def _floats(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(item, float) for item in value)
+    return isinstance(value, float)
+
+
+def _polynomial(coefficients: Sequence[float], x: float) -> float:
+    return sum(coefficient * math.pow(x, power) for power, coefficient in enumerate(coefficients))
+
+
+def _surface(edge: float, height: float) -> int:
+    return round(edge**2 + 2 * edge * math.sqrt((edge / 2) ** 2 + height**2))
+
+
+def _digit_distance(first: int, second: int) -> int:
+    one, other = str(first), str(second)
+    width = max(len(one), len(other))
+    return sum(abs(int(a) - int(b)) for a, b in zip(one.zfill(width), other.zfill(width), strict=True))

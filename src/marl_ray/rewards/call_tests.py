@@ -1,0 +1,126 @@
+"""Many tests that call one function, in one run of the program; each test has a verdict of its own.
+
+The program is loaded once and its calls share its process, in the order of the tests; every test has fresh names and a
+fresh set-up, as it would have alone. What the process does besides answering decides about no other test:
+
+- a test that takes longer than one may runs by itself, which gives its verdict, and those behind it go on in another run;
+- where the process ends, hands over what may not cross, or uses up the time of `SHARE` tests, nothing that it said
+  counts: every test runs by itself, as slow as that is;
+- where the program already fails as it is loaded, all tests have that verdict.
+
+So a program gains nothing by breaking its process: at worst its tests have the verdicts that they have alone.
+"""
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from marl_ray.sandbox import Judgement, Limits, Pool
+from marl_ray.sandbox.in_place import looks_at_arguments
+
+SHARE = 3
+"""The tests of a run together may take as long as so many of them."""
+MOST_TESTS = 256
+"""Of one run: what its report has room for."""
+_MARK = secrets.token_hex(16)
+"""Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
+_LOADING = ("fail:error", "fail:wrong")
+"""Verdicts without a report that only loading can cause: each test's own exceptions are caught."""
+_VERDICTS = {"p": "passed", "w": "fail:wrong", "e": "fail:error", "o": "oom"}
+_SLOW = "s"
+"""In the report, of a test that took too long; the last in it."""
+
+
+def run_calls(
+    pool: Pool, code: str, tests: Sequence[str], entry_point: str, setup: str, limits: Limits
+) -> tuple[list[str], float]:
+    """A verdict for each test, as of `Judgement.verdict`, and the CPU seconds of the runs that gave them."""
+    verdicts: list[str] = []
+    cpu_s = 0.0
+
+    in_place = any(looks_at_arguments(test, entry_point) for test in tests)
+
+    def judge(source: str, setup: str, times: int = 1) -> Judgement:
+        wide = replace(limits, cpu_s=times * limits.cpu_s, wall_s=times * limits.longest_s)
+        return pool.judge(code, source, entry_point=entry_point, setup=setup, limits=wide, in_place=in_place)
+
+    def alone(sources: Sequence[str]) -> None:
+        nonlocal cpu_s
+        for source in sources:
+            judged = judge(source, setup)
+            verdicts.append(judged.verdict)
+            cpu_s += judged.cpu_s
+
+    while len(verdicts) < len(tests):
+        left = tuple(tests[len(verdicts) : len(verdicts) + MOST_TESTS])
+        if len(left) == 1:
+            alone(left)
+            break
+        judged = judge(_program(left, entry_point, setup, limits.cpu_s), "", min(SHARE, len(left)))
+        if judged.verdict in _LOADING:
+            cpu_s += judged.cpu_s
+            if not judged.message.startswith(_MARK):
+                return [judged.verdict] * len(tests), cpu_s
+            report: str = json.loads(judged.message.removeprefix(_MARK))
+            verdicts += [_VERDICTS[letter] for letter in report if letter != _SLOW]
+            if report.endswith(_SLOW):
+                alone([tests[len(verdicts)]])
+            continue
+        loaded = judge("", setup)
+        if not loaded.passed:
+            return [loaded.verdict] * len(tests), loaded.cpu_s
+        alone(tests[len(verdicts) :])
+    return verdicts, cpu_s
+
+
+@lru_cache(maxsize=1024)
+def _program(tests: tuple[str, ...], entry_point: str, setup: str, wall_s: float) -> str:
+    """What the judge runs: every test by itself, then a report, a letter for each, as the text of an AssertionError."""
+    return f"""
+def _main(function, tests, setup):
+    import json, random, signal
+    class Late(BaseException):
+        pass
+    watched = []
+    def late(signum, frame):
+        if watched:
+            raise Late
+    def run(source):
+        random.seed(source.encode("utf-8", "surrogatepass"))
+        names = {{"__name__": "tests"}}
+        try:
+            exec(setup, names)
+            names[{entry_point!r}] = function
+            exec(compile(source, "<tests>", "exec", dont_inherit=True), names)
+        except AssertionError:
+            return "w"
+        except MemoryError:
+            return "o"
+        except Exception:
+            return "e"
+        return "p"
+    def watch(source):
+        watched.append(source)
+        try:
+            return run(source)
+        except Late:
+            return {_SLOW!r}
+        finally:
+            watched.clear()
+    setup = compile(setup, "<setup>", "exec", dont_inherit=True)
+    before, report = signal.signal(signal.SIGALRM, late), ""
+    for test in tests:
+        left = signal.setitimer(signal.ITIMER_REAL, {wall_s!r})[0]
+        try:
+            report += watch(test)
+        except Late:
+            report += {_SLOW!r}
+        signal.setitimer(signal.ITIMER_REAL, left)
+        if report[-1] == {_SLOW!r}:
+            break
+    signal.signal(signal.SIGALRM, before)
+    raise AssertionError({_MARK!r} + json.dumps(report))
+_main({entry_point}, {tests!r}, {setup!r})
+"""

@@ -1,0 +1,258 @@
+r"""When two answers to a mathematical problem are the same, however they are written. Nothing is evaluated.
+
+Numbers are exact fractions: `1,234.5`, `3/4`, `\frac12`, `2\frac{1}{2}`, `2 1/2`, `50\%`, `1.2\times10^3`, with a unit or
+without; units that differ make numbers differ, one that is missing does not. `x=5` is 5 and x=5, not y=5. A letter of a
+choice may stand in parentheses and before its text. Tuples and intervals are ordered and keep their brackets; sets, lists
+without brackets (`1, 2`, `1 or 2`, `\pm 1`) and unions of intervals are not ordered. All else is text: without case,
+spaces, math delimiters and `\text{}`.
+"""
+
+import re
+from fractions import Fraction
+
+TOLERANCE = 1e-6
+LONGEST_ANSWER = 2000
+"""Characters beyond which an answer is compared as text alone."""
+MOST_ITEMS, DEEPEST = 64, 8
+
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?![,\d])|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
+_PLAIN = rf"(?:{_DECIMAL})(?:e[-+]?\d{{1,3}})?"
+NUMBER = re.compile(
+    rf"(?P<sign>(?<![\w.)\]}}])[-+] ?)?\$?"
+    rf"(?:(?:(?<![\w.])(?P<whole>\d{{1,12}}) ?)?\\[dtc]?frac"
+    rf"(?:\{{(?P<over>[-+]?(?:{_PLAIN}))\}}| ?(?P<one>\d))(?:\{{(?P<under>{_PLAIN})\}}| ?(?P<other>\d))"
+    rf"|(?<![\w.])(?P<ones>\d{{1,12}}) (?P<part>\d{{1,12}})/(?P<parts>\d{{1,12}})"
+    rf"|(?<![\w.])(?P<plain>{_PLAIN})(?:/(?P<divisor>{_PLAIN}))?"
+    rf"(?: ?(?:\*|\\times|\\cdot) ?10\^(?:\{{(?P<power>-?\d{{1,3}})\}}|(?P<digit>\d)))?)"
+    rf"(?![\w^])(?P<percent> ?%)?",
+    re.IGNORECASE,
+)
+"""A number in a text. What precedes and follows it is no part of a word or of another number."""
+
+_TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mbox|rm)\{([^{}]*)\}")
+_NO_SENSE = re.compile(r"\\(?:left|right|[bB]ig[lr]?|displaystyle|textstyle)(?![a-zA-Z])|\\[()\[\]]|\$")
+_BLANK = re.compile(r"\\(?:[;: ]|q?quad(?![a-zA-Z]))|~|\s+")
+_DEGREES = re.compile(r" ?(?:\^ ?\{? ?\\circ ?\}?|\\degree(?![a-zA-Z])|°)")
+_SIGNS = (
+    (re.compile(r"\\infty(?![a-zA-Z])|\u221e"), "infinity"),
+    (re.compile(r"\\cup(?![a-zA-Z])"), "\u222a"),
+    (re.compile(r"\\in(?![a-zA-Z])"), "\u2208"),
+    (re.compile(r"\\pm(?![a-zA-Z])"), "\u00b1"),
+    (re.compile(r"\\(?=[{}])"), ""),
+    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\frac ?(\d) ?(\d)"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\\frac ?(\d) ?(?=\{)"), r"\\frac{\1}"),
+    (re.compile(r"(\\frac\{[^{}]*\}) ?(\d)"), r"\1{\2}"),
+    (re.compile(r"\\sqrt ?(\w)"), r"\\sqrt{\1}"),
+    (re.compile(r"(?<=\d) percent(?!\w)", re.IGNORECASE), "%"),
+)
+_NAMED = re.compile(r"([a-z](?:_?\w|_\{\w+\})?(?: ?\([a-z]\))?) ?(?:=|\u2208) ?", re.IGNORECASE)
+_CHOICE = re.compile(r"\(([A-Ja-j])\)\.?|([A-J])[.)]?")
+_CHOSEN = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])(?=[.):]))[.:)]? ?(?P<rest>.*)", re.DOTALL)
+_OTHER_CHOICE = re.compile(r"\([A-J]\)|(?:\bor|\band|,|/) ?\(?[A-J]\b")
+_UNIT = re.compile(
+    r"(?:(square|cubic|sq\.?|cu\.?) )?([a-z]+)\.?(?: ?(?:per|/) ?([a-z]+)\.?)?(?: ?\^ ?\{?([23])\}?)?", re.I
+)
+_SHORT = {
+    "mm": "millimeter", "cm": "centimeter", "dm": "decimeter", "m": "meter", "km": "kilometer", "in": "inch",
+    "ft": "foot", "feet": "foot", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram", "kg": "kilogram",
+    "lb": "pound", "lbs": "pound", "oz": "ounce", "ml": "milliliter", "l": "liter", "s": "second", "sec": "second",
+    "min": "minute", "h": "hour", "hr": "hour", "hrs": "hour", "n": "newton", "j": "joule", "w": "watt", "v": "volt",
+    "k": "kelvin", "c": "celsius", "f": "fahrenheit", "hz": "hertz", "mph": "mile/hour", "inches": "inch",
+    "metre": "meter", "centimetre": "centimeter", "kilometre": "kilometer", "deg": "degree", "usd": "dollar",
+    "am": "am", "pm": "pm",
+}  # fmt: skip
+_NO_UNIT = re.compile(
+    r"hundreds?|thousands?|[mb]illions?|trillions?|dozens?|score|pairs?|squared|cubed|factorial|percent|pi|sin|cos|tan|log|"
+    r"ln|exp|sqrt|root|times|plus|minus|over|mod|infinity|hal(?:f|ves)|quarters?|\w*(?:thirds?|fourths?|ths?)|or|and|not",
+    re.IGNORECASE,
+)
+"""Words behind a number that change its value, or are no unit."""
+
+
+def plain(text: str) -> str:
+    """One way to write signs that have several; no backslashes where LaTeX wants them and a number none."""
+    text = text.replace("\u2212", "-").replace("\\%", "%").replace("\\$", "$")
+    return text.replace("{,}", ",").replace("\\,", "").replace("\\!", "")
+
+
+def normalized(answer: str) -> str:
+    r"""An answer without what does not change it: case, spaces, math delimiters, `\text{}`, a final full stop."""
+    answer = _TEXT.sub(r"\1", plain(answer))
+    answer = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[()\[\]]|[\s$]|[.]+\s*$", "", answer)
+    return answer.casefold()
+
+
+def number(answer: str) -> Fraction | None:
+    """The exact value of an answer that is nothing but a number, perhaps with a unit: `-1,234.5`, `\\frac{3}{4}`, `5 cm`.
+
+    A percentage is a hundredth of its number. None for everything else.
+    """
+    found = _quantity(_clean(answer)) if len(answer) <= LONGEST_ANSWER else None
+    return found[0] if found else None
+
+
+def answers_match(given: str, wanted: str, tolerance: float = TOLERANCE) -> bool:
+    """Whether two answers are the same (see above).
+
+    A whole number has to be met exactly, any other within `tolerance`, relative to the wanted value.
+    """
+    if max(len(given), len(wanted)) > LONGEST_ANSWER:
+        return bool(normalized(given)) and normalized(given) == normalized(wanted)
+    given, wanted = _clean(given), _clean(wanted)
+    choice = _CHOICE.fullmatch(wanted)
+    if choice and (letter := choice[1] or choice[2]):
+        return _chosen(given) == letter.upper()
+    return _same(given, wanted, tolerance, 0)
+
+
+def _clean(answer: str) -> str:
+    """An answer in the one way in which it is looked at here; single spaces stay, since `2 1/2` is not `21/2`."""
+    answer = _NO_SENSE.sub("", plain(answer))
+    answer = _DEGREES.sub(" degree ", answer)
+    answer = _BLANK.sub(" ", _TEXT.sub(r" \1 ", answer))
+    for sign, instead in _SIGNS:
+        answer = sign.sub(instead, answer)
+    return re.sub(r"(?<=\d) (?=\d{3}(?: \d{3})*(?!\d|/| ?/))", "", answer).strip().rstrip(".").strip()
+
+
+def _same(given: str, wanted: str, tolerance: float, depth: int) -> bool:
+    if not given or not wanted or depth > DEEPEST:
+        return False
+    if _squeezed(given) == _squeezed(wanted):
+        return True
+    one, other = _quantity(given), _quantity(wanted)
+    if one and other:
+        return _near(one[0], other[0], tolerance) and (not one[1] or not other[1] or one[1] == other[1])
+    items, wanted_items = _items(given), _items(wanted)
+    name, value = _named(given) if items is None else ("", given)
+    wanted_name, wanted_value = _named(wanted) if wanted_items is None else ("", wanted)
+    if name or wanted_name:
+        return name in ("", wanted_name or name) and _same(value, wanted_value, tolerance, depth + 1)
+    if items is None or wanted_items is None or items[0] != wanted_items[0]:
+        return False
+
+    def same(one: str, other: str) -> bool:
+        return _same(one, other, tolerance, depth + 1)
+
+    mine, theirs = items[1], wanted_items[1]
+    if items[0] in ("(", "[", "()", "[]", "(]", "[)"):
+        return len(mine) == len(theirs) and all(map(same, mine, theirs))
+    left = list(theirs)
+    for item in mine:
+        found = next((number for number, other in enumerate(left) if same(item, other)), None)
+        if found is None:
+            return False
+        del left[found]
+    return not left
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"(?<!\d) | (?!\d)", "", text).casefold()
+
+
+def _near(value: Fraction, right: Fraction, tolerance: float) -> bool:
+    if right.denominator == 1:
+        return value == right
+    return abs(value - right) <= Fraction(tolerance) * abs(right)
+
+
+def _quantity(text: str) -> tuple[Fraction, str] | None:
+    """Value and unit of a text that is one number; the unit is empty where there is none."""
+    found = NUMBER.match(text)
+    value = None if found is None else _value(found)
+    if found is None or value is None:
+        return None
+    rest = text[found.end() :].strip()
+    unit = _unit(rest) if rest else ""
+    return None if unit is None else (value, unit)
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    whole = found["whole"] or found["ones"]
+    over = found["over"] or found["one"] or found["part"] or found["plain"]
+    under = found["under"] or found["other"] or found["parts"] or found["divisor"] or "1"
+    divisor = _fraction(under)
+    if not divisor:
+        return None
+    value = _fraction(over) / divisor
+    if whole:
+        if not 0 < value < 1:
+            return None
+        value += int(whole)
+    power = found["power"] or found["digit"]
+    value *= Fraction(10) ** int(power) if power else 1
+    return (-value if (found["sign"] or "").startswith("-") else value) / (100 if found["percent"] else 1)
+
+
+def _fraction(digits: str) -> Fraction:
+    return Fraction(digits.replace(",", ""))
+
+
+def _unit(text: str) -> str | None:
+    """A unit in its one form; None where the text is none. Single letters are units only where they are known ones."""
+    found = _UNIT.fullmatch(text)
+    if found is None or any(word and _NO_UNIT.fullmatch(word) for word in (found[2], found[3])):
+        return None
+    names = [_SHORT.get(word.lower(), word.lower()) for word in (found[2], found[3]) if word]
+    if any(len(name) < 3 and name not in _SHORT for name in names):
+        return None
+    power = found[4] or {"s": "2", "c": "3"}.get((found[1] or "")[:1].lower(), "")
+    return (
+        "/".join(name.removesuffix("es") if name.endswith("inches") else name.removesuffix("s") for name in names)
+        + power
+    )
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Name and value of `x = 5`, `f(x) = 5` and `x \\in S`; of a chain `x = 2 + 3 = 5` the last; else no name."""
+    found = _NAMED.match(text)
+    if found is None:
+        return "", text
+    return found[1].replace(" ", "").casefold(), text[found.end() :].rpartition("=")[2].strip()
+
+
+def _items(text: str) -> tuple[str, list[str]] | None:
+    """Kind and items of a collection: `{`, a set or list; brackets, a tuple or interval; `\u222a`, a union; else None."""
+    for mark in ("\u222a", ","):
+        parts = _split(text, mark)
+        if parts is None:
+            return None
+        if len(parts) > 1:
+            return ("{" if mark == "," else mark), parts
+    words = re.split(r" (?:or|and) ", text)
+    if len(words) > 1:
+        return "{", words
+    if text.startswith("\u00b1") and len(text) > 1:
+        return "{", [text[1:].strip(), f"-{text[1:].strip()}"]
+    if len(text) < 3 or text[0] not in "([{" or text[-1] not in ")]}":
+        return None
+    inside = _split(text[1:-1].strip(), ",")
+    if inside is None or (text[0] == "{") != (text[-1] == "}") or (len(inside) < 2 and text[0] != "{"):
+        return None
+    return ("{" if text[0] == "{" else text[0] + text[-1]), inside
+
+
+def _split(text: str, mark: str) -> list[str] | None:
+    """The parts between marks that are in no bracket; None where there are too many, or brackets do not close."""
+    depth = begin = 0
+    parts: list[str] = []
+    for place, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0 or len(parts) > MOST_ITEMS:
+            return None
+        if character == mark and depth == 0:
+            parts.append(text[begin:place].strip())
+            begin = place + 1
+    return [*parts, text[begin:].removeprefix(" and ").removeprefix(" or ").strip()] if depth == 0 else None
+
+
+def _chosen(given: str) -> str:
+    """The letter of the choice that an answer begins with, if it names no second one."""
+    alone = _CHOICE.fullmatch(given) or re.fullmatch(r"(?:(?:option|choice) )?\(?([A-J])\)?()", given, re.IGNORECASE)
+    if alone:
+        return (alone[1] or alone[2]).upper()
+    found = _CHOSEN.fullmatch(given)
+    if found is None or _OTHER_CHOICE.search(found["rest"]):
+        return ""
+    return (found[1] or found[2]).upper()

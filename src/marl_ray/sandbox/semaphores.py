@@ -1,0 +1,81 @@
+"""Semaphores of `multiprocessing` for a process that cannot have others.
+
+The standard library keeps them in /dev/shm, which no run may write. Its `ThreadPool`, queues and locks need them even where
+only threads use them, so a run gets these, which live in its own memory.
+"""
+
+import contextlib
+import importlib
+import threading
+from typing import Any
+
+
+class SemLock:
+    """The class of the C module `_multiprocessing`, as far as `multiprocessing.synchronize` uses it."""
+
+    SEM_VALUE_MAX = 2**31 - 1
+    _RECURSIVE = 0
+
+    def __init__(self, kind: int, value: int, maxvalue: int, name: str, unlink: bool):
+        self.kind, self.maxvalue, self.name, self.handle = kind, maxvalue, None, 0
+        self._value, self._changed = value, threading.Condition()
+        self._owner: int | None = None
+        self._taken = 0
+
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        """Whether it was taken in time."""
+        me = threading.get_ident()
+        with self._changed:
+            if self.kind == self._RECURSIVE and self._owner == me:
+                self._taken += 1
+                return True
+            if not self._changed.wait_for(lambda: self._value > 0, timeout if block else 0):
+                return False
+            self._value -= 1
+            self._owner, self._taken = me, self._taken + 1
+            return True
+
+    def release(self) -> None:
+        """Give it back. AssertionError for a recursive lock of another thread, ValueError above the most."""
+        with self._changed:
+            if self.kind == self._RECURSIVE:
+                if self._owner != threading.get_ident():
+                    raise AssertionError("attempt to release recursive lock not owned by thread")
+                self._taken -= 1
+                if self._taken:
+                    return
+            else:
+                if self._value >= self.maxvalue:
+                    raise ValueError("semaphore or lock released too many times")
+                self._taken -= 1
+            self._owner = None if self._taken <= 0 else self._owner
+            self._value += 1
+            self._changed.notify()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _count(self) -> int:
+        return self._taken
+
+    def _is_mine(self) -> bool:
+        return self._taken > 0 and self._owner == threading.get_ident()
+
+    def _get_value(self) -> int:
+        return self._value
+
+    def _is_zero(self) -> bool:
+        return self._value == 0
+
+    def _after_fork(self) -> None:
+        self._taken = 0
+
+
+def install() -> None:
+    """Put them in the place of the C module's, in this process and its forks."""
+    with contextlib.suppress(ImportError):
+        module: Any = importlib.import_module("_multiprocessing")
+        module.SemLock, module.sem_unlink = SemLock, lambda name: None

@@ -1,0 +1,94 @@
+"""Nothing survives a run: whatever a program does, worker and host are afterwards as they were before."""
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sandbox_attacks import RIGHT, SETTINGS, TESTS, attacked
+from sandbox_programs import PROBE, candidate, hostile, known, state
+
+EXAMPLES = 25
+
+
+def unchanged(pool: Any, program: str, shared: str, before: dict, world: bytes, limits: Any) -> str:
+    """What a hostile program changed, run as a script, as a candidate and in the official mode; empty when nothing."""
+    pool.run(program, limits=limits)
+    pool.judge(candidate(program), TESTS, entry_point="add", limits=limits)
+    pool.official(program, limits)
+    seen = pool.run(PROBE)
+    if seen.stdout != world or seen.returncode:
+        return f"the next program's world: {seen.stdout!r} {seen.stderr!r}"
+    if not pool.judge(RIGHT, TESTS, entry_point="add").passed:
+        return "the next verdict"
+    after = state(pool, shared)
+    return "; ".join(f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key])
+
+
+def ready(pool: Any) -> bytes:
+    """The world of an honest program, once everything has been used."""
+    for _ in range(3):
+        pool.judge(RIGHT, TESTS, entry_point="add")
+        pool.official("assert True")
+        world = pool.run(PROBE)
+    assert world.returncode == 0, world.stderr
+    return world.stdout  # type: ignore[no-any-return]
+
+
+def attack(max_level: str, shared: str) -> list[list[str]]:
+    """Programs that changed something, in a pool of one worker."""
+    from marl_ray.sandbox import Level, Limits, Pool
+
+    limits = Limits(cpu_s=0.2, wall_s=0.4, memory_bytes=256 << 20)
+    found = []
+    with Pool(workers=1, max_level=Level[max_level]) as pool:
+        world = ready(pool)
+        for program in (*known(shared), *(hostile(random.Random(seed), shared) for seed in range(EXAMPLES))):
+            before = state(pool, shared)
+            changed = unchanged(pool, program, shared, before, world, limits)
+            if changed:
+                found.append([program, changed])
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(attack(sys.argv[1], sys.argv[3])))
+    sys.exit()
+
+import pytest  # noqa: E402  the process of the attacks has none
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list]:
+    """What hostile programs of one setting left."""
+    yield from attacked(__file__, request.param, tmp_path_factory.mktemp("secret"))
+
+
+def test_worker_and_host_are_as_before_after_hostile_programs(found: list) -> None:
+    assert found == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("level", ["PATHS", "NAMESPACES"])
+def test_worker_and_host_are_as_before_after_any_hostile_program(level: str, tmp_path: Path) -> None:
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    from marl_ray.sandbox import Level, Limits, Pool
+
+    shared = tmp_path / "shared"
+    shared.write_text("x")
+    limits = Limits(cpu_s=0.2, wall_s=0.4, memory_bytes=256 << 20)
+    with Pool(workers=1, max_level=Level[level]) as pool:
+        world = ready(pool)
+
+        @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+        @given(st.randoms())
+        def check(chance: random.Random) -> None:
+            before = state(pool, str(shared))
+            assert unchanged(pool, hostile(chance, str(shared)), str(shared), before, world, limits) == ""
+
+        check()
