@@ -57,6 +57,16 @@ def echo(**kwargs: Any) -> Echo:
     return Echo(**kwargs)
 
 
+def wordy(to: str, **kwargs: Any) -> Echo:
+    """Echo whose prompts to one agent are too long for it, whatever is cut from them."""
+
+    class Wordy(Echo):
+        def ask(self, agent: str, prompt: str) -> None:
+            super().ask(agent, prompt + " and so on" * 30 if agent == to else prompt)
+
+    return Wordy(**kwargs)
+
+
 def config(*overrides: str) -> RunConfig:
     """Three iterations of eight episodes."""
     base = {

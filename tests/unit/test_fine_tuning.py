@@ -13,9 +13,11 @@ from marl_ray.envs import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
+from marl_ray.rollout.text_episode import TextEpisode
 from marl_ray.training.alone import process_group, train_alone
 from marl_ray.training.driver import check_run
 from marl_ray.training.fine_tuning import Example, encode, padded, read_demonstrations
+from marl_ray.training.held_out import solved_shares
 from marl_ray.training.team import team_agents
 
 TUNED = "warm_start={data: environment, count: 64, batch: 16, epochs: 8, lr: 0.003}"
@@ -146,3 +148,25 @@ def test_what_cannot_work_is_refused_before_a_cluster_starts(tmp_path, overrides
     with pytest.raises(MarlRayError, match=message) as caught:
         check_run(config(f"storage={tmp_path}", *overrides))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("to", "read"), [("a", 0), ("b", 1)])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_run_of_prompts_that_nobody_can_read_ends(algorithm, to, read):
+    env = f"env={{id: 'toy_texts:wordy', kwargs: {{agents: [a, b], to: {to}}}}}"
+    held_out = "evaluation={every: 3, tasks: 2, samples: 2}"
+    rows = train_alone(config(env, TWO_POLICIES, held_out, f"algorithm={algorithm}"))
+    assert len([row for row in rows if "iteration" in row]) >= 3
+    last = [row for row in rows if f"{to}/prompt_too_long" in row][-1]
+    assert last[f"{to}/prompt_too_long"] == 1 and "env/solved" not in last
+    assert ("a/response_tokens" in last) == bool(read) and "b/response_tokens" not in last
+
+
+def test_an_episode_that_was_cut_counts_as_unsolved():
+    def episode(solved, cut):
+        return TextEpisode(0, 0, 0.0, (), 1, 0, 0, solved, 1, cut, {}, {})
+
+    told = [episode(True, False), episode(None, True), episode(False, False), episode(None, True)]
+    assert solved_shares(told, [episode(None, True)], 2) == {"greedy": 0.0, "pass_at_1": 0.25, "pass_at_2": 0.5}
+    assert solved_shares([episode(None, True)] * 2, [], 2) == {}
+    assert solved_shares([episode(None, False), episode(True, False)], [], 2) == {}
