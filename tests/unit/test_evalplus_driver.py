@@ -56,6 +56,10 @@ def test_what_is_wanted_may_be_large_not_a_number_or_counted():
         (None, 1.0, False),
         (math.inf, math.inf, True),
         (math.nan, math.nan, False),
+        (1.0, math.inf, False),
+        (-math.inf, math.inf, False),
+        ([5.0, 1.0], [-math.inf, 1.0], False),
+        ([math.inf, 1.0], [math.inf, 1.0 + 1e-7], True),
         (1e12, 1e12 + 1e4, True),
     ],
 )
