@@ -18,7 +18,8 @@ from marl_ray.errors import MarlRayError, one_line
 RULES = ("E4", "E7", "E9", "F", "B", "C4", "SIM", "UP", "C901", "PLR0911", "PLR0912")
 """The pinned rule set: part of the reward's definition. No naming rules: the task names the function."""
 TIMEOUT_S = 10.0
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 17
+"""Longer programs are not checked: a parser may need thousands of times as much memory."""
 RUNS_TEXT = {"exec", "eval", "compile"}
 UNREADABLE = {
     "builtins", "__builtins__", "__import__", "importlib", "runpy", "codeop", "timeit", "cProfile", "pdb", "bdb", "doctest",
@@ -103,7 +104,7 @@ def _violations(code: str) -> int | None:
     if len(data) > MAX_BYTES:
         return None
     command = [_ruff(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--exit-zero", "--quiet"]
-    command += ["--target-version", "py311", "--select", ",".join(RULES), "--output-format", "json"]
+    command += ["--target-version", "py311", "--select", ",".join(RULES), "--output-format", "json", "--statistics"]
     try:
         done = subprocess.run(
             [*command, "--stdin-filename", "solution.py", "-"], input=data, capture_output=True, timeout=TIMEOUT_S
@@ -112,9 +113,9 @@ def _violations(code: str) -> int | None:
         return None
     if done.returncode != 0:
         return None
-    found = json.loads(done.stdout)
+    found = json.loads(done.stdout or b"[]")  # a clean program has no statistics
     broken = any(item["code"] in (None, "invalid-syntax") for item in found)
-    return None if broken else len(found)
+    return None if broken else sum(item["count"] for item in found)
 
 
 def style(code: str) -> float:
