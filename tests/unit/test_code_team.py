@@ -174,6 +174,20 @@ def test_a_program_cannot_write_its_own_report() -> None:
     assert check(shared_pool(), liar, TASK, QUICK).hidden == 0.0
 
 
+def test_a_program_cannot_show_the_hidden_tests() -> None:
+    for answer in ("seen", "{str(y): seen for y in seen}", "(y for y in list(seen))", "str(seen)"):
+        found = check(shared_pool(), f"seen = []\ndef f(x):\n    seen.append(x)\n    return {answer}", TASK, QUICK)
+        assert found.report.startswith("f(1)=") and not set("237") & set(found.report.partition("not")[0])
+    assert found.report == "f(1)='[1, 4, 1]' not 2"
+
+
+def test_only_tests_that_look_at_arguments_see_what_a_call_does_to_them() -> None:
+    public, hidden = "x = [2, 1]\nf(x)\nassert len(x) < 3", "x = [2, 1]\nassert f(x) == sorted(x)"
+    task = CodeTask((CallTest(hidden),), (CallTest(public),), "f")
+    emptied = check(shared_pool(), "def f(x):\n    x.clear()\n    return []", task, QUICK)
+    assert (emptied.public, emptied.hidden) == (1.0, 0.0)
+
+
 def test_setup_is_for_the_tests_alone_and_without_public_tests_nothing_is_told() -> None:
     setup = "import math\ndef f(x): return 0\ndef twice(x): return f(x)"
     task = CodeTask((CallTest("assert math.floor(twice(2)) == 4"),), entry_point="f", setup=setup)

@@ -1,3 +1,4 @@
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -114,6 +115,13 @@ def test_style_counts_violations_and_nothing_switches_a_rule_off():
     assert violations(dirty + "\n" * 100 + "# padding\n" * 1000) == 2
 
 
+def test_counting_violations_takes_little_memory():
+    tracemalloc.start()
+    assert violations("import a\n" * 10_000) == 10_000
+    assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    tracemalloc.stop()
+
+
 @pytest.mark.parametrize("code", ["def f(:\n", "x = '\ud800'\n", "#" * (2 << 20), "(" * 100_000])
 def test_what_cannot_be_checked_has_no_style(code):
     assert style(code) == 0.0
@@ -168,6 +176,15 @@ def calls(pool: Pool, code: str, *tests: str, setup: str = "") -> tuple[str, ...
     alone = tuple(run_tests(pool, code, (test,), task, limits).verdicts[0] for test in task.hidden)
     assert together == alone
     return together
+
+
+def test_no_test_shares_what_it_does_to_arguments_or_memory_with_another(pool):
+    shown, other = "x = [2, 1]\nf(x)\nassert len(x) < 3", "x = [2, 1]\nassert f(x) == sorted(x)"
+    emptied = "def f(x):\n    x.clear()\n    return []"
+    assert calls(pool, emptied, shown, other, shown) == ("passed", "fail:wrong", "passed")
+    keeps = "kept = []\ndef f(n):\n    kept.append(bytes(n))\n    return len(kept[-1])"
+    size = 400 << 20
+    assert calls(pool, keeps, *[f"assert f({size}) == {size}"] * 4, "f(1 << 31)") == ("passed",) * 4 + ("oom",)
 
 
 class Counted:

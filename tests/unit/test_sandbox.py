@@ -216,6 +216,10 @@ def test_a_candidate_cannot_empty_what_its_answer_is_compared_with(pool: Pool) -
     tests = "x = [2, 1]\nassert f(x) == sorted(x)"
     assert pool.judge("def f(x):\n    x.clear()\n    return []", tests, entry_point="f").verdict == "fail:wrong"
     assert pool.judge("def f(x): return sorted(x)", tests, entry_point="f").passed
+    switched = f"{tests}\nf.in_place = True\nx = [2, 1]\nf(x)\nassert x == []"
+    emptied = "def f(x):\n    y = sorted(x)\n    x.clear()\n    return y"
+    assert pool.judge(emptied, switched, entry_point="f", in_place=False).verdict == "fail:wrong"
+    assert pool.judge(emptied, f"f.in_place = False\n{switched}", entry_point="f", in_place=True).passed
 
 
 def test_tests_that_do_not_end_are_a_timeout(pool: Pool) -> None:
@@ -245,6 +249,28 @@ def test_tests_have_limits_of_their_own(pool: Pool) -> None:
     ):
         assert pool.judge(candidate, tests, entry_point="f", limits=limits).verdict == "oom"
     assert pool.judge("def f(x): return x", "assert f(1) == 1", entry_point="f", limits=limits).passed
+
+
+def test_what_a_run_leaves_in_the_judge_is_no_later_run_s_affair() -> None:
+    limits = Limits(memory_bytes=160 << 20)
+    keeps = "def g(): pass\nx = f(1)\nassert len(x) == 1"
+    with Pool(workers=1) as pool:
+        for items in (1_400_000, 1_000_000, 600_000):
+            large = f"def f(x): return [1000 + n % 5000 for n in range({items})]"
+            assert pool.judge(large, keeps, entry_point="f", limits=limits).verdict == "fail:wrong"
+        tests = "x = list(range(1000, 800_000))\nassert f(x) == x"
+        assert pool.judge("def f(x): return x", tests, entry_point="f", limits=limits).passed
+        names = "signal.SIGALRM, signal.SIGPROF"
+        tests = f"import signal\nfor n in ({names}): signal.signal(n, print)\nf(1)"
+        assert pool.judge("def f(x): exit()", tests, entry_point="f").verdict == "fail:exit"
+        tests = f"import signal\nassert all(signal.getsignal(n) == signal.SIG_DFL for n in ({names}))"
+        assert pool.judge("def f(x): return x", tests, entry_point="f").passed
+
+
+def test_tests_may_write_to_both_outputs(pool: Pool) -> None:
+    tests = "import sys\nprint('x' * 99_999, file=sys.stderr, flush=True)\nprint('x', flush=True)\nassert f(1) == 1"
+    for _ in range(2):
+        assert pool.judge("def f(x): return x", tests, entry_point="f").passed
 
 
 def test_a_frame_is_as_large_as_the_limits_say(pool: Pool) -> None:

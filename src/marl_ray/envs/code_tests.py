@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import json
+import re
 import secrets
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,8 @@ from marl_ray.sandbox.in_place import looks_at_arguments
 LONGEST_REPORT = 200
 NO_CODE, NO_TESTS = "no code", "no tests"
 _LONGEST_VALUE = 80
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""In the text of a generator: it would make a prompt another one in every run."""
 _MARK = secrets.token_hex(16)
 """Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
 _LOADING = ("fail:error", "fail:wrong")
@@ -86,32 +89,36 @@ def _judge(
     pool: Pool, code: str, task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], limits: Limits
 ) -> Judgement:
     calls = tuple(equality(source)[0] for source in public)
-    in_place = any(looks_at_arguments(source, task.entry_point) for source in (*public, *hidden))
-    program = _program(task, public, hidden, calls)
-    return pool.judge(code, program, entry_point=task.entry_point, limits=limits, in_place=in_place)
+    shown = tuple(looks_at_arguments(source, task.entry_point) for source in (*public, *hidden))
+    program = _program(task, public, hidden, calls, shown)
+    return pool.judge(code, program, entry_point=task.entry_point, limits=limits, in_place=any(shown))
 
 
 @lru_cache(maxsize=1024)
-def _program(task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], calls: tuple[str, ...]) -> str:
+def _program(
+    task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], calls: tuple[str, ...], shown: tuple[bool, ...]
+) -> str:
     """What the judge runs: every test by itself, then a report as the text of an AssertionError.
 
-    Its random numbers depend on the tests and not on this process.
+    All that the report shows is known before the first hidden test: afterwards the program has seen their inputs, and
+    could return them. shown: which tests look at what a call does to its arguments. Its random numbers depend on the
+    tests and not on this process.
     """
     seed = hashlib.blake2b(repr((task.setup, public, hidden)).encode("utf-8", "surrogatepass")).hexdigest()
     return f"""
-def _main(public, hidden, calls):
+def _main(public, hidden, calls, shown):
     import json, random
     function, names = globals()[{task.entry_point!r}], dict(globals())
     random.seed({seed!r})
     exec({task.setup!r}, names)
     names[{task.entry_point!r}] = function
-    def run(source):
+    def run(source, looks):
+        function.in_place = looks
         try:
             exec(source, dict(names))
         except Exception as error:
             return type(error).__name__
-    errors = [run(source) for source in public]
-    passed = errors.count(None), [run(source) for source in hidden].count(None)
+    errors = [*map(run, public, shown)]
     failed = next((number for number, error in enumerate(errors) if error), -1)
     error, value = errors[failed] if failed >= 0 else "", ""
     if error == "AssertionError" and calls[failed]:
@@ -119,8 +126,9 @@ def _main(public, hidden, calls):
             value = repr(eval(calls[failed], dict(names)))[:{_LONGEST_VALUE}]
         except Exception as raised:
             error = type(raised).__name__
+    passed = errors.count(None), [*map(run, hidden, shown[len(public):])].count(None)
     raise AssertionError({_MARK!r} + json.dumps([*passed, failed, error, value], ensure_ascii=False))
-_main({public!r}, {hidden!r}, {calls!r})
+_main({public!r}, {hidden!r}, {calls!r}, {shown!r})
 """
 
 
@@ -129,7 +137,7 @@ def _report(judged: Judgement) -> tuple[int, int, int, str, str] | None:
     if judged.verdict != "fail:wrong" or not judged.message.startswith(_MARK):
         return None
     public, hidden, failed, error, value = json.loads(judged.message.removeprefix(_MARK))
-    return public, hidden, failed, error, value
+    return public, hidden, failed, error, _ADDRESS.sub("", value)
 
 
 def _failure(source: str, error: str, value: str) -> str:

@@ -3,7 +3,9 @@
 The program is loaded once and its calls share its process, in the order of the tests; every test has fresh names and a
 fresh set-up, as it would have alone. What the process does besides answering decides about no other test:
 
-- a test that takes longer than one may runs by itself, which gives its verdict, and those behind it go on in another run;
+- a test that takes longer than one may, or for which memory does not suffice, runs by itself, which gives its verdict, and
+  those behind it go on in another run;
+- what a call does to its arguments is seen by those tests that look at them, and by no other;
 - where the process ends, hands over what may not cross, or uses up the time of `SHARE` tests, nothing that it said
   counts: every test runs by itself, as slow as that is;
 - where the program already fails as it is loaded, all tests have that verdict.
@@ -28,9 +30,9 @@ _MARK = secrets.token_hex(16)
 """Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
 _LOADING = ("fail:error", "fail:wrong")
 """Verdicts without a report that only loading can cause: each test's own exceptions are caught."""
-_VERDICTS = {"p": "passed", "w": "fail:wrong", "e": "fail:error", "o": "oom"}
-_SLOW = "s"
-"""In the report, of a test that took too long; the last in it."""
+_VERDICTS = {"p": "passed", "w": "fail:wrong", "e": "fail:error"}
+_AGAIN = "a"
+"""In the report, of a test that took too long or found no memory, and has to run by itself; the last in it."""
 
 
 def run_calls(
@@ -40,9 +42,7 @@ def run_calls(
     verdicts: list[str] = []
     cpu_s = 0.0
 
-    in_place = any(looks_at_arguments(test, entry_point) for test in tests)
-
-    def judge(source: str, setup: str, times: int = 1) -> Judgement:
+    def judge(source: str, setup: str, times: int = 1, in_place: bool | None = None) -> Judgement:
         wide = replace(limits, cpu_s=times * limits.cpu_s, wall_s=times * limits.longest_s)
         return pool.judge(code, source, entry_point=entry_point, setup=setup, limits=wide, in_place=in_place)
 
@@ -58,14 +58,16 @@ def run_calls(
         if len(left) == 1:
             alone(left)
             break
-        judged = judge(_program(left, entry_point, setup, limits.cpu_s), "", min(SHARE, len(left)))
+        shown = tuple(looks_at_arguments(test, entry_point) for test in left)
+        program = _program(left, shown, entry_point, setup, limits.cpu_s)
+        judged = judge(program, "", min(SHARE, len(left)), any(shown))
         if judged.verdict in _LOADING:
             cpu_s += judged.cpu_s
             if not judged.message.startswith(_MARK):
                 return [judged.verdict] * len(tests), cpu_s
             report: str = json.loads(judged.message.removeprefix(_MARK))
-            verdicts += [_VERDICTS[letter] for letter in report if letter != _SLOW]
-            if report.endswith(_SLOW):
+            verdicts += [_VERDICTS[letter] for letter in report if letter != _AGAIN]
+            if report.endswith(_AGAIN):
                 alone([tests[len(verdicts)]])
             continue
         loaded = judge("", setup)
@@ -76,10 +78,10 @@ def run_calls(
 
 
 @lru_cache(maxsize=1024)
-def _program(tests: tuple[str, ...], entry_point: str, setup: str, wall_s: float) -> str:
+def _program(tests: tuple[str, ...], shown: tuple[bool, ...], entry_point: str, setup: str, wall_s: float) -> str:
     """What the judge runs: every test by itself, then a report, a letter for each, as the text of an AssertionError."""
     return f"""
-def _main(function, tests, setup):
+def _main(function, tests, shown, setup):
     import json, random, signal
     class Late(BaseException):
         pass
@@ -97,7 +99,7 @@ def _main(function, tests, setup):
         except AssertionError:
             return "w"
         except MemoryError:
-            return "o"
+            return {_AGAIN!r}
         except Exception:
             return "e"
         return "p"
@@ -106,21 +108,21 @@ def _main(function, tests, setup):
         try:
             return run(source)
         except Late:
-            return {_SLOW!r}
+            return {_AGAIN!r}
         finally:
             watched.clear()
     setup = compile(setup, "<setup>", "exec", dont_inherit=True)
     before, report = signal.signal(signal.SIGALRM, late), ""
-    for test in tests:
+    for test, function.in_place in zip(tests, shown):
         left = signal.setitimer(signal.ITIMER_REAL, {wall_s!r})[0]
         try:
             report += watch(test)
         except Late:
-            report += {_SLOW!r}
+            report += {_AGAIN!r}
         signal.setitimer(signal.ITIMER_REAL, left)
-        if report[-1] == {_SLOW!r}:
+        if report[-1] == {_AGAIN!r}:
             break
     signal.signal(signal.SIGALRM, before)
     raise AssertionError({_MARK!r} + json.dumps(report))
-_main({entry_point}, {tests!r}, {setup!r})
+_main({entry_point}, {tests!r}, {shown!r}, {setup!r})
 """

@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import gc
 import os
 import random
 import resource
@@ -22,8 +23,7 @@ PLAIN, IN_PLACE = b"C", b"I"
 SPENT = 5.0
 """Seconds beyond a run's own wall clock after which this process ends itself: its client is gone."""
 _WORN_BYTES = 128 << 20
-"""A judge that has grown by so much is replaced, so that no run has less memory than the one before."""
-_LOOK_EVERY = 8
+"""A judge that has grown by so much, garbage aside, is replaced."""
 _LARGEST_CACHED = 100_000
 _RAISED = {
     name: kind
@@ -46,8 +46,8 @@ class _Final(BaseException):
 class Candidate:
     """Calls cross to the candidate; `verdict` is set once something happened that no test may forgive."""
 
-    def __init__(self, channel: int, frame_bytes: int, in_place: bool):
-        self._channel, self._frame_bytes, self._in_place = channel, frame_bytes, in_place
+    def __init__(self, channel: int, frame_bytes: int):
+        self._channel, self._frame_bytes = channel, frame_bytes
         self.verdict: tuple[str, str] | None = None
 
     def _fail(self, verdict: str, message: str) -> _Final:
@@ -154,14 +154,14 @@ class Candidate:
     def loaded(self) -> None:
         self._check(self._answer()[0])
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: bool) -> Any:
         try:
             packed = [codec.pack(item, self._drained) for item in args]
             named = {key: codec.pack(item, self._drained) for key, item in kwargs.items()}
         except _UNREADABLE as error:
             raise self._final(error, "argument ") from None
         answer, _ = self._asked({"call": [packed, named]})
-        if self._in_place:
+        if in_place:
             try:
                 self._echo(args, kwargs, answer.get("changed", {}))
             except _UNREADABLE as error:
@@ -193,15 +193,20 @@ def _code(source: str, name: str) -> CodeType:
 def decide(
     tests: str, setup: str, entry_point: str, channel: int, frame_bytes: int, in_place: bool = False
 ) -> tuple[str, str]:
-    """Verdict and message of one candidate at the other end of the channel."""
-    candidate = Candidate(channel, frame_bytes, in_place)
+    """Verdict and message of one candidate at the other end of the channel.
+
+    in_place: whether calls change their arguments. Tests that are several in one may say it for each, by the attribute of
+    that name of the function that they call.
+    """
+    candidate = Candidate(channel, frame_bytes)
     random.seed(wire.blob(tests))  # the same verdict every time
     namespace: dict[str, Any] = {"__name__": "tests"}
 
     def proxy(*args: Any, **kwargs: Any) -> Any:
-        return candidate(*args, **kwargs)
+        return candidate.call(args, kwargs, in_place and vars(proxy)["in_place"])
 
     proxy.__name__ = proxy.__qualname__ = entry_point
+    vars(proxy)["in_place"] = in_place
 
     def body() -> None:
         exec(_code(setup, "<setup>"), namespace)
@@ -237,11 +242,11 @@ def _text(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _limited(limits: Limits, rest_bytes: int) -> Iterator[None]:
-    """The tests' own limits. What tests change of the interpreter's is put back."""
+def _limited(limits: Limits, used_bytes: int) -> Iterator[None]:
+    """The tests' own limits, memory beyond what is used already. What tests change of the interpreter's is put back."""
     recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = rest_bytes + limits.memory_bytes
+    most = used_bytes + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     signal.setitimer(signal.ITIMER_REAL, limits.longest_s + SPENT)  # both timers end this process
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
@@ -250,6 +255,8 @@ def _limited(limits: Limits, rest_bytes: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         sys.setrecursionlimit(recursion)
         sys.set_int_max_str_digits(digits)
@@ -274,17 +281,18 @@ def serve(control: socket.socket, size: Callable[[], int]) -> None:
     size: of this process' address space, in bytes.
     """
     rest = size()
-    worn, count = False, 0
+    worn = False
     while not worn:
         message, fds, _, _ = socket.recv_fds(control, 256, 2)
         if not message:
             return
         limits = Limits.unpack(message[1:])
-        with _limited(limits, rest):
+        with _limited(limits, size()):
             payload, channel = fds
             verdict, text = _decided(payload, channel, limits, message[:1] == IN_PLACE)
         for fd in fds:
             os.close(fd)
-        count += 1
-        worn = count % _LOOK_EVERY == 0 and size() > rest + _WORN_BYTES
+        if size() > rest + _WORN_BYTES:
+            gc.collect()  # tests that define functions are garbage in a circle, and hold the candidate's values
+            worn = size() > rest + _WORN_BYTES
         control.send((b"-" if worn else b"+") + wire.verdict(verdict, text))
