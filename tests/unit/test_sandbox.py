@@ -216,10 +216,10 @@ def test_a_candidate_cannot_empty_what_its_answer_is_compared_with(pool: Pool) -
     tests = "x = [2, 1]\nassert f(x) == sorted(x)"
     assert pool.judge("def f(x):\n    x.clear()\n    return []", tests, entry_point="f").verdict == "fail:wrong"
     assert pool.judge("def f(x): return sorted(x)", tests, entry_point="f").passed
-    switched = f"{tests}\nf.in_place = True\nx = [2, 1]\nf(x)\nassert x == []"
-    emptied = "def f(x):\n    y = sorted(x)\n    x.clear()\n    return y"
-    assert pool.judge(emptied, switched, entry_point="f", in_place=False).verdict == "fail:wrong"
-    assert pool.judge(emptied, f"f.in_place = False\n{switched}", entry_point="f", in_place=True).passed
+    alone = "x = [2, 1]\nif x: f(x)\nassert x == []\ny = [1, 2]\nfor _ in y: f(*[y])\nassert y == []"
+    emptied = "def f(x):\n    x.clear()\n    return []"
+    assert pool.judge(emptied, alone, entry_point="f").passed
+    assert pool.judge(emptied, f"{alone}\n{tests}", entry_point="f").verdict == "fail:wrong"
 
 
 def test_tests_that_do_not_end_are_a_timeout(pool: Pool) -> None:

@@ -89,36 +89,32 @@ def _judge(
     pool: Pool, code: str, task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], limits: Limits
 ) -> Judgement:
     calls = tuple(equality(source)[0] for source in public)
-    shown = tuple(looks_at_arguments(source, task.entry_point) for source in (*public, *hidden))
-    program = _program(task, public, hidden, calls, shown)
-    return pool.judge(code, program, entry_point=task.entry_point, limits=limits, in_place=any(shown))
+    looks = any(looks_at_arguments(source, task.entry_point) for source in (*public, *hidden))
+    program = _program(task, public, hidden, calls)
+    return pool.judge(code, program, entry_point=task.entry_point, limits=limits, in_place="alone" if looks else False)
 
 
 @lru_cache(maxsize=1024)
-def _program(
-    task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], calls: tuple[str, ...], shown: tuple[bool, ...]
-) -> str:
+def _program(task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], calls: tuple[str, ...]) -> str:
     """What the judge runs: every test by itself, then a report as the text of an AssertionError.
 
     All that the report shows is known before the first hidden test: afterwards the program has seen their inputs, and
-    could return them. shown: which tests look at what a call does to its arguments. Its random numbers depend on the
-    tests and not on this process.
+    could return them. Its random numbers depend on the tests and not on this process.
     """
     seed = hashlib.blake2b(repr((task.setup, public, hidden)).encode("utf-8", "surrogatepass")).hexdigest()
     return f"""
-def _main(public, hidden, calls, shown):
+def _main(public, hidden, calls):
     import json, random
     function, names = globals()[{task.entry_point!r}], dict(globals())
     random.seed({seed!r})
     exec({task.setup!r}, names)
     names[{task.entry_point!r}] = function
-    def run(source, looks):
-        function.in_place = looks
+    def run(source):
         try:
             exec(source, dict(names))
         except Exception as error:
             return type(error).__name__
-    errors = [*map(run, public, shown)]
+    errors = [*map(run, public)]
     failed = next((number for number, error in enumerate(errors) if error), -1)
     error, value = errors[failed] if failed >= 0 else "", ""
     if error == "AssertionError" and calls[failed]:
@@ -126,9 +122,9 @@ def _main(public, hidden, calls, shown):
             value = repr(eval(calls[failed], dict(names)))[:{_LONGEST_VALUE}]
         except Exception as raised:
             error = type(raised).__name__
-    passed = errors.count(None), [*map(run, hidden, shown[len(public):])].count(None)
+    passed = errors.count(None), [*map(run, hidden)].count(None)
     raise AssertionError({_MARK!r} + json.dumps([*passed, failed, error, value], ensure_ascii=False))
-_main({public!r}, {hidden!r}, {calls!r}, {shown!r})
+_main({public!r}, {hidden!r}, {calls!r})
 """
 
 

@@ -5,7 +5,7 @@ fresh set-up, as it would have alone. What the process does besides answering de
 
 - a test that takes longer than one may, or for which memory does not suffice, runs by itself, which gives its verdict, and
   those behind it go on in another run;
-- what a call does to its arguments is seen by those tests that look at them, and by no other;
+- what a call does to its arguments is seen only where the call is a statement of its own;
 - where the process ends, hands over what may not cross, or uses up the time of `SHARE` tests, nothing that it said
   counts: every test runs by itself, as slow as that is;
 - where the program already fails as it is loaded, all tests have that verdict.
@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Literal
 
 from marl_ray.sandbox import Judgement, Limits, Pool
 from marl_ray.sandbox.in_place import looks_at_arguments
@@ -42,7 +43,7 @@ def run_calls(
     verdicts: list[str] = []
     cpu_s = 0.0
 
-    def judge(source: str, setup: str, times: int = 1, in_place: bool | None = None) -> Judgement:
+    def judge(source: str, setup: str, times: int = 1, in_place: Literal["alone", False] | None = None) -> Judgement:
         wide = replace(limits, cpu_s=times * limits.cpu_s, wall_s=times * limits.longest_s)
         return pool.judge(code, source, entry_point=entry_point, setup=setup, limits=wide, in_place=in_place)
 
@@ -58,9 +59,9 @@ def run_calls(
         if len(left) == 1:
             alone(left)
             break
-        shown = tuple(looks_at_arguments(test, entry_point) for test in left)
-        program = _program(left, shown, entry_point, setup, limits.cpu_s)
-        judged = judge(program, "", min(SHARE, len(left)), any(shown))
+        looks = any(looks_at_arguments(test, entry_point) for test in left)
+        program = _program(left, entry_point, setup, limits.cpu_s)
+        judged = judge(program, "", min(SHARE, len(left)), "alone" if looks else False)
         if judged.verdict in _LOADING:
             cpu_s += judged.cpu_s
             if not judged.message.startswith(_MARK):
@@ -78,10 +79,10 @@ def run_calls(
 
 
 @lru_cache(maxsize=1024)
-def _program(tests: tuple[str, ...], shown: tuple[bool, ...], entry_point: str, setup: str, wall_s: float) -> str:
+def _program(tests: tuple[str, ...], entry_point: str, setup: str, wall_s: float) -> str:
     """What the judge runs: every test by itself, then a report, a letter for each, as the text of an AssertionError."""
     return f"""
-def _main(function, tests, shown, setup):
+def _main(function, tests, setup):
     import json, random, signal
     class Late(BaseException):
         pass
@@ -113,7 +114,7 @@ def _main(function, tests, shown, setup):
             watched.clear()
     setup = compile(setup, "<setup>", "exec", dont_inherit=True)
     before, report = signal.signal(signal.SIGALRM, late), ""
-    for test, function.in_place in zip(tests, shown):
+    for test in tests:
         left = signal.setitimer(signal.ITIMER_REAL, {wall_s!r})[0]
         try:
             report += watch(test)
@@ -124,5 +125,5 @@ def _main(function, tests, shown, setup):
             break
     signal.signal(signal.SIGALRM, before)
     raise AssertionError({_MARK!r} + json.dumps(report))
-_main({entry_point}, {tests!r}, {shown!r}, {setup!r})
+_main({entry_point}, {tests!r}, {setup!r})
 """

@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import dis
 import gc
 import os
 import random
@@ -12,14 +13,16 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from marl_ray.sandbox import codec, wire
 from marl_ray.sandbox.limits import Limits
 
-PLAIN, IN_PLACE = b"C", b"I"
-"""Begin a request; limits follow. In place: the tests see what the candidate does to its mutable arguments."""
+PLAIN, IN_PLACE, ALONE = b"C", b"I", b"A"
+"""Begin a request; limits follow. In place: the tests see what the candidate does to its mutable arguments, in all calls
+or in those that stand alone as a statement."""
+_DISCARD, _CACHE = dis.opmap["POP_TOP"], 0
 SPENT = 5.0
 """Seconds beyond a run's own wall clock after which this process ends itself: its client is gone."""
 _WORN_BYTES = 128 << 20
@@ -190,23 +193,27 @@ def _code(source: str, name: str) -> CodeType:
     return (_compiled if len(source) < _LARGEST_CACHED else _compiled.__wrapped__)(source, name)
 
 
-def decide(
-    tests: str, setup: str, entry_point: str, channel: int, frame_bytes: int, in_place: bool = False
-) -> tuple[str, str]:
-    """Verdict and message of one candidate at the other end of the channel.
+def _stands_alone(caller: FrameType) -> bool:
+    """Whether the call that this frame is in is a statement of its own: nothing is done with what it gives."""
+    code, after = caller.f_code.co_code, caller.f_lasti + 2
+    while code[after] == _CACHE:
+        after += 2
+    return code[after] == _DISCARD
 
-    in_place: whether calls change their arguments. Tests that are several in one may say it for each, by the attribute of
-    that name of the function that they call.
-    """
+
+def decide(
+    tests: str, setup: str, entry_point: str, channel: int, frame_bytes: int, kind: bytes = PLAIN
+) -> tuple[str, str]:
+    """Verdict and message of one candidate at the other end of the channel."""
     candidate = Candidate(channel, frame_bytes)
     random.seed(wire.blob(tests))  # the same verdict every time
     namespace: dict[str, Any] = {"__name__": "tests"}
 
     def proxy(*args: Any, **kwargs: Any) -> Any:
-        return candidate.call(args, kwargs, in_place and vars(proxy)["in_place"])
+        in_place = kind == IN_PLACE or (kind == ALONE and _stands_alone(sys._getframe(1)))
+        return candidate.call(args, kwargs, in_place)
 
     proxy.__name__ = proxy.__qualname__ = entry_point
-    vars(proxy)["in_place"] = in_place
 
     def body() -> None:
         exec(_code(setup, "<setup>"), namespace)
@@ -265,10 +272,10 @@ def _limited(limits: Limits, used_bytes: int) -> Iterator[None]:
             decimal.setcontext(decimal.DefaultContext.copy())
 
 
-def _decided(payload: int, channel: int, limits: Limits, in_place: bool) -> tuple[str, str]:
+def _decided(payload: int, channel: int, limits: Limits, kind: bytes) -> tuple[str, str]:
     try:
         tests, setup, entry_point = map(wire.text, wire.read_payload(payload))
-        return decide(tests, setup, entry_point, channel, limits.frame_bytes, in_place)
+        return decide(tests, setup, entry_point, channel, limits.frame_bytes, kind)
     except MemoryError:
         return "oom", "MemoryError"
     except BaseException as error:  # whatever a candidate's value may still cause, it is the candidate's verdict
@@ -289,7 +296,7 @@ def serve(control: socket.socket, size: Callable[[], int]) -> None:
         limits = Limits.unpack(message[1:])
         with _limited(limits, size()):
             payload, channel = fds
-            verdict, text = _decided(payload, channel, limits, message[:1] == IN_PLACE)
+            verdict, text = _decided(payload, channel, limits, message[:1])
         for fd in fds:
             os.close(fd)
         if size() > rest + _WORN_BYTES:

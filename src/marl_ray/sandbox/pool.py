@@ -8,10 +8,10 @@ import queue
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from marl_ray.errors import MarlRayError
-from marl_ray.sandbox import child, official, server, wire
+from marl_ray.sandbox import child, judge, official, server, wire
 from marl_ray.sandbox.in_place import looks_at_arguments
 from marl_ray.sandbox.limits import Execution, Judgement, Level, Limits, Status
 from marl_ray.sandbox.seccomp import supported
@@ -202,22 +202,24 @@ class Pool:
         entry_point: str,
         setup: str = "",
         limits: Limits = Limits(),  # noqa: B008  frozen
-        in_place: bool | None = None,
+        in_place: bool | Literal["alone"] | None = None,
     ) -> Judgement:
         """Run trusted tests against a candidate in another process, of which only the function `entry_point` is called.
 
         setup: trusted code that runs before the tests, beside them; `entry_point` names the candidate's function afterwards.
-        in_place: what the candidate does to a mutable argument happens to the tests' own; None where they call the function
-        as a statement of its own, and so look at nothing else. Others would let a candidate empty what they compare its
-        answer with.
+        in_place: what the candidate does to a mutable argument happens to the tests' own, in all calls, or in those that
+        stand alone as a statement, and so look at nothing else ("alone"; None finds out whether there are such). Others
+        would let a candidate empty what they compare its answer with.
         """
-        shown = looks_at_arguments(tests, entry_point) if in_place is None else in_place
+        if in_place is None:
+            in_place = "alone" if looks_at_arguments(tests, entry_point) else False
+        kind = judge.ALONE if in_place == "alone" else judge.IN_PLACE if in_place else judge.PLAIN
 
         def job(worker: Worker) -> Judgement:
             program_fd = wire.payload(wire.blob(candidate), wire.blob(entry_point))
             tests_fd = wire.payload(wire.blob(tests), wire.blob(setup), wire.blob(entry_point))
             try:
-                end, verdict, message = worker.judged(program_fd, tests_fd, limits, shown)
+                end, verdict, message = worker.judged(program_fd, tests_fd, limits, kind)
             finally:
                 os.close(program_fd)
                 os.close(tests_fd)

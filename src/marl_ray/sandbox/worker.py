@@ -274,17 +274,16 @@ class Worker:
                 return False
             return end.status == 0
 
-    def judged(self, program: int, tests: int, limits: Limits, in_place: bool) -> tuple[End, str, str]:
-        """How the candidate ended, and the judge's verdict and message. Takes both descriptors."""
+    def judged(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[End, str, str]:
+        """How the candidate ended, and the judge's verdict and message. kind: what the judge is asked for."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 if self._judge is None:
                     self._judge = Process("judge", self._folder, self._max_level, self._warm)
                     self._judge.hello()
-                kind = judge.IN_PLACE if in_place else judge.PLAIN
                 self._judge.send(kind + limits.pack(), [tests, ours.fileno()])
-                self.request(child.IN_PLACE if in_place else child.CALLS, limits, [program, theirs.fileno()])
+                self.request(child.CALLS if kind == judge.PLAIN else child.IN_PLACE, limits, [program, theirs.fileno()])
             deadline = time.monotonic() + limits.longest_s + ANSWER_S
             ready = readable([self._judge.socket, self._server.socket], deadline)
             if not ready:
