@@ -251,6 +251,16 @@ def test_tests_have_limits_of_their_own(pool: Pool) -> None:
     assert pool.judge("def f(x): return x", "assert f(1) == 1", entry_point="f", limits=limits).passed
 
 
+@pytest.mark.skipif(probe() < Level.NAMESPACES, reason="the host counts processes and files")
+def test_no_run_can_count_what_those_before_it_did() -> None:
+    world = "import os\nopen('x', 'w')\nprint(os.getpid(), os.stat('x').st_ino, os.stat('.').st_ino)"
+    busy = "import os, threading\nfor n in range(99): open(f'{n}', 'w'); t = threading.Thread(target=int); t.start(); t.join()"
+    with Pool(workers=1) as pool:
+        first = pool.run(world).stdout
+        assert pool.run(busy, limits=Limits(open_files=200)).returncode == 0
+        assert pool.run(world).stdout == first
+
+
 def test_what_a_run_leaves_in_the_judge_is_no_later_run_s_affair() -> None:
     limits = Limits(memory_bytes=160 << 20)
     keeps = "def g(): pass\nx = f(1)\nassert len(x) == 1"

@@ -12,28 +12,22 @@ REMOVE_S = 2.0
 
 
 class Mounted:
-    """A file system of its own, which a run may own: emptied and its mode put back, or replaced where that fails.
+    """A file system of its own, which a run may own; replaced once it was touched, so that its inodes are counted anew.
 
     replace: mounts an empty one over the same path.
     """
 
-    def __init__(self, path: str, mode: int, replace: Callable[[], None]):
-        self.path, self._mode, self._replace = path, mode, replace
+    def __init__(self, path: str, replace: Callable[[], None]):
+        self.path, self._replace = path, replace
         self._seen = _seen(path)
 
     def renew(self) -> bool:
-        """Make it as it was at first; whether it had to be replaced."""
+        """Whether it had to be replaced."""
         if _untouched(self.path, self._seen):
             return False
-        replaced = False
-        try:
-            os.chmod(self.path, self._mode)
-            empty(self.path, time.monotonic() + REMOVE_S)
-        except OSError:
-            self._replace()
-            replaced = True
+        self._replace()
         self._seen = _seen(self.path)
-        return replaced
+        return True
 
 
 class Numbered:

@@ -226,7 +226,7 @@ def _confinement(
             kernel.unmount(work)
             _mount_folder(work, uid)
 
-        folders = folder.Mounted(work, 0o700, mount_another)
+        folders = folder.Mounted(work, mount_another)
     else:
         folders = folder.Numbered(work, uid)
         os.chmod(work, 0o711)
@@ -276,7 +276,7 @@ def _settle(spaces: bool) -> None:
 
 
 def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> None:
-    sacrifice = _sacrifice()
+    sacrifice, numbers = _sacrifice(), _numbers()
     _warm(options["warm"])
     semaphores.install()
     confinement, folders, level, why = _confinement(options, spaces, why)
@@ -290,6 +290,8 @@ def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> Non
             return
         if message == KILL:  # for a run that had ended by itself
             continue
+        if numbers is not None:
+            os.pwrite(numbers, b"1", 0)
         try:
             reply = _run_one(control, message, fds, confinement, level, sacrifice)
         finally:
@@ -311,6 +313,19 @@ def _sacrifice() -> int | None:
         os.close(fd)
     except OSError:
         pass
+    return None
+
+
+def _numbers() -> int | None:
+    """A descriptor by which the first process of a namespace says after which id the next one's is looked for.
+
+    So every run has the same id, and can count neither the processes nor the threads of those before it.
+    """
+    with contextlib.suppress(OSError):
+        if os.getpid() == 1:
+            fd = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY | os.O_CLOEXEC)
+            os.pwrite(fd, b"1", 0)
+            return fd
     return None
 
 
