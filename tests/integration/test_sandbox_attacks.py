@@ -156,7 +156,7 @@ JUDGED = [
     (21, "forged tag", "import os\nd = b'{\"value\":{\"o\":[1]}}'\nos.write(3, b'\\x0e\\0\\0\\0{\"value\":null}' + "
      "len(d).to_bytes(4, 'little') + d)\ndef add(a, b): return 0", ENCODE),
     (21, "forged change", "import os\nd = b'{\"value\":3,\"changed\":{\"0\":[]}}'\nos.write(3, b'\\x0e\\0\\0\\0{\"value\":null}' + "
-     "len(d).to_bytes(4, 'little') + d)\ndef add(a, b): return 0", ENCODE),
+     "len(d).to_bytes(4, 'little') + d)\ndef add(a, b): return 0", WRONG),
     (22, "writable code", "import ctypes, mmap\ndef add(a, b): mmap.mmap(-1, 4096, prot=7)", ERROR),
     (27, "tests redefined", "def check(f): pass\ndef add(a, b): return 0\nassert True\n'''", ERROR),
     (27, "a docstring that would swallow the tests", "def add(a, b):\n    return 0\n\"\"\"", ERROR),
