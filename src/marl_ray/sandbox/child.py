@@ -7,6 +7,7 @@ import io
 import os
 import random
 import resource
+import socket
 import sys
 import threading
 import types
@@ -108,12 +109,17 @@ def _prepared(message: bytes, threads: bool) -> tuple[bytes, Limits, float, list
 def rehearse() -> None:
     """Do in the server what every run begins with: a fork that is the first to do it pays for it in copied pages."""
     source = b"from typing import List\ndef f(a: List[int]) -> int:\n    'text'\n    return [b for b in a if b]\nf([1])"
+    ours, theirs = socket.socketpair()
     for _ in range(50):
+        wire.send_frame(ours.fileno(), codec.dumps({"value": codec.pack([1])}, 99))
+        codec.loads(wire.receive_frame(theirs.fileno(), 99))
         fd = wire.payload(source, b"f")
         program, _ = wire.read_payload(fd)
         os.close(fd)
         exec(compile(wire.text(program), "<rehearsal>", "exec", dont_inherit=True), {})
         codec.unpack(codec.loads(codec.dumps(codec.pack([1, (2, "3"), {4: 5.0}]), 99)), 99)
+    ours.close()
+    theirs.close()
 
 
 def become(job: Job, ready: int, confinement: Confinement) -> None:
@@ -121,9 +127,8 @@ def become(job: Job, ready: int, confinement: Confinement) -> None:
     program, *rest = wire.read_payload(job.fds[0])
     os.setsid()
     descriptors = job.fds[1:]
-    if (
-        job.kind != RUN
-    ):  # opened here: what a program sets on a descriptor that the server has too would outlive the run
+    if job.kind != RUN:
+        # opened here: what a program sets on a descriptor that the server has too would outlive the run
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         descriptors = [null, null, null, *descriptors]
     for number, fd in enumerate(descriptors):

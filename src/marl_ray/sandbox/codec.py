@@ -22,6 +22,8 @@ _DIGITS = 4300
 _SAFE_RECURSION = 5000
 """The C stack holds so many nested calls of the JSON parser."""
 _PLAIN = frozenset({type(None), str, bool, float})
+_FEW = 6
+"""Fewer items are looked at one by one sooner than all together."""
 _PLAIN_OR_INT = _PLAIN | {int}
 _PLAIN_INTS = range(-(1 << 63), 1 << 63)
 _NAMED = {
@@ -91,20 +93,21 @@ class Packer:
             return {"r": [self(end) for end in (value.start, value.stop, value.step)]}
         return self._rare(value, kind, depth)
 
-    def _count(self, items: Any) -> None:
+    def _items(self, items: Any, depth: int) -> list[Any]:
         self._left -= len(items)
         if self._left < 0:
             raise Malformed("too many items")
-
-    def _items(self, items: Any, depth: int) -> list[Any]:
-        self._count(items)
+        if len(items) < _FEW:
+            return [self(item, depth) for item in items]
         kinds = set(map(type, items))
         if kinds <= _PLAIN or (kinds == {int} and min(items) in _PLAIN_INTS and max(items) in _PLAIN_INTS):
             return list(items)
         return [self(item, depth) for item in items]
 
     def _pairs(self, items: dict[Any, Any], depth: int) -> list[Any]:
-        self._count(items)
+        self._left -= len(items)
+        if self._left < 0:
+            raise Malformed("too many items")
         return [[self(key, depth), self(item, depth)] for key, item in items.items()]
 
     def _rare(self, value: Any, kind: type, depth: int) -> Any:
@@ -138,7 +141,8 @@ class Packer:
 
 def pack(value: Any, stream: Stream | None = None, most: int = 1 << 62) -> Any:
     """The JSON form of a value; see `Packer`."""
-    if type(value) in _PLAIN:
+    kind = type(value)
+    if kind in _PLAIN or (kind is int and value in _PLAIN_INTS):
         return value
     return Packer(stream, most)(value)
 

@@ -181,7 +181,7 @@ class Candidate:
             codec.restore(mine[key], value)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def _compiled(source: str, name: str) -> CodeType:
     return compile(source, name, "exec", dont_inherit=True)
 

@@ -9,6 +9,7 @@ LONGEST_MESSAGE = 2000
 """Bytes of what a verdict says beside its name."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _LENGTH = struct.Struct("<I")
+_SMALL = 1 << 16
 
 
 class Malformed(Exception):
@@ -73,9 +74,15 @@ def read_verdict(data: bytes) -> tuple[str, str]:
     return name.decode(), message.decode("utf-8", "replace")
 
 
-def _exactly(channel: int, count: int) -> bytearray:
+def _exactly(channel: int, count: int) -> bytes | bytearray:
+    first = os.read(channel, min(count, _SMALL))
+    if len(first) == count:
+        return first
+    if not first:
+        raise EOFError
     data = bytearray(count)
-    left = memoryview(data)
+    data[: len(first)] = first
+    left = memoryview(data)[len(first) :]
     while left:
         got = os.readv(channel, [left])
         if not got:
@@ -85,12 +92,15 @@ def _exactly(channel: int, count: int) -> bytearray:
 
 
 def send_frame(channel: int, data: bytes) -> None:
-    left = memoryview(_LENGTH.pack(len(data)) + data)
-    while left:
-        left = left[os.write(channel, left) :]
+    frame = _LENGTH.pack(len(data)) + data
+    sent = os.write(channel, frame)
+    if sent < len(frame):
+        left = memoryview(frame)[sent:]
+        while left:
+            left = left[os.write(channel, left) :]
 
 
-def receive_frame(channel: int, most: int) -> bytearray:
+def receive_frame(channel: int, most: int) -> bytes | bytearray:
     """One frame. EOFError when the other side is gone, `Malformed` when the frame is larger than `most` bytes."""
     (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
     if length > most:
