@@ -78,6 +78,7 @@ KNOWN = (
     "attempt(lambda: [fcntl.fcntl(0, 37, bytes(fcntl_lock(n))) for n in range(999)])",
     "attempt(lambda: fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK | os.O_APPEND))",
     "attempt(lambda: os.utime('/dev/null'))",
+    "attempt(lambda: os.chown(LIBC, -1, -1))",
     "attempt(lambda: _c.fallocate(opened('f', os.O_CREAT | os.O_RDWR), 1, ctypes.c_long(0), ctypes.c_long(1 << 34)))",
     "os.umask(0o777)\n[os.mkdir(str(n)) for n in range(9)]",
     "[os.mkdir(str(n)) for n in range(3000)]\n[open(f'{n}/\\n', 'w').close() for n in range(500)]",
@@ -130,7 +131,7 @@ def _locks(paths: list[str]) -> list[str]:
 def _process(pid: int) -> dict[str, Any]:
     """Of a server or a judge: descriptors and their flags, limits, mask, handlers, priority, working folder, mounts."""
     root = Path(f"/proc/{pid}")
-    found: dict[str, Any] = {"pid": pid}
+    found: dict[str, Any] = {}  # not its number: a judge that is late on a busy machine is replaced
     try:
         found["descriptors"] = {
             fd: [os.readlink(root / "fd" / fd), re.findall("flags:.*", (root / "fdinfo" / fd).read_text())]

@@ -146,17 +146,17 @@ JUDGED = [
     (21, "forged deep value", "import os\nd = b'[' * 10**6\nos.write(3, len(d).to_bytes(4, 'little') + d)\n" + RIGHT, ENCODE),
     (21, "forged length", "import os\nos.write(3, b'\\xff\\xff\\xff\\xff')\n" + RIGHT, ENCODE),
     (21, "long range", "def add(a, b): return range(70_000_000)", ENCODE),
-    (21, "many ranges", "def add(a, b): return [range(10**6)] * 10**6", WRONG | ENCODE | OOM),
+    (21, "many ranges", "def add(a, b): return [range(10**6)] * 10**4", WRONG),
     (21, "the same list again and again", "def add(a, b): return [[[0] * 1000] * 1000] * 1000", ENCODE),
     (21, "huge int in the message", "def add(a, b): raise ValueError(10**5000)", ERROR),
     (21, "long message", "def add(a, b): raise ValueError('\U0001f600' * 10**6)", ERROR),
     (21, "forged exception", "import os\nd = b'{\"error\":[\"KeyError\",\"x\",{\"r\":[0]}]}'\n"
      "os.write(3, len(d).to_bytes(4, 'little') + d)\ndef add(a, b): return 0", ERROR | ENCODE),
-    (21, "colliding keys", "def add(a, b): return {((1 << 61) - 1) * n for n in range(40_000)}", WRONG | ENCODE | TIMEOUT),
+    (21, "colliding keys", "def add(a, b): return {((1 << 61) - 1) * n for n in range(4000)}", WRONG),
     (21, "forged tag", "import os\nd = b'{\"value\":{\"o\":[1]}}'\nos.write(3, b'\\x0e\\0\\0\\0{\"value\":null}' + "
      "len(d).to_bytes(4, 'little') + d)\ndef add(a, b): return 0", ENCODE),
     (21, "forged change", "import os\nd = b'{\"value\":3,\"changed\":{\"0\":[]}}'\nos.write(3, b'\\x0e\\0\\0\\0{\"value\":null}' + "
-     "len(d).to_bytes(4, 'little') + d)\ndef add(a, b): return 0", ENCODE),
+     "len(d).to_bytes(4, 'little') + d)\ndef add(a, b): return 0", WRONG),
     (22, "writable code", "import ctypes, mmap\ndef add(a, b): mmap.mmap(-1, 4096, prot=7)", ERROR),
     (27, "tests redefined", "def check(f): pass\ndef add(a, b): return 0\nassert True\n'''", ERROR),
     (27, "a docstring that would swallow the tests", "def add(a, b):\n    return 0\n\"\"\"", ERROR),

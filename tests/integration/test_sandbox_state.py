@@ -38,12 +38,14 @@ def ready(pool: Any) -> bytes:
 
 
 def attack(max_level: str, shared: str) -> list[list[str]]:
-    """Programs that changed something, in a pool of one worker."""
+    """Programs that changed something, in a pool of one worker. Below PATHS they would reach the files of this host."""
     from marl_ray.sandbox import Level, Limits, Pool
 
+    assert Level[max_level] >= Level.PATHS
     limits = Limits(cpu_s=0.2, wall_s=0.4, memory_bytes=256 << 20)
     found = []
     with Pool(workers=1, max_level=Level[max_level]) as pool:
+        assert pool.level >= Level.PATHS
         world = ready(pool)
         for program in (*known(shared), *(hostile(random.Random(seed), shared) for seed in range(EXAMPLES))):
             before = state(pool, shared)

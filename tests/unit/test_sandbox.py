@@ -278,6 +278,15 @@ def test_what_a_program_says_is_a_verdict_and_a_short_text(pool: Pool, name: str
         pool.official(program).encode()
 
 
+def test_a_forged_change_of_an_argument_is_malformed(pool: Pool) -> None:
+    forged = b'{"value":3,"changed":{"0":[]}}'
+    candidate = (
+        f"import os\nos.write(3, b'\\x0e\\0\\0\\0{{\"value\":null}}\\x1e\\0\\0\\0' + {forged!r})\ndef f(a): return 0"
+    )
+    assert pool.judge(candidate, "f(1)", entry_point="f").verdict == "fail:encode"
+    assert pool.judge(candidate, "assert f(1) == 3", entry_point="f").passed  # its word, which nobody needs to change
+
+
 def test_a_stop_iteration_ends_no_loop_of_the_tests(pool: Pool) -> None:
     for name in ("StopIteration", "StopAsyncIteration"):
         judged = pool.judge(

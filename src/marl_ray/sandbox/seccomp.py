@@ -55,14 +55,15 @@ _ANSWERED = """
 flock 73 32 fsync 74 82 fdatasync 75 83 fadvise64 221 223
 """
 """Succeed and do nothing: locks on the host's files, writing back and dropping their pages would be felt outside."""
-_CHANGES_OWNERS = """
-chmod 90 -1 fchmod 91 52 fchmodat 268 53 fchmodat2 452 452 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54
+_CHANGES_MODES = """
+chmod 90 -1 fchmod 91 52 fchmodat 268 53 fchmodat2 452 452
 """
 """Neither Landlock nor rlimits govern these; allowed where the host's files are another user's or read-only."""
-_CHANGES_TIMES = """
-utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1
+_CHANGES_STAMPS = """
+utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54
 """
-"""Allowed where the host's files are read-only: whoever may write a file (/dev/null) may change its times."""
+"""Allowed where the host's files are read-only: who may write a file (/dev/null) may change its times, and anybody may give
+it the owner that it has, which changes them too."""
 _FALLOCATES = " fallocate 285 47 "
 """Past every limit on sizes but that of a file system of one's own. Elsewhere libraries write zeros instead."""
 _CHECKED = """
@@ -182,7 +183,7 @@ class Filter:
     def of_server(cls, machine: str, spaces: bool) -> "Filter":
         """What is listed here and nothing else. spaces: the only file system that runs can write is their own."""
         arch, column = ARCHES[machine]
-        plain = _numbers(_CALLS + _CHANGES_OWNERS + _CHANGES_TIMES + _SERVERS + _RECEIVE + _OWN, column)
+        plain = _numbers(_CALLS + _CHANGES_MODES + _CHANGES_STAMPS + _SERVERS + _RECEIVE + _OWN, column)
         actions = {number: [(_RETURN, 0, 0, ALLOW)] for number in plain.values()}
         actions |= {number: [(_RETURN, 0, 0, NOTHING)] for number in _numbers(_ANSWERED, column).values()}
         allocates = ALLOW if spaces else ENOTSUP
@@ -192,10 +193,10 @@ class Filter:
 
     @classmethod
     def of_run(cls, machine: str, owners: bool, spaces: bool, receives: bool = False) -> "Filter":
-        """What a run, or a judge, gives up of that. owners: it may change modes and owners of files."""
+        """What a run, or a judge, gives up of that. owners: it may change modes of files."""
         arch, column = ARCHES[machine]
         gone = _SERVERS
-        for table, kept in ((_RECEIVE, receives), (_CHANGES_OWNERS, owners), (_CHANGES_TIMES, spaces)):
+        for table, kept in ((_RECEIVE, receives), (_CHANGES_MODES, owners), (_CHANGES_STAMPS, spaces)):
             gone += "" if kept else table
         actions = {number: [(_RETURN, 0, 0, EPERM)] for number in _numbers(gone, column).values()}
         own = _own_checks(cls._HOLE)
