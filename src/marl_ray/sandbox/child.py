@@ -131,15 +131,17 @@ def become(job: Job, ready: int, confinement: Confinement) -> None:
         # opened here: what a program sets on a descriptor that the server has too would outlive the run
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         descriptors = [null, null, null, *descriptors]
-    if job.kind == OFFICIAL:
-        with contextlib.suppress(OSError):  # an old kernel, or no /proc
-            descriptors.append(os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC))
     for number, fd in enumerate(descriptors):
         os.dup2(fd, number, inheritable=False)
+    kept = CHANNEL if job.kind == RUN else CHANNEL + 1
+    statistics = _opened("/proc/self/schedstat") if job.kind == OFFICIAL else None
     os.chdir(confinement.work)
     confine(job.rlimits, confinement)
     os.write(ready, b".")
-    kernel.close_from(CHANNEL if job.kind == RUN else len(descriptors))
+    if statistics is not None:  # only now: confining needs descriptors that may have this number
+        os.dup2(statistics, official.STATISTICS, inheritable=False)
+        kept = official.STATISTICS + 1
+    kernel.close_from(kept)
     random.seed()
     gc.enable()
     sys.path.insert(0, "")
@@ -154,6 +156,14 @@ def become(job: Job, ready: int, confinement: Confinement) -> None:
     else:
         answer_calls(source, wire.text(rest[0]), job.limits.frame_bytes, job.kind == IN_PLACE)
     os._exit(0)
+
+
+def _opened(path: str) -> int | None:
+    """A descriptor of a file to read; None where the host has none."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def _write(name: str, content: bytes) -> None:
