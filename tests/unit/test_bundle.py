@@ -18,7 +18,7 @@ OBSERVATION = spaces.MultiDiscrete([5, 4], dtype=np.int8)
 NETWORK = NetworkConfig(hidden=(8,))
 
 
-def write(folder: Path, model: ActorCritic) -> Path:
+def write(folder: Path, model: ActorCritic, space: spaces.Space = OBSERVATION) -> Path:
     lineage = Lineage(
         run="r",
         algorithm={"shared": "ippo"},
@@ -29,7 +29,7 @@ def write(folder: Path, model: ActorCritic) -> Path:
         steps=1,
         metrics={"x": 1.0},
     )
-    parts = PolicyParts(NETWORK, OBSERVATION, spaces.Discrete(3), model.actor.state_dict())
+    parts = PolicyParts(NETWORK, space, spaces.Discrete(3), model.actor.state_dict())
     return save_bundle(folder, {"a": "shared", "b": "shared"}, {"shared": parts}, lineage)
 
 
@@ -136,20 +136,7 @@ def test_an_observation_from_outside_is_checked(folder, agent, observation, mess
 )
 def test_an_observation_lies_within_its_box(tmp_path, space, right, wrong, message):
     torch.manual_seed(0)
-    parts = PolicyParts(
-        NETWORK, space, spaces.Discrete(2), ActorCritic(space, spaces.Discrete(2), NETWORK).actor.state_dict()
-    )
-    lineage = Lineage(
-        run="r",
-        algorithm={"one": "ippo"},
-        config_hash="c",
-        code_version="0",
-        seed=0,
-        env={},
-        steps=1,
-        metrics={"x": 1.0},
-    )
-    bundle = load_bundle(save_bundle(tmp_path / "bundle", {"a": "one"}, {"one": parts}, lineage))
+    bundle = load_bundle(write(tmp_path / "bundle", ActorCritic(space, spaces.Discrete(3), NETWORK), space))
     assert bundle.check("a", right).tolist() == right
     with pytest.raises(
         MarlRayError, match=f"^observations.a: expected an array of shape .* within its bounds, {message}"

@@ -129,9 +129,10 @@ def evaluate(
             planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, made)
         report = run(planned, _scorer(workers, planned, local), progress)
     print(report["evaluation"]["variant"])
+    width = max(9, *map(len, report["scores"]))
     for name, scores in report["scores"].items():
         for number, score in scores.items():
-            print(f"  {name:<9} {number:<9} {score['value']!r} ({score['low']:.4f} to {score['high']:.4f})")
+            print(f"  {name:<{width}} {number:<9} {score['value']!r} ({score['low']:.4f} to {score['high']:.4f})")
     print(f"  {report['samples']} samples of {len(report['problems'])} problems, {len(report['filtered'])} left out")
     print(f"  {len(report['suspected_hacks'])} suspected hacks; sandbox level {', '.join(report['levels']) or 'none'}")
     print(f"  report    {planned.folder / 'report.md'}")

@@ -17,6 +17,6 @@ class CodeRewardConfig(Config):
     shaping: float = Field(0.0, ge=0)
     """Weight of the change in the fraction of public tests that pass, from one turn to the next."""
     timeout_s: float = Field(3.0, gt=0)
-    """Wall time of one test."""
+    """CPU time of one test."""
     memory_bytes: int = Field(1 << 30, ge=1 << 26)
-    """Address space of one test."""
+    """Address space of the program that is tested."""

@@ -133,10 +133,15 @@ def become(job: Job, ready: int, confinement: Confinement) -> None:
         descriptors = [null, null, null, *descriptors]
     for number, fd in enumerate(descriptors):
         os.dup2(fd, number, inheritable=False)
+    kept = CHANNEL if job.kind == RUN else CHANNEL + 1
+    statistics = _opened("/proc/self/schedstat") if job.kind == OFFICIAL else None
     os.chdir(confinement.work)
     confine(job.rlimits, confinement)
     os.write(ready, b".")
-    kernel.close_from(CHANNEL if job.kind == RUN else CHANNEL + 1)
+    if statistics is not None:  # only now: confining needs descriptors that may have this number
+        os.dup2(statistics, official.STATISTICS, inheritable=False)
+        kept = official.STATISTICS + 1
+    kernel.close_from(kept)
     random.seed()
     gc.enable()
     sys.path.insert(0, "")
@@ -151,6 +156,14 @@ def become(job: Job, ready: int, confinement: Confinement) -> None:
     else:
         answer_calls(source, wire.text(rest[0]), job.limits.frame_bytes, job.kind == IN_PLACE)
     os._exit(0)
+
+
+def _opened(path: str) -> int | None:
+    """A descriptor of a file to read; None where the host has none."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def _write(name: str, content: bytes) -> None:

