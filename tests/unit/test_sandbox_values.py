@@ -282,7 +282,7 @@ def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(
     monkeypatch.setattr(folder, "REMOVE_S", -1.0)
     mounted, replaced = tmp_path / "mounted", []
     mounted.mkdir(0o700)
-    kept = folder.Mounted(str(mounted), 0o700, lambda: replaced.append(True))
+    kept = folder.Mounted(str(mounted), lambda: replaced.append(True))
     assert not kept.renew() and not replaced
     (mounted / "left").mkdir()
     assert kept.renew() and replaced
