@@ -191,7 +191,7 @@ def test_no_text_raises(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", [*PIECES, "\n{", "\n[{", "\n```\n", "add ", "{'a':", "\nAction: ", "<think></think>", "\n#"]
+    "piece", [*PIECES, "\n{", "\n[{", "\n```\n", "add ", "{'a':", "\nAction: ", "<think></think>", "\n#", "~"]
 )
 def test_a_long_text_is_read_in_linear_time(piece: str) -> None:
     text = piece * ((1 << 18) // len(piece))

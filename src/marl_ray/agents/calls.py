@@ -40,7 +40,7 @@ _TAG = re.compile(
 _NAMED = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})(?:\[CALL_ID\]\w*)?\s*+(?:\[ARGS\]\s*+)?(?=\{)")
 _BARE_NAME = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})(?=\{)")
 _CALL = re.compile(f"{_ACTION.pattern}|{_INPUT.pattern}|{_TAG.pattern}", _FLAGS)
-_BARE = re.compile(r"^[ \t]*(?:(?:`{3,}|~{3,})[^\n`]*\n\s*)?(?:\[\s*)?(?=\{)", re.MULTILINE)
+_BARE = re.compile(r"^[ \t]*+(?:(?:`{3,}+|~{3,}+)[^\n`]*+\n\s*+)?(?:\[\s*+)?(?=\{)", re.MULTILINE)
 _THINK = re.compile(r"<(?P<end>/?)(?i:think|thinking)>|\[(?P<off>/?)THINK\]")
 _NAME = re.compile(r"[^\W\d]\w*")
 _OPEN = re.compile(r"\s*(?:(`{3,}|~{3,})[ \t]*[\w+#.-]*[ \t]*\n?\s*|`)?(?:\[\s*(?=\{))?")
