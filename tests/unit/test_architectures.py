@@ -21,6 +21,12 @@ def test_a_handful_has_the_log_probs_of_a_full_pass(architecture):
         assert sampled(lm, "transformers") < 1e-3
 
 
+@pytest.mark.parametrize("architecture", ["cohere", "hyperclovax", "granite", "falcon_h1", "gemma2", "gemma3", "mpt"])
+def test_logits_are_shaped_as_the_architecture_shapes_them(architecture):
+    """Granite divides by `logits_scaling` and HyperCLOVA X multiplies; MPT has a `logit_scale` that it does not read."""
+    assert scored(tiny_lm(architecture)) < 1e-3
+
+
 @pytest.mark.parametrize(
     ("architecture", "engine", "expected"),
     [

@@ -5,7 +5,7 @@ pass, and `TokenPolicy.evaluate` has them too. Others give wrong ones without a 
 of encoder-decoders count positions from the batch's first token, recurrent layers keep states and no keys and values.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -14,7 +14,7 @@ from marl_ray.errors import MarlRayError
 Engine = Literal["torch", "transformers", "vllm"]
 
 _PAGED = """
-afmoe apertus arcee aria_text beam biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm emu3 ernie4_5 ernie4_5_moe
+afmoe apertus arcee aria_text beam biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm ernie4_5 ernie4_5_moe
 exaone4 exaone_moe flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe got_ocr2 gpt-sw3 gpt2
 gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe
 hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1 laguna lfm2 llama mellum minimax_m2 minimax_m3_vl_text
@@ -66,3 +66,28 @@ def check_architecture(config: Any, engine: Engine, context: int, where: str) ->
                 f"{where}: model.context={context}: expected at most {most}, beyond which the positions of architecture "
                 f"{kind} (longrope) depend on the other prompts of a batch"
             )
+
+
+class LogitsShape(NamedTuple):
+    """What an architecture does to what its output layer gives."""
+
+    factor: float
+    """Multiplies them."""
+    cap: float | None
+    """Then they become cap x tanh(logits / cap); None where they stay."""
+    width: int | None
+    """So many tokens have one; None where all do."""
+
+
+def logits_shape(lm: Any) -> LogitsShape:
+    """Of a model of transformers. What a key of its config means differs from architecture to architecture, and some have
+    keys that they do not read."""
+    kind, config = lm.config.model_type, lm.config.get_text_config()
+
+    def key(name: str, *others: str) -> Any:
+        return None if kind in others else getattr(config, name, None)
+
+    factor = (key("logit_scale", "mpt") or 1) * (key("lm_head_multiplier") or 1)
+    scaling = key("logits_scaling") or 1
+    factor = factor * scaling if kind == "hyperclovax" else factor / scaling
+    return LogitsShape(factor, key("final_logit_softcapping", "gemma3"), key("unpadded_vocab_size"))
