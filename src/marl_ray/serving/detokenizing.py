@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from marl_ray.policies.engines.stops import decode_visibly
+from marl_ray.policies.engines.stops import decode_visibly, special_tokens
 
 BROKEN = "\ufffd"
 """What stands for bytes that are no character, or none yet."""
@@ -22,7 +22,8 @@ class Detokenizer:
         """The response's text ends where it first holds a `hidden` string."""
         self._tokenizer = tokenizer
         self._hidden = tuple(hidden)
-        special = re.compile("|".join(map(re.escape, tokenizer.all_special_tokens)) or "(?!)")
+        names = sorted(special_tokens(tokenizer).values(), key=len, reverse=True)
+        special = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._mixed = {stop: plain for stop in hidden if (plain := special.sub("", stop)) not in ("", stop)}
         """Hidden strings with special tokens in them -> their text without."""
         self._end: list[int] = []

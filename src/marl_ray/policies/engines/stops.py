@@ -15,7 +15,7 @@ class StopStrings:
     def __init__(self, tokenizer: Any, stops: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
-        self._special = frozenset(tokenizer.all_special_ids)
+        self._special = frozenset(special_tokens(tokenizer))
         self._window = max(len(stop.encode("utf-8", "surrogatepass")) for stop in stops) + 1
 
     def completed(self, responses: Sequence[Sequence[int]]) -> list[bool]:
@@ -39,6 +39,13 @@ class StopStrings:
             if token not in self._special:
                 end.append(token)
         return end[::-1]
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Tokens that have no text: those that the tokenizer has a name for, such as its end token, and all others that are
+    special, such as Llama 3's `<|eot_id|>`."""
+    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return named | {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 def decode_visibly(tokenizer: Any, responses: list[list[int]]) -> list[str]:
