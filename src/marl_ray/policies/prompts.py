@@ -75,6 +75,23 @@ def encode_prompt(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
     return ids
 
 
+def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt, as of `encode_prompt`, and of a reply to it, as they are in the middle of a text.
+
+    By itself a reply would begin as texts do: many tokenizers put a space before the first word of one.
+    """
+    facts, ids = _facts(tokenizer), encode_prompt(tokenizer, prompt, chat)
+    if uses_template(tokenizer, chat):
+        before, start = _framed(tokenizer, [{"role": "user", "content": prompt}]), []
+    else:
+        before, start = _marked(facts, prompt), facts.start
+    marked = _marked(facts, reply)
+    both = [*start, *_encode_marked(tokenizer, facts, before + marked)]
+    if both[: len(ids)] == ids:
+        return ids, both[len(ids) :]
+    return ids, _encode_marked(tokenizer, facts, _BREAK + marked)  # its first token would be one with the prompt's last
+
+
 def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple[list[int], bool]:
     """As `encode_prompt`, in at most `room` tokens; and whether the text lost its middle for that.
 
@@ -109,6 +126,17 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
 
     Raises MarlRayError where the template refuses these messages.
     """
+    return _encode_marked(tokenizer, _facts(tokenizer), _framed(tokenizer, messages))
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text by itself, without those that begin or end one."""
+    facts = _facts(tokenizer)
+    return _encode_marked(tokenizer, facts, _marked(facts, text))
+
+
+def _framed(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """Messages, marked, in the chat template, up to where the reply begins."""
     facts = _facts(tokenizer)
     if facts.parts is None:
         raise MarlRayError(
@@ -116,13 +144,7 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
             "does, or chat: false"
         )
     marked = [message | {"content": _marked(facts, message["content"])} for message in messages]
-    return _encode_marked(tokenizer, facts, _render(tokenizer, marked, facts.parts, add_generation_prompt=True))
-
-
-def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text by itself, without those that begin or end one."""
-    facts = _facts(tokenizer)
-    return _encode_marked(tokenizer, facts, _marked(facts, text))
+    return _render(tokenizer, marked, facts.parts, add_generation_prompt=True)
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **settings: Any) -> str:
@@ -138,9 +160,9 @@ def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **
     return text
 
 
-def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
+def rendered(tokenizer: Any, messages: Sequence[Message], **settings: Any) -> str:
     """Messages in the chat template, as text; nothing where the template refuses them."""
-    return _rendered(tokenizer, messages, bool(_facts(tokenizer).parts))
+    return _rendered(tokenizer, messages, bool(_facts(tokenizer).parts), **settings)
 
 
 def check_fits(ids: Sequence[int], max_tokens: int, context: int, whose: str = "prompt") -> None:
@@ -225,9 +247,9 @@ def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
     return ways[0], found & tokenizer.added_tokens_decoder.keys()
 
 
-def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool) -> str:
+def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool, **settings: Any) -> str:
     """As `_render`; nothing where the template refuses."""
     try:
-        return _render(tokenizer, messages, parts)
+        return _render(tokenizer, messages, parts, **settings)
     except MarlRayError:  # many know no system
         return ""
