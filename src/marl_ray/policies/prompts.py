@@ -44,6 +44,10 @@ class _Facts:
     """Most characters of one token."""
     parts: bool | None
     """Whether the template reads contents as lists of parts; None where it shows them neither way, or is none."""
+    left_out: frozenset[str]
+    """Of the roles `system` and `developer` those whose messages the template drops without a word."""
+    refused: frozenset[str]
+    """And those that it refuses."""
 
 
 _FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
@@ -124,9 +128,16 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
 def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Token ids of messages (`role`, `content`) in the chat template, up to where the reply begins.
 
-    Raises MarlRayError where the template refuses these messages.
+    A `developer` is the `system` of templates that know none. Raises MarlRayError where the template refuses these messages,
+    or would leave one out.
     """
-    return _encode_marked(tokenizer, _facts(tokenizer), _framed(tokenizer, messages))
+    facts = _facts(tokenizer)
+    if "developer" in facts.left_out | facts.refused:
+        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    for message in messages:
+        if message["role"] in facts.left_out:
+            raise MarlRayError(f"prompt: the chat template leaves out what the role {message['role']} says")
+    return _encode_marked(tokenizer, facts, _framed(tokenizer, messages))
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
@@ -224,6 +235,7 @@ def _found_out(tokenizer: Any) -> _Facts:
         names |= {normalizer.normalize_str(name) for name in names}
     # One character cannot be broken; a blank is what texts are made of.
     longest = sorted((re.escape(name) for name in names if len(name) > 1 and not name.isspace()), key=len, reverse=True)
+    shown = {role: _shows(tokenizer, role, parts) for role in ("system", "developer")} if parts is not None else {}
     return _Facts(
         re.compile("|".join(longest) or "(?!)"),
         normalizer,
@@ -231,7 +243,15 @@ def _found_out(tokenizer: Any) -> _Facts:
         tokenizer.encode("\n", add_special_tokens=False, verbose=False),
         max(map(len, tokenizer.get_vocab())),
         parts,
+        frozenset(role for role, there in shown.items() if there is False),
+        frozenset(role for role, there in shown.items() if there is None),
     )
+
+
+def _shows(tokenizer: Any, role: str, parts: bool) -> bool | None:
+    """Whether the template shows what a role says before the user; None where it refuses."""
+    text = _rendered(tokenizer, [{"role": role, "content": SHOWN}, {"role": "user", "content": "a"}], parts)
+    return SHOWN in text if text else None
 
 
 def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
