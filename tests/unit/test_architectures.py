@@ -45,6 +45,24 @@ def test_what_an_engine_cannot_sample_from_is_refused(architecture, engine, expe
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "key", "value"),
+    [
+        ("llama", "is_causal", False),
+        ("gemma3_text", "use_bidirectional_attention", True),
+        ("gemma4_text", "use_bidirectional_attention", "all"),
+        ("doge", "is_moe", True),
+    ],
+)
+def test_what_looks_ahead_is_refused(architecture, key, value):
+    """As embedding models made of decoders do, and a mixture whose routing mixes tokens."""
+    kind = CONFIG_MAPPING[architecture]()
+    check_architecture(kind, "vllm", 64, "here")
+    setattr(kind, key, value)
+    with pytest.raises(MarlRayError, match=f"architecture {architecture} with {key}={value} lets a token depend on"):
+        check_architecture(kind, "vllm", 64, "here")
+
+
 def test_layers_without_keys_are_named():
     kind = CONFIG_MAPPING["lfm2"]()
     kind.layer_types = ["conv", "full_attention"]

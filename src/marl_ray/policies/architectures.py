@@ -38,6 +38,10 @@ SCORED = DECODED | frozenset(_SCORED.split())
 """Model types that `TokenPolicy.evaluate` scores: vLLM may sample from them, where it knows them."""
 SAMPLED: dict[Engine, frozenset[str]] = {"torch": DECODED, "transformers": PAGED, "vllm": SCORED}
 _ATTENTION = {"full_attention", "sliding_attention", "attention"}
+_LOOK_AHEAD: dict[str, tuple[Any, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
+"""Keys of configs, as of embedding models made of decoders, and values with which a forward pass is not causal."""
+_MORE_LOOK_AHEAD: dict[str, dict[str, tuple[Any, ...]]] = {"doge": {"is_moe": (True,)}}
+"""Likewise of single architectures: Doge's routing mixes the tokens of a batch."""
 
 
 def check_architecture(config: Any, engine: Engine, context: int, where: str) -> None:
@@ -49,6 +53,12 @@ def check_architecture(config: Any, engine: Engine, context: int, where: str) ->
     if kind not in CONFIG_MAPPING_NAMES:  # registered from outside of transformers: the engine's own probe tells
         return
     text = config.get_text_config()
+    for name, values in (_LOOK_AHEAD | _MORE_LOOK_AHEAD.get(kind, {})).items():
+        if (value := getattr(text, name, None)) in values:
+            raise MarlRayError(
+                f"{where}: architecture {kind} with {name}={value} lets a token depend on those behind it: expected a "
+                "causal decoder that keeps keys and values, such as llama"
+            )
     layers = set(getattr(text, "layer_types", None) or ())
     if kind not in SAMPLED[engine] or (engine != "vllm" and layers - _ATTENTION):
         what = f"with layers of {', '.join(sorted(layers - _ATTENTION))} " if layers - _ATTENTION else ""
