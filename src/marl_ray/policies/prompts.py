@@ -70,13 +70,16 @@ def encode_prompt(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
     With `chat` it is one user message in the tokenizer's chat template, up to where the reply begins; None means with the
     template if there is one. Raises MarlRayError if there must be one and is none, or if nothing is left to condition on.
     """
-    if uses_template(tokenizer, chat):
-        ids = encode_chat(tokenizer, [{"role": "user", "content": text}])
-    else:
-        ids = [*_facts(tokenizer).start, *encode_text(tokenizer, text)]
+    ids = _read(tokenizer, text, chat)
     if not ids:
         raise MarlRayError("prompt: expected at least one token, got an empty text and no chat template")
     return ids
+
+
+def _read(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
+    if uses_template(tokenizer, chat):
+        return encode_chat(tokenizer, [{"role": "user", "content": text}])
+    return [*_facts(tokenizer).start, *encode_text(tokenizer, text)]
 
 
 def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> tuple[list[int], list[int]]:
@@ -99,25 +102,23 @@ def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> 
 def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple[list[int], bool]:
     """As `encode_prompt`, in at most `room` tokens; and whether the text lost its middle for that.
 
-    The template's frame is never cut. An empty text without a template becomes the token with which texts begin. Raises
-    PromptTooLong where less than LEAST_LEFT of the text would be left.
+    The template's frame is never cut. A text without tokens becomes the one with which texts begin: an empty text, or one of
+    characters that the tokenizer does not know. Raises PromptTooLong where less than LEAST_LEFT of the text would be left.
     """
-    if not text and not uses_template(tokenizer, chat):
-        start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        return _facts(tokenizer).start or [start], False
+    begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     most = room * _facts(tokenizer).longest
     if len(text) <= most:
-        ids = encode_prompt(tokenizer, text, chat)
+        ids = _read(tokenizer, text, chat) or [begin]
         if len(ids) <= room:
             return ids, False
     least, too_many = int(LEAST_LEFT * len(text)), min(len(text), most + 1)
-    if least > most or len(found := encode_prompt(tokenizer, _cut(text, least), chat)) > room:
+    if least > most or len(found := _read(tokenizer, _cut(text, least), chat) or [begin]) > room:
         raise PromptTooLong(
             f"prompt: expected at most {room} tokens when half of its {len(text)} characters are left out"
         )
     while too_many - least > 1 + least // 64:  # no search for the last character
         middle = (least + too_many) // 2
-        ids = encode_prompt(tokenizer, _cut(text, middle), chat)
+        ids = _read(tokenizer, _cut(text, middle), chat) or [begin]
         if len(ids) <= room:
             least, found = middle, ids
         else:
