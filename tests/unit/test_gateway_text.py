@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_gateways import bearer, make_bundle, serving, with_gateway, write_keys
 from toy_text_gateways import ASK, CHAT, CONTEXT, config, events, make_text_bundle, post, rows, text_config, texts
-from toy_tokenizers import bytes_with
+from toy_tokenizers import LLAMA2, bytes_with, spaced
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import load_bundle
@@ -357,6 +357,21 @@ def test_special_tokens_without_a_name_have_no_text_either():
     ids = [*b"ab", end, *b"cd"]
     assert first_stop(tokenizer, ("bc",), ids) == 3
     assert Detokenizer(tokenizer, ("b<|im_end|>",)).add(ids[:3], True) == "a"
+
+
+@given(st.lists(st.sampled_from(["a", "b", "▁", "\n", "<s>", "</s>"]), max_size=12))
+def test_a_special_token_does_not_make_the_next_word_the_first(said):
+    tokenizer = spaced(LLAMA2)
+    ids = tokenizer.convert_tokens_to_ids(said)
+    detokenizer = Detokenizer(tokenizer)
+    parts = [detokenizer.add([number], False) for number in ids] + [detokenizer.add([], True)]
+    assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_tokens_that_the_tokenizer_does_not_know_have_no_text_either():
+    """Models may have more of them, which round their vocabularies up."""
+    ids = [*b"a", *[len(TOKENIZER) + 1] * 5, *b"b"]
+    assert TOKENIZER.decode(ids) == "ab" and first_stop(TOKENIZER, ("ab",), ids) == 6
 
 
 @given(

@@ -63,9 +63,10 @@ class Detokenizer:
         # All of them, as some tokenizers read a run of single bytes as a whole or not at all.
         end = len(whole if last else whole.rstrip(BROKEN))
         text, self._told = whole[self._told : end], max(end, self._told)
-        if end == len(whole) and end:
+        # What follows depends on text, as on whether it is the first word, and special tokens have none.
+        if end == len(whole) and (behind := self._text(self._ids[self._context :])):
             self._ids, self._context = self._ids[self._context :], len(self._ids) - self._context
-            self._told = len(self._text(self._ids))
+            self._told = len(behind)
         return text
 
     def _text(self, ids: Sequence[int]) -> str:
