@@ -15,6 +15,7 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     MixtralConfig,
+    PhimoeConfig,
     PreTrainedModel,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
@@ -215,6 +216,7 @@ MIXTURES = {
         moe_intermediate_size=16,
         mlp_only_layers=[0],
     ),
+    "phimoe": PhimoeConfig(**SMALL, num_local_experts=4),  # its routers are made of linear layers
 }
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
@@ -31,7 +31,7 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
     names no linear layer, one whose weights are the embedding's, or one that peft cannot name.
     """
     lm.requires_grad_(False)
-    linear = {name: module for name, module in lm.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    linear = {name: module for name, module in lm.named_modules() if _is_linear(module)}
     unnamed = _unnamed(lm, linear)
     if isinstance(config.targets, str):
         head = lm.get_output_embeddings()
@@ -78,6 +78,20 @@ def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
         return name not in (asked.target_modules or ())
 
     return {name for name in set(map(_last, linear)) if taken(name)}
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
+    """Not what is only built as one, as Phi-MoE's router is, which gives the chosen experts."""
+    if type(module) in (nn.Linear, Conv1D):
+        return True
+    if not isinstance(module, nn.Linear):
+        return False
+    try:
+        with torch.no_grad():
+            found = module(module.weight.new_zeros(1, module.in_features))
+    except Exception:  # whatever else it expects
+        return False
+    return isinstance(found, Tensor) and found.shape == (1, module.out_features)
 
 
 def _last(name: str) -> str:
