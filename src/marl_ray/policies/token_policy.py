@@ -25,7 +25,7 @@ from marl_ray.policies.engines.llama import is_llama
 from marl_ray.policies.manifest import MANIFEST, TokenManifest, check_models, local_folder, read_manifest
 from marl_ray.policies.packing import Packed
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
-from marl_ray.policies.tokenizers import load_tokenizer
+from marl_ray.policies.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.policies.turn_ends import end_tokens, tell_ends
 from marl_ray.policies.unsharded import unsharded
 
@@ -226,11 +226,7 @@ def build_token_policy(
             with model_folder(str(config.path), tracking_uri) as folder:
                 lm = load_model(folder, torch.float32, config.context)
                 tokenizer = load_tokenizer(folder)
-            known = lm.get_input_embeddings().weight.shape[0]
-            if len(tokenizer) > known:
-                raise MarlRayError(
-                    f"model.path {config.path!r}: its tokenizer has {len(tokenizer)} tokens, it has {known}"
-                )
+            check_vocabulary(tokenizer, lm, str(config.path))
         if config.lora is not None:
             add_adapters(lm, config.lora)
         return TokenPolicy(lm, tokenizer, config, generation, critic, signals)

@@ -35,3 +35,10 @@ def load_tokenizer(path: str) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def check_vocabulary(tokenizer: Any, lm: Any, path: str) -> None:
+    """Raise MarlRayError where a tokenizer has tokens that its model has not."""
+    needed, known = 1 + max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
+    if needed > known:
+        raise MarlRayError(f"model.path {path!r}: its tokenizer has {needed} tokens, it has {known}")
