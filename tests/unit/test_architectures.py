@@ -4,12 +4,13 @@ import json
 
 import pytest
 from toy_architectures import CONFIG_MAPPING, sampled, scored, tiny_lm
-from toy_texts import config
+from toy_texts import TWO_AGENTS, TWO_POLICIES, config
+from toy_tokenizers import bytes_with
 from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.architectures import DECODED, PAGED, SCORED, check_architecture
-from marl_ray.policies.tiny import byte_tokenizer
+from marl_ray.policies.tiny import byte_tokenizer, tiny_model
 from marl_ray.training.driver import check_run
 
 
@@ -103,3 +104,16 @@ def test_a_dry_run_refuses_a_model_without_weights_or_with_too_few_tokens(tmp_pa
             check_run(whole)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
     check_run(whole)
+
+
+def test_a_dry_run_reads_the_template_of_every_policy(tmp_path):
+    """Not only that of the agent that acts first."""
+    tokenizer = bytes_with("{{ raise_exception('no') }}")
+    lm = tiny_model("tiny-0.2m", tokenizer, 32)
+    lm.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    second = f"team.second.model={{path: {tmp_path}, context: 32}}"
+    with pytest.raises(
+        MarlRayError, match=r"team\.second\.model\.chat: the chat template of .* does not show what a user says"
+    ):
+        check_run(config(f"storage={tmp_path}/runs", TWO_AGENTS, TWO_POLICIES, second))

@@ -41,6 +41,10 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
         models[name] = _model(policy.model, uri_of(config))
         where, engine = f"team.{name}.model.path {policy.model.path!r}", policy.generation.engine
         check_architecture(models[name][0].config, engine, policy.model.context, where)
+        try:
+            encode_prompt(models[name][1], "a", policy.model.chat)
+        except MarlRayError as error:
+            raise MarlRayError(f"team.{name}.{error}") from error
         bundle_weights(config, name, members[0])
     table = {agent: name for name, members in agents.items() for agent in members}
     env.reset(seed=0, options={"index": 0, "split": "train"})
