@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.rewards import answers_match, extract_answer, math_reward, number
-from marl_ray.rewards.math_answers import normalized
 
 DIGITS = st.integers(-(10**12), 10**12)
 
