@@ -44,6 +44,8 @@ SIZES: dict[str, int] = {
     **dict.fromkeys(("state_size", "mamba_d_state", "ssm_state_size"), 8),
 }
 """What sizes are called in configs."""
+OF_LOGITS = {"logit_scale": 0.5, "lm_head_multiplier": 0.5, "logits_scaling": 2.0, "final_logit_softcapping": 8.0}
+"""What else configs say of logits, whether or not it does anything by default."""
 LEFT_OUT: tuple[tuple[str, ...], ...] = (
     (),
     ("head_dim",),
@@ -85,7 +87,7 @@ def _shrunk(kind: Any, sizes: dict[str, Any], more: dict[str, Any]) -> Any:
     known = set(inspect.signature(kind.__init__).parameters) | set(vars(plain))
     known |= {getattr(kind, "attribute_map", {}).get(name, "") for name in sizes}
     given = {name: size for name, size in sizes.items() if name in known and getattr(plain, name, None) is not None}
-    return kind(**given | more | IDS)
+    return kind(**given | more | IDS | {name: value for name, value in OF_LOGITS.items() if name in known})
 
 
 def tiny_lm(architecture: str) -> Any:

@@ -138,6 +138,16 @@ class Quitter(Talk):
             self.agent_selection = "asker"
 
 
+class Strict(Talk):
+    """Talk that takes letters only, as its action space says."""
+
+    metadata = {"name": "strict", "render_modes": []}
+
+    def step(self, action: str | None) -> None:
+        assert action is None or self.action_space(self.agent_selection).contains(action)
+        super().step(action)
+
+
 class Slow(Echo):
     """Echo whose steps take `seconds`; `most` is how many slept at once in any copy."""
 

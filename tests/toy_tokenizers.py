@@ -64,11 +64,11 @@ def bytes_with(
     )
 
 
-def spaced(template: str) -> PreTrainedTokenizerFast:
-    """As Llama 2's: a space before a text's first word, and characters as tokens."""
+def spaced(template: str, scheme: str = "first") -> PreTrainedTokenizerFast:
+    """As Llama 2's: a space before a text's first word, and characters as tokens; also `always` and `never`."""
     words = {character: number for number, character in enumerate(["▁", *string.printable.replace(" ", "")])}
     core = Tokenizer(models.BPE(vocab=words, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    core.decoder = decoders.Metaspace(prepend_scheme="first")
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    core.decoder = decoders.Metaspace(prepend_scheme=scheme)
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("<s>", "</s>")])
     return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", chat_template=template)

@@ -10,9 +10,19 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from toy_tokens import LORA, responses, stirred, tiny
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MixtralConfig,
+    PhimoeConfig,
+    PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
 from marl_ray.config.model import GenerationConfig, LoraConfig, ModelConfig
+from marl_ray.errors import MarlRayError
 from marl_ray.policies.adapters import _Sum, adapted, add_adapters, merged_weights
 from marl_ray.policies.bundle import Lineage, load_bundle
 from marl_ray.policies.engines.llama import LlamaModel
@@ -182,3 +192,64 @@ def test_peft_reads_adapters_of_transposed_weights(tmp_path: Path) -> None:
     torch.testing.assert_close(read(ids).logits, lm(ids).logits, atol=1e-4, rtol=0)
     merged = AutoModelForCausalLM.from_pretrained(folder)
     torch.testing.assert_close(merged(ids).logits, lm(ids).logits, atol=1e-4, rtol=0)
+
+
+SMALL = {
+    "vocab_size": 259,
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+MIXTURES = {
+    "mixtral": MixtralConfig(**SMALL, num_local_experts=4),
+    "qwen2_moe": Qwen2MoeConfig(
+        **SMALL, num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts_per_tok=2
+    ),
+    "qwen3_moe": Qwen3MoeConfig(
+        **SMALL | {"num_hidden_layers": 2},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        mlp_only_layers=[0],
+    ),
+    "phimoe": PhimoeConfig(**SMALL, num_local_experts=4),  # its routers are made of linear layers
+}
+
+
+def mixture(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    lm: PreTrainedModel = AutoModelForCausalLM.from_config(MIXTURES[name]).eval()
+    return lm
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@torch.no_grad()
+def test_a_mixture_has_adapters_beside_its_experts(tmp_path: Path, name: str) -> None:
+    """peft would also put some around the experts, which nothing here switches off, merges or exports."""
+    bare, lm = mixture(name), mixture(name)
+    model = ModelConfig.model_validate({"preset": "tiny-1m", "context": 64, "lora": LORA})
+    add_adapters(lm, model.lora)
+    policy = stirred(TokenPolicy(lm, tiny().tokenizer, model, GenerationConfig()))
+    base = {name.replace(".base_layer", ""): own for name, own in lm.state_dict().items() if "lora" not in name}
+    bare.load_state_dict(base)
+    trained = {name for name, own in lm.named_parameters() if own.requires_grad}
+    assert trained == {f"{name}.lora_{part}.default.weight" for name, _ in adapted(lm) for part in "AB"}
+    prompts, answers, ids = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6]]), torch.arange(64)[None]
+    expected = bare(torch.arange(1, 7)[None]).logits[0, 2:5].log_softmax(-1).gather(-1, answers.T)[:, 0]
+    found = policy.reference_evaluate(prompts, answers, torch.ones(1, 3, dtype=torch.bool))[0]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert (bare(ids).logits - lm(ids).logits).abs().max() > 0.1
+    folder = saved(policy, tmp_path / "bundle")
+    merged = load_bundle(folder.parent).policies["solver"].lm
+    torch.testing.assert_close(merged(ids).logits, lm(ids).logits, atol=1e-4, rtol=0)
+    read = PeftModel.from_pretrained(bare, folder / "adapter")
+    torch.testing.assert_close(read(ids).logits, lm(ids).logits, atol=1e-4, rtol=0)
+
+
+def test_layers_that_peft_takes_for_experts_are_refused() -> None:
+    with pytest.raises(MarlRayError, match=r"'down_proj' of architecture qwen3_moe for its experts"):
+        add_adapters(mixture("qwen3_moe"), LoraConfig(targets=("down_proj",)))

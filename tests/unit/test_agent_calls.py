@@ -46,6 +46,10 @@ TOOLS = {tool.name: tool for tool in (tool_of(write), tool_of(mix), *make_tools(
         LLAMA,
         f"I will add.\n{LLAMA}",
         '<function=add>{"a": 2, "b": 3}</function>',
+        "[add(a=2, b=3)]",
+        "I add.\n[add(a=2, b=3), add(a=9, b=3)]",
+        "<|python_tag|>add(a=2, b=3)",
+        "```tool_code\nprint(add(a=2, b=3))\n```",
         f"[TOOL_CALLS] [{JSON}]",
         f"[TOOL_CALLS] [{JSON}, {JSON.replace('2', '9')}]",
         '[TOOL_CALLS]add[ARGS]{"a": 2, "b": 3}',
@@ -181,6 +185,28 @@ PIECES = [
 ]  # fmt: skip
 
 
+def test_arguments_in_marks_are_texts() -> None:
+    """So Qwen 3 Coder and GLM 4.5 write them; a tool's types make numbers of them."""
+    program = 'print("<b>")\n  {x}'
+    both = (("a", "2"), ("code", program))
+    given = [f"\n<parameter={key}>\n{value}\n</parameter>" for key, value in both]
+    qwen = f"<tool_call>\n<function=add>{''.join(given)}\n</function>\n</tool_call>"
+    pairs = [
+        f"\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>" for key, value in (("a", "2"), ("code", program))
+    ]
+    glm = f"<tool_call>add{''.join(pairs)}\n</tool_call>"
+    for text in (qwen, glm, qwen.removeprefix("<tool_call>\n")):
+        call = parse(f"I add.\n{text} and more")
+        assert (call.tool, call.arguments, call.problem) == ("add", {"a": "2", "code": program}, "")
+        assert call.said == f"I add.\n{text}" and call.thought == "I add."
+    assert parse("<tool_call>now</tool_call>").arguments == parse("[now()]").arguments == {}
+    for broken in ("<tool_call><function=add><parameter=a>2", "<function=add>", "[add(2)]", "[add(a=2", "[add](b=2)"):
+        assert parse(broken).problem
+    assert (
+        act(parse("<function=write><parameter=program>x = 1</parameter></function>"), TOOLS, 5.0).observation == "x = 1"
+    )
+
+
 @settings(max_examples=200)
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)))
 def test_no_text_raises(text: str) -> None:
@@ -191,11 +217,27 @@ def test_no_text_raises(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", [*PIECES, "\n{", "\n[{", "\n```\n", "add ", "{'a':", "\nAction: ", "<think></think>", "\n#"]
+    "piece",
+    [
+        *PIECES,
+        "\n{",
+        "\n[{",
+        "\n```\n",
+        "add ",
+        "{'a':",
+        "\nAction: ",
+        "<think></think>",
+        "\n#",
+        "~",
+        "\n[f(",
+        "f(a=1,",
+        "<parameter=a>",
+        "<function=f>",
+    ],
 )
 def test_a_long_text_is_read_in_linear_time(piece: str) -> None:
     text = piece * ((1 << 18) // len(piece))
-    for given_text in (text, f"Action: add\nInput: {text}", f"<tool_call>{text}", f"x{text}{JSON}"):
+    for given_text in (text, f"Action: add\nInput: {text}", f"<tool_call>{text}", f"x{text}{JSON}", f"[f(a={text}"):
         begin = time.process_time()
         parse(given_text)
         assert time.process_time() - begin < 1.0

@@ -4,12 +4,13 @@ import json
 
 import pytest
 from toy_architectures import CONFIG_MAPPING, sampled, scored, tiny_lm
-from toy_texts import config
-from transformers import Phi3Config
+from toy_texts import TWO_AGENTS, TWO_POLICIES, config
+from toy_tokenizers import bytes_with
+from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.architectures import DECODED, PAGED, SCORED, check_architecture
-from marl_ray.policies.tiny import byte_tokenizer
+from marl_ray.policies.tiny import byte_tokenizer, tiny_model
 from marl_ray.training.driver import check_run
 
 
@@ -19,6 +20,12 @@ def test_a_handful_has_the_log_probs_of_a_full_pass(architecture):
     assert architecture in DECODED and scored(lm) < 1e-3 and sampled(lm, "torch") < 1e-3
     if architecture in PAGED:
         assert sampled(lm, "transformers") < 1e-3
+
+
+@pytest.mark.parametrize("architecture", ["cohere", "hyperclovax", "granite", "falcon_h1", "gemma2", "gemma3", "mpt"])
+def test_logits_are_shaped_as_the_architecture_shapes_them(architecture):
+    """Granite divides by `logits_scaling` and HyperCLOVA X multiplies; MPT has a `logit_scale` that it does not read."""
+    assert scored(tiny_lm(architecture)) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -37,6 +44,24 @@ def test_what_an_engine_cannot_sample_from_is_refused(architecture, engine, expe
     ) as caught:
         check_architecture(CONFIG_MAPPING[architecture](), engine, 64, "here")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value"),
+    [
+        ("llama", "is_causal", False),
+        ("gemma3_text", "use_bidirectional_attention", True),
+        ("gemma4_text", "use_bidirectional_attention", "all"),
+        ("doge", "is_moe", True),
+    ],
+)
+def test_what_looks_ahead_is_refused(architecture, key, value):
+    """As embedding models made of decoders do, and a mixture whose routing mixes tokens."""
+    kind = CONFIG_MAPPING[architecture]()
+    check_architecture(kind, "vllm", 64, "here")
+    setattr(kind, key, value)
+    with pytest.raises(MarlRayError, match=f"architecture {architecture} with {key}={value} lets a token depend on"):
+        check_architecture(kind, "vllm", 64, "here")
 
 
 def test_layers_without_keys_are_named():
@@ -64,3 +89,31 @@ def test_a_dry_run_refuses_in_one_line(tmp_path, kind):
     with pytest.raises(MarlRayError, match=rf"model.path '{tmp_path}'") as caught:
         check_run(config(f"storage={tmp_path}/runs", model))
     assert "\n" not in str(caught.value)
+
+
+def test_a_dry_run_refuses_a_model_without_weights_or_with_too_few_tokens(tmp_path):
+    byte_tokenizer(32).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    whole = config(f"storage={tmp_path}/runs", f"team.speaker.model={{path: {tmp_path}, context: 32}}")
+    for tokens, problem in (
+        (200, "its tokenizer has 259 tokens, it has 200"),
+        (259, "has no weights: expected one of"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": tokens, **sizes}))
+        with pytest.raises(MarlRayError, match=rf"model.path '{tmp_path}':? {problem}"):
+            check_run(whole)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
+    check_run(whole)
+
+
+def test_a_dry_run_reads_the_template_of_every_policy(tmp_path):
+    """Not only that of the agent that acts first."""
+    tokenizer = bytes_with("{{ raise_exception('no') }}")
+    lm = tiny_model("tiny-0.2m", tokenizer, 32)
+    lm.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    second = f"team.second.model={{path: {tmp_path}, context: 32}}"
+    with pytest.raises(
+        MarlRayError, match=r"team\.second\.model\.chat: the chat template of .* does not show what a user says"
+    ):
+        check_run(config(f"storage={tmp_path}/runs", TWO_AGENTS, TWO_POLICIES, second))

@@ -404,6 +404,21 @@ def test_a_run_may_have_keys_that_only_some_of_its_policies_read() -> None:
         parse_config(RunConfig, base, ["team.a.hyper.pid_kp=5"])
 
 
+def test_the_algorithm_of_the_run_says_nothing_of_a_frozen_policy() -> None:
+    team = {"a": {"agents": ["x"], "algorithm": "ppo"}, "b": {"agents": ["y"], "frozen": True, "bundle": "b"}}
+    config = parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "team": team}, ["algorithm=remax"])
+    assert not config.greedy and not config.whole_episodes
+
+
+def test_a_greedy_member_leaves_two_others_to_compare() -> None:
+    team = {"a": {"agents": ["x"], "algorithm": "remax"}, "b": {"agents": ["y"], "algorithm": "grpo"}}
+    base = {"name": "a", "env": {"id": "x"}, "team": team, "train": {"env_copies": 12}}
+    with pytest.raises(MarlRayError, match=r"train.group_size=2: grpo of policy 'b' needs 3 or more"):
+        parse_config(RunConfig, base, ["train.group_size=2"])
+    assert parse_config(RunConfig, base, ["train.group_size=3"]).greedy
+    assert parse_config(RunConfig, base, ["train.group_size=2", "team.b.algorithm=remax"]).greedy
+
+
 def test_a_frozen_policy_has_no_hyper_parameters() -> None:
     team = {"a": {"agents": ["x"]}, "b": {"agents": ["y"], "frozen": True, "bundle": "b", "hyper": {"lr": 0.1}}}
     with pytest.raises(MarlRayError, match=r"team.b.hyper.lr: a frozen policy has no hyper-parameters"):

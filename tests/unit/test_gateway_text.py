@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_gateways import bearer, make_bundle, serving, with_gateway, write_keys
 from toy_text_gateways import ASK, CHAT, CONTEXT, config, events, make_text_bundle, post, rows, text_config, texts
+from toy_tokenizers import LLAMA2, bytes_with, spaced
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import load_bundle
@@ -346,6 +347,31 @@ def test_nothing_of_a_hidden_stop_is_told(text, stops):
     detokenizer = Detokenizer(TOKENIZER, stops)
     told = "".join(detokenizer.add([number], k == len(ids) - 1) for k, number in enumerate(ids))
     assert told == text[: min(found, default=len(text))]
+
+
+def test_special_tokens_without_a_name_have_no_text_either():
+    """The tokenizers of Llama 3 and of most that write ChatML name their end token alone."""
+    tokenizer = bytes_with(None, "<|im_end|>")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert end not in tokenizer.all_special_ids
+    ids = [*b"ab", end, *b"cd"]
+    assert first_stop(tokenizer, ("bc",), ids) == 3
+    assert Detokenizer(tokenizer, ("b<|im_end|>",)).add(ids[:3], True) == "a"
+
+
+@given(st.lists(st.sampled_from(["a", "b", "▁", "\n", "<s>", "</s>"]), max_size=12))
+def test_a_special_token_does_not_make_the_next_word_the_first(said):
+    tokenizer = spaced(LLAMA2)
+    ids = tokenizer.convert_tokens_to_ids(said)
+    detokenizer = Detokenizer(tokenizer)
+    parts = [detokenizer.add([number], False) for number in ids] + [detokenizer.add([], True)]
+    assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_tokens_that_the_tokenizer_does_not_know_have_no_text_either():
+    """Models may have more of them, which round their vocabularies up."""
+    ids = [*b"a", *[len(TOKENIZER) + 1] * 5, *b"b"]
+    assert TOKENIZER.decode(ids) == "ab" and first_stop(TOKENIZER, ("ab",), ids) == 6
 
 
 @given(

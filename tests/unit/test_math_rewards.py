@@ -203,6 +203,11 @@ def test_hostile_texts_are_read_quickly(text):
         ("(-\\infty, 2) \\cup (3, \\infty)", "(3,\\infty)\\cup(-\\infty,2)"),
         ("[0.5, 1)", "[1/2,1)"),
         ("(1,(2,3))", "(1, (2, 3))"),
+        ("(x, y) = (1, 2)", "(1,2)"),
+        ("x^{2}+1", "x^2 + 1"),
+        ("a_{n}", "a_n"),
+        ("2\u03c0", "2\\pi"),
+        ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
     ],
 )
 def test_ways_to_write_the_same_answer(given, wanted):
@@ -259,6 +264,9 @@ def test_ways_to_write_the_same_answer(given, wanted):
         ("\\pm 2", "2"),
         ("(-\\infty, 2) \\cup (3, \\infty)", "(-\\infty,2)\\cup(4,\\infty)"),
         ("\\frac{1}{23}", "\\frac123"),
+        ("(x, y) = (1, 2)", "(y, x) = (1, 2)"),
+        ("x^{12}", "x^12"),
+        ("x**2", "x2"),
         ("", "5"),
         ("__import__('os')", "5"),
     ],
@@ -279,6 +287,13 @@ def test_answers_that_are_not_the_same(given, wanted):
         ("\\boxed{\\text{(B)}} since \\boxed{", "B", 1.0),
         ("\\boxed{5} or \\boxed{\\frac{\\frac12}{2}}", "5", 0.0),
         ("\\boxed {5}", "5", 1.0),
+        ("The answer is **B**.", "B", 1.0),
+        ("**Answer: B**", "B", 1.0),
+        ("**Answer:** yes", "Yes", 1.0),
+        ("So the day is\n\n**Monday**", "Monday", 1.0),
+        ("The answer is `x**2`.", "x**2", 1.0),
+        ("The answer is **-7**", "-7", 1.0),
+        ("The answer is **B** or **C**", "B", 0.0),
     ],
 )
 def test_the_final_answer_of_a_text(text, answer, reward):

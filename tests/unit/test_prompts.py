@@ -76,6 +76,23 @@ def test_messages_of_a_client_are_text_too() -> None:
     assert control(tokenizer, ids) == [start, end] * 3 + [start]
 
 
+KNOWS = (
+    "{% for m in messages %}{% if m['role'] in KNOWN %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_nothing_that_a_client_says_is_left_out() -> None:
+    """Templates that know no developer drop what one says, as Phi-3's, and some know no system either."""
+    several, alone = (bytes_with(KNOWS.replace("KNOWN", known)) for known in ("['system', 'user']", "['user']"))
+    told = [{"role": "developer", "content": "be good"}, {"role": "user", "content": "hi"}]
+    assert several.decode(encode_chat(several, told)) == "<|system|>be good<|user|>hi<|assistant|>"
+    for role in ("system", "developer"):
+        with pytest.raises(MarlRayError, match="prompt: the chat template leaves out what the role system says"):
+            encode_chat(alone, [{"role": role, "content": "be good"}, *told[1:]])
+    assert "developer" in TOKENIZERS["pieces"].decode(encode_chat(TOKENIZERS["pieces"], told))
+
+
 def test_a_template_that_shows_nothing_is_named() -> None:
     tokenizer = bytes_with("{% for m in messages %}{{ m['role'] }}{% endfor %}")
     with pytest.raises(MarlRayError, match="does not show what a user says; expected one that does, or chat: false"):

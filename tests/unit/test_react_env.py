@@ -222,6 +222,18 @@ def test_questions_of_a_file(tmp_path: Path) -> None:
         ("the", "the", True),
         ("...", "the", False),
         ("9" * 100_000, "9", False),
+        ("**The Hague**", "Hague", True),
+        ("Guinea-Bissau", "guinea-bissau.", True),
+        ("x=5", "x=-5", False),
+        ("x^2-1", "x^2+1", False),
+        ("-5x", "5x", False),
+        ("3i", "-3i", False),
+        ("[1,2]", "(1,2)", False),
+        ("12", "(1,-2)", False),
+        ("5", "5!", False),
+        ("x<5", "x>5", False),
+        ("C", "C++", False),
+        ("c++", "C++", True),
     ],
 )
 def test_when_answers_are_the_same(given: str, wanted: str, same: bool) -> None:

@@ -22,7 +22,7 @@ from toy_collectors import (
     policy,
     texts,
 )
-from toy_text_envs import Broken, Echo, Quitter, Slow, Talk
+from toy_text_envs import Broken, Echo, Quitter, Slow, Strict, Talk
 
 from marl_ray.algorithms.value_norm import ValueNorm
 from marl_ray.errors import MarlRayError
@@ -301,6 +301,23 @@ def test_nothing_that_an_agent_says_ends_a_run(said):
     # What was said reaches the next one's prompt as text: the only special token is the template's.
     ids = engine.calls[-1][0].ids
     assert [number for number in ids if number > 255] == [POLICY.tokenizer.convert_tokens_to_ids("<|reply|>")]
+
+
+def test_a_text_that_the_environment_refuses_ends_its_episode_and_is_counted():
+    """Only where its action space says so: another error of an environment is its own."""
+    strict, team = partial(Strict, cost=("tokens",)), players(BOTH, Scripted(["stop", "cat", "cat", "a cat"]))
+    batch = collector(strict, BOTH, range(16)).collect(team, 0)
+    said = texts(batch.trajectories["shared"])
+    cut = [episode.cut for episode in batch.episodes]
+    assert any(cut) and not all(cut) and sum(cut) == said.count("a cat")
+    assert all(episode.solved is None for episode in batch.episodes if episode.cut)
+    data = batch.trajectories["shared"]
+    counted = [batch.sums[f"{agent}/refused"] for agent in BOTH["shared"]]
+    assert sum(refused for refused, _ in counted) == sum(cut) and sum(turns for _, turns in counted) == len(said)
+    refused = torch.tensor([text == "a cat" for text in said])
+    assert not data.rewards[refused].any() and data.costs.sum(1)[refused, 0].tolist() == [6.0] * sum(cut)
+    with pytest.raises(AssertionError):
+        collector(partial(Broken, error=AssertionError("own")), ALONE).collect(players(ALONE, Scripted(["cat"])), 0)
 
 
 def test_a_prompt_that_is_too_long_loses_its_middle_and_is_counted():

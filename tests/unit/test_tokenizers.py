@@ -3,9 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.prompts import check_fits, encode_prompt
+from marl_ray.policies.prompts import check_fits, encode_prompt, fit_prompt
 from marl_ray.policies.tiny import byte_tokenizer
 from marl_ray.policies.tokenizers import load_tokenizer
 
@@ -66,6 +68,19 @@ def test_what_a_tokenizer_lacks_is_named(tmp_path):
     with pytest.raises(MarlRayError, match=rf"model.path '{tmp_path}' has no tokenizer") as caught:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_without_its_unknown_token_is_refused(tmp_path):
+    core = Tokenizer(models.BPE(vocab={"a": 0, "<end>": 1}, merges=[], unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>").save_pretrained(tmp_path)
+    with pytest.raises(MarlRayError, match=rf"'{tmp_path}': its tokenizer cannot encode every text: .*<unk>"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_text_of_unknown_characters_is_read_as_an_empty_one():
+    core = Tokenizer(models.BPE(vocab={"a": 0, "<end>": 1}, merges=[]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
+    assert fit_prompt(tokenizer, "日本", None, 4) == fit_prompt(tokenizer, "", None, 4) == ([1], False)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused():

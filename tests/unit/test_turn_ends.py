@@ -145,3 +145,29 @@ def test_demonstrations_end_as_turns_do(chat):
         )
         assert tokenizer.decode([*one.prompt, *one.response]) + "\n" == rendered
         assert one.prompt[0] == start
+
+
+@pytest.mark.parametrize("template", [LLAMA2, CHATML, GLM], ids=["llama 2", "chatml", "glm"])
+@pytest.mark.parametrize("scheme", ["first", "always", "never", None])
+def test_demonstrations_are_what_the_template_writes(template, scheme):
+    """Whether or not the tokenizer puts a space before the first word of a text: a response is not the begin of one."""
+    frame = "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>"
+    if scheme is None:
+        tokenizer = bytes_with(template, "<s>", *frame, bos_token="<s>")
+    else:
+        tokenizer = spaced(template, scheme)
+        tokenizer.add_special_tokens({"additional_special_tokens": list(frame)})
+    sizes = "team.speaker.model.context=128", "team.speaker.generation.max_tokens=40"
+    for said in ("yes", "a b", "x-y z"):
+        [one] = encode([Told("", "q", said)], model(tokenizer), tokenizer, config(*sizes), "speaker")
+        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]
+        whole = tokenizer.apply_chat_template(messages)["input_ids"]
+        ids = [*one.prompt, *one.response]
+        assert whole[: len(ids)] == (ids[: len(whole)] if template is GLM else ids)
+
+
+def test_a_reply_without_a_template_goes_on_where_its_prompt_ends():
+    tokenizer = spaced(LLAMA2)
+    sizes = "team.speaker.model.context=64", "team.speaker.generation.max_tokens=30", "team.speaker.model.chat=false"
+    [one] = encode([Told("", "1+1=", "2")], model(tokenizer), tokenizer, config(*sizes), "speaker")
+    assert tokenizer.convert_ids_to_tokens(one.response) == ["2", "</s>"]

@@ -9,6 +9,9 @@
     <function=NAME>{...}</function>
     [TOOL_CALLS] [{"name": ..., "arguments": {...}}]                 Mistral; also without the tag
     [TOOL_CALLS]NAME[ARGS]{...}
+    <tool_call><function=NAME><parameter=KEY>VALUE</parameter>...    Qwen 3 Coder (see `named_arguments`)
+    <tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE...         GLM 4.5
+    [NAME(KEY=VALUE, ...)]                                           Llama 3.2 and 4; in a fence `tool_code`, Gemma
 
 The JSON may be in a fence of any label, and `arguments` may be a text of JSON (see `lenient_json` for what else is read).
 The first call counts, whatever follows it; a call inside of a think block, closed or not, counts for nothing.
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from marl_ray.agents.lenient_json import decode
+from marl_ray.agents.named_arguments import as_in_python, in_marks
 from marl_ray.agents.tools import encodable
 
 Problem = Literal[
@@ -40,7 +44,10 @@ _TAG = re.compile(
 _NAMED = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})(?:\[CALL_ID\]\w*)?\s*+(?:\[ARGS\]\s*+)?(?=\{)")
 _BARE_NAME = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})(?=\{)")
 _CALL = re.compile(f"{_ACTION.pattern}|{_INPUT.pattern}|{_TAG.pattern}", _FLAGS)
-_BARE = re.compile(r"^[ \t]*(?:(?:`{3,}|~{3,})[^\n`]*\n\s*)?(?:\[\s*)?(?=\{)", re.MULTILINE)
+_BARE = re.compile(r"^[ \t]*+(?:(?:`{3,}+|~{3,}+)[^\n`]*+\n\s*+)?(?:\[\s*+)?(?=\{)", re.MULTILINE)
+_PYTHONIC = re.compile(
+    r"^[ \t]*+(?:\[\s*+|`{3,}+tool_code[ \t]*+\n\s*+(?:print\()?)(?=[A-Za-z_][\w.]{0,63}\()", re.MULTILINE
+)
 _THINK = re.compile(r"<(?P<end>/?)(?i:think|thinking)>|\[(?P<off>/?)THINK\]")
 _NAME = re.compile(r"[^\W\d]\w*")
 _OPEN = re.compile(r"\s*(?:(`{3,}|~{3,})[ \t]*[\w+#.-]*[ \t]*\n?\s*|`)?(?:\[\s*(?=\{))?")
@@ -151,6 +158,11 @@ def _whole(text: str, start: int, thought: str) -> Call | None:
 def _tagged(text: str, tag: re.Match[str]) -> Call:
     """A call behind one of the marks of Hermes, Llama and Mistral."""
     thought, start, tool = _thought(text[: tag.start()]), tag.end(), ""
+    marked = in_marks(text, tag.start() if tag[0].startswith("<function=") else start)
+    if marked is None and tag[0].lower() == "<|python_tag|>":
+        marked = as_in_python(text, start)
+    if marked is not None:
+        return Call(text[: marked[2]], thought, marked[0], marked[1])
     if tag[0].startswith("<function="):
         tool = tag[0][len("<function=") : -1]
     elif tag[0].upper() == "[TOOL_CALLS]" and (name := _NAMED.match(text, start)):
@@ -179,6 +191,13 @@ def _bare(text: str) -> Call | None:
             break
         if call := _whole(text, found.end(), _thought(text[: found.start()])):
             return call
+    for number, found in enumerate(_PYTHONIC.finditer(text)):
+        if number == MOST_TRIED:
+            break
+        if called := as_in_python(text, found.end()):
+            closing = _CLOSE.match(text, called[2])
+            end = closing.end() if closing else called[2]
+            return Call(text[:end], _thought(text[: found.start()]), called[0], called[1])
     return None
 
 

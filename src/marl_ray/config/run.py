@@ -72,7 +72,8 @@ class RunConfig(Config):
                 own = first["loc"] and first["loc"][0] in self.team[name].hyper
                 key = ".".join([*(["team", name] if own else []), "hyper", *map(str, first["loc"])])
                 raise ValueError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from error
-            self._check_policy(name, hyper)
+            if not self.team[name].frozen:  # which has no algorithm
+                self._check_policy(name, hyper)
         self._check_models()
         if train.group_size > 1 and self.env_copies_per_worker % train.group_size:
             raise ValueError(
@@ -147,6 +148,11 @@ class RunConfig(Config):
             raise ValueError(f"minibatches={hyper.minibatches} of policy {name!r} must not exceed {of}={parts}")
         if spec.groups and train.group_size < 2:
             raise ValueError(f"train.group_size={train.group_size}: {algorithm} of policy {name!r} needs 2 or more")
+        if spec.groups and not spec.greedy and self.greedy and train.group_size < 3:
+            raise ValueError(
+                f"train.group_size={train.group_size}: {algorithm} of policy {name!r} needs 3 or more where another "
+                "policy's has the first member play greedily"
+            )
         if spec.episodes and train.rollout == "steps":
             raise ValueError(f"train.rollout=steps: {algorithm} of policy {name!r} needs whole episodes")
         if hyper.advantage_norm == "group" and not spec.groups:
@@ -164,7 +170,7 @@ class RunConfig(Config):
                     f"{key} of policy {name!r}: a row holds a stretch of play, which has no length of its own; expected "
                     "train.rollout=episodes"
                 )
-        if self.warm_start is not None and hyper.kl_coef and not self.team[name].frozen:
+        if self.warm_start is not None and hyper.kl_coef:
             raise ValueError(
                 f"warm_start: kl_coef={hyper.kl_coef:g} of policy {name!r} would hold it at the weights before the "
                 "warm start; leave one of them out, or start from a `bundle` that was warmed up"
@@ -197,7 +203,7 @@ class RunConfig(Config):
     @property
     def whole_episodes(self) -> bool:
         """Whether a batch is one episode per copy, and not a stretch of each copy's play."""
-        needed = any(self.spec_of(name).episodes for name in self.team)
+        needed = any(self.spec_of(name).episodes for name in self._trained)
         return self.train.rollout == "episodes" or self.language or (self.train.rollout == "auto" and needed)
 
     @property
@@ -208,7 +214,7 @@ class RunConfig(Config):
     @property
     def greedy(self) -> bool:
         """Whether the first copy of every group plays greedily."""
-        return any(self.spec_of(name).greedy for name in self.team)
+        return any(self.spec_of(name).greedy for name in self._trained)
 
     @property
     def signals(self) -> int:

@@ -7,13 +7,15 @@ import re
 import secrets
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest, Test, run_tests
-from marl_ray.sandbox import Judgement, Limits, Pool
+from marl_ray.sandbox import Judgement, Limits, Pool, Status
 from marl_ray.sandbox.in_place import looks_at_arguments
 
 LONGEST_REPORT = 200
 NO_CODE, NO_TESTS = "no code", "no tests"
+PASSED = "passed"
 _LONGEST_VALUE = 80
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """In the text of a generator: it would make a prompt another one in every run."""
@@ -40,18 +42,40 @@ class Checked:
 def check(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Checked:
     """Test a program. The limits hold for all calls together, for stdio tests each.
 
-    A call that ends, hangs or breaks the program's process fails all hidden tests; the public tests then run alone.
+    A call that ends, hangs or breaks the program's process fails all hidden tests; the public tests then run alone. After
+    a stdio test that runs out of time the others of its kind are not run, and fail too: a program that waits in each of
+    many tests would take longer than a step of an environment may.
     """
     if task.entry_point:
         return _check_calls(pool, code, task, limits)
-    public, hidden = (run_tests(pool, code, tests, task, limits) for tests in (task.public, task.hidden))
-    report = "passes" if public.total else NO_TESTS
+    public, hidden = (_run_stdio(pool, code, tests, task, limits) for tests in (task.public, task.hidden))
+    report = "passes" if task.public else NO_TESTS
     for test, verdict in zip(task.public, public.verdicts, strict=True):
-        if verdict != "passed":
+        if verdict != PASSED:
             report = f"fails ({verdict}): {shown(test)}"
             break
-    runs = public.total + hidden.total
-    return Checked(public.fraction, hidden.fraction, report[:LONGEST_REPORT], runs, public.cpu_s + hidden.cpu_s)
+    share, score = (found.verdicts.count(PASSED) / max(len(found.verdicts), 1) for found in (public, hidden))
+    return Checked(share, score, report[:LONGEST_REPORT], public.runs + hidden.runs, public.cpu_s + hidden.cpu_s)
+
+
+class _Ran(NamedTuple):
+    """Verdicts of stdio tests, of which the first `runs` were run."""
+
+    verdicts: list[str]
+    runs: int
+    cpu_s: float
+
+
+def _run_stdio(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, limits: Limits) -> _Ran:
+    verdicts: list[str] = []
+    cpu_s = 0.0
+    for test in tests:
+        tested = run_tests(pool, code, (test,), task, limits)
+        verdicts += tested.verdicts
+        cpu_s += tested.cpu_s
+        if verdicts[-1] == Status.TIMEOUT:
+            break
+    return _Ran([*verdicts, *[str(Status.TIMEOUT)] * (len(tests) - len(verdicts))], len(verdicts), cpu_s)
 
 
 def shown(test: Test) -> str:

@@ -22,12 +22,14 @@ _NO_CALLS = "No tool calls are left. Give the answer."
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _INSIDE_A_NUMBER = re.compile(r"(?<=\d)[^\w\s](?=\d)")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_FORMULA = re.compile(r"[\\^=+*/<>{}\[\]|#]|(?<!\w)-|-(?!\w)|^\(|\d[!(]")
+"""In an answer: signs that mean something, unlike the punctuation of words."""
 
 
 class React(TextEnv):
     """One agent thinks, calls a tool, reads what came of it, and in the end calls `answer` (see `marl_ray.agents.react`).
 
-    Reward 1 for the right answer, 0 for another or none. Numbers are compared as numbers, all else as text without case,
+    Reward 1 for the right answer, 0 for another or none. Answers are compared as in mathematics, and words without case,
     punctuation and articles.
 
     tools: names, or names with options; `package.module:callable` for own ones; `answer` is always there.
@@ -165,10 +167,13 @@ class React(TextEnv):
 
 
 def same_answer(given: str, wanted: str) -> bool:
-    """Whether two answers are the same: as `marl_ray.rewards.math` has it, or as texts without punctuation and articles."""
+    """Whether two answers are the same: as `marl_ray.rewards.math` has it, or as words without punctuation and articles."""
+    given = given.strip().strip("*")
     if answers_match(given, wanted):
         return True
-    return number(wanted) is None and bool(_bare(wanted)) and _bare(given) == _bare(wanted)
+    if number(wanted) is not None or _FORMULA.search(given) or _FORMULA.search(wanted):
+        return False
+    return bool(_bare(wanted)) and _bare(given) == _bare(wanted)
 
 
 def _bare(text: str) -> str:

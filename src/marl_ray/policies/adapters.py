@@ -1,15 +1,16 @@
 """Low-rank adapters inside a language model: putting them in, switching them off, adding them up, writing them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import inject_adapter_in_model
 from peft.tuners.lora import Linear
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -25,24 +26,76 @@ ADAPTER = "default"
 def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
     """Freeze the model and give its target layers adapters, which change nothing yet.
 
-    The model stays what it was, with other layers in it: no wrapper stands between FSDP2 and its decoder layers. Raises
-    MarlRayError if a target names no linear layer, or one whose weights are the embedding's.
+    The model stays what it was, with other layers in it: no wrapper stands between FSDP2 and its decoder layers.
+    `all-linear` leaves out the layer that makes the logits and those that peft cannot name. Raises MarlRayError if a target
+    names no linear layer, one whose weights are the embedding's, or one that peft cannot name.
     """
     lm.requires_grad_(False)
-    targets = config.targets if isinstance(config.targets, str) else list(config.targets)
-    linear = {name: module for name, module in lm.named_modules() if isinstance(module, nn.Linear | Conv1D)}
-    embedding = lm.get_input_embeddings().weight
-    for target in targets if isinstance(targets, list) else ():
-        found = [module for name, module in linear.items() if f".{name}".endswith(f".{target}")]
-        if not found:
-            raise MarlRayError(f"model.lora.targets: no linear layer is named {target!r}")
-        if any(module.weight is embedding for module in found):
-            raise MarlRayError(f"model.lora.targets: {target!r} shares its weights with the embedding")
+    linear = {name: module for name, module in lm.named_modules() if _is_linear(module)}
+    unnamed = _unnamed(lm, linear)
+    if isinstance(config.targets, str):
+        head = lm.get_output_embeddings()
+        chosen = [name for name, module in linear.items() if module is not head and _last(name) not in unnamed]
+    else:
+        chosen = [name for target in config.targets for name in _found(lm, linear, target, unnamed)]
+    if not chosen:
+        raise MarlRayError("model.lora.targets: this model has no linear layers that take an adapter")
     transposed = any(isinstance(module, Conv1D) for module in linear.values())
-    inject_adapter_in_model(_peft_config(config, targets, transposed), lm, ADAPTER)
+    inject_adapter_in_model(_peft_config(config, chosen, transposed), lm, ADAPTER)
     for layer in lm.modules():
         if isinstance(layer, Linear):
             layer.__class__ = Adapted
+
+
+def _found(lm: PreTrainedModel, linear: Mapping[str, nn.Linear | Conv1D], target: str, unnamed: set[str]) -> list[str]:
+    """Names of the linear layers that a target names."""
+    found = [name for name in linear if f".{name}".endswith(f".{target}")]
+    if not found:
+        raise MarlRayError(f"model.lora.targets: no linear layer is named {target!r}")
+    if any(linear[name].weight is lm.get_input_embeddings().weight for name in found):
+        raise MarlRayError(f"model.lora.targets: {target!r} shares its weights with the embedding")
+    if unnamed & set(map(_last, found)):
+        kind = lm.config.model_type
+        raise MarlRayError(
+            f"model.lora.targets: peft takes {target!r} of architecture {kind} for its experts, which are no linear layers"
+        )
+    return found
+
+
+def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
+    """Last names of linear layers that peft takes for a mixture's experts or router, which have no adapters here.
+
+    transformers keeps experts as one tensor that no layer holds, and peft reads the names that they once had, such as
+    `gate_proj`, as that tensor. A shared expert's layers still have these names.
+    """
+
+    def taken(name: str) -> bool:
+        asked = PeftLoraConfig(target_modules=[name])
+        try:
+            convert_peft_config_for_transformers(asked, lm, None)
+        except ValueError:  # it is a part of a tensor
+            return True
+        return name not in (asked.target_modules or ())
+
+    return {name for name in set(map(_last, linear)) if taken(name)}
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
+    """Not what is only built as one, as Phi-MoE's router is, which gives the chosen experts."""
+    if type(module) in (nn.Linear, Conv1D):
+        return True
+    if not isinstance(module, nn.Linear):
+        return False
+    try:
+        with torch.no_grad():
+            found = module(module.weight.new_zeros(1, module.in_features))
+    except Exception:  # whatever else it expects
+        return False
+    return isinstance(found, Tensor) and found.shape == (1, module.out_features)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _peft_config(config: LoraConfig, targets: list[str] | str, transposed: bool) -> PeftLoraConfig:
@@ -103,13 +156,13 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
 def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folder: Path) -> None:
     """Write a folder that `peft.PeftModel.from_pretrained(model, folder)` reads; `base` names the bare model."""
     layers = adapted(module)
-    names = {name.rpartition(".")[2] for name, _ in layers} if config.targets == "all-linear" else set(config.targets)
-    peft = _peft_config(config, sorted(names), any(layer.fan_in_fan_out for _, layer in layers))
+    names = sorted({name for name, _ in layers})
+    peft = _peft_config(config, names, any(layer.fan_in_fan_out for _, layer in layers))
     peft.task_type, peft.base_model_name_or_path, peft.inference_mode = "CAUSAL_LM", base, True
     peft.save_pretrained(str(folder))
     # Sets are written in any order, and a bundle's name is a hash of its files.
     path = folder / "adapter_config.json"
-    written = json.loads(path.read_text()) | {"target_modules": sorted(names)}
+    written = json.loads(path.read_text()) | {"target_modules": names}
     path.write_text(json.dumps(written, indent=1, sort_keys=True))
     tensors = {
         f"base_model.model.{name}.lora_{part}.weight": matrix.detach().cpu().contiguous()

@@ -5,7 +5,7 @@ pass, and `TokenPolicy.evaluate` has them too. Others give wrong ones without a 
 of encoder-decoders count positions from the batch's first token, recurrent layers keep states and no keys and values.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -38,6 +38,10 @@ SCORED = DECODED | frozenset(_SCORED.split())
 """Model types that `TokenPolicy.evaluate` scores: vLLM may sample from them, where it knows them."""
 SAMPLED: dict[Engine, frozenset[str]] = {"torch": DECODED, "transformers": PAGED, "vllm": SCORED}
 _ATTENTION = {"full_attention", "sliding_attention", "attention"}
+_LOOK_AHEAD: dict[str, tuple[Any, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
+"""Keys of configs, as of embedding models made of decoders, and values with which a forward pass is not causal."""
+_MORE_LOOK_AHEAD: dict[str, dict[str, tuple[Any, ...]]] = {"doge": {"is_moe": (True,)}}
+"""Likewise of single architectures: Doge's routing mixes the tokens of a batch."""
 
 
 def check_architecture(config: Any, engine: Engine, context: int, where: str) -> None:
@@ -49,6 +53,12 @@ def check_architecture(config: Any, engine: Engine, context: int, where: str) ->
     if kind not in CONFIG_MAPPING_NAMES:  # registered from outside of transformers: the engine's own probe tells
         return
     text = config.get_text_config()
+    for name, values in (_LOOK_AHEAD | _MORE_LOOK_AHEAD.get(kind, {})).items():
+        if (value := getattr(text, name, None)) in values:
+            raise MarlRayError(
+                f"{where}: architecture {kind} with {name}={value} lets a token depend on those behind it: expected a "
+                "causal decoder that keeps keys and values, such as llama"
+            )
     layers = set(getattr(text, "layer_types", None) or ())
     if kind not in SAMPLED[engine] or (engine != "vllm" and layers - _ATTENTION):
         what = f"with layers of {', '.join(sorted(layers - _ATTENTION))} " if layers - _ATTENTION else ""
@@ -66,3 +76,28 @@ def check_architecture(config: Any, engine: Engine, context: int, where: str) ->
                 f"{where}: model.context={context}: expected at most {most}, beyond which the positions of architecture "
                 f"{kind} (longrope) depend on the other prompts of a batch"
             )
+
+
+class LogitsShape(NamedTuple):
+    """What an architecture does to what its output layer gives."""
+
+    factor: float
+    """Multiplies them."""
+    cap: float | None
+    """Then they become cap x tanh(logits / cap); None where they stay."""
+    width: int | None
+    """So many tokens have one; None where all do."""
+
+
+def logits_shape(lm: Any) -> LogitsShape:
+    """Of a model of transformers. What a key of its config means differs from architecture to architecture, and some have
+    keys that they do not read."""
+    kind, config = lm.config.model_type, lm.config.get_text_config()
+
+    def key(name: str, *others: str) -> Any:
+        return None if kind in others else getattr(config, name, None)
+
+    factor = (key("logit_scale", "mpt") or 1) * (key("lm_head_multiplier") or 1)
+    scaling = key("logits_scaling") or 1
+    factor = factor * scaling if kind == "hyperclovax" else factor / scaling
+    return LogitsShape(factor, key("final_logit_softcapping", "gemma3"), key("unpadded_vocab_size"))

@@ -44,6 +44,10 @@ class _Facts:
     """Most characters of one token."""
     parts: bool | None
     """Whether the template reads contents as lists of parts; None where it shows them neither way, or is none."""
+    left_out: frozenset[str]
+    """Of the roles `system` and `developer` those whose messages the template drops without a word."""
+    refused: frozenset[str]
+    """And those that it refuses."""
 
 
 _FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
@@ -66,37 +70,55 @@ def encode_prompt(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
     With `chat` it is one user message in the tokenizer's chat template, up to where the reply begins; None means with the
     template if there is one. Raises MarlRayError if there must be one and is none, or if nothing is left to condition on.
     """
-    if uses_template(tokenizer, chat):
-        ids = encode_chat(tokenizer, [{"role": "user", "content": text}])
-    else:
-        ids = [*_facts(tokenizer).start, *encode_text(tokenizer, text)]
+    ids = _read(tokenizer, text, chat)
     if not ids:
         raise MarlRayError("prompt: expected at least one token, got an empty text and no chat template")
     return ids
 
 
+def _read(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
+    if uses_template(tokenizer, chat):
+        return encode_chat(tokenizer, [{"role": "user", "content": text}])
+    return [*_facts(tokenizer).start, *encode_text(tokenizer, text)]
+
+
+def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt, as of `encode_prompt`, and of a reply to it, as they are in the middle of a text.
+
+    By itself a reply would begin as texts do: many tokenizers put a space before the first word of one.
+    """
+    facts, ids = _facts(tokenizer), encode_prompt(tokenizer, prompt, chat)
+    if uses_template(tokenizer, chat):
+        before, start = _framed(tokenizer, [{"role": "user", "content": prompt}]), []
+    else:
+        before, start = _marked(facts, prompt), facts.start
+    marked = _marked(facts, reply)
+    both = [*start, *_encode_marked(tokenizer, facts, before + marked)]
+    if both[: len(ids)] == ids:
+        return ids, both[len(ids) :]
+    return ids, _encode_marked(tokenizer, facts, _BREAK + marked)  # its first token would be one with the prompt's last
+
+
 def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple[list[int], bool]:
     """As `encode_prompt`, in at most `room` tokens; and whether the text lost its middle for that.
 
-    The template's frame is never cut. An empty text without a template becomes the token with which texts begin. Raises
-    PromptTooLong where less than LEAST_LEFT of the text would be left.
+    The template's frame is never cut. A text without tokens becomes the one with which texts begin: an empty text, or one of
+    characters that the tokenizer does not know. Raises PromptTooLong where less than LEAST_LEFT of the text would be left.
     """
-    if not text and not uses_template(tokenizer, chat):
-        start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        return _facts(tokenizer).start or [start], False
+    begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     most = room * _facts(tokenizer).longest
     if len(text) <= most:
-        ids = encode_prompt(tokenizer, text, chat)
+        ids = _read(tokenizer, text, chat) or [begin]
         if len(ids) <= room:
             return ids, False
     least, too_many = int(LEAST_LEFT * len(text)), min(len(text), most + 1)
-    if least > most or len(found := encode_prompt(tokenizer, _cut(text, least), chat)) > room:
+    if least > most or len(found := _read(tokenizer, _cut(text, least), chat) or [begin]) > room:
         raise PromptTooLong(
             f"prompt: expected at most {room} tokens when half of its {len(text)} characters are left out"
         )
     while too_many - least > 1 + least // 64:  # no search for the last character
         middle = (least + too_many) // 2
-        ids = encode_prompt(tokenizer, _cut(text, middle), chat)
+        ids = _read(tokenizer, _cut(text, middle), chat) or [begin]
         if len(ids) <= room:
             least, found = middle, ids
         else:
@@ -107,8 +129,26 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
 def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Token ids of messages (`role`, `content`) in the chat template, up to where the reply begins.
 
-    Raises MarlRayError where the template refuses these messages.
+    A `developer` is the `system` of templates that know none. Raises MarlRayError where the template refuses these messages,
+    or would leave one out.
     """
+    facts = _facts(tokenizer)
+    if "developer" in facts.left_out | facts.refused:
+        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    for message in messages:
+        if message["role"] in facts.left_out:
+            raise MarlRayError(f"prompt: the chat template leaves out what the role {message['role']} says")
+    return _encode_marked(tokenizer, facts, _framed(tokenizer, messages))
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text by itself, without those that begin or end one."""
+    facts = _facts(tokenizer)
+    return _encode_marked(tokenizer, facts, _marked(facts, text))
+
+
+def _framed(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """Messages, marked, in the chat template, up to where the reply begins."""
     facts = _facts(tokenizer)
     if facts.parts is None:
         raise MarlRayError(
@@ -116,13 +156,7 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
             "does, or chat: false"
         )
     marked = [message | {"content": _marked(facts, message["content"])} for message in messages]
-    return _encode_marked(tokenizer, facts, _render(tokenizer, marked, facts.parts, add_generation_prompt=True))
-
-
-def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text by itself, without those that begin or end one."""
-    facts = _facts(tokenizer)
-    return _encode_marked(tokenizer, facts, _marked(facts, text))
+    return _render(tokenizer, marked, facts.parts, add_generation_prompt=True)
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **settings: Any) -> str:
@@ -138,9 +172,9 @@ def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **
     return text
 
 
-def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
+def rendered(tokenizer: Any, messages: Sequence[Message], **settings: Any) -> str:
     """Messages in the chat template, as text; nothing where the template refuses them."""
-    return _rendered(tokenizer, messages, bool(_facts(tokenizer).parts))
+    return _rendered(tokenizer, messages, bool(_facts(tokenizer).parts), **settings)
 
 
 def check_fits(ids: Sequence[int], max_tokens: int, context: int, whose: str = "prompt") -> None:
@@ -202,6 +236,7 @@ def _found_out(tokenizer: Any) -> _Facts:
         names |= {normalizer.normalize_str(name) for name in names}
     # One character cannot be broken; a blank is what texts are made of.
     longest = sorted((re.escape(name) for name in names if len(name) > 1 and not name.isspace()), key=len, reverse=True)
+    shown = {role: _shows(tokenizer, role, parts) for role in ("system", "developer")} if parts is not None else {}
     return _Facts(
         re.compile("|".join(longest) or "(?!)"),
         normalizer,
@@ -209,7 +244,15 @@ def _found_out(tokenizer: Any) -> _Facts:
         tokenizer.encode("\n", add_special_tokens=False, verbose=False),
         max(map(len, tokenizer.get_vocab())),
         parts,
+        frozenset(role for role, there in shown.items() if there is False),
+        frozenset(role for role, there in shown.items() if there is None),
     )
+
+
+def _shows(tokenizer: Any, role: str, parts: bool) -> bool | None:
+    """Whether the template shows what a role says before the user; None where it refuses."""
+    text = _rendered(tokenizer, [{"role": role, "content": SHOWN}, {"role": "user", "content": "a"}], parts)
+    return SHOWN in text if text else None
 
 
 def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
@@ -225,9 +268,9 @@ def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
     return ways[0], found & tokenizer.added_tokens_decoder.keys()
 
 
-def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool) -> str:
+def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool, **settings: Any) -> str:
     """As `_render`; nothing where the template refuses."""
     try:
-        return _render(tokenizer, messages, parts)
+        return _render(tokenizer, messages, parts, **settings)
     except MarlRayError:  # many know no system
         return ""

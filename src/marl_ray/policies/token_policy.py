@@ -20,11 +20,12 @@ from marl_ray.config.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies import packing
 from marl_ray.policies.adapters import add_adapters, lay_beside, merged_weights, without_adapters
+from marl_ray.policies.architectures import logits_shape
 from marl_ray.policies.engines.llama import is_llama
 from marl_ray.policies.manifest import MANIFEST, TokenManifest, check_models, local_folder, read_manifest
 from marl_ray.policies.packing import Packed
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
-from marl_ray.policies.tokenizers import load_tokenizer
+from marl_ray.policies.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.policies.turn_ends import end_tokens, tell_ends
 from marl_ray.policies.unsharded import unsharded
 
@@ -71,6 +72,7 @@ class TokenPolicy(nn.Module):
         self.tokenizer, self.config, self.generation = tokenizer, config, generation
         self.base = config.path
         """Where the weights without adapters are; None where they were drawn."""
+        self._logits = logits_shape(lm)
         self.end_tokens = end_tokens(lm, tokenizer)
         """Tokens that end a response."""
         tell_ends(lm, self.end_tokens)
@@ -136,11 +138,11 @@ class TokenPolicy(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """Float32 logits (N, V) of last hidden states (N, H), with what some architectures do to them."""
-        config = self.lm.config.get_text_config()
-        logits = self.lm.get_output_embeddings()(states).float()
-        logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
-        cap = getattr(config, "final_logit_softcapping", None)
-        return logits if cap is None else (logits / cap).tanh() * cap
+        shape = self._logits
+        logits = self.lm.get_output_embeddings()(states).float() * shape.factor
+        if shape.cap is not None:
+            logits = (logits / shape.cap).tanh() * shape.cap
+        return logits[..., : shape.width]
 
     def evaluate(self, prompts: Tensor, responses: Tensor, mask: Tensor, need_entropy: bool = True) -> TokenOutputs:
         """Score responses, with gradients. `prompts` (R, P) on the right with -1 before them; `responses`, `mask` (R, T).
@@ -224,11 +226,7 @@ def build_token_policy(
             with model_folder(str(config.path), tracking_uri) as folder:
                 lm = load_model(folder, torch.float32, config.context)
                 tokenizer = load_tokenizer(folder)
-            known = lm.get_input_embeddings().weight.shape[0]
-            if len(tokenizer) > known:
-                raise MarlRayError(
-                    f"model.path {config.path!r}: its tokenizer has {len(tokenizer)} tokens, it has {known}"
-                )
+            check_vocabulary(tokenizer, lm, str(config.path))
         if config.lora is not None:
             add_adapters(lm, config.lora)
         return TokenPolicy(lm, tokenizer, config, generation, critic, signals)

@@ -7,6 +7,9 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from marl_ray.errors import MarlRayError, one_line
 
+UNUSUAL = "é日\U0001f600\ue000"
+"""Characters that no small vocabulary has."""
+
 
 def load_tokenizer(path: str) -> Any:
     """The tokenizer of a folder or of a name that transformers knows.
@@ -23,8 +26,19 @@ def load_tokenizer(path: str) -> Any:
         raise MarlRayError(f"model.path {path!r} has no tokenizer: {one_line(error)}") from error
     if not tokenizer.encode("a", add_special_tokens=False):  # what transformers makes where there are no files of one
         raise MarlRayError(f"model.path {path!r} has no tokenizer: it has no vocabulary")
+    try:
+        tokenizer.encode(UNUSUAL, add_special_tokens=False)
+    except Exception as error:  # of a vocabulary without its token for what is unknown, which agents would write
+        raise MarlRayError(f"model.path {path!r}: its tokenizer cannot encode every text: {one_line(error)}") from error
     if tokenizer.eos_token_id is None:
         raise MarlRayError(f"model.path {path!r}: its tokenizer has no eos_token, and a response needs an end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def check_vocabulary(tokenizer: Any, lm: Any, path: str) -> None:
+    """Raise MarlRayError where a tokenizer has tokens that its model has not."""
+    needed, known = 1 + max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
+    if needed > known:
+        raise MarlRayError(f"model.path {path!r}: its tokenizer has {needed} tokens, it has {known}")

@@ -1,4 +1,4 @@
-"""Where a response ends: the tokens that end it, and what the chat template writes there."""
+"""Where a response begins and ends: the tokens that end it, and what the chat template writes there."""
 
 import re
 from typing import Any
@@ -13,6 +13,14 @@ def end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
     which the chat template ends an assistant's turn."""
     stated = _stated(lm, tokenizer)
     return stated | {_turn_end(tokenizer, stated)[1]}
+
+
+def turn_begin(tokenizer: Any) -> str:
+    """The blanks that the chat template writes before an assistant's content where a reply begins, such as Llama 2's space
+    and GLM-4's line break. Anything else that it writes there, such as an empty thought, is no part of a reply."""
+    asked, answered = rendered(tokenizer, [USER], add_generation_prompt=True), rendered(tokenizer, [USER, ASSISTANT])
+    between = answered[len(asked) :].partition(SHOWN)[0] if asked and answered.startswith(asked) else ""
+    return between if between.isspace() else ""
 
 
 def turn_end(lm: Any, tokenizer: Any) -> tuple[str, int]:

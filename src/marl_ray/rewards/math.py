@@ -1,7 +1,8 @@
 """Rewards for mathematics: the answer in what a model wrote, and whether it is the right one.
 
 The rule of extraction: the last complete `\\boxed{...}`; else the line after the last "answer is", "answer:" or "####";
-else the last number, where the right answer is one; else the last line. Nothing that a model writes is evaluated.
+else the last number, where the right answer is one; else the last line. Lines are read without Markdown's emphasis.
+Nothing that a model writes is evaluated.
 """
 
 import re
@@ -12,6 +13,8 @@ LONGEST = 1 << 16
 """Characters of a text that are looked at, from its end."""
 _MARKER = re.compile(r"(?:answer is|answer *[:=]|####)[ :=]*", re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox) ?\{")
+_EMPHASIS = re.compile(r"(?<![\w)\]}*])(?:\*{1,3}|`)(?=[^\s*`])|(?<=[^\s*`])(?:\*{1,3}|`)(?=[\s.,:;!?)]|$)")
+"""Markdown's marks around words, as in `**B**`; not the signs of `2*3` and `x**2`."""
 
 
 def extract_answer(text: str, numeric: bool = True) -> str:
@@ -33,7 +36,7 @@ def _final(text: str, numeric: bool) -> tuple[str, bool]:
         return boxed, True
     marked = list(_MARKER.finditer(text))
     if marked:
-        text = text[marked[-1].end() :].strip().partition("\n")[0]
+        text = _unmarked(text[marked[-1].end() :].strip().partition("\n")[0])
         if not numeric or number(text) is not None:
             return text, True
         first = NUMBER.search(plain(text))
@@ -41,7 +44,12 @@ def _final(text: str, numeric: bool) -> tuple[str, bool]:
     if numeric:
         numbers = [found[0] for found in NUMBER.finditer(plain(text))]
         return (numbers[-1].strip() if numbers else ""), False
-    return text.strip().rpartition("\n")[2], True
+    return _unmarked(text.strip().rpartition("\n")[2]), True
+
+
+def _unmarked(line: str) -> str:
+    """A line without Markdown's marks, of which one may stand outside: `**Answer: B**` is read from behind the colon."""
+    return _EMPHASIS.sub("", line).strip("*` ")
 
 
 def _boxed(text: str) -> str | None:

@@ -31,13 +31,15 @@ NUMBER = re.compile(
 
 _TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mbox|rm)\{([^{}]*)\}")
 _NO_SENSE = re.compile(r"\\(?:left|right|[bB]ig[lr]?|displaystyle|textstyle)(?![a-zA-Z])|\\[()\[\]]|\$")
-_BLANK = re.compile(r"\\(?:[;: ]|q?quad(?![a-zA-Z]))|~|\s+")
+_BLANK = re.compile(r"(?<!\\)\\(?:[;: ]|q?quad(?![a-zA-Z]))|~|\s+")
 _DEGREES = re.compile(r" ?(?:\^ ?\{? ?\\circ ?\}?|\\degree(?![a-zA-Z])|°)")
 _SIGNS = (
     (re.compile(r"\\infty(?![a-zA-Z])|\u221e"), "infinity"),
     (re.compile(r"\\cup(?![a-zA-Z])"), "\u222a"),
     (re.compile(r"\\in(?![a-zA-Z])"), "\u2208"),
     (re.compile(r"\\pm(?![a-zA-Z])"), "\u00b1"),
+    (re.compile(r"\\pi(?![a-zA-Z])"), "\u03c0"),
+    (re.compile(r"([\^_]) ?\{ ?(\w) ?\}"), r"\1\2"),
     (re.compile(r"\\(?=[{}])"), ""),
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\frac ?(\d) ?(\d)"), r"\\frac{\1}{\2}"),
@@ -46,7 +48,9 @@ _SIGNS = (
     (re.compile(r"\\sqrt ?(\w)"), r"\\sqrt{\1}"),
     (re.compile(r"(?<=\d) percent(?!\w)", re.IGNORECASE), "%"),
 )
-_NAMED = re.compile(r"([a-z](?:_?\w|_\{\w+\})?(?: ?\([a-z]\))?) ?(?:=|\u2208) ?", re.IGNORECASE)
+_NAMED = re.compile(
+    r"([a-z](?:_?\w|_\{\w+\})?(?: ?\([a-z]\))?|\( ?[a-z](?: ?, ?[a-z]){1,9} ?\)) ?(?:=|\u2208) ?", re.IGNORECASE
+)
 _CHOICE = re.compile(r"\(([A-Ja-j])\)\.?|([A-J])[.)]?")
 _CHOSEN = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])(?=[.):]))[.:)]? ?(?P<rest>.*)", re.DOTALL)
 _OTHER_CHOICE = re.compile(r"\([A-J]\)|(?:\bor|\band|,|/) ?\(?[A-J]\b")

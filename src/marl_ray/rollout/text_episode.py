@@ -36,7 +36,7 @@ class TextEpisode(NamedTuple):
     tokens: int
     """Tokens of all responses."""
     cut: bool
-    """Whether it was ended at the horizon, or because the next prompt was too long."""
+    """Whether it was ended at the horizon, because the next prompt was too long, or by a text that was refused."""
     metrics: dict[str, float]
     """The environment's own, averaged over the reports of the episode."""
     decisions: dict[str, int]
@@ -115,6 +115,8 @@ class TextCopy:
         self.turns, self.states, self.cut = [], [], False
         self.unread: str | None = None
         """The agent that could not read its prompt, which ended the episode."""
+        self.refused = False
+        """Whether the environment refused the last response, which ended the episode."""
         self.rewards = dict.fromkeys(self.env.possible_agents, 0.0)
         self.costs = np.zeros(self.signals)
         self.solved: bool | None = None
@@ -132,11 +134,19 @@ class TextCopy:
     def step(self) -> None:
         """Play the last of `turns`.
 
-        Raises MarlRayError naming environment, copy and agent if the environment does, or reports what is no reward or
+        An environment may refuse a text that is not in the agent's action space; that ends the episode. Raises
+        MarlRayError naming environment, copy and agent if the environment does otherwise, or reports what is no reward or
         cost.
         """
         with self.named():
-            self.env.step(self.turns[-1].response)
+            text = self.turns[-1].response
+            try:
+                self.env.step(text)
+            except (AssertionError, ValueError):
+                if self.env.action_space(self.acting).contains(text):
+                    raise
+                self._refuse()
+                return
             self._read()
             self._go_on()
 
@@ -157,6 +167,11 @@ class TextCopy:
         kind, iteration, _, _ = self.start.stream
         twin.start = replace(self.start, greedy=False, stream=(kind, iteration, attempt, number))
         return twin
+
+    def _refuse(self) -> None:
+        """End the episode: the environment did not take the last response, which cost its tokens all the same."""
+        self._spend(np.zeros(self.signals))
+        self.refused, self.agent, self.cut = True, None, True
 
     def cannot_read(self) -> None:
         """End the episode: the prompt is too long for the agent that acts next. What was earned so far counts."""
@@ -234,12 +249,17 @@ class TextCopy:
                 self.reports.setdefault(name, []).append(_finite(value, f"metric {name} of {agent}"))
         if told := [bool(info["solved"]) for info in infos.values() if "solved" in info]:
             self.solved = any(told)
-        costs[self.token_signals] = len(self.turns[-1].completion.ids)
-        self.costs += costs
+        self._spend(costs)
         for agent, reward in rewards.items():
             self.rewards[agent] += reward
         for turn in self.turns:
             turn.reward += rewards.get(turn.agent, 0.0)
+
+    def _spend(self, costs: np.ndarray) -> None:
+        """Add what the last turn cost to every turn that led to it; tokens are counted here."""
+        costs[self.token_signals] = len(self.turns[-1].completion.ids)
+        self.costs += costs
+        for turn in self.turns:
             turn.costs += costs
 
     def _rewards(self) -> dict[str, float]:

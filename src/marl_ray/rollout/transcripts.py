@@ -43,9 +43,9 @@ def transcript(copy: TextCopy) -> Transcript:
 
 
 def metric_sums(copies: Sequence[TextCopy]) -> Sums:
-    """Per agent: tokens of a response, share of responses that ended by themselves, of its prompts the share that was
-    shortened and the share that was too long even so, reward of an episode; and the environment's own metrics as
-    `env/NAME`."""
+    """Per agent: tokens of a response, share of responses that ended by themselves and share that the environment refused,
+    of its prompts the share that was shortened and the share that was too long even so, reward of an episode; and the
+    environment's own metrics as `env/NAME`."""
     sums: Sums = {}
 
     def add(name: str, value: float) -> None:
@@ -58,6 +58,7 @@ def metric_sums(copies: Sequence[TextCopy]) -> Sums:
             add(f"{turn.agent}/ended", turn.completion.ended)
             add(f"{turn.agent}/prompt_shortened", turn.shortened)
             add(f"{turn.agent}/prompt_too_long", False)
+            add(f"{turn.agent}/refused", copy.refused and turn is copy.turns[-1])
         if copy.unread is not None:
             add(f"{copy.unread}/prompt_shortened", False)
             add(f"{copy.unread}/prompt_too_long", True)

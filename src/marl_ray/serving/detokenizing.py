@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from marl_ray.policies.engines.stops import decode_visibly
+from marl_ray.policies.engines.stops import decode_visibly, special_tokens
 
 BROKEN = "\ufffd"
 """What stands for bytes that are no character, or none yet."""
@@ -22,7 +22,8 @@ class Detokenizer:
         """The response's text ends where it first holds a `hidden` string."""
         self._tokenizer = tokenizer
         self._hidden = tuple(hidden)
-        special = re.compile("|".join(map(re.escape, tokenizer.all_special_tokens)) or "(?!)")
+        names = sorted(special_tokens(tokenizer).values(), key=len, reverse=True)
+        special = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._mixed = {stop: plain for stop in hidden if (plain := special.sub("", stop)) not in ("", stop)}
         """Hidden strings with special tokens in them -> their text without."""
         self._end: list[int] = []
@@ -62,9 +63,10 @@ class Detokenizer:
         # All of them, as some tokenizers read a run of single bytes as a whole or not at all.
         end = len(whole if last else whole.rstrip(BROKEN))
         text, self._told = whole[self._told : end], max(end, self._told)
-        if end == len(whole) and end:
+        # What follows depends on text, as on whether it is the first word, and special tokens have none.
+        if end == len(whole) and (behind := self._text(self._ids[self._context :])):
             self._ids, self._context = self._ids[self._context :], len(self._ids) - self._context
-            self._told = len(self._text(self._ids))
+            self._told = len(behind)
         return text
 
     def _text(self, ids: Sequence[int]) -> str:

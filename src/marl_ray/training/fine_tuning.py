@@ -2,10 +2,9 @@
 
     max  mean over tokens of log pi(response token | prompt, response before it)
 
-by policy over the demonstrations of its agents, with what ends a turn behind each (`marl_ray.policies.turn_ends`), at the
-temperature at which it will sample. A
-gradient step is on `warm_start.batch` demonstrations over all workers; each takes every n-th of them by length, in passes of
-`train.micro_batch`, so that the gradients are the same for any number of workers.
+by policy over the demonstrations of its agents, in what begins and ends a turn (`marl_ray.policies.turn_ends`), at the
+temperature at which it will sample. A gradient step is on `warm_start.batch` demonstrations over all workers; each takes
+every n-th of them by length, in passes of `train.micro_batch`, so that the gradients are the same for any number of workers.
 """
 
 import math
@@ -19,8 +18,8 @@ from torch import Tensor
 from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.envs.files import read_bytes, read_record, rows
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.prompts import check_fits, encode_prompt, encode_text, uses_template
-from marl_ray.policies.turn_ends import turn_end
+from marl_ray.policies.prompts import check_fits, encode_reply, uses_template
+from marl_ray.policies.turn_ends import turn_begin, turn_end
 from marl_ray.rollout.random import permutation
 from marl_ray.training.batches import Diverged
 from marl_ray.training.collectives import from_first, total, world
@@ -116,10 +115,11 @@ def encode(told: Sequence[Told], lm: Any, tokenizer: Any, config: RunConfig, nam
     most, examples = policy.generation.max_tokens, []
     # Without a template nothing says where a turn ends but the tokenizer.
     chats = uses_template(tokenizer, policy.model.chat)
+    before = turn_begin(tokenizer) if chats else ""
     between, end = turn_end(lm, tokenizer) if chats else ("", tokenizer.eos_token_id)
     for one in told:
-        prompt = encode_prompt(tokenizer, one.prompt, policy.model.chat)
-        response = [*encode_text(tokenizer, one.response + between), end]
+        prompt, reply = encode_reply(tokenizer, one.prompt, f"{before}{one.response}{between}", policy.model.chat)
+        response = [*reply, end]
         if len(response) > most:
             raise MarlRayError(
                 f"{one.where}: response of {len(response)} tokens, but team.{name}.generation.max_tokens={most}"

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from marl_ray.config import ModelConfig, RunConfig
 from marl_ray.errors import MarlRayError, one_line
@@ -14,12 +16,13 @@ from marl_ray.policies.architectures import check_architecture
 from marl_ray.policies.prompts import check_fits, encode_prompt
 from marl_ray.policies.tiny import byte_tokenizer, tiny_model
 from marl_ray.policies.token_policy import model_folder
-from marl_ray.policies.tokenizers import load_tokenizer
+from marl_ray.policies.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.rollout.curriculum import Curriculum
 from marl_ray.training.fine_tuning import encode, read_demonstrations
 from marl_ray.training.language import bundle_weights
 from marl_ray.training.tracking import uri_of
 
+WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
 SAMPLE = 16
 """Episodes that an environment is asked to demonstrate beforehand."""
 
@@ -38,6 +41,10 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
         models[name] = _model(policy.model, uri_of(config))
         where, engine = f"team.{name}.model.path {policy.model.path!r}", policy.generation.engine
         check_architecture(models[name][0].config, engine, policy.model.context, where)
+        try:
+            encode_prompt(models[name][1], "a", policy.model.chat)
+        except MarlRayError as error:
+            raise MarlRayError(f"team.{name}.{error}") from error
         bundle_weights(config, name, members[0])
     table = {agent: name for name, members in agents.items() for agent in members}
     env.reset(seed=0, options={"index": 0, "split": "train"})
@@ -69,6 +76,8 @@ def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
             except Exception as error:  # what transformers raises differs from model to model
                 raise MarlRayError(f"model.path {folder!r} is no causal language model: {one_line(error)}") from error
             tokenizer = load_tokenizer(folder)
+            check_vocabulary(tokenizer, lm, str(model.path))
+            _check_weights(folder, str(model.path))
             lm.generation_config = _generation_config(folder, lm.generation_config)
         positions = getattr(settings.get_text_config(), "max_position_embeddings", None) or model.context
         if positions < model.context:
@@ -76,6 +85,12 @@ def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
     if model.lora is not None:
         add_adapters(lm, model.lora)
     return lm, tokenizer
+
+
+def _check_weights(folder: str, path: str) -> None:
+    """Raise MarlRayError where a folder has no weights, or pickled ones alone; names that transformers knows pass."""
+    if Path(folder).is_dir() and not any(Path(folder, name).is_file() for name in WEIGHTS):
+        raise MarlRayError(f"model.path {path!r} has no weights: expected one of {', '.join(WEIGHTS)}")
 
 
 def _generation_config(folder: str, otherwise: Any) -> Any:

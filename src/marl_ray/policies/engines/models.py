@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.engines.key_values import CacheShape
 
 
@@ -71,17 +71,17 @@ def _probe(lm: Any) -> CacheShape:
     """The cache's shape, found by running one token; raises MarlRayError for models with another kind of cache."""
     device = next(lm.parameters()).device
     cache: Any = DynamicCache()
-    unlike = MarlRayError(
-        f"architecture {lm.config.model_type} keeps no plain key-value cache: expected a causal decoder that keeps keys and "
-        "values of one size, such as llama"
-    )
+    kind = lm.config.model_type
+    expected = "expected a causal decoder that keeps keys and values of one size, such as llama"
     try:
         lm(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
         shapes = {tuple(part.shape) for layer in cache.layers for part in (layer.keys, layer.values)}
     except Exception as error:  # whatever a model does that knows no such cache
-        raise unlike from error
+        raise MarlRayError(
+            f"architecture {kind} takes no plain key-value cache ({one_line(error)}): {expected}"
+        ) from error
     if len(shapes) != 1:
-        raise unlike
+        raise MarlRayError(f"architecture {kind} keeps no plain key-value cache: {expected}")
     [(_, heads, _, width)] = shapes
     keys = cache.layers[0].keys
     return CacheShape(len(cache.layers), heads, width, keys.dtype, device)

@@ -1,6 +1,6 @@
 """Finding stop strings while tokens arrive."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 
@@ -15,15 +15,19 @@ class StopStrings:
     def __init__(self, tokenizer: Any, stops: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
-        self._special = frozenset(tokenizer.all_special_ids)
+        self._special = frozenset(special_tokens(tokenizer))
+        self._known = 1 + max(tokenizer.get_vocab().values())
+        """Models may have more tokens than their tokenizer; those have no text."""
         self._window = max(len(stop.encode("utf-8", "surrogatepass")) for stop in stops) + 1
 
     def completed(self, responses: Sequence[Sequence[int]]) -> list[bool]:
         """Whether the newest token of each response, which held no stop string before it, completes one."""
-        found = self._hold([list(ids[-self._window :]) for ids in responses])
-        mixed = [row for row, ids in enumerate(responses) if self._special.intersection(ids[-self._window :])]
+        ends = [self._end(ids, frozenset()) for ids in responses]
+        found = self._hold(ends)
+        mixed = [row for row, ids in enumerate(ends) if self._special.intersection(ids)]
         if mixed:
-            for row, holds in zip(mixed, self._hold([self._plain_end(responses[row]) for row in mixed]), strict=True):
+            plain = [self._end(responses[row], self._special) for row in mixed]
+            for row, holds in zip(mixed, self._hold(plain), strict=True):
                 found[row] |= holds
         return found
 
@@ -31,14 +35,25 @@ class StopStrings:
         texts = decode_visibly(self._tokenizer, ends)
         return [any(stop in text for stop in self._stops) for text in texts]
 
-    def _plain_end(self, ids: Sequence[int]) -> list[int]:
-        end: list[int] = []
+    def _end(self, ids: Sequence[int], left_out: Set[int]) -> list[int]:
+        """The newest tokens that have text, and are not to be left out."""
+        end = list(ids[-self._window :])
+        if max(end) < self._known and not left_out:
+            return end
+        end = []
         for token in reversed(ids):
             if len(end) == self._window:
                 break
-            if token not in self._special:
+            if token < self._known and token not in left_out:
                 end.append(token)
         return end[::-1]
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Tokens that have no text: those that the tokenizer has a name for, such as its end token, and all others that are
+    special, such as Llama 3's `<|eot_id|>`."""
+    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return named | {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 def decode_visibly(tokenizer: Any, responses: list[list[int]]) -> list[str]:

@@ -1,0 +1,70 @@
+"""Calls whose arguments are not JSON: each is written by its name, in marks or as in Python.
+
+    <function=NAME><parameter=KEY>VALUE</parameter></function>                      Qwen 3 Coder
+    NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>                          GLM 4.5
+    NAME(KEY=VALUE, ...)                                                            Llama 3.2 and 4, Gemma
+
+Time is linear in the text, whatever it is; nothing is evaluated.
+"""
+
+import re
+from typing import Any
+
+from marl_ray.agents.lenient_json import decode
+
+Found = tuple[str, dict[str, Any], int]
+"""Name, arguments, and where the call ends."""
+
+_FUNCTION = re.compile(r"\s*<function=([\w.-]{1,64})>", re.IGNORECASE)
+_NAME = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})\s*(?=<arg_key>|</tool_call>)")
+_PARAMETER = re.compile(r"\s*<parameter=([\w.-]{1,64})>")
+_KEY = re.compile(r"\s*<arg_key>\s*([\w.-]{1,64})\s*</arg_key>\s*<arg_value>")
+_ENDS = re.compile(r"\s*(?:</function>)?(?:\s*</tool_call>)?")
+_CALLED = re.compile(r"\s*([A-Za-z_][\w.]{0,63})\(")
+_GIVEN = re.compile(r"\s*([A-Za-z_]\w{0,63})\s*=\s*")
+_NEXT = re.compile(r"\s*(,\s*\)|,|\))")
+
+
+def in_marks(text: str, start: int) -> Found | None:
+    """The call in marks that begins here; None where there is none, or one that does not end."""
+    function, name = _FUNCTION.match(text, start), _NAME.match(text, start)
+    opening = function or name
+    if opening is None:
+        return None
+    key, close = (_PARAMETER, "</parameter>") if function else (_KEY, "</arg_value>")
+    arguments: dict[str, Any] = {}
+    at = opening.end()
+    while given := key.match(text, at):
+        end = text.find(close, given.end())
+        if end < 0:
+            return None
+        arguments[given[1]] = text[given.end() : end].removeprefix("\n").removesuffix("\n")
+        at = end + len(close)
+    ends = _ENDS.match(text, at)
+    closed = ends is not None and bool(ends[0].strip())
+    if not arguments and not closed:
+        return None
+    return opening[1], arguments, ends.end() if ends and closed else at
+
+
+def as_in_python(text: str, start: int) -> Found | None:
+    """The call `NAME(KEY=VALUE, ...)` that begins here, with values as in JSON; None where there is none."""
+    opening = _CALLED.match(text, start)
+    if opening is None:
+        return None
+    arguments: dict[str, Any] = {}
+    at = opening.end()
+    if text[at : at + 1] == ")":
+        return opening[1], arguments, at + 1
+    while given := _GIVEN.match(text, at):
+        try:
+            arguments[given[1]], at = decode(text, given.end())
+        except ValueError:
+            return None
+        following = _NEXT.match(text, at)
+        if following is None:
+            return None
+        at = following.end()
+        if following[1] != ",":
+            return opening[1], arguments, at
+    return None
