@@ -47,6 +47,8 @@ TOOLS = {tool.name: tool for tool in (tool_of(write), tool_of(mix), *make_tools(
         f"I will add.\n{LLAMA}",
         '<function=add>{"a": 2, "b": 3}</function>',
         "[add(a=2, b=3)]",
+        f"{THOUGHT}\nAction: add(a=2, b=3)\nObservation: 7",
+        f'{{"tool_calls": [{{"type": "function", "function": {JSON}}}]}}',
         "I add.\n[add(a=2, b=3), add(a=9, b=3)]",
         "<|python_tag|>add(a=2, b=3)",
         "```tool_code\nprint(add(a=2, b=3))\n```",

@@ -11,7 +11,8 @@
     [TOOL_CALLS]NAME[ARGS]{...}
     <tool_call><function=NAME><parameter=KEY>VALUE</parameter>...    Qwen 3 Coder (see `named_arguments`)
     <tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE...         GLM 4.5
-    [NAME(KEY=VALUE, ...)]                                           Llama 3.2 and 4; in a fence `tool_code`, Gemma
+    [NAME(KEY=VALUE, ...)]                                           Llama 3.2 and 4; in a fence `tool_code`, Gemma; without
+                                                                     brackets also behind `Action:`
 
 The JSON may be in a fence of any label, and `arguments` may be a text of JSON (see `lenient_json` for what else is read).
 The first call counts, whatever follows it; a call inside of a think block, closed or not, counts for nothing.
@@ -126,6 +127,8 @@ def _react(text: str) -> Call:
     thought = _thought(text[: begin.start()])
     if action and (whole := _whole(text, action.end(), thought)):
         return whole
+    if action and (called := as_in_python(text, action.end())):
+        return Call(text[: called[2]], thought, called[0], called[1])
     tool = _name(text[action.end() :].split("\n", 1)[0]) if action else ""
     second = _ACTION.search(text, action.end()) if action else None
     if given is None or (second is not None and second.start() < given.start()):
@@ -215,6 +218,8 @@ def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, s
 
 def _named(value: dict[str, Any], optional: bool = False) -> tuple[str, dict[str, Any]] | None:
     """Name and arguments of an object that is a call. `optional`: the arguments may be left out."""
+    if isinstance(several := value.get("tool_calls"), list) and several and isinstance(several[0], dict):
+        value = several[0]
     if isinstance(value.get("function"), dict):  # OpenAI's form
         value = value["function"]
     name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
