@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Literal, TypeVar
 
 from marl_ray.errors import MarlRayError
-from marl_ray.sandbox import child, judge, official, server, wire
+from marl_ray.sandbox import child, judge, official, runs, wire
 from marl_ray.sandbox.in_place import looks_at_arguments
 from marl_ray.sandbox.limits import Execution, Judgement, Level, Limits, Status
 from marl_ray.sandbox.seccomp import supported
@@ -162,7 +162,7 @@ class Pool:
         returncode = None if end.signal else os.WEXITSTATUS(end.status)
         if end.timed_out(limits):
             status = Status.TIMEOUT
-        elif flooded or end.why == server.FULL:
+        elif flooded or end.why == runs.FULL:
             status = Status.OUTPUT_LIMIT
         elif err.rpartition(b"\n")[0].rpartition(b"\n")[2].startswith(b"MemoryError") and returncode != 0:
             status = Status.OOM
@@ -226,7 +226,7 @@ class Pool:
                 os.close(tests_fd)
             if end.timed_out(limits):
                 verdict, message = "timeout", f"{end.wall_s:.2f} s, {end.cpu_s:.2f} s of CPU"
-            elif verdict == "fail:crash" and end.why == server.ENDED:
+            elif verdict == "fail:crash" and end.why == runs.ENDED:
                 message = f"signal {end.signal}" if end.signal else f"exit status {os.WEXITSTATUS(end.status)}"
             return Judgement(verdict == "passed", verdict, message, end.wall_s, end.cpu_s, self.level)
 

@@ -15,37 +15,35 @@ import json
 import os
 import platform
 import resource
-import select
 import signal
 import socket
-import struct
 import sys
 import sysconfig
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from marl_ray.sandbox import child, folder, kernel, landlock, semaphores
 from marl_ray.sandbox.limits import Level, Limits
+from marl_ray.sandbox.runs import (
+    FOLDER_BYTES,
+    FOLDER_ENTRIES,
+    JUDGES_SECOND,
+    KILL,
+    REQUEST_BYTES,
+    process_numbers,
+    run_one,
+    sacrifice_of,
+)
 from marl_ray.sandbox.seccomp import Filter
 
-REQUEST_BYTES, MOST_FDS = 256, 4
-REPLY = struct.Struct("<BBidd")
-"""Why the run ended, whether it was confined before, its wait status, wall and CPU seconds."""
-ENDED, WALL, CPU, ASKED, FULL = range(5)
-KILL = b"k"
-FOLDER_BYTES, FOLDER_ENTRIES = 256 << 20, 4096
-_LOOK_S = 0.05
+MOST_FDS = 4
 _OTHER_USERS = 100_000
 _ALWAYS_S, _ANY_MEMORY = 1 << 30, 1 << 62
-_CORES = os.cpu_count() or 1
 _SPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 _LIBRARIES = ("/lib64", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/usr/share/zoneinfo")
 _LOCALES = ("/usr/lib/locale", "/usr/share/locale")
 _PROC = "subset=pid,hidepid=4"
 """Of /proc a run sees its own processes; Landlock lets it open nothing there but its own pipes and files (/dev/stdin)."""
-_RUNS_FIRST, _JUDGES_SECOND, _SERVERS_LAST = b"1000", b"900", b"0"
-"""Whom the kernel ends first when the host's memory is used up; servers and their client come after them."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
@@ -238,6 +236,11 @@ def _confinement(
             level = Level.NAMESPACES if spaces else Level.PATHS
         else:
             why = f"Landlock ABI {landlock.abi()}, {landlock.OLDEST_ABI} needed"
+    if level == Level.LIMITS < options["max_level"] and uid is None and os.geteuid() == 0:
+        raise SystemExit(
+            f"as root, with an interpreter that other users cannot read ({sys.prefix}), programs could remove every file "
+            f"here ({why}); expected another user, or an interpreter outside of {os.path.expanduser('~')}"
+        )
     filter_ = Filter.of_run(platform.machine(), owners=spaces or uid is not None, spaces=spaces)
     return child.Confinement(folders.path, uid, paths, filter_), folders, level, why
 
@@ -276,7 +279,7 @@ def _settle(spaces: bool) -> None:
 
 
 def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> None:
-    sacrifice, numbers = _sacrifice(), _numbers()
+    sacrifice, numbers = sacrifice_of(), process_numbers()
     _warm(options["warm"])
     semaphores.install()
     confinement, folders, level, why = _confinement(options, spaces, why)
@@ -293,7 +296,7 @@ def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> Non
         if numbers is not None:
             os.pwrite(numbers, b"1", 0)
         try:
-            reply = _run_one(control, message, fds, confinement, level, sacrifice)
+            reply = run_one(control, message, fds, confinement, level, sacrifice)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -301,116 +304,14 @@ def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> Non
         confinement = _renewed(confinement, folders)
 
 
-def _sacrifice() -> int | None:
-    """A descriptor by which this process says how early it should die when memory is used up; forks inherit what it says.
-
-    None where the host does not let it, or wants it to die early anyway.
-    """
-    try:
-        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        if int(os.pread(fd, 16, 0)) <= int(_SERVERS_LAST):
-            return fd
-        os.close(fd)
-    except OSError:
-        pass
-    return None
-
-
-def _numbers() -> int | None:
-    """A descriptor by which the first process of a namespace says after which id the next one's is looked for.
-
-    So every run has the same id, and can count neither the processes nor the threads of those before it.
-    """
-    with contextlib.suppress(OSError):
-        if os.getpid() == 1:
-            fd = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY | os.O_CLOEXEC)
-            os.pwrite(fd, b"1", 0)
-            return fd
-    return None
-
-
-def _run_one(
-    control: socket.socket,
-    message: bytes,
-    fds: list[int],
-    confinement: child.Confinement,
-    level: Level,
-    sacrifice: int | None,
-) -> bytes:
-    job = child.prepare(message, fds, confinement)
-    ready, confined = os.pipe()
-    started = time.monotonic()
-    if sacrifice is not None:
-        os.pwrite(sacrifice, _RUNS_FIRST, 0)  # what is forked now inherits it
-    pid = kernel.fork()
-    if not pid:
-        try:
-            child.become(job, confined, confinement)
-        finally:
-            os._exit(125)
-    if sacrifice is not None:
-        os.pwrite(sacrifice, _SERVERS_LAST, 0)
-    os.close(confined)
-    handle = os.pidfd_open(pid)
-    try:
-        wall = job.limits.longest_s + (job.kind == child.OFFICIAL)  # the official parent joins one second longer
-        watched = "" if level == Level.NAMESPACES else confinement.work
-        why = _watch(control, pid, handle, started + wall, job.cpu_s, watched)
-        if why != ENDED:
-            os.kill(pid, signal.SIGKILL)
-        _, status, usage = os.wait4(pid, 0)
-        if os.getpid() == 1:
-            with contextlib.suppress(OSError):  # nothing can have survived; the namespace is ours alone, so make sure
-                os.kill(-1, signal.SIGKILL)
-        wall = time.monotonic() - started
-        was_confined = os.read(ready, 1) == b"."
-    finally:
-        os.close(handle)
-        os.close(ready)
-    return REPLY.pack(why, was_confined, status, wall, usage.ru_utime + usage.ru_stime)
-
-
-def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s: float, watched: str) -> int:
-    """Why the run is over: it ended, its time is up, the client wants it dead or is dead itself, or its folder is full."""
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    poll.register(control, select.POLLIN)
-    used = 0.0
-    while True:
-        left = min(deadline - time.monotonic(), max(_LOOK_S, (cpu_s - used) / _CORES))
-        left = max(0.0, min(left, _LOOK_S) if watched else left)
-        events = {fd for fd, _ in poll.poll(int(left * 1000) + 1)}
-        if handle in events:
-            return ENDED
-        if events:
-            if control.recv(REQUEST_BYTES, socket.MSG_PEEK):
-                control.recv(REQUEST_BYTES)
-            return ASKED
-        if time.monotonic() >= deadline:
-            return WALL
-        used = _cpu_clock(pid)
-        if used >= cpu_s:
-            return CPU
-        if watched and folder.is_full(watched, FOLDER_BYTES, FOLDER_ENTRIES):
-            return FULL
-
-
-def _cpu_clock(pid: int) -> float:
-    """CPU seconds of another process, all threads together; the rlimit counts whole seconds only."""
-    try:
-        return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid makes it
-    except OSError:  # it has just ended
-        return 0.0
-
-
 def _judge(control: socket.socket, options: dict) -> None:
     """Trusted tests run here; confined all the same, because values of the candidate pass through."""
     from marl_ray.sandbox import judge
 
     size = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    sacrifice = _sacrifice()
+    sacrifice = sacrifice_of()
     if sacrifice is not None:
-        os.pwrite(sacrifice, _JUDGES_SECOND, 0)
+        os.pwrite(sacrifice, JUDGES_SECOND, 0)
         os.close(sacrifice)
     _warm(options["warm"])
     uid = _other_user(options["number"])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_ray.errors import MarlRayError
-from marl_ray.sandbox import child, folder, judge, server, wire
+from marl_ray.sandbox import child, folder, judge, runs, wire
 from marl_ray.sandbox.limits import Level, Limits
 
 START_S, ANSWER_S, CLOSE_S = 60.0, 10.0, 5.0
@@ -164,9 +164,9 @@ class End:
         return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
 
     def timed_out(self, limits: Limits) -> bool:
-        killed = self.signal in (signal.SIGXCPU, signal.SIGKILL) and self.why == server.ENDED
+        killed = self.signal in (signal.SIGXCPU, signal.SIGKILL) and self.why == runs.ENDED
         by_rlimit = killed and self.cpu_s >= limits.cpu_s - 0.1
-        return self.why in (server.WALL, server.CPU) or self.cpu_s > limits.cpu_s or by_rlimit
+        return self.why in (runs.WALL, runs.CPU) or self.cpu_s > limits.cpu_s or by_rlimit
 
 
 class Worker:
@@ -215,14 +215,14 @@ class Worker:
         self._server.send(kind + limits.pack(), fds)
 
     def kill_run(self) -> None:
-        self._server.send(server.KILL)
+        self._server.send(runs.KILL)
 
     def _end(self, deadline: float) -> End:
         data = self._server.receive(deadline)
-        if len(data) != server.REPLY.size:
+        if len(data) != runs.REPLY.size:
             raise Dead
-        why, confined, status, wall, cpu = server.REPLY.unpack(data)
-        if not confined and why == server.ENDED:
+        why, confined, status, wall, cpu = runs.REPLY.unpack(data)
+        if not confined and why == runs.ENDED:
             raise MarlRayError("the sandbox could not confine a run on this host, and did not start it")
         return End(why, status, wall, cpu)
 
