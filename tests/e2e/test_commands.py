@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -116,23 +117,15 @@ def test_more_workers_than_this_machine_can_hold(tmp_path):
 
 def test_a_job_trains_what_the_command_trains(ray_cluster: LocalRay, tmp_path: Path):
     here, job, submitted = (tmp_path / name for name in ("here", "job", "submitted"))
-    done = command("marl-ray", "train", CONFIG, *SHORT, f"storage={here}")
-    assert done.returncode == 0, done.stderr
-    assert "gridworld-mappo: best return" in done.stdout
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray_cluster.token}
-    submit = ["ray", "job", "submit", "--address", ray_cluster.dashboard_url, "--", "python", "jobs/train.py", CONFIG]
-    done = command(*submit, *SHORT, f"storage={job}", **token)
-    assert done.returncode == 0, done.stdout + done.stderr
-    submit = [
-        "marl-ray",
-        "submit",
-        "train",
-        CONFIG,
-        *SHORT,
-        f"storage={submitted}",
-        "--address",
-        ray_cluster.dashboard_url,
-    ]
-    done = command(*submit, **token)
-    assert done.returncode == 0, done.stdout + done.stderr
+    address = ["--address", ray_cluster.dashboard_url]
+    with ThreadPoolExecutor() as side_by_side:
+        train = side_by_side.submit(command, "marl-ray", "train", CONFIG, *SHORT, f"storage={here}")
+        script = ["python", "jobs/train.py", CONFIG, *SHORT, f"storage={job}"]
+        by_ray = side_by_side.submit(command, "ray", "job", "submit", *address, "--", *script, **token)
+        run = ["train", CONFIG, *SHORT, f"storage={submitted}"]
+        by_us = side_by_side.submit(command, "marl-ray", "submit", *run, *address, **token)
+    for done in (train.result(), by_ray.result(), by_us.result()):
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "gridworld-mappo: best return" in train.result().stdout
     assert trained(here) == trained(job) == trained(submitted)

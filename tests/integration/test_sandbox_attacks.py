@@ -223,8 +223,8 @@ def attack(max_level: str) -> dict:
     """Judge everything in a pool of one worker; after each attack an honest job must get its right answer."""
     from marl_ray.sandbox import Level, Limits, Pool
 
-    small = Limits(wall_s=1.5, cpu_s=1.0, memory_bytes=256 * MB)
-    patient = replace(small, wall_s=20.0)
+    small = Limits(wall_s=0.8, cpu_s=0.5, memory_bytes=256 * MB)
+    patient = replace(small, cpu_s=2.0, wall_s=20.0)
     found: dict = {"judged": {}, "unharmed": {}, "late": {}, "extracted": {}, "official": {}}
     with Pool(workers=1, max_level=Level[max_level]) as pool:
         found["level"] = pool.level.name
@@ -243,7 +243,7 @@ def attack(max_level: str) -> dict:
             if code is not None:
                 found["extracted"][name] = pool.judge(code, TESTS, entry_point="add", limits=patient).verdict
         for program in OFFICIAL:
-            found["official"][program] = pool.official(program)
+            found["official"][program] = pool.official(program, Limits(cpu_s=1.0))
     return found
 
 

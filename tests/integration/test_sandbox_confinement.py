@@ -108,7 +108,7 @@ def attack(max_level: str, victim: int, secret: str) -> dict:
     """Run everything in a pool of one worker; after each attack an honest job must get its right answer."""
     from marl_ray.sandbox import Level, Limits, Pool
 
-    small = Limits(wall_s=1.5, cpu_s=1.0, memory_bytes=256 * MB)
+    small = Limits(wall_s=0.8, cpu_s=0.5, memory_bytes=256 * MB)
     patient = replace(small, wall_s=20.0)
     found: dict = {"refused": {}, "runs": {}, "unharmed": {}, "late": {}, "cpu": {}}
     with Pool(workers=1, max_level=Level[max_level]) as pool:
