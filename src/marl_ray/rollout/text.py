@@ -238,9 +238,8 @@ class TextCollector:
                 completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
             costs = np.zeros(self.signals)
-            turn = Turn(copy.acting, number, list(prompt.ids), completion, copy.observation, response, costs)
-            turn.shortened = shortened
-            copy.turns.append(turn)
+            said = copy.acting, number, list(prompt.ids), completion, copy.observation, response, costs
+            copy.turns.append(Turn(*said, shortened=shortened))
 
     def _side_by_side(self, copies: Sequence[TextCopy], call: Callable[[TextCopy], None]) -> None:
         calls = [(lambda copy=copy: call(copy)) for copy in copies]
