@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from marl_ray.sandbox import Pool
 
+SETTLE_S = 5.0
+"""After a run, until its server does nothing any more."""
 PATHS = (
     "'.'", "'..'", "'f'", "'d'", "'d/e'", "'\\n'", "'x' * 250", "'/dev/null'", "'/dev/zero'", "'/tmp'", "'/'", "LIBC",
     "os.__file__", "os.path.dirname(os.__file__)", "'/dev/shm/x'", "'/proc/self/oom_score_adj'", "'/proc/self/fd/0'",
@@ -156,11 +158,19 @@ def descendants(pid: int) -> list[int]:
     return [*children, *[below for child in children for below in descendants(child)]]
 
 
+def _idle(pid: int) -> bool:
+    """Whether a process sleeps: a server that still makes the next run's folder works, or waits for the disk."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def state(pool: "Pool", shared: str) -> dict[str, Any]:
-    """Everything of worker and host that a run could leave changed."""
+    """Everything of worker and host that a run could leave changed, once the server waits for its next run."""
     (worker,) = pool._all
     processes = [process.process.pid for process in (worker._server, worker._judge) if process]
     below = [pid for process in processes for pid in descendants(process)]
+    deadline = time.monotonic() + SETTLE_S
+    while not all(_idle(pid) for pid in (*processes, *below)) and time.monotonic() < deadline:
+        time.sleep(0.001)
     files = ["/dev/null", "/dev/zero", "/dev/urandom", shared, os.__file__, os.path.dirname(os.__file__)]
     files += [str(path) for path in Path("/usr/lib").glob("*-linux-gnu/libc.so.6")]
     began = time.perf_counter()
