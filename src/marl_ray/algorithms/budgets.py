@@ -6,8 +6,6 @@ which constraints on the mean say nothing about, so it is reported beside them.
 
 from collections.abc import Sequence
 
-from scipy.stats import beta
-
 OVER_BUDGET = 1e6
 """Score lost per relative violation: a team within its budgets beats every one that is not."""
 CONFIDENCE = 0.95
@@ -36,7 +34,9 @@ def score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float
 
 def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) -> float:
     """Greatest p for which "the rate is at least p" holds with this confidence (Clopper and Pearson 1934, one-sided)."""
-    return float(beta.ppf(1 - confidence, successes, trials - successes + 1)) if successes else 0.0
+    from scipy.special import betaincinv  # here, as every process of a run imports this file
+
+    return float(betaincinv(successes, trials - successes + 1, 1 - confidence)) if successes else 0.0
 
 
 def shares(budgets: Sequence[float], costs: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -184,6 +184,7 @@ def _environment(token: str) -> Iterator[None]:
         "RAY_AUTH_TOKEN": token,  # in the environment, so that Ray writes none to the home folder
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: bind to loopback on every system
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process more a run; nobody takes this machine away
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the coming default; silences a warning about it
         "AUTOSCALER_METRIC_PORT": str(free_port()),
         "DASHBOARD_METRIC_PORT": str(free_port()),
