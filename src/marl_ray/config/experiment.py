@@ -220,6 +220,12 @@ class GatewayConfig(Config):
     request_timeout_s: PositiveFloat = 10.0
     """Deadline of a request (504); the header `x-request-timeout-seconds` may shorten it."""
     rate_limit: RateLimitConfig | None = None
+    """Of acts, outcomes and changes."""
+    read_limit: RateLimitConfig | None = RateLimitConfig(per_s=50, burst=200)
+    """Of reports, charts, lists and pages."""
+    cors: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/*\s]+)$")], ...] = ()
+    """Origins (`https://play.example.com`, or `*` for all) whose pages may ask this gateway; none when not given. Cookies
+    are never allowed, as there are none."""
     cache: CacheConfig | None = None
     spool: str = "runs/spool"
     """Folder that keeps exposures while the database is away."""
@@ -231,8 +237,8 @@ class GatewayConfig(Config):
     access_log: Literal["errors", "all"] = "errors"
     """Which requests leave a line of JSON in the log."""
     api_keys: str | None = None
-    """YAML file of keys (`keys: [{name, sha256, scopes}]`, scopes of inference, outcomes, admin). Without it anybody may act
-    and post outcomes, and nobody may change an experiment over HTTP."""
+    """YAML file of keys (`keys: [{name, sha256, scopes}]`, scopes of inference, outcomes, read, admin). Without it anybody
+    may act, post outcomes and read, and nobody may change an experiment over HTTP."""
     replicas: PositiveInt = 1
     cpus_per_replica: PositiveFloat = 1.0
 

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -12,24 +13,23 @@ from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import RETREATS, Action, StaleEpochError
 from marl_ray.experiments.store import StoreError
-from marl_ray.policies.bundle import load_bundle
-from marl_ray.serving.arms import AnyBundle, load_bundles, pin
+from marl_ray.serving.arms import AnyBundle, pin
 from marl_ray.serving.breaker import CircuitState
 from marl_ray.serving.chat import models_of
 from marl_ray.serving.decisions import findings
 from marl_ray.serving.http import Request, RequestError, Response
+from marl_ray.serving.loading import API, load_whole
 from marl_ray.serving.metrics import CONTENT_TYPE
 from marl_ray.serving.report import curves, describe
-from marl_ray.serving.router import LoadedExperiment, Router
+from marl_ray.serving.router import Router
 
 if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
 
-PLOT_S = 5.0
+PLOT_S, PLOT_TIMES = 5.0, 20.0
+"""Curves are read again after this time, and after so many times as long as reading them took."""
 REASON_LENGTH = 1_000
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
-FROM_API = {"origin": "api"}
-"""Marks stored experiments that no gateway's config names; every replica loads them from the store."""
 _CIRCUITS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 
 
@@ -58,6 +58,7 @@ def rows(gateway: "Gateway") -> list[dict[str, Any]]:
 
 async def experiments(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments`."""
+    gateway.admit_reader(request)
     return Response(orjson.dumps({"experiments": rows(gateway)}))
 
 
@@ -72,8 +73,7 @@ async def create(gateway: "Gateway", request: Request) -> Response:
         if gateway.store.experiment(config.name) is not None:
             raise RequestError(409, "name", f"experiment {config.name!r} exists already; expected a new name")
         fixed = pin(config, gateway.config.tracking_uri)
-        bundles = load_bundles(fixed, gateway.config.tracking_uri, gateway.models)
-        router = gateway.open(LoadedExperiment(fixed, bundles), actor, reason, **FROM_API)
+        router = gateway.open(load_whole(fixed, gateway.bundles), actor, reason, origin=API)
         return report(gateway, router)
 
     return Response(await _tried(gateway, "experiment", open_it), 201)
@@ -99,8 +99,9 @@ def _config(data: dict[str, Any]) -> ExperimentConfig:
 
 async def experiment(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments/{name}`."""
+    gateway.admit_reader(request)
     router = gateway.endpoints.experiment(_name(request))
-    return Response(await gateway.in_thread(report, gateway, router))
+    return Response(await gateway.readings.read(("report", router.config.name), partial(report, gateway, router)))
 
 
 def report(gateway: "Gateway", router: Router) -> bytes:
@@ -125,27 +126,36 @@ def described(gateway: "Gateway", router: Router) -> dict[str, Any]:
 
 async def series(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments/{name}/curves`: outcomes over time, with their confidence sequences."""
+    gateway.admit_reader(request)
     router = gateway.endpoints.experiment(_name(request))
-    found = await gateway.in_thread(plotted, gateway, router)
-    return Response(orjson.dumps({"experiment": router.config.name, "curves": found}))
+
+    def read() -> bytes:
+        return orjson.dumps({"experiment": router.config.name, "curves": plotted(gateway, router)})
+
+    return Response(await gateway.readings.read(("curves", router.config.name), read))
 
 
 def plotted(gateway: "Gateway", router: Router) -> dict[str, list[list[float | None]]]:
     """Outcomes over time, by arm; blocks on the database. Every outcome is read for it, so pages that reload share one
     reading for some seconds."""
-    name = router.config.name
-    at, found = gateway.plots.get(name, (-math.inf, {}))
-    if time.monotonic() - at > PLOT_S:
+    name, began = router.config.name, time.monotonic()
+    until, found = gateway.plots.get(name, (-math.inf, {}))
+    if began > until:
         found = curves(gateway.store.series(name), router.config)
-        gateway.plots[name] = time.monotonic(), found
+        now = time.monotonic()
+        gateway.plots[name] = now + max(PLOT_S, PLOT_TIMES * (now - began)), found
     return found
 
 
 async def audit(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments/{name}/audit`."""
+    gateway.admit_reader(request)
     name = gateway.endpoints.experiment(_name(request)).config.name
-    entries = await gateway.in_thread(gateway.store.audit, name)
-    return Response(orjson.dumps({"experiment": name, "audit": [asdict(entry) for entry in entries]}))
+
+    def read() -> bytes:
+        return orjson.dumps({"experiment": name, "audit": [asdict(entry) for entry in gateway.store.audit(name)]})
+
+    return Response(await gateway.readings.read(("audit", name), read))
 
 
 async def change(gateway: "Gateway", request: Request) -> Response:
@@ -162,8 +172,9 @@ async def changed(gateway: "Gateway", router: Router, actor: str, action: str, d
     reason = _reason(data.get("reason"))
     # What only takes traffic away is right on any epoch, and must not fail because another change was faster.
     arm, epoch = data.get("arm"), data.get("epoch", None if Action(action) in RETREATS else router.state.epoch)
-    if arm is not None and arm not in list(router.arms):  # a list, as JSON has values that cannot be looked up
-        raise RequestError(400, "arm", f"expected one of {', '.join(router.arms)}")
+    arms = list(router.config.arms)  # a list, as JSON has values that cannot be looked up
+    if arm is not None and arm not in arms:
+        raise RequestError(400, "arm", f"expected one of {', '.join(arms)}")
     if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int)):
         raise RequestError(400, "epoch", "expected the epoch that the change was decided on")
 
@@ -199,6 +210,7 @@ def _is_text(value: str) -> bool:
 
 async def endpoints(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/endpoints`: the names that clients act on, their experiments, and what serves them in production."""
+    gateway.admit_reader(request)
 
     def read() -> bytes:
         found = {}
@@ -213,11 +225,12 @@ async def endpoints(gateway: "Gateway", request: Request) -> Response:
                 }
         return orjson.dumps({"endpoints": found})
 
-    return Response(await gateway.in_thread(read))
+    return Response(await gateway.readings.read("endpoints", read))
 
 
 async def models(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/models`: every bundle that this replica holds, and `data`, what OpenAI's clients may name as `model`."""
+    gateway.admit_reader(request, "inference")
     found: dict[str, dict[str, Any]] = {}
     for reference, bundle in gateway.models.items():
         found[bundle.digest] = _model(bundle, reference)
@@ -238,9 +251,7 @@ async def load(gateway: "Gateway", request: Request) -> Response:
         raise RequestError(400, "version", "expected NAME:VERSION of the model registry")
     reference = f"models:/{name}/{version}"
     if reference not in gateway.models:
-        gateway.models[reference] = await _tried(
-            gateway, "version", lambda: load_bundle(reference, gateway.config.tracking_uri)
-        )
+        gateway.models[reference] = await _tried(gateway, "version", lambda: gateway.bundles.load(reference))
     return Response(orjson.dumps(_model(gateway.models[reference], reference)))
 
 

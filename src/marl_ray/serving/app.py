@@ -8,8 +8,9 @@ from ray import serve
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.store import ExperimentStore
-from marl_ray.serving.gateway import Gateway, load_experiments
+from marl_ray.serving.gateway import Gateway
 from marl_ray.serving.hosts import host
+from marl_ray.serving.loading import check_configured
 
 MAX_ONGOING_REQUESTS = 2_000
 """Serve's default of 5 per replica would leave nothing to batch."""
@@ -47,8 +48,11 @@ def build(args: dict[str, Any]) -> serve.Application:
     of every replica's start. Raises MarlRayError.
     """
     config = parse_config(GatewayConfig, args, source="args")
-    load_experiments(config)
-    ExperimentStore(config.database).close()
+    store = ExperimentStore(config.database)
+    try:
+        check_configured(config, store)
+    finally:
+        store.close()
     # Without an application, `ingress` asks the replica for one: the gateway is made where it runs, never pickled.
     make_deployment = serve.deployment(
         name="Gateway",

@@ -74,6 +74,8 @@ def _write(
             if router is routers[-1]:
                 raise
             continue
+        if router.is_over:
+            gateway.follower.note_late(router.config.name)
         if metrics:
             gateway.store.record_metrics(router.config.name, session, metrics)
         _write_measured(gateway, router, session, metrics)
