@@ -166,7 +166,9 @@ def test_people_change_experiments_with_an_admin_key_only(bundles, tmp_path, key
                 for secret in (ADMIN, PLAYER)
             ]
             rolled = await change("rollback", reason="a person saw it", arm="four")
-            unread = [(await client.get("/v1/experiments/exp/audit", headers=h)).status_code for h in ({}, bearer(PLAYER))]
+            unread = [
+                (await client.get("/v1/experiments/exp/audit", headers=h)).status_code for h in ({}, bearer(PLAYER))
+            ]
             assert unread == [401, 403]
             audit = (await client.get("/v1/experiments/exp/audit", headers=bearer(ADMIN))).json()["audit"]
             return refused, paused.json(), resumed.json(), acted.status_code, forced, rolled.json(), audit

@@ -10,7 +10,7 @@ import schemathesis
 from toy_gateways import with_gateway
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.serving.openapi import openapi
+from marl_ray.serving.openapi import PAGES, openapi
 from marl_ray.serving.routes import ROUTES
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
@@ -58,7 +58,7 @@ def test_every_reference_leads_somewhere():
 
 
 def test_it_has_every_route_but_those_of_pages():
-    expected = {(route.template, route.method.lower()) for route in ROUTES if not route.template.startswith("/ui")}
+    expected = {(route.template, route.method.lower()) for route in ROUTES if not route.template.startswith(PAGES)}
     assert {(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods} == expected
 
 

@@ -7,14 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
+import torch
 from pydantic import ValidationError
 
+from marl_ray import __version__
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import RETREATS, Action, StaleEpochError
 from marl_ray.experiments.store import StoreError
 from marl_ray.serving.arms import AnyBundle, pin
-from marl_ray.serving.breaker import CircuitState
 from marl_ray.serving.chat import models_of
 from marl_ray.serving.decisions import findings
 from marl_ray.serving.http import Request, RequestError, Response
@@ -30,7 +31,6 @@ PLOT_S, PLOT_TIMES = 5.0, 20.0
 """Curves are read again after this time, and after so many times as long as reading them took."""
 REASON_LENGTH = 1_000
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
-_CIRCUITS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 
 
 def _name(request: Request, part: int = 3) -> str:
@@ -58,7 +58,7 @@ def rows(gateway: "Gateway") -> list[dict[str, Any]]:
 
 async def experiments(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments`."""
-    gateway.admit_reader(request)
+    await gateway.admit_reader(request)
     return Response(orjson.dumps({"experiments": rows(gateway)}))
 
 
@@ -99,7 +99,7 @@ def _config(data: dict[str, Any]) -> ExperimentConfig:
 
 async def experiment(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments/{name}`."""
-    gateway.admit_reader(request)
+    await gateway.admit_reader(request)
     router = gateway.endpoints.experiment(_name(request))
     return Response(await gateway.readings.read(("report", router.config.name), partial(report, gateway, router)))
 
@@ -126,7 +126,7 @@ def described(gateway: "Gateway", router: Router) -> dict[str, Any]:
 
 async def series(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments/{name}/curves`: outcomes over time, with their confidence sequences."""
-    gateway.admit_reader(request)
+    await gateway.admit_reader(request)
     router = gateway.endpoints.experiment(_name(request))
 
     def read() -> bytes:
@@ -149,7 +149,7 @@ def plotted(gateway: "Gateway", router: Router) -> dict[str, list[list[float | N
 
 async def audit(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments/{name}/audit`."""
-    gateway.admit_reader(request)
+    await gateway.admit_reader(request)
     name = gateway.endpoints.experiment(_name(request)).config.name
 
     def read() -> bytes:
@@ -210,7 +210,7 @@ def _is_text(value: str) -> bool:
 
 async def endpoints(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/endpoints`: the names that clients act on, their experiments, and what serves them in production."""
-    gateway.admit_reader(request)
+    await gateway.admit_reader(request)
 
     def read() -> bytes:
         found = {}
@@ -230,7 +230,7 @@ async def endpoints(gateway: "Gateway", request: Request) -> Response:
 
 async def models(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/models`: every bundle that this replica holds, and `data`, what OpenAI's clients may name as `model`."""
-    gateway.admit_reader(request, "inference")
+    await gateway.admit_reader(request, "inference")
     found: dict[str, dict[str, Any]] = {}
     for reference, bundle in gateway.models.items():
         found[bundle.digest] = _model(bundle, reference)
@@ -268,20 +268,41 @@ def _model(bundle: AnyBundle, reference: str) -> dict[str, Any]:
 
 
 async def health(gateway: "Gateway", request: Request) -> Response:
-    """`GET /health`."""
+    """`GET /health`: this replica's event loop runs."""
     return Response(orjson.dumps({"status": "ok", "experiments": list(gateway.endpoints.routers)}))
 
 
+async def ready(gateway: "Gateway", request: Request) -> Response:
+    """`GET /ready`: whether all that takes traffic is loaded; 503 while it is not. A treatment whose bundle is gone is
+    named as missing and does not count, as the control answers for it: else all replicas would go at once."""
+    arms, routers = gateway.follower.arms(), gateway.endpoints.routers
+    lacking = [f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"]
+    waiting = any("loading" in states.values() for states in arms.values())
+    answers = all(
+        routers[name].answering(arm)
+        for name in arms
+        for arm, weight in routers[name].state.weights.items()
+        if weight > 0
+    )
+    is_ready = gateway.started is not None and answers and not waiting
+    told = {
+        "ready": is_ready,
+        "arms": arms,
+        "missing": lacking,
+        "device": device(),
+        "version": __version__,
+        "since": gateway.started,
+        "uptime_s": None if gateway.started is None else time.time() - gateway.started,
+    }
+    return Response(orjson.dumps(told), 200 if is_ready else 503)
+
+
+def device() -> str:
+    """What policies in this process run on."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
 async def metrics(gateway: "Gateway", request: Request) -> Response:
-    """`GET /metrics`."""
-    shown = gateway.metrics
-    shown.dropped.set(gateway.exposures.dropped)
-    shown.waiting.set(gateway.exposures.waiting)
-    shown.decisions_dropped.set(gateway.decisions.dropped if gateway.decisions is not None else 0)
-    for name, router in gateway.endpoints.routers.items():
-        for arm, circuit in router.circuits.items():
-            shown.circuit.labels(name, arm).set(_CIRCUITS[circuit.state])
-        for arm, totals in router.shadows.totals.items():
-            for count in ("acts", "errors", "dropped", "decisions", "agreed"):
-                shown.shadows.labels(name, arm, count).set(getattr(totals, count))
-    return Response(shown.text(), content_type=CONTENT_TYPE)
+    """`GET /metrics`: the numbers of this replica alone."""
+    gateway.measure()
+    return Response(gateway.metrics.text(), content_type=CONTENT_TYPE)

@@ -1,5 +1,6 @@
 """The gateway on Ray Serve: all arms in one ingress replica, one hop behind the proxy."""
 
+import asyncio
 import gc
 from functools import partial
 from typing import Any
@@ -19,8 +20,10 @@ MAX_ONGOING_REQUESTS = 2_000
 class GatewayReplica:
     """One replica. Serve makes it from the config, asks it for the ASGI application, and runs that one's lifespan."""
 
-    def __init__(self, config: dict[str, Any]):
+    async def __init__(self, config: dict[str, Any]):  # type: ignore[misc]  # Serve awaits it
         import torch
+
+        from marl_ray.serving.ray_metrics import RayMetrics, replica
 
         # Replicas are the unit of parallelism; threads of one small forward pass would only get in each other's way.
         torch.set_num_threads(1)
@@ -32,7 +35,9 @@ class GatewayReplica:
             max_batch=given.max_batch,
             deadline_s=given.request_timeout_s / 2,
         )
-        self._gateway = Gateway(given, host=make_arm)
+        # In a thread: bundles may be large, and the replica must tell meanwhile that it lives.
+        self._gateway = await asyncio.to_thread(Gateway, given, host=make_arm, replica=replica())
+        RayMetrics(self._gateway.samples).start()
         # What is loaded now stays; a collection that walks through all of it would hold requests for a tenth of a second.
         gc.collect()
         gc.freeze()

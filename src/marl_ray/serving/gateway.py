@@ -14,14 +14,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 import orjson
+from prometheus_client.core import Metric
 
 from marl_ray.config import ArmConfig, BreakerConfig, ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.store import AssignmentState, ExperimentStore, StoreError
 from marl_ray.serving.arms import AnyBundle, ArmBatcher, is_text
-from marl_ray.serving.breaker import Breaker
+from marl_ray.serving.breaker import Breaker, CircuitState
 from marl_ray.serving.cache import make_cache
+from marl_ray.serving.cors import preflight, told
 from marl_ray.serving.deadlines import Deadlines
 from marl_ray.serving.decision_log import DecisionLog
 from marl_ray.serving.endpoints import Endpoints
@@ -59,6 +61,10 @@ LOADING_S = 600.0
 """Deadline of requests that fetch bundles."""
 LOOK_UPS = BreakerConfig(failures=1, open_s=1.0, probes=1)
 """After a look-up that failed acts do without the database for a second."""
+CIRCUITS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
+"""Their metric."""
+REFUSAL_S = 1.0
+"""How long a reader who has used up the rate waits for being told so."""
 ACTOR = "gateway"
 
 _log = logging.getLogger(__name__)
@@ -68,12 +74,14 @@ _access = logging.getLogger("marl_ray.access")
 class Gateway:
     """The ASGI application. Everything that outlives a process is in the store."""
 
-    def __init__(self, config: GatewayConfig, seed: int | None = None, host: Host | None = None):
+    def __init__(
+        self, config: GatewayConfig, seed: int | None = None, host: Host | None = None, replica: str | None = None
+    ):
         """Open the store and load what serves, also of experiments that were created over HTTP; MarlRayError if the store
         cannot be used, or a new experiment's bundle cannot be had. Blocks. `seed` makes sampling repeatable; `host` serves
-        `placement: deployment`."""
+        `placement: deployment`; `replica` names this one among several in `/metrics`."""
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = Metrics(replica)
         self.keys = Keys(config.api_keys)
         self.cache = make_cache(config.cache)
         self.decisions = DecisionLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None
@@ -191,9 +199,13 @@ class Gateway:
         problem: Callable[[RequestError], bytes] = RequestError.body
         response: Response | Stream
         try:
-            route = find(request.path, scope["method"])
-            endpoint, problem = route.template, route.problem
-            response = await self._handled(route, request)
+            early = preflight(self.config.cors, request, scope["method"]) if scope["method"] == "OPTIONS" else None
+            if early is None:
+                route = find(request.path, scope["method"])
+                endpoint, problem = route.template, route.problem
+                response = await self._handled(route, request)
+            else:
+                response = early
         except ClientGoneError:
             return
         except RequestError as error:
@@ -204,7 +216,9 @@ class Gateway:
         except Exception:  # a defect of ours: the log has it, the caller learns no internals
             _log.exception("request %s to %s failed", request.id, endpoint)
             response = Response(problem(RequestError(500, None, "internal error")), 500)
-        named = ((b"x-request-id", request.id.encode()),)
+        named: Headers = ((b"x-request-id", request.id.encode()),)
+        if self.config.cors:
+            named += told(self.config.cors, request)
         if isinstance(response, Stream):
             await self._streamed(send, request, response, named)
         self.metrics.count(endpoint, response.status)
@@ -256,10 +270,12 @@ class Gateway:
         self.limit(key, 1)
         return key
 
-    def admit_reader(self, request: Request, *also: Permission) -> str:
-        """Likewise for reading, with the scope `read` or one of these."""
+    async def admit_reader(self, request: Request, *also: Permission) -> str:
+        """Likewise for reading, with the scope `read` or one of these. A refusal for the rate comes late, because readers
+        without pause would otherwise be refused thousands of times a second, which takes as much as answering."""
         key = self.keys.check(request, "read", *also)
         if self._read_limiter is not None and (wait := self._read_limiter.take(key)) > 0:
+            await asyncio.sleep(REFUSAL_S)
             raise RequestError(429, None, f"more readings of {key!r} than read_limit allows", retry_after_s=wait)
         return key
 
@@ -271,6 +287,24 @@ class Gateway:
     def meters(self, router: Router) -> dict[str, ArmMeters]:
         """The metrics of an experiment's arms."""
         return self.metrics.arms(router.config.name, router.config.arms)
+
+    def measure(self) -> None:
+        """Bring the metrics up to date that nothing else writes."""
+        shown = self.metrics
+        shown.dropped.set(self.exposures.dropped)
+        shown.waiting.set(self.exposures.waiting)
+        shown.decisions_dropped.set(self.decisions.dropped if self.decisions is not None else 0)
+        for name, router in self.endpoints.routers.items():
+            for arm in router.arms:
+                shown.circuit.labels(name, arm).set(CIRCUITS[router.circuits[arm].state])
+            for arm, totals in list(router.shadows.totals.items()):
+                for count in ("acts", "errors", "dropped", "decisions", "agreed"):
+                    shown.shadows.labels(name, arm, count).set(getattr(totals, count))
+
+    def samples(self) -> list[Metric]:
+        """All metrics of now; from any thread."""
+        self.measure()
+        return list(self.metrics.registry.collect())
 
     def seed(self) -> int:
         """Of a text that came without one."""

@@ -1,4 +1,4 @@
-"""The page for people and the description for machines: `/ui` and `/openapi.json`."""
+"""The pages for people and the description for machines: `/ui`, `/docs` and `/openapi.json`."""
 
 import time
 from dataclasses import asdict
@@ -24,9 +24,9 @@ def _page(body: bytes, status: int = 200) -> Response:
     return Response(body, status, HTML, ui.HEADERS)
 
 
-def _admit(gateway: "Gateway", request: Request) -> None:
+async def _admit(gateway: "Gateway", request: Request) -> None:
     try:
-        gateway.admit_reader(request)
+        await gateway.admit_reader(request)
     except RequestError as error:
         if error.status == 401:
             error.headers = ASKS
@@ -41,9 +41,17 @@ async def document(gateway: "Gateway", request: Request) -> Response:
     return Response(await gateway.in_thread(openapi, ROUTES, request.root_path, bool(gateway.keys.keys)))
 
 
+async def docs(gateway: "Gateway", request: Request) -> Response:
+    """`GET /docs`: the OpenAPI document as a page."""
+    found = await document(gateway, request)
+    return _page(
+        await gateway.readings.read(("docs", request.root_path), lambda: ui.docs_page(found.body, request.root_path))
+    )
+
+
 async def index(gateway: "Gateway", request: Request) -> Response:
     """`GET /ui`."""
-    _admit(gateway, request)
+    await _admit(gateway, request)
     return _page(ui.index_page(rows(gateway), request.root_path))
 
 
@@ -54,7 +62,7 @@ async def stylesheet(gateway: "Gateway", request: Request) -> Response:
 
 async def experiment(gateway: "Gateway", request: Request) -> Response:
     """`GET /ui/experiments/{name}`."""
-    _admit(gateway, request)
+    await _admit(gateway, request)
     router = gateway.endpoints.experiment(request.path.split("/")[3])
     live = request.path.count("/") == 4
     make = partial(_experiment_page, gateway, router, request.root_path, None, {}, live)
@@ -92,7 +100,7 @@ async def change(gateway: "Gateway", request: Request) -> Response:
         if error.status in (401, 403):
             message = "admin key: expected the secret of a key with the scope admin"
         try:
-            gateway.admit_reader(request)
+            await gateway.admit_reader(request)
         except RequestError:  # who may not read learns no more than that
             raise error from None
         make = partial(_experiment_page, gateway, router, base, message, form)
