@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 from gridworld import RESULTS, machine
 from serving_cluster import ARMS, Running, admin_key, gateway, make_bundles, serving, short_folder, write_observations
+from serving_epochs import epochs
 from serving_load import ACTS, ArmLoad, latencies, milliseconds, wrk
 from serving_tables import markdown
 
@@ -246,7 +247,11 @@ def srm(options: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
-PARTS = {"speed": speed, "soak": soak, "rollback": rollback, "srm": srm}
+def of_epochs(options: argparse.Namespace) -> dict[str, Any]:
+    return epochs(options, CONNECTIONS)
+
+
+PARTS = {"speed": speed, "epochs": of_epochs, "soak": soak, "rollback": rollback, "srm": srm}
 
 
 def main() -> None:
@@ -255,8 +260,10 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--applications", nargs="+", choices=APPLICATIONS, default=[*APPLICATIONS], help="of speed")
     parser.add_argument("--rounds", type=int, default=4, help="of speed: how often all processes are made anew")
-    parser.add_argument("--passes", type=int, default=4, help="of speed: how often all are measured in a round")
-    parser.add_argument("--seconds", type=int, default=5, help="of speed: of one measurement")
+    parser.add_argument(
+        "--passes", type=int, default=4, help="of speed and epochs: how often all are measured in a round"
+    )
+    parser.add_argument("--seconds", type=int, default=5, help="of speed and epochs: of one measurement")
     parser.add_argument("--requests", type=int, default=1_000_000, help="of soak")
     parser.add_argument("--repeats", type=int, default=50, help="of rollback")
     parser.add_argument("--keys", type=int, default=1_000_000, help="of srm")

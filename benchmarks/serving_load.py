@@ -23,10 +23,10 @@ REQUEST_S = 10.0
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
-def wrk(url: str, seconds: int, connections: int, observations: Path) -> dict[str, Any]:
+def wrk(url: str, seconds: int, connections: int, observations: Path, acts: int = ACTS) -> dict[str, Any]:
     """Requests per second over `connections` kept alive, with wrk's own percentiles. SystemExit if any request fails."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", f"--timeout={REQUEST_S:g}s", f"-s{ACT_LUA}", url]
-    command += ["--", secrets.token_hex(4), str(connections), str(ACTS), str(observations)]
+    command += ["--", secrets.token_hex(4), str(connections), str(acts), str(observations)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 2 * REQUEST_S)
     if done.returncode:
         raise SystemExit(f"wrk failed: {done.stderr or done.stdout}")

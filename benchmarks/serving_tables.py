@@ -83,6 +83,30 @@ def speed_table(part: dict[str, Any]) -> list[str]:
     return lines + goal_table(speed_goals(rows))
 
 
+def epochs_table(part: dict[str, Any]) -> list[str]:
+    rows = part["rows"]
+    lines = [
+        "## After the first epoch",
+        "",
+        f"One gateway in the first epoch of a ramp (stages {', '.join(map(str, part['stages']))}) and one in its third,",
+        f"measured in turn, {part['seconds']} s each at {part['connections']} connections, one hop; median (least-most).",
+        "Ratios are of measurements side by side.",
+        "",
+        "| acts a session | requests/s, epoch 1 | epoch 3 | CPU us a request, epoch 1 | epoch 3 | CPU, epoch 3 of 1 |",
+        "|---|---|---|---|---|---|",
+    ]
+    goals = []
+    for acts in dict.fromkeys(row["acts"] for row in rows):
+        own = [row for row in rows if row["acts"] == acts]
+        cells = [spread([row[name][key] for row in own]) for key in ("rps", "cpu_us") for name in ("first", "third")]
+        cost = [row["third"]["cpu_us"] / row["first"]["cpu_us"] for row in own]
+        lines.append(f"| {acts} | {' | '.join(cells)} | {spread(cost, 2)} |")
+        rate = [row["first"]["rps"] / row["third"]["rps"] for row in own]
+        text = f"{acts} acts a session: an act of epoch 3 takes at most 1.25 times one of epoch 1"
+        goals.append(Goal(text, spread(rate, 3), statistics.median(rate) <= 1.25))
+    return lines + goal_table(goals)
+
+
 COLUMNS = {"rps": 0, "loaded_p50_ms": 2, "loaded_p99_ms": 1, "cpu_us": 0, "p50_ms": 3, "p99_ms": 2}
 
 
@@ -163,7 +187,13 @@ def goal_table(goals: list[Goal]) -> list[str]:
     return [*lines, *(f"| {goal.text} | {goal.found} | {'met' if goal.met else '**not met**'} |" for goal in goals), ""]
 
 
-TABLES = {"speed": speed_table, "soak": soak_table, "rollback": rollback_table, "srm": srm_table}
+TABLES = {
+    "speed": speed_table,
+    "epochs": epochs_table,
+    "soak": soak_table,
+    "rollback": rollback_table,
+    "srm": srm_table,
+}
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import sqlite3
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import sqlalchemy as sa
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run side by side, and compute little
 
@@ -59,3 +62,30 @@ def ray_cluster() -> Iterator[LocalRay]:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         with local_ray(num_cpus=4) as ray:
             yield ray
+
+
+@pytest.fixture(scope="session", autouse=True)
+def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """MLflow makes a database in forty migrations, a second of work: in this process it makes one, and others are copies."""
+    if "mlflow" not in sys.modules:  # no test that was collected has a registry
+        yield
+        return
+    from mlflow.store.db import utils
+
+    template, make = tmp_path_factory.mktemp("mlflow") / "empty.db", utils._initialize_tables
+
+    def initialize(engine: sa.Engine) -> None:
+        if engine.dialect.name != "sqlite":
+            return make(engine)
+        if not template.exists():
+            new = sa.create_engine(f"sqlite:///{template}")
+            make(new)
+            new.dispose()
+        filled = sqlite3.connect(template)
+        with engine.connect() as connection:
+            filled.backup(connection.connection.driver_connection)
+        filled.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "_initialize_tables", initialize)
+        yield

@@ -3,7 +3,7 @@
 import pytest
 from toy_architectures import ARCHITECTURES, sampled, scored, tiny_lm
 
-from marl_ray.policies.architectures import SAMPLED, SCORED
+from marl_ray.policies.architectures import DECODED, PAGED, SAMPLED, SCORED
 
 TOLERANCE = 1e-3
 
@@ -22,3 +22,17 @@ def test_what_is_sampled_has_the_log_probs_of_a_full_pass(architecture):
     for engine in ("torch", "transformers"):
         if architecture in SAMPLED[engine]:
             assert sampled(lm, engine) < TOLERANCE
+
+
+@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_neox", "mixtral", "bloom", "opt"])
+def test_a_handful_has_the_log_probs_of_a_full_pass(architecture):
+    lm = tiny_lm(architecture)
+    assert architecture in DECODED and scored(lm) < TOLERANCE and sampled(lm, "torch") < TOLERANCE
+    if architecture in PAGED:
+        assert sampled(lm, "transformers") < TOLERANCE
+
+
+@pytest.mark.parametrize("architecture", ["cohere", "hyperclovax", "granite", "falcon_h1", "gemma2", "gemma3", "mpt"])
+def test_logits_are_shaped_as_the_architecture_shapes_them(architecture):
+    """Granite divides by `logits_scaling` and HyperCLOVA X multiplies; MPT has a `logit_scale` that it does not read."""
+    assert scored(tiny_lm(architecture)) < TOLERANCE

@@ -266,6 +266,10 @@ def test_demonstrations_of_a_file(tmp_path: Any) -> None:
     shown = env.demonstrations(1, 0)
     assert [one.agent for one in shown] == ["generator", "reviewer", "generator"]
     assert shown[-1].response == f"```python\n{RIGHT}\n```"
+    (tmp_path / "hidden").mkdir()
+    untold = team(tmp_path / "hidden", [{**SQUARE, "public_tests": []}], mistakes=1.0).demonstrations(1, 0)
+    assert [one.agent for one in untold] == ["generator", "reviewer", "generator"]
+    assert {one.response for one in untold} == {RIGHT, ""}  # nobody notices a mistake, so none is repaired
     folders = [tmp_path / name for name in ("none", "wrong")]
     for folder, reference, message in zip(folders, ("", "x = 1"), ("expected one", "fails its tests"), strict=True):
         folder.mkdir()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.envs.code_tests import check
-from marl_ray.envs.synthetic import FAMILIES, HIDDEN, PUBLIC, arithmetic, mutants, programs
+from marl_ray.envs.synthetic import FAMILIES, HIDDEN, PUBLIC, MadeProgram, arithmetic, mutants, programs
 from marl_ray.envs.text import is_held_out
 from marl_ray.rewards import math_reward
 from marl_ray.sandbox import Level, Limits, Pool
@@ -56,7 +56,8 @@ def test_there_are_many_families_and_all_is_short():
 
 
 def test_tests_are_as_many_as_promised_and_public_ones_are_no_hidden_ones():
-    for task in programs(100, LEVELS, "train"):
+    sixth = MadeProgram("l item 5", "l", "x[5]", 2)  # most lists are too short for it
+    for task in (*programs(100, LEVELS, "train"), sixth):
         hidden, public = ({test.source for test in tests} for tests in (task.code.hidden, task.code.public))
         assert (len(hidden), len(public)) == (HIDDEN, PUBLIC) and not hidden & public
 

@@ -12,6 +12,13 @@ from marl_ray.imports import imported
 
 ADAM = ("adam_betas", "adam_eps")
 """Keys of `hyper` that `optimizer: adamw` reads, and no other."""
+READ_WITH = {
+    "kl_target": "kl_coef",
+    "kl_horizon": "kl_target",
+    "entropy_step": "entropy_target",
+    "overlong_penalty": "overlong_buffer",
+}
+"""Key of `hyper` -> the key that turns on what reads it."""
 _OPTIMISER = (
     *("lr", "lr_decay", "lr_warmup", "optimizer", *ADAM, "weight_decay"),
     *("epochs", "minibatches", "max_grad_norm"),

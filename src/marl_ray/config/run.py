@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
-from marl_ray.config.algorithms import ADAM, Spec, spec_of
+from marl_ray.config.algorithms import ADAM, READ_WITH, Spec, spec_of
 from marl_ray.config.base import Config
 from marl_ray.config.families import family_defaults
 from marl_ray.config.hyper import AlgorithmConfig, GivenHyper
@@ -144,6 +144,10 @@ class RunConfig(Config):
         for key in ADAM if hyper.optimizer != "adamw" else ():
             if key in self._given_to(name):
                 raise ValueError(f"{key} of policy {name!r}: expected optimizer=adamw, got {hyper.optimizer}")
+        for key, part in READ_WITH.items():
+            default = type(hyper).model_fields[key].default if key in spec.reads else None
+            if self._given_to(name).get(key, default) != default and not getattr(hyper, part):
+                raise ValueError(f"{key} of policy {name!r}: expected {part} beside it, without which nothing reads it")
         if hyper.minibatches > parts:
             raise ValueError(f"minibatches={hyper.minibatches} of policy {name!r} must not exceed {of}={parts}")
         if spec.groups and train.group_size < 2:

@@ -135,13 +135,16 @@ class CodeTeam(TextEnv):
         if not task.code.reference:
             raise MarlRayError(f"task {task.task_id}: reference: expected one, for demonstrations")
         draw = random.Random(f"{seed} {index}")
-        changed = mutants(task.code.reference) if env.turns > 1 and draw.random() < env.mistakes else []
+        # Without public tests nobody notices a mistake, and every episode has all its programs.
+        noticed = env.turns > 1 and bool(task.code.public)
+        changed = mutants(task.code.reference) if noticed and draw.random() < env.mistakes else []
+        least = 1 if noticed else env.turns
         plain = [None] * _TRIES  # also where no test noticed the mistake
         for mistake in [draw.choice(changed), *plain] if changed else plain:
             env.reset(options={"index": index})
             found = env._played(mistake)
             programs = sum(one.agent == GENERATOR for one in found)
-            if env._checked.hidden == 1 and programs == (2 if mistake else 1):
+            if env._checked.hidden == 1 and programs == (2 if mistake else least):
                 return found
         raise MarlRayError(f"task {task.task_id}: reference: fails its tests ({env._checked.report})")
 

@@ -292,7 +292,8 @@ def _cover(caught: dict[int, set[int]], count: int) -> list[int]:
 
 
 def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]]:
-    """Distinct arguments, those near the constants of the code among them, in a drawn order."""
+    """Distinct arguments, those near the constants of the code among them, in a drawn order; more of them where many have
+    no result, as short lists have no sixth item."""
     constants = [int(digits) for digits in re.findall(r"\d+", body)]
     near = [constant + step for constant in constants for step in (0, -1, 1)]
 
@@ -308,8 +309,17 @@ def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]
 
     if kind == "n":
         return [(number,) for number in source.sample(_NUMBERS_TRIED, len(_NUMBERS_TRIED))]
-    found = [draw() for _ in range(3 * (PUBLIC + HIDDEN))]
-    return list({repr(given): given for given in found}.values())
+    code, needed = _written(kind, body), PUBLIC + HIDDEN
+    found: dict[str, tuple[Any, ...]] = {}
+    have_results: set[str] = set()
+    for tried in range(_VAIN):
+        if tried >= 3 * needed and len(have_results) >= needed:
+            break
+        given = draw()
+        found[repr(given)] = given
+        if isinstance(_result(code, given), str):
+            have_results.add(repr(given))
+    return list(found.values())
 
 
 def _result(code: str, given: tuple[Any, ...]) -> str | type[Exception]:

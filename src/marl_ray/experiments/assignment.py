@@ -19,7 +19,7 @@ the statistics (`clusters`) lean on.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 BLOCK_START = 17
@@ -80,6 +80,36 @@ class AssignmentTable:
             if u <= 0:
                 return self._outcomes[arm]
         return self._outcomes[live[-1]]
+
+
+class PastTables:
+    """All weights that an experiment has had under one salt. A unit to which each of them gives the same arm has that arm,
+    whenever it came, and nobody needs to look it up.
+    """
+
+    __slots__ = ("_draws", "_weights")
+
+    def __init__(self, tables: Iterable[Mapping[str, float]], salt: str):
+        """`tables`: arm -> relative weight, as in `AssignmentTable`; those with the same shares are one."""
+        shares: dict[tuple[tuple[str, float], ...], None] = {}
+        for weights in tables:
+            total = math.fsum(weights.values())
+            shares[tuple(sorted((arm, weight / total) for arm, weight in weights.items() if weight > 0))] = None
+        self._weights = tuple(shares)
+        self._draws = {arm: _prefix(salt, arm) for weights in self._weights for arm, _ in weights}
+
+    def __len__(self) -> int:
+        """How many different ones there are."""
+        return len(self._weights)
+
+    def agree(self, unit: str) -> bool:
+        """Whether all of them give the unit the same arm."""
+        if len(self._weights) < 2:
+            return True
+        key = unit.encode()
+        draws = {arm: -math.log(_uniform(prefix, key)) for arm, prefix in self._draws.items()}
+        winners = {min(weights, key=lambda found: draws[found[0]] / found[1])[0] for weights in self._weights}
+        return len(winners) == 1
 
 
 def draw(
