@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from gymnasium import spaces
 from toy_gateways import act, gateway_config, make_bundle, serving, with_gateway
 
@@ -92,10 +93,47 @@ def test_a_session_keeps_its_arm_through_restarts_and_new_weights(bundles, tmp_p
     first = with_gateway(gateway_config(bundles, database), arms)
     assert with_gateway(gateway_config(bundles, database), arms) == first
     moved = gateway_config(bundles, database, weights=(0.0, 1.0))
-    assert with_gateway(moved, arms) == first  # also their epoch and propensity
+    again = with_gateway(moved, arms)
+    assert {name: answer["arm"] for name, answer in again.items()} == {n: answer["arm"] for n, answer in first.items()}
+    for name, answer in again.items():  # who has been with arm "four" under all weights is not looked up
+        assert answer["arm"] == "four" or answer == first[name]  # also its epoch and propensity
     fresh = with_gateway(moved, new_arms)
     assert {(a["arm"], a["epoch"], a["propensity"]) for a in fresh} == {("four", 2, 1.0)}
-    assert with_gateway(gateway_config(bundles, database, weights=(1.0, 0.0)), arms) == first
+    assert with_gateway(gateway_config(bundles, database, weights=(1.0, 0.0)), arms) == first  # nobody's tables agree
+
+
+def test_after_a_change_of_weights_only_sessions_whose_arm_may_be_another_are_looked_up_together(bundles, tmp_path):
+    database, statements = tmp_path / "experiments.db", []
+
+    def count(connection, cursor, statement, *_):
+        if "FROM exposures" in statement and "propensity" in statement:
+            statements.append(statement)
+
+    async def run():
+        async with serving(gateway_config(bundles, database, weights=(3.0, 1.0))) as (client, app):
+            sa.event.listen(app.store._engine, "before_cursor_execute", count)
+            for i in range(60):
+                await act(client, f"one by one {i}")
+            alone = len(statements)
+            await asyncio.gather(*(act(client, f"together {i}") for i in range(60)))
+            return alone, len(statements) - alone
+
+    with_gateway(gateway_config(bundles, database), lambda client: act(client, "first"))
+    alone, together = asyncio.run(run())
+    assert 0 < alone < 30  # a quarter of the units move
+    assert 0 < together < 10
+
+
+def test_weights_of_another_salt_are_no_past(bundles, tmp_path):
+    database = tmp_path / "experiments.db"
+    for weights in ((1.0, 1.0), (3.0, 1.0)):
+        with_gateway(gateway_config(bundles, database, weights=weights), lambda client: act(client, "one"))
+    store = ExperimentStore(f"sqlite:///{database}")
+    assert store.past_weights("exp") == [{"one": 1, "four": 1}, {"one": 3, "four": 1}]
+    config = store.experiment("exp").config
+    store.open_experiment("exp", config | {"salt": "another"})
+    assert store.past_weights("exp") is None and store.past_weights("nobody") is None
+    store.close()
 
 
 def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):

@@ -297,6 +297,19 @@ class ExperimentStore(UnitStore):
             raise MarlRayError(f"experiment: unknown experiment {name!r}")
         return assignment_state(record)
 
+    def past_weights(self, name: str) -> list[Mapping[str, float]] | None:
+        """All weights that units have been assigned by, as the audit tells; None where it does not tell all, or where the
+        salt has changed."""
+        audit = schema.audit.c
+        query = sa.select(audit.epoch, audit.after).where(audit.experiment == name).order_by(audit.id)
+        with self._transaction() as connection:
+            rows = connection.execute(query).all()
+            record = read(connection, name)
+        salts = {row.after["config"]["salt"] for row in rows if "config" in row.after}
+        if record is None or not rows or rows[0].epoch > 1 or salts != {record.config["salt"]}:
+            return None
+        return [row.after.get("weights") or plan_of(row.after["config"]).weights for row in rows]
+
     def production(self, endpoint: str) -> Production | None:
         """What serves the endpoint's units that are in no experiment: of the newest experiment there its winner if it
         has been promoted, else its control. None for an endpoint that has never had one."""

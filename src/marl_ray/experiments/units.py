@@ -112,6 +112,20 @@ class UnitStore:
         with self._transaction() as connection:
             return _assignment(connection, experiment, unit)
 
+    def assignments(self, asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Assignment]:
+        """The arms of the first exposures of many (experiment, unit), of those that have one."""
+        units = schema.exposures.c
+        columns = units.unit, units.arm, units.epoch, units.propensity
+        by_experiment: dict[str, list[str]] = {}
+        for experiment, unit in asked:
+            by_experiment.setdefault(experiment, []).append(unit)
+        found: dict[tuple[str, str], Assignment] = {}
+        with self._transaction() as connection:
+            for experiment, wanted in by_experiment.items():
+                query = sa.select(*columns).where(units.experiment == experiment, units.unit.in_(wanted))
+                found |= {(experiment, unit): Assignment(*rest) for unit, *rest in connection.execute(query)}
+        return found
+
     def record_outcome(self, experiment: str, unit: str, value: float, at: float | None = None) -> Assignment:
         """Store a unit's outcome and return whose it is. `at` is when it came about (seconds since 1970), now if not
         given; outcomes may come in any order, and after the experiment is over.

@@ -111,20 +111,20 @@ async def _assigned(gateway: "Gateway", router: Router, session: str, cluster_id
 async def _asked(gateway: "Gateway", router: Router, session: str) -> tuple[bool, Assignment | None]:
     """Whether the database told, and the arm of the session's exposure there. One that is away or hangs is left alone for a
     while, because acting goes on without it."""
-    ticket = gateway.look_ups.allow()
+    ticket = gateway.look_up_circuit.allow()
     if not ticket:
         return False, None
     try:
         async with asyncio.timeout(LOOK_UP_S):
-            stored = await gateway.in_thread(router.look_up, session, threads=gateway.look_up_threads)
+            stored = await gateway.look_ups.ask(router.config.name, session)
     except (StoreError, TimeoutError) as error:
-        gateway.look_ups.failure(ticket)
+        gateway.look_up_circuit.failure(ticket)
         _log.error("%s: assigning without the store: %s", router.config.name, str(error) or "it does not answer")
         return False, None
     except BaseException:
-        gateway.look_ups.forget(ticket)
+        gateway.look_up_circuit.forget(ticket)
         raise
-    gateway.look_ups.success(ticket)
+    gateway.look_up_circuit.success(ticket)
     return True, stored
 
 

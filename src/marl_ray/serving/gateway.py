@@ -45,6 +45,7 @@ from marl_ray.serving.http import (
 from marl_ray.serving.keys import Keys, Permission
 from marl_ray.serving.limits import RateLimiter
 from marl_ray.serving.loading import Bundles, LoadedExperiment, check_log, load_configured
+from marl_ray.serving.look_ups import LookUps
 from marl_ray.serving.metrics import ArmMeters, Metrics
 from marl_ray.serving.reading import Readings
 from marl_ray.serving.router import Arm, Router
@@ -56,7 +57,7 @@ T = TypeVar("T")
 Host = Callable[[AnyBundle, str, ArmConfig], Arm | TextArm]
 """Makes an arm in a deployment of its own, from its bundle, the bundle's reference and how large it shall be."""
 
-STORE_THREADS = 4
+STORE_THREADS, LOOK_UP_THREADS = 4, 2
 LOADING_S = 600.0
 """Deadline of requests that fetch bundles."""
 LOOK_UPS = BreakerConfig(failures=1, open_s=1.0, probes=1)
@@ -103,8 +104,8 @@ class Gateway:
         self._read_limiter = RateLimiter(config.read_limit) if config.read_limit else None
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
         # Of their own, because acts must not wait behind outcomes and reports.
-        self.look_up_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-look-up")
-        self.look_ups = Breaker(LOOK_UPS)
+        self.look_ups = LookUps(self.store.assignments, LOOK_UP_THREADS)
+        self.look_up_circuit = Breaker(LOOK_UPS)
         for part in loaded:
             self.open(part)
         self.follower = Follower(self)
@@ -127,8 +128,8 @@ class Gateway:
         for router in self.endpoints.routers.values():
             router.close()
         self.readings.close()
-        for threads in (self._threads, self.look_up_threads):
-            threads.shutdown(cancel_futures=True)
+        self.look_ups.close()
+        self._threads.shutdown(cancel_futures=True)
         self.store.close()
 
     def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: Any) -> Router:
@@ -342,8 +343,6 @@ class Gateway:
         """One line of JSON in the log."""
         _access.warning("%s", orjson.dumps({"at": time.time(), "event": event, **fields}).decode())
 
-    async def in_thread(
-        self, function: Callable[..., T], *arguments: Any, threads: ThreadPoolExecutor | None = None
-    ) -> T:
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run what blocks on the database elsewhere."""
-        return await asyncio.get_running_loop().run_in_executor(threads or self._threads, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, cast
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.experiments.assignment import Assignment, AssignmentTable, draw, in_layer
+from marl_ray.experiments.assignment import Assignment, AssignmentTable, PastTables, draw, in_layer
 from marl_ray.experiments.states import Status
-from marl_ray.experiments.store import AssignmentState, Exposure
+from marl_ray.experiments.store import AssignmentState, Exposure, StoreError
 from marl_ray.policies.bundle import Bundle
 from marl_ray.serving.arms import Answer, AnyBundle, Observations, is_text
 from marl_ray.serving.breaker import Breaker
@@ -19,6 +19,9 @@ from marl_ray.serving.texts import TextArm
 
 REMEMBERED = 100_000
 """Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one look-up."""
+
+MOST_TABLES = 32
+"""Beyond so many different weights a look-up costs less than asking each of them."""
 
 OVERLAP_S = 2.0
 """How long two replicas may assign by different tables, with some room."""
@@ -132,6 +135,7 @@ class Router:
         and a table made of an older state is still a right one for the request that read it."""
         if not state.weights.keys() <= self.config.arms.keys():
             raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
+        self._past = self._read_past(state)
         self.table = AssignmentTable(state.weights, state.salt, state.epoch)
         self.state = state
         self._note_answering()
@@ -140,6 +144,14 @@ class Router:
         for session in list(self._remembered.values()):
             if session.at > just_now:
                 session.sure = False
+
+    def _read_past(self, state: AssignmentState) -> PastTables | None:
+        """All tables up to this state's; None where they are unknown."""
+        try:
+            earlier = self._log.store.past_weights(self.config.name) if state.epoch > 1 else []
+        except StoreError:
+            return None
+        return None if earlier is None else PastTables([*earlier, state.weights], state.salt)
 
     def takes_part(self, unit: str, cluster_id: str | None = None) -> bool:
         """Whether the unit is in the experiment's share of its layer, with its whole cluster where clusters are
@@ -161,13 +173,11 @@ class Router:
         known = self._remembered.get(unit)
         if known is not None:
             return Assigned(self._standing(known.assignment)) if known.sure else None
-        if self.table.epoch > 1 or self.config.randomize == "switchback":
+        past, randomize = self._past, self.config.randomize
+        key = cluster_id or unit if randomize == "cluster" else unit
+        if randomize == "switchback" or past is None or len(past) > MOST_TABLES or not past.agree(key):
             return None
         return Assigned(*self._drawn(unit, cluster_id))
-
-    def look_up(self, unit: str) -> Assignment | None:
-        """The arm of the unit's exposure in the store; blocks on the database, and raises StoreError."""
-        return self._log.store.assignment(self.config.name, unit)
 
     def settle(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> Assigned:
         """The unit's arm when the store has been asked and knows this."""
