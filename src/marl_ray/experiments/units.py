@@ -22,6 +22,13 @@ METRIC_LENGTH = 100
 NO_OUTCOME = Summary(0, math.nan, 0.0)
 
 
+_EXPOSED = schema.exposures.c
+_ASSIGNMENTS = sa.select(_EXPOSED.unit, _EXPOSED.arm, _EXPOSED.epoch, _EXPOSED.propensity).where(
+    _EXPOSED.experiment == sa.bindparam("experiment"), _EXPOSED.unit.in_(sa.bindparam("units", expanding=True))
+)
+"""Made once, as it is asked often."""
+
+
 class StoreError(MarlRayError):
     """The database cannot be used; not the caller's mistake."""
 
@@ -114,16 +121,14 @@ class UnitStore:
 
     def assignments(self, asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Assignment]:
         """The arms of the first exposures of many (experiment, unit), of those that have one."""
-        units = schema.exposures.c
-        columns = units.unit, units.arm, units.epoch, units.propensity
         by_experiment: dict[str, list[str]] = {}
         for experiment, unit in asked:
             by_experiment.setdefault(experiment, []).append(unit)
         found: dict[tuple[str, str], Assignment] = {}
         with self._transaction() as connection:
             for experiment, wanted in by_experiment.items():
-                query = sa.select(*columns).where(units.experiment == experiment, units.unit.in_(wanted))
-                found |= {(experiment, unit): Assignment(*rest) for unit, *rest in connection.execute(query)}
+                rows = connection.execute(_ASSIGNMENTS, {"experiment": experiment, "units": wanted})
+                found |= {(experiment, unit): Assignment(*rest) for unit, *rest in rows}
         return found
 
     def record_outcome(self, experiment: str, unit: str, value: float, at: float | None = None) -> Assignment:

@@ -1,6 +1,7 @@
 """Asking the database which arm a session has: sessions that are asked for at the same time share one statement."""
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,21 +9,25 @@ from marl_ray.experiments.assignment import Assignment
 
 MOST_UNITS = 500
 """In one statement."""
+APART_S = 0.005
+"""Between statements."""
 Asked = tuple[str, str]
 """Experiment and unit."""
 Answers = Mapping[Asked, Assignment]
 
 
 class LookUps:
-    """On one event loop. While a statement is under way, what is asked for meanwhile waits for the next one."""
+    """On one event loop. A look-up goes at once if there was none for `APART_S`; under load those of that time go together,
+    as a statement costs many times what a unit in it costs."""
 
     def __init__(self, read: Callable[[Sequence[Asked]], Answers], threads: int):
         """`read` blocks on the database; at most `threads` of its calls are under way."""
         self._read = read
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="experiment-look-up")
-        self._most, self._running = threads, 0
+        self._most, self._statements = threads, set[asyncio.Task[None]]()
         self._waiting: dict[Asked, asyncio.Future[Assignment | None]] = {}
         self._under_way: dict[Asked, asyncio.Future[Assignment | None]] = {}
+        self._sends_soon, self._next_at = False, 0.0
 
     async def ask(self, experiment: str, unit: str) -> Assignment | None:
         """The arm of the unit's exposure in the store, or None. Raises what `read` raises."""
@@ -31,28 +36,40 @@ class LookUps:
         answer = self._under_way.get(asked) or self._waiting.get(asked)
         if answer is None:
             answer = self._waiting[asked] = asyncio.get_running_loop().create_future()
-            if self._running < self._most:
-                self._running += 1
-                asyncio.get_running_loop().create_task(self._run())
+            self._send_soon()
         return await asyncio.shield(answer)  # who leaves ends nobody else's look-up
 
-    async def _run(self) -> None:
-        """Read until nothing waits."""
+    def _send_soon(self) -> None:
+        if not self._sends_soon and len(self._statements) < self._most:
+            self._sends_soon = True
+            asyncio.get_running_loop().call_at(self._next_at, self._send)
+
+    def _send(self) -> None:
         loop = asyncio.get_running_loop()
+        self._sends_soon, self._next_at = False, loop.time() + APART_S
+        taken = dict(list(self._waiting.items())[:MOST_UNITS])
+        for asked in taken:
+            del self._waiting[asked]
+        self._under_way |= taken
+        # In no client's context: it is everybody's.
+        task = loop.create_task(self._answer(taken), context=contextvars.Context())
+        self._statements.add(task)
+        task.add_done_callback(self._ended)
+        if self._waiting:
+            self._send_soon()
+
+    async def _answer(self, taken: Mapping[Asked, "asyncio.Future[Assignment | None]"]) -> None:
         try:
-            while self._waiting:
-                taken = dict(list(self._waiting.items())[:MOST_UNITS])
-                for asked in taken:
-                    del self._waiting[asked]
-                self._under_way |= taken
-                try:
-                    found = await loop.run_in_executor(self._threads, self._read, list(taken))
-                except Exception as error:
-                    self._settle(taken, error=error)
-                else:
-                    self._settle(taken, found)
-        finally:
-            self._running -= 1
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, list(taken))
+        except Exception as error:
+            self._settle(taken, error=error)
+        else:
+            self._settle(taken, found)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._statements.discard(task)
+        if self._waiting:
+            self._send_soon()
 
     def _settle(
         self,
