@@ -7,13 +7,13 @@ majority: the first replica to see the proof rolls the arm back.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
 from marl_ray.config.experiment import GuardrailConfig
 from marl_ray.experiments.looks import Look
-from marl_ray.experiments.reporting import ALARM, Unequal, unequal_reporting
+from marl_ray.experiments.reporting import ALARM, Unequal, allowance, unequal_reporting
 from marl_ray.experiments.sequential import OneSided, harm, promotion
 from marl_ray.experiments.srm import Mismatch, sample_ratio_of_epochs
 from marl_ray.experiments.states import (
@@ -56,6 +56,9 @@ class Finding:
     control: Summary
     """Observations: of units, clusters or blocks."""
     test: OneSided
+    """Holds whichever units are missing in one arm only."""
+    allowance: float = 0.0
+    """How far the means may be off by these, which the test has allowed for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
 
 def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
     """What outcomes, guardrails and counts prove. Alphas are shared by the treatments (Bonferroni)."""
-    plan = record.plan
+    plan, excluding = record.plan, _excluding(config)
 
     def ask(test: Callable[..., OneSided], name: str, better: str, margin: float, alpha: float, binary: bool) -> Any:
         def of_arm(arm: str) -> Finding:
@@ -130,8 +133,18 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
             share = alpha / len(plan.treatments)
             asked = {"alpha": share, "margin": margin, "min_outcomes": config.min_outcomes}
             exact = binary and all(_may_be_binary(look.summary(name, one)) for one in (arm, plan.control))
-            found = test(treatment, control, **asked, higher_is_better=better == "higher", binary=exact)
-            return Finding(name, arm, better, margin, share, treatment, control, found)
+            allowed = 0.0
+            if name in excluding:
+                reports = look.reporting.pair(name, arm, plan.control, len(plan.weights))
+                allowed = allowance(treatment, control, *reports)
+            against = allowed if test is harm else -allowed
+            moved = treatment.mean + (against if better == "higher" else -against)
+            moved = min(max(moved, 0.0), 1.0) if exact and treatment.n else moved
+            found = test(
+                *(replace(treatment, mean=moved), control), **asked, higher_is_better=better == "higher", binary=exact
+            )
+            found = found._replace(gain=found.gain + abs(treatment.mean - moved) * (-1 if test is harm else 1))
+            return Finding(name, arm, better, margin, share, treatment, control, found, allowed)
 
         return tuple(of_arm(arm) for arm in plan.treatments)
 
@@ -143,7 +156,7 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
         binary = rail.is_binary and config.randomize == "session"
         rails.append(ask(harm, rail.name, rail.better, rail.margin, rail.alpha, binary))
     guardrails = tuple(found for of_arm in zip(*rails, strict=True) for found in of_arm)
-    reporting = tuple(_reporting(look, record, config, metric) for metric in _excluding(config))
+    reporting = tuple(_reporting(look, record, config, metric) for metric in excluding)
     told = tuple(found for of_metric in reporting for found in of_metric)
     exposures = _of_stage(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}

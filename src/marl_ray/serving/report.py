@@ -56,7 +56,8 @@ def describe(
         }
     for harm, promotion in zip(found.harm, found.promotion, strict=True):
         alpha = config.alpha / len(plan.treatments)
-        between = difference_interval(harm.treatment, harm.control, alpha=alpha, min_outcomes=config.min_outcomes)
+        apart = difference_interval(harm.treatment, harm.control, alpha=alpha, min_outcomes=config.min_outcomes)
+        between = Interval(apart.estimate, apart.low - harm.allowance, apart.high + harm.allowance)
         rows[harm.arm] |= {
             "difference": _number(between.estimate),
             "difference_interval": _bounds(between),
