@@ -90,7 +90,14 @@ def test_who_needs_a_key_is_told(keyed):
     paths = json.loads(openapi(ROUTES, "", keyed))["paths"]
     for path, methods in paths.items():
         for method, operation in methods.items():
-            client = path in ("/v1/act", "/batch", "/generate", "/v1/chat/completions", "/v1/outcomes")
+            client = path in (
+                "/v1/act",
+                "/batch",
+                "/generate",
+                "/v1/chat/completions",
+                "/v1/outcomes",
+                "/v1/outcomes/batch",
+            )
             reads = method == "get" and path.startswith("/v1/")
             expected = keyed if client or reads else method == "post"
             assert ("security" in operation) is expected, (method, path)

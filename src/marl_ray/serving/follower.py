@@ -75,8 +75,9 @@ class Follower:
         self._threads = []
 
     def note_late(self, name: str) -> None:
-        """An outcome came for an experiment that is over; it may prove harm all the same."""
-        self._late[name] = time.monotonic() + LATE_S
+        """An outcome came for an experiment that is over; it may prove harm all the same, once its window is over."""
+        window = self._gateway.endpoints.routers[name].config.outcome_window_s
+        self._late[name] = time.monotonic() + LATE_S + window
 
     def decide(self) -> None:
         """Store which sessions failed here, and look at the evidence once: of what is open, and of what is over
