@@ -80,13 +80,13 @@ def variances(looks: Looks, margin: float, sign: int, binary: bool) -> tuple[np.
     return mixed(n_t, var_t), mixed(n_c, var_c)
 
 
-def log_evidence(looks: Looks, margin: float, sign: int, binary: bool = False) -> np.ndarray:
+def log_evidence(looks: Looks, margin: float, sign: int, binary: bool = False, alpha: float = ALPHA) -> np.ndarray:
     """ln E of `harm` (sign -1) or `promotion` (sign 1) at every look; -inf before the first allowed one."""
     n_t, n_c, mean_t, mean_c, *_ = looks
     with np.errstate(invalid="ignore", divide="ignore"):
         s_t, s_c = variances(looks, margin, sign, binary)
         squared = s_t / n_t + s_c / n_c
-        v, rho = 2 * (s_t + s_c) / squared, tune_rho(2 * TIGHTEST_AT * FIRST, 2 * ALPHA)
+        v, rho = 2 * (s_t + s_c) / squared, tune_rho(2 * TIGHTEST_AT * FIRST, 2 * alpha)
         x = sign * (mean_t - mean_c + margin) * np.sqrt(v / squared / (v + rho))
         evidence = math.log(2) + 0.5 * np.log(rho / (v + rho)) + x**2 / 2 + log_ndtr(x)
     known = (np.minimum(n_t, n_c) >= FIRST) & np.isfinite(evidence)

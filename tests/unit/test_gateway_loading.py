@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from toy_gateways import act, bearer, make_bundle, serving, until, write_keys
+from toy_gateways import act, bearer, make_bundle, serving, until, windows_end, write_keys
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -200,6 +200,7 @@ def test_late_outcomes_of_what_is_over_are_taken_and_prove_harm(folder):
                 sent = {"session_id": session, "value": number % 3 - 5.0 * (arm == "one")}
                 answer = await client.post("/v1/outcomes", json=sent)
                 assert (answer.status_code, answer.json()["experiment"]) == (200, "old")
+            windows_end(app)
             await until(lambda: "one" in app.endpoints.routers["old"].state.rolled_back)
 
     asyncio.run(later())

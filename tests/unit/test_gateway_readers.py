@@ -14,6 +14,7 @@ from toy_gateways import SEES, act, bearer, gateway_config, make_bundle, serving
 from marl_ray import __version__
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.states import Action
 from marl_ray.serving import gateway
 from marl_ray.serving.gateway import Gateway
 
@@ -219,7 +220,7 @@ def test_reports_of_what_is_over_are_told_without_its_bundles(tmp_path):
     config = gateway_config(made, tmp_path / "x.db")
 
     async def stop(client, app) -> None:
-        app.store.change("exp", "stop", epoch=None, actor="ops", reason="done")
+        app.store.change("exp", Action.STOP, epoch=None, actor="ops", reason="done")
 
     async def body() -> Any:
         async with serving(config) as (client, app):

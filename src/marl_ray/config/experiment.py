@@ -25,6 +25,15 @@ BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
 
 
 BINARY = frozenset({"error", "violation"})
+Missing = Literal["exclude"] | Annotated[float, Field(ge=-1e100, le=1e100)]
+"""What a unit counts with that has reported nothing when its window is over; `exclude`: it does not count."""
+
+
+def counts_as(metric: str, missing: float | str | None) -> float | None:
+    """What a unit counts with that reports nothing of the metric, by its `missing`; None if the unit does not count."""
+    if missing is None:
+        return 0.0 if metric in BINARY else None
+    return None if isinstance(missing, str) else float(missing)
 
 
 class ArmConfig(Config):
@@ -60,9 +69,18 @@ class GuardrailConfig(Config):
     """Whether the metric is 0 or 1 per unit, which has an exact test for rare events; `error` and `violation` are, when
     not given."""
 
+    missing: Missing | None = None
+    """What a unit counts with whose window ends without a value of the metric: a number, or `exclude` (it does not count).
+    When not given, 0 for `error` and `violation`, `exclude` for all others."""
+
     @property
     def is_binary(self) -> bool:
         return self.name in BINARY if self.binary is None else self.binary
+
+    @property
+    def counts_missing_as(self) -> float | None:
+        """The value of a unit that has reported none; None if such a unit does not count."""
+        return counts_as(self.name, self.missing)
 
     @model_validator(mode="before")
     @classmethod
@@ -79,13 +97,16 @@ class BreakerConfig(Config):
     """When a replica stops asking an arm that fails."""
 
     failures: PositiveInt = 5
-    """Failed requests in a row that open the circuit."""
+    """Failed passes in a row that open the circuit. Requests that share a pass, or a call of another process, count once."""
     open_s: PositiveFloat = 5.0
     """Seconds until an open circuit lets probes through (half-open)."""
     probes: PositiveInt = 3
     """Successful probes in a row that close it again; one that fails opens it anew."""
-    on_open: Literal["rollback", "fallback"] = "rollback"
-    """What an open circuit of a treatment means: it is rolled back for good, or the control answers until it closes."""
+    on_open: Literal["rollback", "fallback"] = "fallback"
+    """What an open circuit of a treatment means: the control answers until it closes (`fallback`), or that as well, and the
+    treatment is rolled back for good once `rounds` rounds of probes have failed (`rollback`)."""
+    rounds: PositiveInt = 3
+    """Of `on_open: rollback`: rounds of probes that fail in a row, `open_s` apart, without the circuit closing between."""
 
 
 class ExperimentConfig(Config):
@@ -123,8 +144,8 @@ class ExperimentConfig(Config):
     promotion: Literal["automatic", "manual"] | None = None
     """Whether a proven treatment is promoted by itself; when not given, it is under `gradual` and `replace`. Rolling back
     never waits for a person."""
-    on_rollback: Literal["drain", "cut"] = "drain"
-    """Units already with a rolled-back arm finish there (`drain`) or go on with the control (`cut`)."""
+    on_rollback: Literal["cut", "drain"] = "cut"
+    """Units already with a rolled-back arm go on with the control at once (`cut`) or finish there (`drain`)."""
     layer: str | None = Field(None, min_length=1, max_length=100)
     """Experiments of one layer share a population; disjoint `layer_share`s make them mutually exclusive."""
     layer_share: tuple[Share, Share] = (0.0, 1.0)
@@ -132,6 +153,12 @@ class ExperimentConfig(Config):
     breaker: BreakerConfig = BreakerConfig()
     shadow_concurrency: PositiveInt = 16
     """Of `shadow`: copies of requests under way per replica; more are dropped and counted."""
+    outcome_window_s: float = Field(600.0, gt=0, allow_inf_nan=False)
+    """Seconds after a unit's first exposure in which its outcome and metrics count. The unit is judged when they are over.
+    Take it longer than the slowest outcome of any arm. It cannot change once the experiment has units."""
+    missing: Missing = "exclude"
+    """What a unit counts with whose window ends without an outcome: a number, or `exclude` (it does not count; a test then
+    watches whether the arms' units report equally often)."""
     guardrails: tuple[GuardrailConfig, ...] = ()
     """What a treatment must not make worse, besides the outcome's own harm test."""
     alpha: Alpha = 0.05
@@ -179,6 +206,10 @@ class ExperimentConfig(Config):
             raise ValueError(f"layer_share: expected low < high, got [{low:g}, {high:g})")
         if self.layer is None and self.layer_share != (0.0, 1.0):
             raise ValueError("layer_share: needs a layer")
+        if any(guardrail.name == "outcome" and guardrail.missing is not None for guardrail in self.guardrails):
+            raise ValueError(
+                "guardrails: missing is not read of the guardrail outcome; expected the experiment's own missing"
+            )
         names = [guardrail.name for guardrail in self.guardrails]
         if len(set(names)) != len(names):
             raise ValueError("guardrails: names must differ")

@@ -6,18 +6,27 @@ import sqlalchemy as sa
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments import schema
-from marl_ray.experiments.records import OPEN
+from marl_ray.experiments.records import OPEN, look_design
 from marl_ray.experiments.states import ExperimentRecord, plan_of
 
 
-def check_design_kept(connection: sa.Connection, name: str, old: str, new: str) -> None:
-    """MarlRayError if what is assigned would change under units that are there."""
+def check_design_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """MarlRayError if what is assigned, or when it is judged, would change under units that are there."""
+    before, after = look_design(old), look_design(new)
+    changed = [
+        (key, one, other, what)
+        for key, one, other, what in (
+            ("randomize", before.randomize, after.randomize, "by which its sessions were assigned"),
+            ("outcome_window_s", before.window_s, after.window_s, "by which its sessions are judged"),
+        )
+        if one != other
+    ]
     exposed = schema.exposures.c
     any_of_them = sa.select(exposed.unit).where(exposed.experiment == name).limit(1)
-    if old != new and connection.execute(any_of_them).first() is not None:
+    if changed and connection.execute(any_of_them).first() is not None:
+        key, one, other, what = changed[0]
         raise MarlRayError(
-            f"experiment {name!r}: randomize: expected {old!r}, by which its sessions were assigned, got {new!r}; "
-            "start an experiment with a new name"
+            f"experiment {name!r}: {key}: expected {one!r}, {what}, got {other!r}; start an experiment with a new name"
         )
 
 
@@ -64,10 +73,12 @@ def marked_arms(connection: sa.Connection, name: str) -> frozenset[str]:
 def allowed_arms(
     connection: sa.Connection, name: str, config: dict[str, Any], before: dict[str, Any]
 ) -> dict[str, str]:
-    """Arm -> another experiment, for the arms with weight whose bundle that one has rolled back and which the config
-    allows, unless it did so `before` (the arms of the earlier config). MarlRayError for one that is not allowed."""
+    """Arm -> another experiment, for the arms with weight whose bundle (or whose weights, in whatever bundle) that one has
+    rolled back and which the config allows, unless it did so `before` (the arms of the earlier config). MarlRayError for one
+    that is not allowed."""
     mine, other = schema.arms.alias().c, schema.arms.alias().c
-    marked = sa.and_(other.digest == mine.digest, other.experiment != name, other.rolled_back_at.is_not(None))
+    same = sa.or_(other.digest == mine.digest, other.weights_sha256 == mine.weights_sha256)
+    marked = sa.and_(same, other.experiment != name, other.rolled_back_at.is_not(None))
     query = sa.select(mine.arm, mine.digest, sa.func.min(other.experiment).label("elsewhere")).where(marked)
     query = query.where(mine.experiment == name, mine.rolled_back_at.is_(None)).group_by(mine.arm, mine.digest)
     allowed: dict[str, str] = {}
@@ -79,8 +90,8 @@ def allowed_arms(
             continue
         if not part.get("allow_rolled_back", False):
             raise MarlRayError(
-                f"experiment {name!r}: arms.{row.arm}: bundle {row.digest[:16]} has been rolled back in experiment "
-                f"{row.elsewhere!r}; expected another bundle, weight 0, or allow_rolled_back: true"
+                f"experiment {name!r}: arms.{row.arm}: the weights of bundle {row.digest[:16]} have been rolled back in "
+                f"experiment {row.elsewhere!r}; expected another bundle, weight 0, or allow_rolled_back: true"
             )
         if not (kept and known.get("allow_rolled_back", False)):
             allowed[row.arm] = row.elsewhere

@@ -38,6 +38,7 @@ arms = sa.Table(
     sa.Column("experiment", sa.String(100), primary_key=True),
     sa.Column("arm", sa.String(100), primary_key=True),
     sa.Column("digest", sa.String(200)),
+    sa.Column("weights_sha256", sa.String(64)),
     sa.Column("rolled_back_at", sa.Float(53)),
     sa.Column("reason", sa.Text),
 )
@@ -51,6 +52,7 @@ exposures = sa.Table(
     sa.Column("propensity", sa.Float(53)),
     sa.Column("first_at", sa.Float(53)),
     sa.Column("cluster", sa.String(256)),
+    sa.Column("stored_at", sa.Float(53)),
 )
 outcomes = sa.Table(
     "outcomes",
@@ -59,6 +61,7 @@ outcomes = sa.Table(
     sa.Column("unit", sa.String(256), primary_key=True),
     sa.Column("value", sa.Float(53)),
     sa.Column("at", sa.Float(53)),
+    sa.Column("arrived_at", sa.Float(53)),
 )
 metrics = sa.Table(
     "unit_metrics",
@@ -68,6 +71,19 @@ metrics = sa.Table(
     sa.Column("metric", sa.String(100), primary_key=True),
     sa.Column("value", sa.Float(53)),
     sa.Column("at", sa.Float(53)),
+    sa.Column("arrived_at", sa.Float(53)),
+)
+corrections = sa.Table(
+    "corrections",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("experiment", sa.String(100)),
+    sa.Column("unit", sa.String(256)),
+    sa.Column("metric", sa.String(100)),
+    sa.Column("old", sa.Float(53)),
+    sa.Column("new", sa.Float(53)),
+    sa.Column("at", sa.Float(53)),
+    sa.Column("actor", sa.String(200)),
 )
 audit = sa.Table(
     "audit",

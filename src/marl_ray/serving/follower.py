@@ -75,11 +75,18 @@ class Follower:
         self._threads = []
 
     def note_late(self, name: str) -> None:
-        """An outcome came for an experiment that is over; it may prove harm all the same."""
-        self._late[name] = time.monotonic() + LATE_S
+        """An outcome came for an experiment that is over; it may prove harm all the same, once its window is over."""
+        window = self._gateway.endpoints.routers[name].config.outcome_window_s
+        self._late[name] = time.monotonic() + LATE_S + window
 
     def decide(self) -> None:
-        """Look at the evidence once: of what is open, and of what is over where there may be news."""
+        """Store which sessions failed here, and look at the evidence once: of what is open, and of what is over
+        where there may be news."""
+        problem: StoreError | None = None
+        try:
+            self._gateway.failed_sessions.write()
+        except StoreError as error:  # a full disk, say, which must not keep anything from being rolled back
+            problem = error
         for router in self._to_judge(time.monotonic()):
             name = router.config.name
             try:
@@ -89,6 +96,8 @@ class Follower:
                 raise  # the same for all of them
             except Exception:  # one experiment's numbers must not keep the others from being rolled back
                 _log.exception("experiment %s: its evidence cannot be judged", name)
+        if problem is not None:
+            raise problem
 
     def _to_judge(self, now: float) -> list[Router]:
         routers = self._gateway.endpoints.routers

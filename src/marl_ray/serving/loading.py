@@ -56,20 +56,24 @@ class Bundles:
 
 @dataclass(frozen=True)
 class LoadedExperiment:
-    """A config, the bundles of those arms that are needed, and the digests of the others."""
+    """A config, the bundles of those arms that are needed, and what the store knows of the others' contents."""
 
     config: ExperimentConfig
     bundles: Mapping[str, AnyBundle]
-    digests: Mapping[str, str] = field(default_factory=dict)
+    stored: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Arm -> `digest` and, where it is known, `weights_sha256`."""
 
     def stored_config(self) -> dict[str, Any]:
-        """What the store keeps: the config with the salt in force and each arm's digest."""
+        """What the store keeps: the config with the salt in force, and the digests of each arm's bundle and weights."""
         data = self.config.model_dump(mode="json")
         data["salt"] = self.config.salt or self.config.name
         data["control"] = next(iter(self.config.arms))
         for arm in self.config.arms:
             bundle = self.bundles.get(arm)
-            data["arms"][arm]["digest"] = self.digests[arm] if bundle is None else bundle.digest
+            if bundle is None:
+                data["arms"][arm] |= self.stored[arm]
+            else:
+                data["arms"][arm] |= {"digest": bundle.digest, "weights_sha256": bundle.manifest.weights_sha256}
         return data
 
 
@@ -163,20 +167,20 @@ def ours(states: Mapping[str, AssignmentState], configured: Collection[str]) -> 
 def _load_known(
     config: ExperimentConfig, record: ExperimentRecord, wanted: Collection[str], bundles: Bundles
 ) -> LoadedExperiment:
-    stored = record.config["arms"]
-    digests = {
-        arm: stored[arm]["digest"]
+    arms = record.config["arms"]
+    stored = {
+        arm: {key: arms[arm][key] for key in ("digest", "weights_sha256") if key in arms[arm]}
         for arm, part in config.arms.items()
-        if arm in stored and stored[arm].get("bundle") == part.bundle
+        if arm in arms and arms[arm].get("bundle") == part.bundle
     }
     # Read whatever their digests: if the content of a folder has changed, the store has the last word on it.
-    found, missing = load_arms(config, [arm for arm in config.arms if arm in wanted or arm not in digests], bundles, {})
+    found, missing = load_arms(config, [arm for arm in config.arms if arm in wanted or arm not in stored], bundles, {})
     for arm, error in missing.items():
-        if arm not in digests:
+        if arm not in stored:
             raise error
         _log.error("%s; another arm answers for it", error)
     check_arms(config, found)
-    return LoadedExperiment(config, found, digests)
+    return LoadedExperiment(config, found, stored)
 
 
 def check_log(config: GatewayConfig, experiment: str, bundles: Iterable[AnyBundle]) -> None:

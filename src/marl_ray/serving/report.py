@@ -10,11 +10,11 @@ from marl_ray.experiments.sequential import difference_interval, mean_interval
 from marl_ray.experiments.states import ExperimentRecord, advance
 from marl_ray.experiments.statistics import Interval, Summary, verdict
 from marl_ray.experiments.units import NO_OUTCOME, ArmSummary
-from marl_ray.serving.decisions import Finding, Findings
+from marl_ray.serving.decisions import Finding, Findings, Reporting
 
 Series = Mapping[str, Iterable[tuple[float, Summary]]]
 """Arm -> (seconds since 1970, the observations until then), by time."""
-_UNMET = ArmSummary(0, NO_OUTCOME)
+_UNMET = ArmSummary(0, 0, NO_OUTCOME)
 
 
 def describe(
@@ -46,6 +46,8 @@ def describe(
             "propensity": record.weights[arm] / total,
             "rolled_back": arm in state.rolled_back,
             "exposures": units.exposures,
+            "judged": units.judged,
+            "in_window": units.exposures - units.judged,
             "outcomes": units.outcomes.n,
             "observations": outcome.n,
             "mean": _number(outcome.mean),
@@ -54,7 +56,8 @@ def describe(
         }
     for harm, promotion in zip(found.harm, found.promotion, strict=True):
         alpha = config.alpha / len(plan.treatments)
-        between = difference_interval(harm.treatment, harm.control, alpha=alpha, min_outcomes=config.min_outcomes)
+        apart = difference_interval(harm.treatment, harm.control, alpha=alpha, min_outcomes=config.min_outcomes)
+        between = Interval(apart.estimate, apart.low - harm.allowance, apart.high + harm.allowance)
         rows[harm.arm] |= {
             "difference": _number(between.estimate),
             "difference_interval": _bounds(between),
@@ -76,6 +79,8 @@ def describe(
         "control": plan.control,
         "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
         "srm": {"p_value": found.srm.p_value, "alarm": found.srm.alarm},
+        "reporting": [_reporting(reports) for reports in found.reporting],
+        "warnings": list(found.warnings),
         "guardrails": [_guardrail(rail) for rail in found.guardrails],
         "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
         "config": config.model_dump(mode="json"),
@@ -106,6 +111,19 @@ def _test(found: Finding) -> dict[str, Any]:
         "bound": _number(bound),
         "e_value": e_value,
         "proven": proven,
+    }
+
+
+def _reporting(found: Reporting) -> dict[str, Any]:
+    return {
+        "metric": found.metric,
+        "arm": found.arm,
+        "reported": found.reported,
+        "judged": found.judged,
+        "control_reported": found.control_reported,
+        "control_judged": found.control_judged,
+        "p_value": found.test.p_value,
+        "alarm": found.test.alarm,
     }
 
 
