@@ -92,6 +92,7 @@ def test_who_needs_a_key_is_told(keyed):
         for method, operation in methods.items():
             client = path in (
                 "/v1/act",
+                "/v1/assign",
                 "/batch",
                 "/generate",
                 "/v1/chat/completions",

@@ -250,9 +250,14 @@ async def load(gateway: "Gateway", request: Request) -> Response:
     if not name or not version:
         raise RequestError(400, "version", "expected NAME:VERSION of the model registry")
     reference = f"models:/{name}/{version}"
-    if reference not in gateway.models:
-        gateway.models[reference] = await _tried(gateway, "version", lambda: gateway.bundles.load(reference))
-    return Response(orjson.dumps(_model(gateway.models[reference], reference)))
+
+    def load_it() -> AnyBundle:
+        bundle = gateway.bundles.load(reference)
+        gateway.notices.preload(reference, time.time())  # the other replicas load it too
+        gateway.models = gateway.models | {reference: bundle}
+        return bundle
+
+    return Response(orjson.dumps(_model(await _tried(gateway, "version", load_it), reference)))
 
 
 def _model(bundle: AnyBundle, reference: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from marl_ray.experiments.store import ExperimentStore
 from marl_ray.serving.gateway import Gateway
 from marl_ray.serving.hosts import host
 from marl_ray.serving.loading import check_configured
+from marl_ray.serving.scaling import GATEWAY_ONGOING, scaling
 
 MAX_ONGOING_REQUESTS = 2_000
 """Serve's default of 5 per replica would leave nothing to batch."""
@@ -61,7 +62,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     # Without an application, `ingress` asks the replica for one: the gateway is made where it runs, never pickled.
     make_deployment = serve.deployment(
         name="Gateway",
-        num_replicas=config.replicas,
+        **scaling(config.replicas, GATEWAY_ONGOING),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": config.cpus_per_replica},
     )

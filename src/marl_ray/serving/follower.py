@@ -30,6 +30,8 @@ WINNER_S = 30.0
 once an outcome comes."""
 LATE_S = DRAIN_S
 """How long after an outcome an experiment that is over is looked at."""
+PRELOADED_S = 86_400.0
+"""How long a bundle that was asked for ahead is held where no experiment does."""
 CLOSE_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -56,6 +58,8 @@ class Follower:
         self._late: dict[str, float] = {}
         """Experiment that is over -> until when outcomes that came are looked at, monotonic seconds."""
         self._winners_at = 0.0
+        self._preload_at: dict[str, float] = {}
+        """Reference of a bundle that is asked for ahead -> when it may be tried again, monotonic seconds."""
         self._told: dict[str, Any] = {}
         self._threads: list[threading.Thread] = []
 
@@ -96,8 +100,29 @@ class Follower:
                 raise  # the same for all of them
             except Exception:  # one experiment's numbers must not keep the others from being rolled back
                 _log.exception("experiment %s: its evidence cannot be judged", name)
+        self._preload()
         if problem is not None:
             raise problem
+
+    def _preload(self) -> None:
+        """Hold the bundles that were asked for ahead of their experiments, here or at another replica."""
+        gateway = self._gateway
+        asked = gateway.notices.preloads(time.time() - PRELOADED_S)
+        gateway.models = {reference: bundle for reference, bundle in gateway.models.items() if reference in asked}
+        now = time.monotonic()
+        for reference in asked:
+            if reference not in gateway.models and self._preload_at.get(reference, 0.0) <= now:
+                self._preload_at[reference] = now + TEND_S
+                threading.Thread(target=self._load_model, args=(reference,), name="load-model", daemon=True).start()
+
+    def _load_model(self, reference: str) -> None:
+        try:
+            bundle = self._gateway.bundles.load(reference)
+            self._gateway.models = self._gateway.models | {reference: bundle}
+        except MarlRayError as error:
+            _log.error("a bundle is not loaded ahead: %s", error)
+        except Exception:
+            _log.exception("bundle %s is not loaded ahead", reference)
 
     def _to_judge(self, now: float) -> list[Router]:
         routers = self._gateway.endpoints.routers
@@ -126,6 +151,8 @@ class Follower:
                 elif state != known.state:
                     self._follow(known, state)
             self._tend(states, waits)
+            if states is not self._states and self._gateway.webhook is not None:
+                self._gateway.webhook.poke()
             self._states, self._tend_at = states, time.monotonic() + TEND_S
 
     def _take_in(self, name: str, state: AssignmentState) -> None:

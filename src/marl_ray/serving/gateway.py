@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 
 from marl_ray.config import ArmConfig, BreakerConfig, ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.notices import Notices
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.store import AssignmentState, ExperimentStore, StoreError
 from marl_ray.serving.arms import AnyBundle, ArmBatcher, is_text
@@ -53,6 +54,7 @@ from marl_ray.serving.router import Arm, Router
 from marl_ray.serving.routes import Route, find
 from marl_ray.serving.spool import Spool, spool_folder
 from marl_ray.serving.texts import TextArm
+from marl_ray.serving.webhook import Webhook
 
 T = TypeVar("T")
 Host = Callable[[AnyBundle, str, ArmConfig], Arm | TextArm]
@@ -88,6 +90,8 @@ class Gateway:
         self.cache = make_cache(config.cache)
         self.decisions = DecisionLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None
         self.store = ExperimentStore(config.database)
+        self.notices = Notices(self.store)
+        self.webhook = Webhook(config.webhook, self.notices, self.endpoints_of) if config.webhook else None
         self.bundles = Bundles(config.tracking_uri)
         loaded = load_configured(config, self.store, self.bundles)
         self.exposures = ExposureLog(self.store, Spool(spool_folder(config.spool, config.database), config.spool_bytes))
@@ -119,11 +123,15 @@ class Gateway:
         if self.decisions is not None:
             self.decisions.start()
         self.follower.start()
+        if self.webhook is not None:
+            self.webhook.start()
         self.started = time.time()
 
     def close(self) -> None:
         """Write what is queued and let go of the store; blocks for some seconds at most."""
         self.follower.close()
+        if self.webhook is not None:
+            self.webhook.close()
         self._write_failed_sessions()
         self.exposures.close()
         if self.decisions is not None:
@@ -297,6 +305,10 @@ class Gateway:
     def meters(self, router: Router) -> dict[str, ArmMeters]:
         """The metrics of an experiment's arms."""
         return self.metrics.arms(router.config.name, router.config.arms)
+
+    def endpoints_of(self) -> dict[str, str]:
+        """Experiment -> its endpoint."""
+        return {name: router.config.served_as for name, router in self.endpoints.routers.items()}
 
     def measure(self) -> None:
         """Bring the metrics up to date that nothing else writes."""

@@ -28,6 +28,7 @@ from marl_ray.serving.generating import (
     STOP_LENGTH,
     STOPS,
 )
+from marl_ray.serving.handing import ASSIGN_FIELDS
 from marl_ray.serving.keys import Permission
 from marl_ray.serving.outcomes import LARGEST_OUTCOME, OUTCOME_FIELDS
 
@@ -49,6 +50,10 @@ Error = TypedDict("Error", {"error": Problem})
 ActAnswer = TypedDict("ActAnswer", {
     "experiment": str, "arm": str, "epoch": int, "propensity": float, "actions": dict[str, Any],
     "log_probs": dict[str, float], "fallback_for": NotRequired[str],
+})
+AssignAnswer = TypedDict("AssignAnswer", {
+    "experiment": str, "arm": str, "epoch": int, "propensity": float, "bundle": str, "digest": str, "exposed": bool,
+    "fallback_for": NotRequired[str],
 })
 PartError = TypedDict("PartError", {"status": int, "error": Problem})
 BatchAnswer = TypedDict("BatchAnswer", {"answers": list[ActAnswer | PartError]})
@@ -145,6 +150,7 @@ _FIELDS: dict[str, Schema] = {
         "description": "By agent, of those observed: whether each action is allowed.",
     },
     "mode": {"enum": ["sample", "greedy"], "default": "sample"},
+    "expose": {"type": "boolean", "default": True, "description": "Whether the session meets the arm with this."},
     "agent": {"type": ["string", "null"], "description": "Whose text; optional where one policy plays all agents."},
     "prompt": {"type": "string"},
     "max_tokens": _TOKENS,
@@ -208,6 +214,7 @@ _SCHEMAS: dict[str, Schema] = {
         "required": ["requests"],
         "additionalProperties": False,
     },
+    "AssignRequest": _object(ASSIGN_FIELDS, example={"session_id": "episode-18"}),
     "GenerateRequest": _object(GENERATE_FIELDS, "prompt"),
     "ChatRequest": _object(CHAT_FIELDS, "model", "messages"),
     "ChatRequestMessage": {
@@ -257,6 +264,10 @@ _OPERATIONS = {
     ),
     "batch": _Operation(
         "Many acts at once, each answered by itself", BatchAnswer, (401, 403, 413, 429), "BatchRequest", "inference",
+        ("x-session-id", "x-arm"),
+    ),
+    "assign": _Operation(
+        "A session's arm, without a pass", AssignAnswer, (*_CLIENT, 503), "AssignRequest", "inference",
         ("x-session-id", "x-arm"),
     ),
     "generate": _Operation(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from marl_ray.config.experiment import most
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import OutcomeConflictError, Recorded, Report, UnknownUnitError
 from marl_ray.experiments.units import METRIC_LENGTH
@@ -130,7 +131,7 @@ async def _record(gateway: "Gateway", actor: str, told: Sequence[_Told]) -> list
     """Write outcomes, each to the newest of its experiments that knows the session."""
     found = await gateway.in_thread(_write, gateway, actor, told)
     # ... which another replica's queue may still hold, for moments.
-    for pause in OTHER_REPLICAS_S if gateway.config.replicas > 1 else ():
+    for pause in OTHER_REPLICAS_S if most(gateway.config.replicas) > 1 else ():
         left = [k for k, one in enumerate(found) if isinstance(one, UnknownUnitError)]
         if not left:
             break
