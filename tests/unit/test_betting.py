@@ -76,18 +76,18 @@ def test_the_test_does_not_depend_on_when_it_is_looked_at_nor_on_units(units, cu
     whole.add(10 * y - 3, treated, share)
     for part in (slice(0, cut), slice(cut, None)):
         parts.add(10 * y[part] - 3, treated[part], share[part])
-    assert parts.log_evidence() == pytest.approx(whole.log_evidence(), rel=1e-9, abs=1e-9)
+    assert parts.evidence().log_e == pytest.approx(whole.evidence().log_e, rel=1e-9, abs=1e-9)
     plain = BettingTest(side, 0.0, 1.0, margin, higher)
     plain.add(y, treated, share)
-    assert plain.log_evidence() == pytest.approx(whole.log_evidence(), rel=1e-6, abs=1e-6)
+    assert plain.evidence().log_e == pytest.approx(whole.evidence().log_e, rel=1e-6, abs=1e-6)
     # Smaller is better is the same of the negated outcomes.
     turned = BettingTest(side, -7.0, 3.0, 10 * margin, not higher)
     turned.add(3 - 10 * y, treated, share)
-    assert turned.log_evidence() == pytest.approx(whole.log_evidence(), rel=1e-6, abs=1e-6)
+    assert turned.evidence().log_e == pytest.approx(whole.evidence().log_e, rel=1e-6, abs=1e-6)
     # The bound proves what the evidence proves.
-    bound = whole.bound(0.05)
-    if abs(whole.log_evidence() - math.log(20)) > 1e-6 and margin <= 1:
-        assert (side * (bound + 10 * margin) > 0) == (whole.log_evidence() > math.log(20))
+    bound = whole.evidence().bound(0.05)
+    if abs(whole.evidence().log_e - math.log(20)) > 1e-6 and margin <= 1:
+        assert (side * (bound + 10 * margin) > 0) == (whole.evidence().log_e > math.log(20))
 
 
 def drawn(rng: np.random.Generator, n: int, q: Any, treatment: Any, control: Any) -> tuple[np.ndarray, ...]:
@@ -100,7 +100,7 @@ def proven(test: BettingTest, units: tuple[np.ndarray, ...], step: int = 40) -> 
     """Units at the first look that proves; None if none does."""
     for at in range(0, len(units[0]), step):
         test.add(*(part[at : at + step] for part in units))
-        if test.log_evidence() >= math.log(20):
+        if test.evidence().log_e >= math.log(20):
             return at + step
     return None
 
@@ -138,13 +138,13 @@ def test_bounds_cover_the_effect_and_close_in_on_it():
         low, high = BettingTest(1, 0.0, 1.0, 0.0), BettingTest(-1, 0.0, 1.0, 0.0)
         for test in (low, high):
             test.add(*units)
-        one, other = low.bound(0.025), high.bound(0.025)
+        one, other = low.evidence().bound(0.025), high.evidence().bound(0.025)
         missed += not one < 0.1 < other
         widths.append(other - one)
     assert missed <= 6
     assert 0.02 < np.median(widths) < 0.07
-    assert BettingTest(1, 0.0, 1.0, 0.0).bound(0.05) == -math.inf
-    assert BettingTest(-1, 0.0, 1.0, 0.0).bound(0.05) == math.inf
+    assert BettingTest(1, 0.0, 1.0, 0.0).evidence().bound(0.05) == -math.inf
+    assert BettingTest(-1, 0.0, 1.0, 0.0).evidence().bound(0.05) == math.inf
 
 
 def test_an_interpolated_bound_is_the_refuted_null():
@@ -153,7 +153,7 @@ def test_an_interpolated_bound_is_the_refuted_null():
     for side in (1, -1):
         test = BettingTest(side, 0.0, 1.0, 0.0)
         test.add(*units)
-        bound = test.bound(0.05)
+        bound = test.evidence().bound(0.05)
         assert (
             evidence(side, bound - side * 0.004, *units) > math.log(20) > evidence(side, bound + side * 0.004, *units)
         )
@@ -170,8 +170,8 @@ def test_a_relative_margin_scales_the_control(higher):
         good, bad = (BettingTest(side, 0.0, 1.0, 0.0, higher, scale) for side in (1, -1))
         for test in (good, bad):
             test.add(*units)
-        assert (good.log_evidence() > math.log(20)) == within
-        assert not within or bad.log_evidence() < 0
+        assert (good.evidence().log_e > math.log(20)) == within
+        assert not within or bad.evidence().log_e < 0
 
 
 def test_values_outside_are_moved_into_the_bounds_and_bounds_are_checked():
@@ -179,7 +179,7 @@ def test_values_outside_are_moved_into_the_bounds_and_bounds_are_checked():
     share = np.full(3, 0.5)
     one.add(np.array([5.0, -9.0, 0.5]), np.array([True, False, True]), share)
     other.add(np.array([1.0, 0.0, 0.5]), np.array([True, False, True]), share)
-    assert one.log_evidence() == other.log_evidence()
+    assert one.evidence().log_e == other.evidence().log_e
     for low, high in ((1.0, 1.0), (0.0, math.inf), (math.nan, 1.0)):
         with pytest.raises(MarlRayError, match="bounds: expected finite low < high"):
             BettingTest(1, low, high, 0.0)

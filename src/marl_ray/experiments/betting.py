@@ -141,27 +141,41 @@ class BettingTest:
         y = y if self.higher_is_better else 1 - y
         self.capital.bet(y, treated, share, *self.memory.centres(y))
 
-    def log_evidence(self) -> float:
-        """ln E against "the gain is on the other side of -margin, or there"."""
-        null = max(-self.margin / self.width, -1.0)
-        return float(self.capital.log_evidence()[np.searchsorted(self.capital.nulls, null)])
+    def evidence(self) -> "Evidence":
+        """What the units so far prove."""
+        null = float(np.clip(-self.margin / self.width, -1, 1))
+        nulls, found = self.capital.nulls, self.capital.log_evidence()
+        return Evidence(self.side, self.memory.n, self.width * nulls, found, float(found[np.searchsorted(nulls, null)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a `BettingTest` proves at one moment."""
+
+    side: int
+    n: int
+    """Units of both arms."""
+    nulls: np.ndarray
+    """(D,) gains in units of the outcome, ascending, and ..."""
+    logs: np.ndarray
+    """... ln E against each (D,): it falls along the nulls for `side` 1 and rises for -1."""
+    log_e: float
+    """ln E against "the gain is on the other side of -margin, or there"."""
 
     def bound(self, alpha: float) -> float:
         """The gain is above it (`side` 1) or below it (-1), at all times with probability 1 - alpha; infinite at first.
 
         Interpolated between the nulls of the grid.
         """
-        limit, evidence, nulls = -math.log(alpha), self.capital.log_evidence(), self.capital.nulls
+        limit, logs, nulls = -math.log(alpha), self.logs, self.nulls
         if self.side < 0:
-            evidence, nulls = evidence[::-1], -nulls[::-1]
-        refuted = int((evidence >= limit).sum())  # evidence falls along the nulls
+            logs, nulls = logs[::-1], -nulls[::-1]
+        refuted = int((logs >= limit).sum())
         if not refuted:
             return -math.inf * self.side
         found = nulls[refuted - 1]
         if refuted < len(nulls):
             # About a square of the distance: its root is nearly straight.
-            one, at, other = (
-                math.copysign(math.sqrt(abs(x)), x) for x in (evidence[refuted - 1], limit, evidence[refuted])
-            )
+            one, at, other = (math.copysign(math.sqrt(abs(x)), x) for x in (logs[refuted - 1], limit, logs[refuted]))
             found += (one - at) / (one - other) * (nulls[refuted] - found)
-        return float(self.side * found * self.width)
+        return float(self.side * found)

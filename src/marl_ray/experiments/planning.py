@@ -1,8 +1,8 @@
 """How many units an experiment needs: for one look at a size fixed beforehand, and for the tests that decide at every look.
 
-The test that decides is simulated on what it sees of many units: the gain's sum S of intrinsic time V, a Brownian motion
-with drift. The normal mixture's evidence is a function of (S, V), and so is nearly the betting test's: the mean over its
-stakes l of exp(l S - l^2 V / 2).
+The test that decides (promotion; harm is found a little sooner) is simulated on what it sees of many units: the gain's
+sum S of intrinsic time V, a Brownian motion with drift. The normal mixture's evidence is a function of (S, V), and so is
+nearly the betting test's: the mean over its stakes l of exp(l S - l^2 V / 2).
 """
 
 import math
@@ -13,6 +13,7 @@ import numpy as np
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.betting import CAP, EFFECTS
 from marl_ray.experiments.fixed import samples_needed
+from marl_ray.experiments.sequential import CAUTION
 from marl_ray.experiments.statistics import TIGHTEST_AT, tune_rho
 
 PATHS, GROWTH = 2_000, 1.02
@@ -79,15 +80,17 @@ def _found(
     proven, parts, before = np.zeros(PATHS, bool), [], 0.0
     stakes = EFFECTS
     if bounds is not None:
-        width, worst = (bounds[1] - bounds[0]) / sd, 0.5 / min(share, 1 - share)
+        # The most careful stakes that bounds may call for: those of a mean near a bound.
+        width, worst = (bounds[1] - bounds[0]) / sd, 1 / min(share, 1 - share)
         stakes = np.minimum(EFFECTS, CAP / worst / width / (share * (1 - share)))
     rho = tune_rho(2 * TIGHTEST_AT * first, 2 * alpha)
-    for now in time:
+    for n, now in zip(units, time, strict=True):
         path += delta * (now - before) + math.sqrt(now - before) * rng.standard_normal(PATHS)
         before = now
         if bounds is None:
-            v = 4 * now
-            x = path / math.sqrt(now) * math.sqrt(v / (v + rho))
+            v, arms = 4 * now, (n * share, n * (1 - share))
+            careful = sum(1 / arm + CAUTION / arm**2 for arm in arms) * now  # variances as promotion takes them
+            x = path / math.sqrt(now * careful) * math.sqrt(v / (v + rho))
             evidence = math.log(2) + 0.5 * math.log(rho / (v + rho)) + x**2 / 2 + log_ndtr(x)
         else:
             evidence = logsumexp(stakes * path[:, None] - stakes**2 * now / 2, axis=1) - math.log(len(stakes))
