@@ -17,7 +17,14 @@ from marl_ray.experiments.assignment import Assignment, block_of
 from marl_ray.experiments.looks import Look
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.store import ExperimentStore, Exposure, Outcome, OutcomeConflictError, UnknownUnitError
+from marl_ray.experiments.store import (
+    ArmSummary,
+    ExperimentStore,
+    Exposure,
+    Outcome,
+    OutcomeConflictError,
+    UnknownUnitError,
+)
 
 
 def config(**weights: float) -> dict:
@@ -33,9 +40,24 @@ def url(make_url: Callable[[], str]) -> str:
     return make_url()
 
 
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1.7e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def over(store: ExperimentStore) -> None:
+    """The windows of all units end."""
+    store.clock.now += 1_000.0
+
+
 @pytest.fixture
 def store(url: str) -> Iterator[ExperimentStore]:
-    store = ExperimentStore(url)
+    store = ExperimentStore(url, Clock())
     store.open_experiment("exp", config(a=1, b=1))
     yield store
     store.close()
@@ -59,15 +81,18 @@ def test_first_exposure_stays_for_good(store):
     assert {arm: part.exposures for arm, part in store.summary("exp").items()} == {"a": 1, "b": 1}
 
 
-def test_outcomes_are_idempotent_and_final(store):
+def test_outcomes_are_idempotent_and_final_after_their_window(store):
     store.record_exposures([exposure("u", "a")])
-    assert store.record_outcome("exp", "u", 0.1).arm == "a"
+    assert store.record_outcome("exp", "u", 0.2).arm == "a"
     store.record_outcome("exp", "u", 0.1)
-    with pytest.raises(OutcomeConflictError, match=r"already has outcome 0\.1, got 0\.2"):
+    assert store.summary("exp")["a"] == ArmSummary(1, 0, Summary(0, pytest.approx(math.nan, nan_ok=True), 0.0))
+    over(store)
+    store.record_outcome("exp", "u", 0.1)
+    with pytest.raises(OutcomeConflictError, match=r"already has outcome 0\.1, got 0\.2; its window of 600 s for corr"):
         store.record_outcome("exp", "u", 0.2)
     with pytest.raises(UnknownUnitError, match="no exposure"):
         store.record_outcome("exp", "stranger", 1.0)
-    assert store.summary("exp")["a"].outcomes.n == 1
+    assert store.summary("exp")["a"] == ArmSummary(1, 1, Summary(1, 0.1, 0.0))
 
 
 def test_summary_has_the_moments_of_the_outcomes_even_far_from_zero(store):
@@ -75,6 +100,7 @@ def test_summary_has_the_moments_of_the_outcomes_even_far_from_zero(store):
     store.record_exposures([exposure(f"u{i}", "b") for i in range(300)] + [exposure("v", "a")])
     for i, value in enumerate(values):
         store.record_outcome("exp", f"u{i}", float(value))
+    over(store)
     summary = store.summary("exp")
     assert (summary["b"].exposures, summary["b"].outcomes.n) == (300, 200)
     assert summary["b"].outcomes.mean == pytest.approx(values.mean(), rel=1e-12)
@@ -147,6 +173,7 @@ def test_metrics_are_idempotent_final_and_summed_up_by_name_and_arm(store):
     store.record_metrics("exp", "u", {"cost": 1.0})
     store.record_metrics("exp", "v", {"cost": 4})
     assert store.record_metrics("exp", "w", {"cost": 2.0}).arm == "b"
+    over(store)
     with pytest.raises(OutcomeConflictError, match=r"metrics\.cost: session 'u' already has 1\.0, got 2\.0"):
         store.record_metrics("exp", "u", {"another": 1.0, "cost": 2.0})
     with pytest.raises(UnknownUnitError):
@@ -156,6 +183,7 @@ def test_metrics_are_idempotent_final_and_summed_up_by_name_and_arm(store):
             store.record_metrics("exp", "u", wrong)
     assert look(store).values == {
         "cost": {"a": Summary(2, 2.5, 4.5), "b": Summary(1, 2.0, 0.0)},
+        "error": {"a": Summary(2, 0.0, 0.0), "b": Summary(2, 0.0, 0.0)},
         "latency_s": {"a": Summary(1, 0.5, 0.0)},
     }
     assert store.summary("exp")["a"].outcomes.n == 0
@@ -180,51 +208,6 @@ def look(store: ExperimentStore, name: str = "exp", now: float | None = None) ->
     return store.look(store.experiment(name), now)
 
 
-def same(one: Look, other: Look) -> bool:
-    """Equal but for the rounding of sums taken in another order."""
-    assert (one.exposed, one.assigned, one.shares) == (other.exposed, other.assigned, other.shares)
-    assert one.values.keys() == other.values.keys()
-    for metric, arms in one.values.items():
-        assert arms.keys() == other.values[metric].keys()
-        for arm, found in arms.items():
-            expected = other.values[metric][arm]
-            assert (found.n, found.mean) == (expected.n, pytest.approx(expected.mean, rel=1e-12))
-            assert found.variance == pytest.approx(expected.variance, rel=1e-9)
-    return True
-
-
-@pytest.mark.parametrize("design", ["session", "cluster", "switchback"])
-def test_a_look_that_goes_on_sees_what_a_new_one_sees(url, design):
-    """Two stores write in turns, one of them looks all the time."""
-    stores = ExperimentStore(url), ExperimentStore(url)
-    settings = {"randomize": design, "washout_s": 20.0, "block_s": 100.0}
-    for name in ("exp", "other"):
-        stores[0].open_experiment(name, config(a=1, b=1) | settings)
-    rng = np.random.default_rng(1)
-    moment = 1.7e9
-    for turn in range(4):
-        writer, units = stores[turn % 2], [f"u{turn}-{k}" for k in range(15)]
-        rows = []
-        for unit in units:
-            moment += 15.0
-            block = block_of(moment, 100.0) if design == "switchback" else f"c{rng.integers(9)}"
-            assignment = Assignment("ab"[rng.integers(2)], 1 + turn // 3, 0.5)
-            rows.append(Exposure("exp", unit, assignment, moment, block))
-        writer.record_exposures(rows)
-        for unit in units:
-            if rng.random() < 0.7:
-                writer.record_outcome("exp", unit, 1e6 + rng.normal())
-            if rng.random() < 0.5:
-                writer.record_metrics("exp", unit, {"cost": rng.normal(), "error": 1.0})
-        fresh = ExperimentStore(url)
-        assert same(look(stores[0], now=moment), look(fresh, now=moment))
-        fresh.close()
-    assert stores[0].summary("exp")["a"].exposures == sum(row["a"] for row in look(stores[0]).exposed.values())
-    assert look(stores[0], "other") == Look(shares={1: {"a": 1.0, "b": 1.0}})
-    for store in stores:
-        store.close()
-
-
 def test_units_of_a_session_experiment_add_up_to_their_arms_moments(store):
     values = 1e9 + np.random.default_rng(2).normal(size=60)
     for batch in range(3):
@@ -232,6 +215,7 @@ def test_units_of_a_session_experiment_add_up_to_their_arms_moments(store):
         store.record_exposures([exposure(f"u{i}", "ab"[i % 2]) for i in rows])
         for i in rows:
             store.record_outcome("exp", f"u{i}", float(values[i]))
+        over(store)
         look(store)
     found = look(store).values["outcome"]["b"]
     assert (found.n, found.mean) == (30, pytest.approx(values[1::2].mean(), rel=1e-15))
@@ -246,18 +230,20 @@ def write(store: ExperimentStore, rows: list[tuple[str, str, int, str, float, fl
     for unit, *_, value in rows:
         if value is not None:
             store.record_outcome("exp", unit, value)
+    over(store)
 
 
 def test_a_cluster_is_one_observation_in_its_first_arm(url):
-    store = ExperimentStore(url)
+    store = ExperimentStore(url, Clock())
     store.open_experiment("exp", config(a=1, b=1) | {"randomize": "cluster"})
     write(store, [("u1", "a", 1, "x", 0, 1.0), ("u2", "a", 1, "x", 0, 3.0), ("u3", "a", 1, "y", 0, 5.0)])
     write(store, [("u4", "b", 2, "x", 0, 100.0), ("u5", "b", 2, "z", 0, 7.0), ("u6", "b", 2, "w", 0, None)])
     found = look(store)
     assert found.exposed == {1: {"a": 3}, 2: {"b": 3}}
     assert found.assigned == {1: {"a": 2}, 2: {"b": 2}}
-    assert found.values == {"outcome": {"a": Summary(2, 3.5, 4.5), "b": Summary(1, 7.0, 0.0)}}
+    assert found.values["outcome"] == {"a": Summary(2, 3.5, 4.5), "b": Summary(1, 7.0, 0.0)}
     assert found.units["b"].outcomes.n == 2
+    assert found.reporting.values["outcome"] == {"a": Summary(2, 1.0, 0.0), "b": Summary(2, 0.5, 0.5)}
     assert {arm: points[-1][1] for arm, points in store.series("exp").items()} == found.values["outcome"]
     with pytest.raises(
         MarlRayError, match="randomize: expected 'cluster', by which its sessions were assigned, got 's"
@@ -265,25 +251,32 @@ def test_a_cluster_is_one_observation_in_its_first_arm(url):
         store.open_experiment("exp", config(a=1, b=1))
 
 
-def test_a_block_counts_when_it_is_over_without_its_washout_and_with_one_epoch(url):
-    store = ExperimentStore(url)
-    settings = {"randomize": "switchback", "block_s": 100.0, "washout_s": 10.0}
+def test_a_block_counts_when_it_and_its_windows_are_over_without_its_washout_and_with_one_epoch(url):
+    store = ExperimentStore(url, Clock())
+    settings = {"randomize": "switchback", "block_s": 100.0, "washout_s": 10.0, "outcome_window_s": 50.0}
     store.open_experiment("exp", config(a=1, b=1) | settings)
-    starts = 1_700_000_000.0, 1_700_000_100.0, 1_700_000_200.0, 1_700_000_300.0
-    first, second, mixed, now = (block_of(start, 100.0) for start in starts)
-    write(store, [("u1", "a", 1, first, starts[0] + 9, 50.0), ("u2", "a", 1, first, starts[0] + 10, 1.0)])
-    write(store, [("u3", "a", 1, first, starts[0] + 99, 3.0), ("u4", "b", 1, second, starts[1] + 50, 4.0)])
-    write(store, [("u5", "a", 1, mixed, starts[2] + 50, 9.0), ("u6", "b", 2, mixed, starts[2] + 90, 9.0)])
-    write(store, [("u7", "b", 2, now, starts[3] + 50, 9.0)])
-    found = look(store, now=starts[3] + 60)
-    assert found.values == {"outcome": {"a": Summary(1, 2.0, 0.0), "b": Summary(1, 4.0, 0.0)}}
-    assert found.blocks == {"outcome": {1: {"a": {first: 2.0}, "b": {second: 4.0}}}}
+    starts = [1_700_000_000.0 + 100 * k for k in range(4)]
+    first, second, mixed, last = (block_of(start, 100.0) for start in starts)
+    rows = [(0, 9, "a", 1, first, 50.0), (0, 10, "a", 1, first, 1.0), (0, 99, "a", 1, first, 3.0)]
+    rows += [(1, 50, "b", 1, second, 4.0), (2, 50, "a", 1, mixed, 9.0), (2, 90, "b", 2, mixed, 9.0)]
+    for k, (block, after, arm, epoch, name, value) in enumerate([*rows, (3, 20, "b", 2, last, 9.0)]):
+        store.clock.now = starts[block] + after
+        store.record_exposures([Exposure("exp", f"u{k}", Assignment(arm, epoch, 0.5), store.clock.now, name)])
+        store.record_outcome("exp", f"u{k}", value)
+    for after, b in ((99.0, Summary(1, 4.0, 0.0)), (100.0, Summary(2, 6.5, 12.5))):
+        store.clock.now = starts[3] + after
+        found = look(store)
+        assert found.values["outcome"] == {"a": Summary(1, 2.0, 0.0), "b": b}
+        assert {arm: points[-1][1] for arm, points in store.series("exp").items()} == found.values["outcome"]
+    assert found.blocks["outcome"] == {1: {"a": {first: 2.0}, "b": {second: 4.0}}, 2: {"b": {last: 9.0}}}
     assert found.assigned == {1: {"a": 2, "b": 1}, 2: {"b": 1}}
-    assert look(store, now=starts[3] + 100).values["outcome"]["b"].n == 2
-    assert {arm: points[-1][1] for arm, points in store.series("exp", now=starts[3] + 60).items()} == {
-        "a": Summary(1, 2.0, 0.0),
-        "b": Summary(1, 4.0, 0.0),
-    }
+    assert found.units["a"] == ArmSummary(4, 4, Summary(4, 15.75, pytest.approx(1598.75 / 3)))
+    # A session that the spool brings later is within its window, and its block waits for it.
+    store.record_exposures([Exposure("exp", "late", Assignment("b", 1, 0.5), starts[1] + 60, second)])
+    store.record_outcome("exp", "late", 6.0)
+    assert look(store).values["outcome"]["b"] == Summary(1, 9.0, 0.0)
+    store.clock.now += 51.0
+    assert look(store).values["outcome"]["b"] == Summary(2, 7.0, 8.0)
 
 
 def test_a_look_tells_the_weights_of_each_epoch_of_the_stage(store):
@@ -301,6 +294,8 @@ def test_a_series_ends_with_everything_and_has_the_moments_asked_for(store):
     store.record_exposures([exposure(unit, arm) for unit, arm, *_ in rows])
     for unit, _, at, value in rows:
         store.record_outcome("exp", unit, value, at=at)
+    assert store.series("exp") == {}
+    over(store)
     for points in (1, 7, 60):
         found = store.series("exp", points)
         assert found.keys() == {"a", "b"}
@@ -317,4 +312,5 @@ def test_a_series_ends_with_everything_and_has_the_moments_asked_for(store):
     store.open_experiment("one", config(a=1, b=1))
     store.record_exposures([Exposure("one", "u", Assignment("a", 1, 0.5), 0.0)])
     store.record_outcome("one", "u", 2.0, at=5.0)
+    over(store)
     assert [(n.n, n.mean) for _, n in store.series("one")["a"]] == [(1, 2.0)]

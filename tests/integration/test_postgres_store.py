@@ -1,5 +1,6 @@
 """The experiment store on PostgreSQL: a server of the tests' own, in a temporary folder, on a socket in that folder."""
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -7,8 +8,9 @@ import pytest
 import sqlalchemy as sa
 from state_cases import *  # noqa: F403
 from store_cases import *  # noqa: F403
-from store_cases import config, exposure, look
+from store_cases import Clock, config, exposure, look, over
 from toy_faults import postgres
+from window_cases import *  # noqa: F403
 
 from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import ExperimentStore
@@ -31,23 +33,41 @@ def make_url() -> Iterator[Callable[[], str]]:
 
 
 def test_a_look_misses_nothing_of_transactions_that_end_in_another_order(url):
-    store = ExperimentStore(url)
+    store = ExperimentStore(url, Clock())
     store.open_experiment("exp", config(a=1, b=1))
     slow = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
-    columns = "experiment, unit, arm, epoch, propensity, first_at"
-    insert = f"INSERT INTO exposures ({columns}) VALUES ('exp', 'slow', 'a', 1, 0.5, 0)"
+    columns = "experiment, unit, arm, epoch, propensity, first_at, stored_at"
+    insert = f"INSERT INTO exposures ({columns}) VALUES ('exp', 'slow', 'a', 1, 0.5, 0, 1.7e9)"
     with slow.connect() as connection:
         begun = connection.begin()
         connection.execute(sa.text(insert))
         for k in range(3):
             store.record_exposures([exposure(f"u{k}", "a")])
             store.record_outcome("exp", f"u{k}", float(k))
+            over(store)
             # What comes after the oldest open transaction is there, and not counted twice.
             assert look(store).exposed == {1: {"a": k + 1}}
             assert look(store).values["outcome"]["a"].n == k + 1
         begun.commit()
     slow.dispose()
     assert look(store).exposed == {1: {"a": 4}}
-    store.record_outcome("exp", "slow", 4.0)
-    assert look(store).values["outcome"]["a"] == Summary(4, 1.75, pytest.approx(35 / 12))
+    assert look(store).units["a"].judged == 4
+    assert look(store).values["outcome"]["a"] == Summary(3, 1.0, 1.0)
+    store.close()
+
+
+def test_nobody_is_judged_while_a_report_that_came_in_time_is_under_way(url):
+    store = ExperimentStore(url)
+    store.open_experiment("exp", config(a=1, b=1) | {"outcome_window_s": 0.5})
+    store.record_exposures([exposure("u", "a")])
+    slow = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    now = "extract(epoch FROM clock_timestamp())"
+    with slow.connect() as connection:
+        begun = connection.begin()
+        connection.execute(sa.text(f"INSERT INTO outcomes VALUES ('exp', 'u', 2.5, 0, {now})"))
+        time.sleep(1.2)
+        assert (look(store).units["a"].exposures, look(store).units["a"].judged) == (1, 0)
+        begun.commit()
+    slow.dispose()
+    assert look(store).values["outcome"]["a"] == Summary(1, 2.5, 0.0)
     store.close()

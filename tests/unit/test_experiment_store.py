@@ -4,8 +4,11 @@ from collections.abc import Callable
 from itertools import count
 
 import pytest
+import sqlalchemy as sa
 from state_cases import *  # noqa: F403
 from store_cases import *  # noqa: F403
+from store_cases import exposure, look, over
+from window_cases import *  # noqa: F403
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import ExperimentStore
@@ -39,3 +42,32 @@ def test_folders_of_the_file_are_made(tmp_path):
 def test_unusable_databases_are_one_line(url, message):
     with pytest.raises(MarlRayError, match=message):
         ExperimentStore(url)
+
+
+def test_a_look_that_goes_on_reads_its_units_by_an_index(store):
+    store.record_exposures([exposure(f"u{k}", "ab"[k % 2]) for k in range(50)])
+    over(store)
+    look(store)
+    asked: list[tuple[str, tuple]] = []
+
+    def note(connection, cursor, statement, parameters, context, executemany) -> None:
+        asked.append((statement, parameters))
+
+    sa.event.listen(store._engine, "before_cursor_execute", note)
+    store.record_exposures([exposure("new", "a")])
+    over(store)
+    look(store)
+    sa.event.remove(store._engine, "before_cursor_execute", note)
+    plans = []
+    with store._engine.connect() as connection:
+        for statement, parameters in asked:
+            if "first_at" in statement or "exposures" not in statement or statement.startswith("INSERT"):
+                continue
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
+            plans.append("; ".join(row[-1] for row in plan))
+    assert len(plans) == 4
+    for plan in plans[1:]:
+        assert "SCAN exposures" not in plan and "SCAN outcomes" not in plan and "SCAN unit_metrics" not in plan, plan
+    for plan in plans[2:]:
+        assert "exposures_as_stored (experiment=? AND stored_at>? AND stored_at<?)" in plan, plan
+        assert "(experiment=? AND rowid>?)" in plan and "(experiment=? AND unit=?" in plan, plan

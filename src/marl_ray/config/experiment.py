@@ -26,6 +26,15 @@ BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
 
 
 BINARY = frozenset({"error", "violation"})
+Missing = Literal["exclude"] | Annotated[float, Field(ge=-1e100, le=1e100)]
+"""What a unit counts with that has reported nothing when its window is over; `exclude`: it does not count."""
+
+
+def counts_as(metric: str, missing: float | str | None) -> float | None:
+    """What a unit counts with that reports nothing of the metric, by its `missing`; None if the unit does not count."""
+    if missing is None:
+        return 0.0 if metric in BINARY else None
+    return None if isinstance(missing, str) else float(missing)
 
 
 class ArmConfig(Config):
@@ -66,6 +75,10 @@ class GuardrailConfig(Config):
     """Whether the metric is 0 or 1 per unit, which has a test for rare events; `error` and `violation` are, when neither
     this nor `bounds` nor `winsorize` is given."""
 
+    missing: Missing | None = None
+    """What a unit counts with whose window ends without a value of the metric: a number, or `exclude` (it does not count).
+    When not given, 0 for `error` and `violation`, `exclude` for all others."""
+
     @property
     def is_binary(self) -> bool:
         if self.binary is None:
@@ -80,6 +93,11 @@ class GuardrailConfig(Config):
         if self.binary and (self.bounds or self.winsorize):
             raise ValueError(f"binary: expected either binary, bounds or winsorize for {self.name!r}")
         return self
+
+    @property
+    def counts_missing_as(self) -> float | None:
+        """The value of a unit that has reported none; None if such a unit does not count."""
+        return counts_as(self.name, self.missing)
 
     @model_validator(mode="before")
     @classmethod
@@ -149,6 +167,12 @@ class ExperimentConfig(Config):
     breaker: BreakerConfig = BreakerConfig()
     shadow_concurrency: PositiveInt = 16
     """Of `shadow`: copies of requests under way per replica; more are dropped and counted."""
+    outcome_window_s: float = Field(600.0, gt=0, allow_inf_nan=False)
+    """Seconds after a unit's first exposure in which its outcome and metrics count. The unit is judged when they are over.
+    Take it longer than the slowest outcome of any arm. It cannot change once the experiment has units."""
+    missing: Missing = "exclude"
+    """What a unit counts with whose window ends without an outcome: a number, or `exclude` (it does not count; a test then
+    watches whether the arms' units report equally often)."""
     guardrails: tuple[GuardrailConfig, ...] = ()
     """What a treatment must not make worse, besides the outcome's own harm test."""
     alpha: Alpha = 0.05

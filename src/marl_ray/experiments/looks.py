@@ -1,30 +1,23 @@
 """One look at an experiment: from sums over its units to what the tests take, an observation per unit, cluster or block."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marl_ray.experiments.assignment import block_group, block_span
 from marl_ray.experiments.clusters import Blocks, block_summaries, stratified, summary_of
 from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.sums import NONE, Design, Exposed, Moments, Valued, merged
+from marl_ray.experiments.sums import NONE, Design, Exposed, Judged, Moments, Totals, Valued, merged
 from marl_ray.experiments.units import NO_OUTCOME, ArmSummary
 
 Counts = dict[int, dict[str, int]]
 """Epoch -> arm -> how many."""
+Values = Mapping[Valued, Moments]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is known at one moment."""
+class Observations:
+    """One number for each unit, cluster or block: its mean."""
 
-    units: Mapping[str, ArmSummary] = field(default_factory=dict)
-    """Arm -> its exposures, and its outcomes unit by unit."""
-    exposed: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """Epoch -> arm -> units first exposed then."""
-    assigned: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """The same of what is assigned: units, clusters or blocks."""
-    shares: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    """Epoch -> the weights in force, from the stage's first epoch on."""
     values: Mapping[str, Mapping[str, Summary]] = field(default_factory=dict)
     """Metric (`outcome` among them) -> arm -> its observations."""
     strata: Mapping[str, Mapping[int, Mapping[str, Summary]]] = field(default_factory=dict)
@@ -52,22 +45,87 @@ class Look:
         )
 
 
-def look_at(exposures: Mapping[Exposed, int], values: Mapping[Valued, Moments], design: Design, now: float) -> Look:
+@dataclass(frozen=True, slots=True)
+class Look(Observations):
+    """What is known at one moment. All values are of units whose windows are over; one that has reported nothing counts
+    as the experiment says, or not at all."""
+
+    units: Mapping[str, ArmSummary] = field(default_factory=dict)
+    """Arm -> its units and their outcomes, unit by unit."""
+    exposed: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Epoch -> arm -> units first exposed then."""
+    assigned: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """The same of what is assigned: units, clusters or blocks."""
+    shares: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Epoch -> the weights in force, from the stage's first epoch on."""
+    reporting: Observations = Observations()
+    """Of every metric that any unit has reported, and the outcome: 1 for a unit that did and 0 for one that did not."""
+    reported: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """The same metrics -> arm -> its units that did."""
+
+
+def look_at(totals: Totals, design: Design, now: float) -> Look:
     """The look that the sums give; `now` (seconds since 1970) says which blocks are over.
 
-    A cluster counts in the arm it had first, by the units that met that arm. A block counts once it is over, without
-    its washout; one in which the weights changed does not.
+    A cluster counts in the arm it had first, by the units that met that arm. A block counts once it is over and the
+    windows of its units are, without its washout; one in which the weights changed does not.
     """
+    exposures, judged = totals.exposures, totals.judged
     exposed: Counts = {}
     for (epoch, arm, _), n in exposures.items():
-        here = exposed.setdefault(epoch, {})
-        here[arm] = here.get(arm, 0) + n
+        _count(exposed, epoch, arm, n)
+    reported: dict[str, dict[str, int]] = {"outcome": {}}
     outcomes: dict[str, Moments] = {}
-    for (metric, _, arm, _, _), found in values.items():
+    for (metric, _, arm, _, _), found in totals.values.items():
+        of_arms = reported.setdefault(metric, {})
+        of_arms[arm] = of_arms.get(arm, 0) + found.n
         if metric == "outcome":
             outcomes[arm] = merged(outcomes.get(arm, NONE), found)
-    totals = {arm: sum(counts.get(arm, 0) for counts in exposed.values()) for arm in {a for _, a, _ in exposures}}
-    units = {arm: ArmSummary(n, outcomes.get(arm, NONE).summary()) for arm, n in totals.items()}
+    units: dict[str, ArmSummary] = {}
+    for arm in {arm for _, arm, _ in exposures}:
+        met = sum(of_arms.get(arm, 0) for of_arms in exposed.values())
+        over = sum(n for key, n in judged.items() if key[1] == arm)
+        units[arm] = ArmSummary(met, over, outcomes.get(arm, NONE).summary())
+    homes = _homes(exposures)
+    assigned: Counts = {}
+    for epoch, arm, _ in homes.values():
+        _count(assigned, epoch, arm, 1)
+    if design.randomize == "switchback":
+        done = {name for name, home in homes.items() if not home[2] and sum(block_span(name)) <= now}
+        homes = {name: homes[name] for name in done - _under_way(exposures, judged)}
+    values = _observations(_filled(totals.values, judged, dict(design.missing)), homes, design)
+    reporting = _observations(_reporting(totals.values, judged, reported), homes, design)
+    assigned = exposed if design.randomize == "session" else assigned
+    return Look(values.values, values.strata, values.blocks, units, exposed, assigned, {}, reporting, reported)
+
+
+def _count(counts: Counts, epoch: int, arm: str, n: int) -> None:
+    here = counts.setdefault(epoch, {})
+    here[arm] = here.get(arm, 0) + n
+
+
+def _filled(values: Values, judged: Mapping[Judged, int], missing: Mapping[str, float]) -> Values:
+    """With the units that have reported nothing."""
+    filled = dict(values)
+    for metric, value in missing.items():
+        for key, n in judged.items():
+            known = values.get((metric, *key), NONE)
+            filled[(metric, *key)] = merged(known, Moments(n - known.n, value, 0.0))
+    return filled
+
+
+def _reporting(values: Values, judged: Mapping[Judged, int], metrics: Iterable[str]) -> Values:
+    """1 for each unit that has reported the metric, 0 for each that has not."""
+    found: dict[Valued, Moments] = {}
+    for metric in metrics:
+        for key, n in judged.items():
+            told = values.get((metric, *key), NONE).n
+            found[(metric, *key)] = Moments(n, told / n, told * (n - told) / n)
+    return found
+
+
+def _observations(values: Values, homes: Mapping[str, tuple[int, str, bool]], design: Design) -> Observations:
+    """The values by what is assigned; `homes` has the clusters and blocks that count."""
     if design.randomize == "session":
         pooled: dict[str, dict[str, Moments]] = {}
         strata: dict[str, dict[int, dict[str, Summary]]] = {}
@@ -76,17 +134,10 @@ def look_at(exposures: Mapping[Exposed, int], values: Mapping[Valued, Moments], 
             by_arm[arm] = merged(by_arm.get(arm, NONE), found)
             strata.setdefault(metric, {}).setdefault(epoch, {})[arm] = found.summary()
         plain = {metric: {arm: m.summary() for arm, m in by_arm.items()} for metric, by_arm in pooled.items()}
-        return Look(units, exposed, exposed, {}, plain, strata)
-    homes = _homes(exposures)
-    assigned: Counts = {}
-    for epoch, arm, _ in homes.values():
-        here = assigned.setdefault(epoch, {})
-        here[arm] = here.get(arm, 0) + 1
-    if design.randomize == "switchback":
-        homes = {name: home for name, home in homes.items() if not home[2] and sum(block_span(name)) <= now}
+        return Observations(plain, strata)
     of_clusters: dict[str, dict[str, Moments]] = {}
     for (metric, _, arm, cluster, counts), found in values.items():
-        if counts and cluster in homes and homes[cluster][1] == arm:
+        if counts and found.n and cluster in homes and homes[cluster][1] == arm:
             by_cluster = of_clusters.setdefault(metric, {})
             by_cluster[cluster] = merged(by_cluster.get(cluster, NONE), found)
     means: dict[str, dict[int, dict[str, dict[str, float]]]] = {}
@@ -100,8 +151,7 @@ def look_at(exposures: Mapping[Exposed, int], values: Mapping[Valued, Moments], 
         }
         for metric, found in means.items()
     }
-    blocks = means if design.randomize == "switchback" else {}
-    return Look(units, exposed, assigned, {}, _pooled(means), strata, blocks)
+    return Observations(_pooled(means), strata, means if design.randomize == "switchback" else {})
 
 
 def _pooled(means: dict[str, dict[int, dict[str, dict[str, float]]]]) -> dict[str, dict[str, Summary]]:
@@ -111,6 +161,14 @@ def _pooled(means: dict[str, dict[int, dict[str, dict[str, float]]]]) -> dict[st
             for arm, of in by_arm.items():
                 pooled.setdefault(metric, {}).setdefault(arm, []).extend(of.values())
     return {metric: {arm: summary_of(found) for arm, found in arms.items()} for metric, arms in pooled.items()}
+
+
+def _under_way(exposures: Mapping[Exposed, int], judged: Mapping[Judged, int]) -> set[str]:
+    """Clusters with units whose windows are not over."""
+    left = dict(exposures)
+    for (epoch, arm, cluster, _), n in judged.items():
+        left[epoch, arm, cluster] -= n
+    return {cluster for (_, _, cluster), n in left.items() if n}
 
 
 def _homes(exposures: Mapping[Exposed, int]) -> dict[str, tuple[int, str, bool]]:

@@ -6,8 +6,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from marl_ray.config.experiment import counts_as
 from marl_ray.experiments import schema
 from marl_ray.experiments.states import ExperimentRecord, State, Status, plan_of, shadows_of, weights_of
+from marl_ray.experiments.sums import Design
+from marl_ray.experiments.windows import WINDOW_S
 
 OPEN = frozenset({Status.DRAFT, Status.RUNNING, Status.PAUSED})
 """States that end; in all others an experiment is over."""
@@ -152,6 +155,20 @@ def endpoint_of(name: str, config: dict[str, Any]) -> str:
 def design_of(config: dict[str, Any]) -> str:
     """What is assigned to an arm: `session`, `cluster` or `switchback`."""
     return str(config.get("randomize", "session"))
+
+
+def look_design(config: dict[str, Any]) -> Design:
+    """What looks at the experiment depend on. Failures (`error`) are noted by the gateway itself, so a unit without one has
+    none, whether a guardrail asks for them or not."""
+    missing = {"error": 0.0, "outcome": counts_as("outcome", config.get("missing"))}
+    missing |= {rail["name"]: counts_as(rail["name"], rail.get("missing")) for rail in config.get("guardrails", ())}
+    return Design(
+        design_of(config),
+        config.get("washout_s", 0.0),
+        config.get("block_s", 600.0),
+        config.get("outcome_window_s", WINDOW_S),
+        tuple(sorted((metric, value) for metric, value in missing.items() if value is not None)),
+    )
 
 
 def columns_of(state: State) -> dict[str, Any]:

@@ -6,18 +6,27 @@ import sqlalchemy as sa
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments import schema
-from marl_ray.experiments.records import OPEN
+from marl_ray.experiments.records import OPEN, look_design
 from marl_ray.experiments.states import ExperimentRecord, plan_of
 
 
-def check_design_kept(connection: sa.Connection, name: str, old: str, new: str) -> None:
-    """MarlRayError if what is assigned would change under units that are there."""
+def check_design_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """MarlRayError if what is assigned, or when it is judged, would change under units that are there."""
+    before, after = look_design(old), look_design(new)
+    changed = [
+        (key, one, other, what)
+        for key, one, other, what in (
+            ("randomize", before.randomize, after.randomize, "by which its sessions were assigned"),
+            ("outcome_window_s", before.window_s, after.window_s, "by which its sessions are judged"),
+        )
+        if one != other
+    ]
     exposed = schema.exposures.c
     any_of_them = sa.select(exposed.unit).where(exposed.experiment == name).limit(1)
-    if old != new and connection.execute(any_of_them).first() is not None:
+    if changed and connection.execute(any_of_them).first() is not None:
+        key, one, other, what = changed[0]
         raise MarlRayError(
-            f"experiment {name!r}: randomize: expected {old!r}, by which its sessions were assigned, got {new!r}; "
-            "start an experiment with a new name"
+            f"experiment {name!r}: {key}: expected {one!r}, {what}, got {other!r}; start an experiment with a new name"
         )
 
 

@@ -51,6 +51,7 @@ exposures = sa.Table(
     sa.Column("propensity", sa.Float(53)),
     sa.Column("first_at", sa.Float(53)),
     sa.Column("cluster", sa.String(256)),
+    sa.Column("stored_at", sa.Float(53)),
 )
 outcomes = sa.Table(
     "outcomes",
@@ -59,6 +60,7 @@ outcomes = sa.Table(
     sa.Column("unit", sa.String(256), primary_key=True),
     sa.Column("value", sa.Float(53)),
     sa.Column("at", sa.Float(53)),
+    sa.Column("arrived_at", sa.Float(53)),
 )
 metrics = sa.Table(
     "unit_metrics",
@@ -68,6 +70,19 @@ metrics = sa.Table(
     sa.Column("metric", sa.String(100), primary_key=True),
     sa.Column("value", sa.Float(53)),
     sa.Column("at", sa.Float(53)),
+    sa.Column("arrived_at", sa.Float(53)),
+)
+corrections = sa.Table(
+    "corrections",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("experiment", sa.String(100)),
+    sa.Column("unit", sa.String(256)),
+    sa.Column("metric", sa.String(100)),
+    sa.Column("old", sa.Float(53)),
+    sa.Column("new", sa.Float(53)),
+    sa.Column("at", sa.Float(53)),
+    sa.Column("actor", sa.String(200)),
 )
 audit = sa.Table(
     "audit",

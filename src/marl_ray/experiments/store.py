@@ -1,13 +1,13 @@
 """The experiment store: what was configured, who was exposed to what, and what came of it, in a SQL database.
 
 Rules that the database itself keeps, whatever processes do: a unit has one exposure per experiment, the first, for
-good; one outcome at most, and one value of each metric, which a repeated post cannot change; a rolled-back arm keeps
-its mark; the audit only grows, in the transactions of the changes that it tells of.
+good; one outcome at most, and one value of each metric; a rolled-back arm keeps its mark; the audit only grows, in the
+transactions of the changes that it tells of.
 """
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +25,8 @@ from marl_ray.experiments.records import (
     assignment_part,
     assignment_state,
     columns_of,
-    design_of,
     endpoint_of,
+    look_design,
     plain,
     read,
     read_all,
@@ -44,12 +44,15 @@ from marl_ray.experiments.states import (
     reconfigured,
     transition,
 )
-from marl_ray.experiments.sums import Design, Sums
+from marl_ray.experiments.sums import Sums
 from marl_ray.experiments.units import (
     ArmSummary,
+    Correction,
     Exposure,
     Outcome,
     OutcomeConflictError,
+    Recorded,
+    Report,
     StoreError,
     UnitStore,
     UnknownUnitError,
@@ -59,12 +62,15 @@ __all__ = [
     "ArmSummary",
     "AssignmentState",
     "AuditEntry",
+    "Correction",
     "ExperimentRecord",
     "ExperimentStore",
     "Exposure",
     "Outcome",
     "OutcomeConflictError",
     "Production",
+    "Recorded",
+    "Report",
     "StaleEpochError",
     "StoreError",
     "UnknownUnitError",
@@ -77,9 +83,14 @@ _ENDPOINTS = 0x6D61_7265
 class ExperimentStore(UnitStore):
     """All access to the database. Safe to use from several threads, processes and machines."""
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, clock: Callable[[], float] | None = None):
         """As `UnitStore`."""
-        super().__init__(url)
+        super().__init__(url, clock)
+        # All queries of a look see the same rows; SQLite's transactions do by themselves.
+        postgres = self._engine.dialect.name == "postgresql"
+        self._snapshots = (
+            self._engine.execution_options(isolation_level="REPEATABLE READ") if postgres else self._engine
+        )
         self._configs: Configs = {}
         self._sums: dict[str, tuple[Sums, Look | None]] = {}
         self._looking: dict[str, threading.Lock] = {}
@@ -95,8 +106,8 @@ class ExperimentStore(UnitStore):
         arm has been rolled back, or if an arm with weight has a digest that another experiment has rolled back and
         lacks `allow_rolled_back` (what already runs is not stopped by that). An arm that this experiment has rolled
         back, by name or digest, may stay: the record's `kept_at_zero` names it. MarlRayError, too, if the endpoint has
-        another open experiment with which this one does not share a layer, and if `randomize` changes once there are
-        exposures.
+        another open experiment with which this one does not share a layer, and if `randomize` or `outcome_window_s` changes
+        once there are exposures.
         """
         with self._transaction(self._writer) as connection:
             now, endpoint = time.time(), endpoint_of(name, config)
@@ -119,7 +130,7 @@ class ExperimentStore(UnitStore):
             if found.config == config and not fresh:
                 return found
             if not fresh:
-                check_design_kept(connection, name, design_of(found.config), design_of(config))
+                check_design_kept(connection, name, found.config, config)
                 check_arms_kept(connection, name, found.config["arms"], config["arms"])
             self._register_arms(connection, name, config["arms"], now)
             plan = plan_of(config)
@@ -226,22 +237,19 @@ class ExperimentStore(UnitStore):
 
     def look(self, record: ExperimentRecord, now: float | None = None) -> Look:
         """What the experiment's units add up to at a moment (seconds since 1970; now if not given). The first look of a
-        process reads every row, a later one those written since."""
-        name, moment = record.name, time.time() if now is None else now
-        design = _design(record)
+        process reads every row, a later one those written since, and the units whose windows have ended since."""
+        name, moment = record.name, self.settled_at() if now is None else now
+        design = look_design(record.config)
         with self._looking.setdefault(name, threading.Lock()):
             sums, last = self._sums.get(name, (Sums(design), None))
             if sums.design != design:
                 sums, last = Sums(design), None
-            with self._transaction() as connection:
-                if connection.dialect.name == "postgresql":
-                    # A fresh table has no statistics, and a nested loop over its units would take minutes.
-                    connection.execute(sa.text("SET LOCAL enable_nestloop = off"))
-                exposures, values, news = sums.read(connection, name)
+            with self._transaction(self._snapshots) as connection:
+                totals, news = sums.read(connection, name, moment)
                 shares = self._shares(connection, record)
             # Blocks end without any news.
             if news or last is None or design.randomize == "switchback":
-                last = look_at(exposures, values, design, moment)
+                last = look_at(totals, design, moment)
             self._sums[name] = sums, last
         return replace(last, shares=shares)
 
@@ -263,8 +271,9 @@ class ExperimentStore(UnitStore):
         record = self.experiment(name)
         if record is None:
             return {}
+        moment = self.settled_at() if now is None else now
         with self._transaction() as connection:
-            return series(connection, name, _design(record), points, time.time() if now is None else now)
+            return series(connection, name, look_design(record.config), points, moment)
 
     def names(self) -> list[str]:
         """All experiments, the oldest first."""
@@ -305,8 +314,3 @@ class ExperimentStore(UnitStore):
         arm = str(record.state.winner) if promoted else record.plan.control
         part = record.config["arms"][arm]
         return Production(record.name, arm, part.get("bundle", part["digest"]), part["digest"])
-
-
-def _design(record: ExperimentRecord) -> Design:
-    config = record.config
-    return Design(design_of(config), config.get("washout_s", 0.0), config.get("block_s", 600.0))

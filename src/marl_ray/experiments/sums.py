@@ -1,8 +1,11 @@
 """Sums over an experiment's units, continued from look to look: what is stored already is read once per process.
 
-Rows are never changed or deleted, so sums only need the rows written since. SQLite numbers rows as they are written. On
-PostgreSQL a row bears its transaction's number (`tx`): below the oldest transaction still under way, everything is
-there and is summed for good; what lies above is summed anew at every look, so that nothing is missed and nothing late.
+A unit enters the sums of values when its window is over, and nothing of it changes after that (`windows`). Two things
+say that it is there for good and that it is due: the position of its row, and the moment it was stored. SQLite numbers
+rows as they are written. On PostgreSQL a row bears its transaction's number (`tx`): below the oldest transaction still
+under way everything is there and is summed for good; what lies above is summed anew at every look. So a look reads the
+rows above the last position, and of those below it the units whose windows have ended since the last look: each unit
+once, in whatever order transactions end and clocks run.
 """
 
 import math
@@ -13,6 +16,7 @@ import sqlalchemy as sa
 
 from marl_ray.experiments import schema
 from marl_ray.experiments.statistics import Summary
+from marl_ray.experiments.windows import WINDOW_S, grace_s
 
 
 class Moments(NamedTuple):
@@ -31,8 +35,10 @@ class Moments(NamedTuple):
 NONE = Moments(0, 0.0, 0.0)
 Exposed = tuple[int, str, str]
 """Epoch, arm and cluster; the cluster is empty where units are assigned by themselves."""
+Judged = tuple[int, str, str, bool]
+"""The same, and whether the units count: those of a block's washout do not."""
 Valued = tuple[str, int, str, str, bool]
-"""Metric (or `outcome`), epoch, arm, cluster, and whether the units count: those of a block's washout do not."""
+"""Metric (or `outcome`), and of which units."""
 
 
 def merged(one: Moments, other: Moments) -> Moments:
@@ -47,11 +53,37 @@ def merged(one: Moments, other: Moments) -> Moments:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """What of an experiment's config the sums depend on."""
+    """What of an experiment's config a look depends on."""
 
     randomize: str = "session"
     washout_s: float = 0.0
     block_s: float = 600.0
+    window_s: float = WINDOW_S
+    missing: tuple[tuple[str, float], ...] = ()
+    """(Metric or `outcome`, what a unit counts with that has reported none); of other metrics it does not count."""
+
+
+@dataclass
+class Totals:
+    """Sums over units."""
+
+    exposures: dict[Exposed, int] = field(default_factory=dict)
+    """Units."""
+    judged: dict[Judged, int] = field(default_factory=dict)
+    """Units whose windows are over."""
+    values: dict[Valued, Moments] = field(default_factory=dict)
+    """What these have reported within them."""
+
+    def add(self, more: "Totals") -> None:
+        for exposed, n in more.exposures.items():
+            self.exposures[exposed] = self.exposures.get(exposed, 0) + n
+        for judged, n in more.judged.items():
+            self.judged[judged] = self.judged.get(judged, 0) + n
+        for valued, found in more.values.items():
+            self.values[valued] = merged(self.values.get(valued, NONE), found)
+
+    def __bool__(self) -> bool:
+        return bool(self.exposures or self.judged)
 
 
 @dataclass
@@ -59,69 +91,92 @@ class Sums:
     """One experiment's sums, up to where they are final."""
 
     design: Design
-    exposures: dict[Exposed, int] = field(default_factory=dict)
-    values: dict[Valued, Moments] = field(default_factory=dict)
-    upto: dict[str, int] = field(default_factory=dict)
-    """Table -> position of the first row that is not in the sums."""
+    totals: Totals = field(default_factory=Totals)
+    row: int = 0
+    """Position of the first exposure that is not in the sums."""
+    stored: float = -math.inf
+    """Moment (seconds since 1970) until which units were stored whose windows are over."""
 
-    def read(self, connection: sa.Connection, name: str) -> tuple[dict[Exposed, int], dict[Valued, Moments], bool]:
-        """Continue the sums of the experiment. Returns what is known now, rows above `upto` included, to be read only;
-        and whether any row has come."""
-        exposures, values = dict[Exposed, int](), dict[Valued, Moments]()
-        news = False
-        # Outcomes before exposures: what comes in between then has exposures too many, never too few.
-        for table in (schema.outcomes, schema.metrics, schema.exposures):
-            dialect = connection.dialect.name
-            start, end = self.upto.get(table.name, 0), _end(connection, table)
-            if dialect == "sqlite" and start == end:
-                continue
-            # All rows before the first is added: an error half way must not count some twice.
-            for row in connection.execute(_since(table, name, self.design, start, end, dialect)).all():
-                news = True
-                if table is schema.exposures:
-                    exposed = (row.epoch, row.arm, row.cluster)
-                    counts = self.exposures if row.settled else exposures
-                    counts[exposed] = counts.get(exposed, 0) + row.rows
-                else:
-                    valued = (row.metric, row.epoch, row.arm, row.cluster, bool(row.counts))
-                    moments = self.values if row.settled else values
-                    found = Moments(row.n, float(row.mean), float(row.squares))
-                    moments[valued] = merged(moments.get(valued, NONE), found)
-            self.upto[table.name] = end
-        if exposures:
-            exposures = self.exposures | {key: n + self.exposures.get(key, 0) for key, n in exposures.items()}
-        if values:
-            values = self.values | {key: merged(self.values.get(key, NONE), m) for key, m in values.items()}
-        return exposures or self.exposures, values or self.values, news
+    def read(self, connection: sa.Connection, name: str, moment: float) -> tuple[Totals, bool]:
+        """Continue the sums to a moment of `UnitStore.settled_at`, read before the transaction began. Returns what is
+        known then, to be read only; and whether anything has come."""
+        sqlite = connection.dialect.name == "sqlite"
+        # A clock that is put back takes nothing back.
+        stored = max(self.stored, moment - self.design.window_s - grace_s(self.design.window_s))
+        row = _end(connection, sqlite)
+        if sqlite and (row, stored) == (self.row, self.stored):
+            return self.totals, False
+        if not sqlite:
+            # A fresh table has no statistics: PostgreSQL would join all of it for a few units, or all units one by one.
+            for way in ("nestloop",) if not self.row else ("hashjoin", "mergejoin"):
+                connection.execute(sa.text(f"SET LOCAL enable_{way} = off"))
+        settled, rest = Totals(), Totals()
+        # Everything is read before anything is added: an error half way must not count some twice.
+        for found in connection.execute(self._exposures(name, row, sqlite)):
+            of = settled if found.settled else rest
+            of.exposures[found.epoch, found.arm, found.cluster] = found.rows
+        units = self._due(name, row, stored, sqlite)
+        for table in (schema.outcomes, schema.metrics):
+            for found in connection.execute(self._values(table, units)):
+                of = settled if found.settled else rest
+                judged = found.epoch, found.arm, found.cluster, bool(found.counts)
+                if table is schema.outcomes:
+                    of.judged[judged] = found.rows
+                if found.n:
+                    of.values[(found.metric, *judged)] = Moments(found.n, float(found.mean), float(found.squares))
+        self.totals.add(settled)
+        self.row, self.stored = row, stored
+        if not rest:
+            return self.totals, bool(settled)
+        rest.add(self.totals)
+        return rest, True
+
+    def _keys(self, row: int, sqlite: bool) -> list[Any]:
+        units = schema.exposures.c
+        cluster = sa.literal("") if self.design.randomize == "session" else sa.func.coalesce(units.cluster, "")
+        settled = sa.case((_position(sqlite) < row, 1), else_=0)
+        return [units.epoch, units.arm, cluster.label("cluster"), settled.label("settled")]
+
+    def _exposures(self, name: str, row: int, sqlite: bool) -> Any:
+        """Units since the last look, apart for those before `row`."""
+        here = sa.and_(schema.exposures.c.experiment == name, _position(sqlite) >= self.row)
+        keys = sa.select(*self._keys(row, sqlite)).where(here).cte("units").c
+        return sa.select(*keys, sa.func.count().label("rows")).group_by(*keys)
+
+    def _due(self, name: str, row: int, stored: float, sqlite: bool) -> Any:
+        """Units whose windows are over, of those since the last look and of those that were not due then."""
+        units = schema.exposures.c
+        columns = [units.experiment, units.unit, *self._keys(row, sqlite), counts_of(self.design).label("counts")]
+        last = (units.stored_at + self.design.window_s).label("closes_at")
+        query = sa.select(*columns, last).where(units.experiment == name)
+        # Sums are no columns of an index: each half has the index that it needs and no other.
+        since = query.where(_position(sqlite) >= self.row, units.stored_at + 0 <= stored)
+        before = query.where(_position(sqlite) + 0 < self.row)
+        waited = before.where(units.stored_at > self.stored, units.stored_at <= stored)
+        return sa.union_all(since, waited).cte("due")
+
+    def _values(self, table: sa.Table, due: sa.CTE) -> Any:
+        """Moments of what the units have reported in time, and how many units there are."""
+        mine = [table.c[key] == due.c[key] for key in ("experiment", "unit")]
+        metric = table.c.metric if "metric" in table.c else sa.literal("outcome")
+        keys = [due.c[key] for key in ("epoch", "arm", "cluster", "settled", "counts")]
+        query = sa.select(*keys, metric.label("metric"), table.c.value)
+        # All of the units, and only these: a join from the right would read every value of the experiment.
+        found = query.join_from(due, table, sa.and_(*mine, table.c.arrived_at <= due.c.closes_at), isouter=True)
+        return schema.moments(found.cte("units"), "epoch", "arm", "cluster", "settled", "counts", "metric")
 
 
-def _row(table: sa.Table, dialect: str) -> Any:
-    return sa.literal_column(f"{table.name}.{'rowid' if dialect == 'sqlite' else 'tx'}", sa.BigInteger)
+def _position(sqlite: bool) -> Any:
+    return sa.literal_column("exposures.rowid" if sqlite else "exposures.tx", sa.BigInteger)
 
 
-def _end(connection: sa.Connection, table: sa.Table) -> int:
+def _end(connection: sa.Connection, sqlite: bool) -> int:
     """The position up to which every row is there."""
-    if connection.dialect.name == "sqlite":
-        last = sa.select(sa.func.max(_row(table, "sqlite"))).select_from(table)
+    if sqlite:
+        last = sa.select(sa.func.max(_position(sqlite))).select_from(schema.exposures)
         return int(connection.execute(last).scalar() or 0) + 1
     oldest = sa.text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
     return int(connection.execute(oldest).scalar_one())
-
-
-def _since(table: sa.Table, name: str, design: Design, start: int, end: int, dialect: str) -> Any:
-    """Sums of the experiment's rows of the table from `start` on, apart for those before `end`."""
-    units = schema.exposures
-    row = _row(table, dialect)
-    cluster = sa.literal("") if design.randomize == "session" else sa.func.coalesce(units.c.cluster, "")
-    columns = [units.c.epoch, units.c.arm, cluster.label("cluster"), sa.case((row < end, 1), else_=0).label("settled")]
-    of_rows = sa.and_(table.c.experiment == name, row >= start)
-    if table is units:
-        keys = sa.select(*columns).where(of_rows).cte("units").c
-        return sa.select(*keys, sa.func.count().label("rows")).group_by(*keys)
-    metric = table.c.metric if "metric" in table.c else sa.literal("outcome")
-    columns += [metric.label("metric"), counts_of(design).label("counts"), table.c.value]
-    found = sa.select(*columns).join_from(table, units, schema.same_unit(table)).where(of_rows).cte("units")
-    return schema.moments(found, "metric", "epoch", "arm", "cluster", "counts", "settled")
 
 
 def counts_of(design: Design) -> Any:

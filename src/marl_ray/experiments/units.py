@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.experiments import schema
+from marl_ray.experiments import schema, windows
 from marl_ray.experiments.assignment import Assignment
 from marl_ray.experiments.statistics import Summary
 
@@ -20,6 +20,8 @@ LARGEST_VALUE = 1e100
 """Larger numbers would overflow the database's sums of squares."""
 METRIC_LENGTH = 100
 NO_OUTCOME = Summary(0, math.nan, 0.0)
+Known = dict[tuple[str, str], tuple[float, float]]
+"""(Unit, metric) -> its value, and when that arrived in seconds since 1970."""
 
 
 class StoreError(MarlRayError):
@@ -31,7 +33,7 @@ class UnknownUnitError(MarlRayError):
 
 
 class OutcomeConflictError(MarlRayError):
-    """A second outcome or metric value for a unit, with another value."""
+    """Another value for a unit whose window is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,51 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What a client tells of a unit."""
+
+    unit: str
+    values: Mapping[str, float]
+    """`outcome`, and named metrics (`{"cost": 1.0, "latency_s": 0.2}`)."""
+    at: float | None = None
+    """When it came about, in seconds since 1970; now when not given. For charts and exports: what counts is when it
+    arrives."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that never replace what is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A report that is stored."""
+
+    assignment: Assignment
+    late_s: float | None
+    """Seconds between the end of the unit's window and its values, which then do not count; None if they came in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A value that replaced another one within the unit's window. `at` is seconds since 1970."""
+
+    experiment: str
+    unit: str
+    metric: str
+    """`outcome`, or a metric's name."""
+    old: float
+    new: float
+    at: float
+    actor: str
+
+
+@dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """One arm's exposures and outcomes."""
+    """One arm's units and outcomes."""
 
     exposures: int
+    judged: int
+    """Units whose windows are over."""
     outcomes: Summary
+    """What these have reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +112,12 @@ class Outcome:
 class UnitStore:
     """Exposures, outcomes and metrics. Safe to use from several threads, processes and machines."""
 
-    def __init__(self, url: str):
-        """Connect and bring the schema up to date. MarlRayError unless the URL is of a usable SQLite or PostgreSQL."""
+    def __init__(self, url: str, clock: Callable[[], float] | None = None):
+        """Connect and bring the schema up to date. MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
+
+        `clock` (seconds since 1970) takes the place of the database's clock, by which windows run: for simulations.
+        """
+        self.clock = clock
         self._engine = schema.open_engine(url)
         self._writer = self._engine.execution_options(writes=True)
         self._insert: Any = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
@@ -92,7 +138,7 @@ class UnitStore:
         if not exposures:
             return
         # In one order everywhere: two writers with the same units in different orders would wait for each other.
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "experiment": e.experiment,
                 "unit": e.unit,
@@ -105,7 +151,19 @@ class UnitStore:
             for e in sorted(exposures, key=lambda e: (e.experiment, e.unit))
         ]
         with self._transaction(self._writer) as connection:
+            now = self._arrival(connection)
+            rows = [row | {"stored_at": now} for row in rows]
             connection.execute(self._insert(schema.exposures).on_conflict_do_nothing(), rows)
+
+    def _arrival(self, connection: sa.Connection) -> float:
+        return self.clock() if self.clock is not None else windows.arrival(connection)
+
+    def settled_at(self) -> float:
+        """The moment until which all that arrived is written, see `windows.settled_at`."""
+        if self.clock is not None:
+            return self.clock()
+        with self._transaction() as connection:
+            return windows.settled_at(connection)
 
     def assignment(self, experiment: str, unit: str) -> Assignment | None:
         """The arm of the unit's first exposure, or None."""
@@ -113,64 +171,86 @@ class UnitStore:
             return _assignment(connection, experiment, unit)
 
     def record_outcome(self, experiment: str, unit: str, value: float, at: float | None = None) -> Assignment:
-        """Store a unit's outcome and return whose it is. `at` is when it came about (seconds since 1970), now if not
-        given; outcomes may come in any order, and after the experiment is over.
-
-        The same value again changes nothing. Raises UnknownUnitError for a unit without an exposure and
-        OutcomeConflictError for a second value.
-        """
-        row = {"experiment": experiment, "unit": unit, "value": value, "at": time.time() if at is None else at}
-        with self._transaction(self._writer) as connection:
-            assignment = self._of_known_unit(connection, experiment, unit)
-            known = self._write_once(connection, schema.outcomes, row)
-        if known != value:
-            raise OutcomeConflictError(f"value: session {unit!r} already has outcome {known!r}, got {value!r}")
-        return assignment
+        """Store a unit's outcome and return whose it is, by the rules of `record`; raises what that returns."""
+        return self._record_one(experiment, Report(unit, {"outcome": value}, at))
 
     def record_metrics(
         self, experiment: str, unit: str, metrics: Mapping[str, float], at: float | None = None
     ) -> Assignment:
-        """Store named numbers of a unit (`{"cost": 1.0, "latency_s": 0.2}`), all or none, under the rules of
-        `record_outcome`; MarlRayError for a number that is not finite or above 1e100 in size, or named `outcome`."""
-        for metric, value in metrics.items():
-            if metric == "outcome" or not 0 < len(metric) <= METRIC_LENGTH:
-                raise MarlRayError(
-                    f"metrics: expected names of 1 to {METRIC_LENGTH} characters other than 'outcome', got {metric!r}"
-                )
-            if not abs(value) <= LARGEST_VALUE:
-                raise MarlRayError(
-                    f"metrics.{metric}: expected a number of size {LARGEST_VALUE:g} at most, got {value!r}"
-                )
-        moment = time.time() if at is None else at
-        with self._transaction(self._writer) as connection:
-            assignment = self._of_known_unit(connection, experiment, unit)
-            for metric, value in sorted(metrics.items()):
-                row = {"experiment": experiment, "unit": unit, "metric": metric, "value": float(value), "at": moment}
-                known = self._write_once(connection, schema.metrics, row)
-                if known != value:
-                    raise OutcomeConflictError(
-                        f"metrics.{metric}: session {unit!r} already has {known!r}, got {value!r}"
-                    )
-        return assignment
+        """Store named numbers of a unit, all or none, by the rules of `record`; raises what that returns."""
+        if "outcome" in metrics:
+            raise MarlRayError("metrics: expected names other than 'outcome'")
+        return self._record_one(experiment, Report(unit, metrics, at))
 
-    def _of_known_unit(self, connection: sa.Connection, experiment: str, unit: str) -> Assignment:
-        assignment = _assignment(connection, experiment, unit)
-        if assignment is None:
-            raise UnknownUnitError(f"session_id: {unit!r} has no exposure in experiment {experiment!r}")
-        return assignment
+    def _record_one(self, experiment: str, report: Report) -> Assignment:
+        found = self.record(experiment, [report])[0]
+        if isinstance(found, MarlRayError):
+            raise found
+        return found.assignment
+
+    def record(
+        self, experiment: str, reports: Sequence[Report], actor: str = "client"
+    ) -> list[Recorded | MarlRayError]:
+        """Store what clients tell of units, in one transaction; each report whole or, with an error in its place, not.
+
+        Reports may come in any order, and after the experiment is over. The same value again changes nothing. Another
+        one replaces it while the unit's window lasts, and is an OutcomeConflictError after; the replaced one is kept with
+        the `actor` as a `Correction`. Of `error` the largest value stands: a failure that happened is not taken back. What
+        arrives after the window is kept and does not count. UnknownUnitError stands for a unit without an exposure,
+        MarlRayError for a name or a number that cannot be stored.
+        """
+        with self._transaction(self._writer) as connection:
+            names = sorted({report.unit for report in reports})
+            units = self._units(connection, experiment, names)
+            now, window = self._arrival(connection), windows.window_of(connection, experiment) if units else 0.0
+            known = self._values(connection, experiment, list(units))
+            changes = _Changes(experiment, actor, now, window, units, known)
+            found = [changes.add(report) for report in reports]
+            for table, rows in changes.rows():
+                insert = self._insert(table)
+                new = {key: insert.excluded[key] for key in ("value", "at", "arrived_at")}
+                keys = [column.name for column in table.primary_key]
+                connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=new), rows)
+            if changes.corrections:
+                connection.execute(sa.insert(schema.corrections), changes.corrections)
+        return found
+
+    def _units(
+        self, connection: sa.Connection, experiment: str, names: list[str]
+    ) -> dict[str, tuple[Assignment, float]]:
+        """Unit -> its assignment, and when its exposure was stored.
+
+        Nobody else reports of them until the transaction ends.
+        """
+        units = schema.exposures.c
+        query = sa.select(units.unit, units.arm, units.epoch, units.propensity, units.stored_at)
+        # In one order everywhere: else two writers would wait for each other.
+        query = query.where(units.experiment == experiment, units.unit.in_(names)).order_by(units.unit)
+        rows = connection.execute(query.with_for_update(key_share=True)).all()
+        return {row.unit: (Assignment(row.arm, row.epoch, row.propensity), row.stored_at) for row in rows}
+
+    def _values(self, connection: sa.Connection, experiment: str, names: list[str]) -> Known:
+        known: Known = {}
+        for table in (schema.outcomes, schema.metrics) if names else ():
+            metric = table.c.metric if "metric" in table.c else sa.literal("outcome")
+            query = sa.select(table.c.unit, metric.label("metric"), table.c.value, table.c.arrived_at)
+            for row in connection.execute(query.where(table.c.experiment == experiment, table.c.unit.in_(names))):
+                known[row.unit, row.metric] = row.value, row.arrived_at
+        return known
+
+    def corrections(self, experiment: str) -> list[Correction]:
+        """Every value that has been replaced, the oldest first."""
+        here = schema.corrections.c
+        query = sa.select(*(here[name.name] for name in fields(Correction)))
+        with self._transaction() as connection:
+            rows = connection.execute(query.where(here.experiment == experiment).order_by(here.id))
+            return [Correction(*row) for row in rows]
 
     def _is_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
         """Insert the row unless its key is taken; whether it was not."""
         # Not by the row count, which SQLAlchemy does not know of PostgreSQL's inserts (it says -1).
         insert = self._insert(table).values(row).on_conflict_do_nothing().returning(sa.literal(1))
         return connection.execute(insert).first() is not None
-
-    def _write_once(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> float:
-        """Insert the row unless its key is taken; returns the value that is there then."""
-        if self._is_new(connection, table, row):
-            return float(row["value"])
-        same_key = (column == row[column.name] for column in table.primary_key)
-        return float(connection.execute(sa.select(table.c.value).where(*same_key)).scalar_one())
 
     def record_shadows(self, experiment: str, replica: str, totals: Mapping[str, Mapping[str, float]]) -> None:
         """Store what a replica has counted of each shadowed arm since it began: `acts`, `errors`, `dropped` copies, agents'
@@ -227,6 +307,80 @@ class UnitStore:
             yield from rows
             if len(rows) < page:
                 return
+
+
+@dataclass
+class _Changes:
+    """What reports change of what is known."""
+
+    experiment: str
+    actor: str
+    now: float
+    window: float
+    units: Mapping[str, tuple[Assignment, float]]
+    known: Known
+    changed: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    """(Unit, metric) -> when it came about."""
+    corrections: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, report: Report) -> Recorded | MarlRayError:
+        if report.unit not in self.units:
+            return UnknownUnitError(f"session_id: {report.unit!r} has no exposure in experiment {self.experiment!r}")
+        try:
+            _check_values(report.values)
+            assignment, stored_at = self.units[report.unit]
+            closes_at = stored_at + self.window
+            news = {
+                metric: value
+                for metric, value in report.values.items()
+                if self._differs(report, metric, value, closes_at)
+            }
+        except MarlRayError as error:
+            return error
+        news |= {metric: value for metric, value in report.measured.items() if (report.unit, metric) not in self.known}
+        for metric, value in news.items():
+            key = report.unit, metric
+            if key in self.known:
+                names = {"experiment": self.experiment, "unit": report.unit, "metric": metric}
+                change = {"old": self.known[key][0], "new": value, "at": self.now, "actor": self.actor}
+                self.corrections.append(names | change)
+            self.known[key], self.changed[key] = (value, self.now), report.at
+        arrived = [self.known[report.unit, metric][1] for metric in report.values]
+        late = max(arrived, default=self.now) - closes_at
+        return Recorded(assignment, late if late > 0 else None)
+
+    def _differs(self, report: Report, metric: str, value: float, closes_at: float) -> bool:
+        old, _ = self.known.get((report.unit, metric), (None, None))
+        if old is None or old == value or (metric == "error" and old > value):
+            return old is None
+        if self.now > closes_at:
+            what, has = ("value", "has outcome") if metric == "outcome" else (f"metrics.{metric}", "has")
+            raise OutcomeConflictError(
+                f"{what}: session {report.unit!r} already {has} {old!r}, got {value!r}; "
+                f"its window of {self.window:g} s for corrections is over"
+            )
+        return True
+
+    def rows(self) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
+        """The tables and what is written to them."""
+        of: dict[bool, list[dict[str, Any]]] = {}
+        for (unit, metric), at in sorted(self.changed.items(), key=lambda item: item[0]):
+            value, arrived_at = self.known[unit, metric]
+            row = {"experiment": self.experiment, "unit": unit, "value": float(value), "arrived_at": arrived_at}
+            row["at"] = arrived_at if at is None else at
+            is_outcome = metric == "outcome"
+            of.setdefault(is_outcome, []).append(row if is_outcome else row | {"metric": metric})
+        for is_outcome, rows in of.items():
+            yield schema.outcomes if is_outcome else schema.metrics, rows
+
+
+def _check_values(values: Mapping[str, float]) -> None:
+    for metric, value in values.items():
+        if not 0 < len(metric) <= METRIC_LENGTH:
+            raise MarlRayError(f"metrics: expected names of 1 to {METRIC_LENGTH} characters, got {metric!r}")
+        if not abs(value) <= LARGEST_VALUE:
+            what = "value" if metric == "outcome" else f"metrics.{metric}"
+            raise MarlRayError(f"{what}: expected a number of size {LARGEST_VALUE:g} at most, got {value!r}")
 
 
 def _assignment(connection: sa.Connection, experiment: str, unit: str) -> Assignment | None:

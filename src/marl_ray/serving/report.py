@@ -14,7 +14,7 @@ from marl_ray.serving.decisions import Finding, Findings
 
 Series = Mapping[str, Iterable[tuple[float, Summary]]]
 """Arm -> (seconds since 1970, the observations until then), by time."""
-_UNMET = ArmSummary(0, NO_OUTCOME)
+_UNMET = ArmSummary(0, 0, NO_OUTCOME)
 
 
 def describe(
