@@ -162,12 +162,19 @@ def look_design(config: dict[str, Any]) -> Design:
     none, whether a guardrail asks for them or not."""
     missing = {"error": 0.0, "outcome": counts_as("outcome", config.get("missing"))}
     missing |= {rail["name"]: counts_as(rail["name"], rail.get("missing")) for rail in config.get("guardrails", ())}
+    measures = {rail["name"]: rail for rail in config.get("guardrails", ())} | {"outcome": config}
+    known = {metric: of.get("bounds") or of.get("winsorize") for metric, of in measures.items()}
+    ranges = {metric: (float(of[0]), float(of[1])) for metric, of in known.items() if of}
+    for metric, (low, high) in ranges.items():
+        value = missing.get(metric)
+        missing[metric] = None if value is None else min(max(value, low), high)
     return Design(
         design_of(config),
         config.get("washout_s", 0.0),
         config.get("block_s", 600.0),
         config.get("outcome_window_s", WINDOW_S),
         tuple(sorted((metric, value) for metric, value in missing.items() if value is not None)),
+        tuple(sorted((metric, *of) for metric, of in ranges.items())),
     )
 
 

@@ -142,9 +142,10 @@ def _with_bounds(
     asked: dict[tuple[str, str, int], Question] = {}
     for row in rows:
         known = config.range_of(row.metric)
-        for side in (1, -1) if known else ():
-            question = Question(row.metric, row.arm, record.plan.control, side, *known, 0.0)
-            asked[row.metric, row.arm, side] = question
+        if known is None:
+            continue
+        for side in (1, -1):
+            asked[row.metric, row.arm, side] = Question(row.metric, row.arm, record.plan.control, side, *known, 0.0)
     bets = store.look(record, questions=tuple(asked.values())).bets if asked else {}
 
     def bounded(row: Comparison) -> Comparison:

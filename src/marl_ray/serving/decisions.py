@@ -6,13 +6,11 @@ majority: the first replica to see the proof rolls the arm back.
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
 from marl_ray.experiments.looks import Look
-from marl_ray.experiments.sequential import OneSided, harm, promotion
 from marl_ray.experiments.srm import Mismatch, sample_ratio_of_epochs
 from marl_ray.experiments.states import (
     Action,
@@ -25,31 +23,22 @@ from marl_ray.experiments.states import (
     Step,
     advance,
 )
-from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import ExperimentStore
+from marl_ray.serving.asking import (
+    HARM,
+    PROMOTION,
+    Finding,
+    Measure,
+    ask,
+    guardrail_of,
+    outcome_of,
+    questions_of,
+)
 
 ACTOR = "gateway"
 ACTIONS = {Step.NEXT_STAGE: Action.NEXT_STAGE, Step.PROMOTE: Action.PROMOTE, Step.ROLLBACK: Action.ROLLBACK}
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one test says of one treatment now."""
-
-    name: str
-    """`outcome` or a guardrail's."""
-    arm: str
-    better: str
-    """`higher` or `lower`."""
-    margin: float
-    alpha: float
-    """The treatment's part of it."""
-    treatment: Summary
-    control: Summary
-    """Observations: of units, clusters or blocks."""
-    test: OneSided
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,41 +68,24 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
     """What outcomes, guardrails and counts prove. Alphas are shared by the treatments (Bonferroni)."""
     plan = record.plan
 
-    def ask(test: Callable[..., OneSided], name: str, better: str, margin: float, alpha: float, binary: bool) -> Any:
-        def of_arm(arm: str) -> Finding:
-            treatment, control = look.pair(name, arm, plan.control, len(plan.weights))
-            share = alpha / len(plan.treatments)
-            asked = {"alpha": share, "margin": margin, "min_outcomes": config.min_outcomes}
-            exact = binary and all(_may_be_binary(look.summary(name, one)) for one in (arm, plan.control))
-            found = test(treatment, control, **asked, higher_is_better=better == "higher", binary=exact)
-            return Finding(name, arm, better, margin, share, treatment, control, found)
+    def asked(side: int, measure: Measure, alpha: float) -> tuple[Finding, ...]:
+        share = alpha / len(plan.treatments) if plan.treatments else alpha
+        rules: Any = {"arms": len(plan.weights), "alpha": share, "min_outcomes": config.min_outcomes}
+        return tuple(ask(side, look, measure, arm, plan.control, **rules) for arm in plan.treatments)
 
-        return tuple(of_arm(arm) for arm in plan.treatments)
-
-    harms = ask(harm, "outcome", "higher", config.margin, config.alpha_rollback, False)
-    promotions = ask(promotion, "outcome", "higher", config.margin, config.alpha, False)
-    rails = []
-    for rail in config.guardrails:
-        # The mean of a cluster is not 0 or 1.
-        binary = rail.is_binary and config.randomize == "session"
-        rails.append(ask(harm, rail.name, rail.better, rail.margin, rail.alpha, binary))
+    harms = asked(HARM, outcome_of(config), config.alpha_rollback)
+    promotions = asked(PROMOTION, outcome_of(config), config.alpha)
+    rails = [asked(HARM, guardrail_of(config, rail), rail.alpha) for rail in config.guardrails]
     guardrails = tuple(found for of_arm in zip(*rails, strict=True) for found in of_arm)
     exposures = _of_stage(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
-    for asked, bound in zip(harms, promotions, strict=True):
-        mine = [asked, *(found for found in guardrails if found.arm == asked.arm)]
+    for harmed, bound in zip(harms, promotions, strict=True):
+        mine = [harmed, *(found for found in guardrails if found.arm == harmed.arm)]
         proof = next((found.name for found in mine if found.test.proven), None)
-        tested = min(asked.treatment.n, asked.control.n) >= config.min_outcomes
-        arms[asked.arm] = ArmEvidence(exposures.get(asked.arm, 0), proof, tested, bound.test.proven, bound.test.gain)
+        tested = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
+        arms[harmed.arm] = ArmEvidence(exposures.get(harmed.arm, 0), proof, tested, bound.test.proven, bound.test.gain)
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
     return Findings(look, harms, guardrails, promotions, srm, Evidence(arms, srm.alarm))
-
-
-def _may_be_binary(found: Summary) -> bool:
-    """Whether all values may be 0 or 1: numbers between them vary no more than these would, numbers beyond do."""
-    # A client that counts its errors must not get a test whose variance is too small, nor stop all tests.
-    largest = found.n * found.mean * (1 - found.mean)
-    return not found.n or (0 <= found.mean <= 1 and found.variance * (found.n - 1) <= largest * (1 + 1e-6) + 1e-12)
 
 
 def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
@@ -127,7 +99,7 @@ def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
 
 def findings(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
     """`find` on what the store knows now."""
-    return find(store.look(record), record, config)
+    return find(store.look(record, questions=questions_of(config, record.plan)), record, config)
 
 
 def decide(store: ExperimentStore, config: ExperimentConfig) -> Decision | None:

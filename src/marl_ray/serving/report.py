@@ -3,14 +3,18 @@
 import math
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from marl_ray.config import ExperimentConfig
+from marl_ray.experiments.judged import Question
+from marl_ray.experiments.looks import Look
 from marl_ray.experiments.sequential import difference_interval, mean_interval
 from marl_ray.experiments.states import ExperimentRecord, advance
 from marl_ray.experiments.statistics import Interval, Summary, verdict
 from marl_ray.experiments.units import NO_OUTCOME, ArmSummary
-from marl_ray.serving.decisions import Finding, Findings
+from marl_ray.serving.asking import HARM, PROMOTION, Finding, plain_outcome_of
+from marl_ray.serving.decisions import Findings
 
 Series = Mapping[str, Iterable[tuple[float, Summary]]]
 """Arm -> (seconds since 1970, the observations until then), by time."""
@@ -54,11 +58,11 @@ def describe(
         }
     for harm, promotion in zip(found.harm, found.promotion, strict=True):
         alpha = config.alpha / len(plan.treatments)
-        between = difference_interval(harm.treatment, harm.control, alpha=alpha, min_outcomes=config.min_outcomes)
+        between = _difference(harm, found.look, config, plan.control, alpha)
         rows[harm.arm] |= {
             "difference": _number(between.estimate),
             "difference_interval": _bounds(between),
-            "verdict": verdict(between, config.margin).value,
+            "verdict": verdict(between, harm.margin).value,
             "harm": _test(harm),
             "promotion": _test(promotion),
         }
@@ -95,6 +99,22 @@ def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[floa
             around = mean_interval(seen, seen.variance, alpha=config.alpha, min_outcomes=config.min_outcomes)
             rows.append([at, seen.n, _number(seen.mean), *(_bounds(around) or (None, None))])
     return found
+
+
+def _difference(found: Finding, look: Look, config: ExperimentConfig, control: str, alpha: float) -> Interval:
+    """Bounds of treatment - control by the tests that decide: those of a bounded outcome's bets, half of alpha each."""
+    measure = plain_outcome_of(config)
+    asked = [measure.question(side, found.arm, control) for side in (PROMOTION, HARM)]
+    # The bets of the decisions are the same but for the margin.
+    bets = [next((of for q, of in look.bets.items() if one is not None and _same(q, one)), None) for one in asked]
+    if None in bets or min(found.treatment.n, found.control.n) < config.min_outcomes:
+        return difference_interval(found.treatment, found.control, alpha=alpha, min_outcomes=config.min_outcomes)
+    low, high = (bet.bound(alpha / 2) for bet in bets if bet is not None)
+    return Interval(found.treatment.mean - found.control.mean, low, high)
+
+
+def _same(one: Question, other: Question) -> bool:
+    return replace(one, margin=other.margin) == other
 
 
 def _test(found: Finding) -> dict[str, Any]:

@@ -1,0 +1,273 @@
+"""Metrics with bounds and margins that are parts of the control's mean, from the database to the decision."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marl_ray.config import ExperimentConfig, parse_config
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.assignment import AssignmentTable
+from marl_ray.experiments.betting import BettingTest
+from marl_ray.experiments.states import Action, Step
+from marl_ray.experiments.store import ExperimentStore, Exposure, Report
+from marl_ray.serving.asking import HARM, PROMOTION, questions_of
+from marl_ray.serving.decisions import decide, findings
+from marl_ray.serving.report import describe
+
+WINDOW = 10.0
+ARMS = {"a": {"bundle": "bundle-a"}, "b": {"bundle": "bundle-b"}}
+KEYS: dict[str, Any] = {
+    "name": "exp",
+    "arms": ARMS,
+    "min_outcomes": 20,
+    "min_duration_s": 0.0,
+    "min_exposures": 10,
+    "outcome_window_s": WINDOW,
+}
+
+
+class Clock:
+    """The database's clock, by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[ExperimentStore]:
+    store = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", clock)
+    yield store
+    store.close()
+
+
+def opened(store: ExperimentStore, **more: Any) -> ExperimentConfig:
+    config = parse_config(ExperimentConfig, KEYS | more)
+    stored = config.model_dump(mode="json") | {"salt": "s", "control": "a", "origin": "api"}
+    for arm in config.arms:
+        stored["arms"][arm]["digest"] = f"digest-{arm}"
+    store.open_experiment("exp", stored)
+    return config
+
+
+def sessions(store: ExperimentStore, n: int, value: Any, prefix: str = "u", clusters: int = 0) -> list[Exposure]:
+    """Units of the weights in force; `value(arm, k)` is the outcome, or None for no report."""
+    state = store.table("exp")
+    table = AssignmentTable(state.weights, state.salt, state.epoch)
+    names = [f"{prefix}{k}" for k in range(n)]
+    of = [f"{prefix}-match{k % clusters}" if clusters else None for k in range(n)]
+    rows = [Exposure("exp", name, table.assign(c or name), 0.0, c) for name, c in zip(names, of, strict=True)]
+    store.record_exposures(rows)
+    told = [(row.unit, value(row.assignment.arm, k)) for k, row in enumerate(rows)]
+    store.record("exp", [Report(unit, {"outcome": float(one)}) for unit, one in told if one is not None])
+    return rows
+
+
+def look(store: ExperimentStore, config: ExperimentConfig):
+    return findings(store, store.experiment("exp"), config)
+
+
+def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(store, clock, tmp_path):
+    config = opened(store, bounds=[-1, 3], margin=0.1)
+    other = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", clock)
+    rng, rows, told = np.random.default_rng(0), [], {}
+
+    def value(arm: str, k: int) -> float | None:
+        told[f"{prefix}{k}"] = found = None if k % 7 == 0 else float(rng.uniform(-1, 3))
+        return found
+
+    for part in range(4):
+        prefix = f"p{part}-"
+        rows += sorted(sessions(store, 60, value, prefix), key=lambda row: row.unit)
+        clock.now += WINDOW / 2
+        look(store, config)
+        if part == 1:  # other shares
+            record = store.experiment("exp")
+            weights = {"a": {"bundle": "bundle-a", "weight": 3.0}, "b": {"bundle": "bundle-b"}}
+            config = opened(store, bounds=[-1, 3], margin=0.1, arms=weights)
+            assert store.experiment("exp").epoch > record.epoch
+    assert 0 < look(store, config).look.summary("outcome", "a").n < 120
+    clock.now += 2 * WINDOW
+    for side in (HARM, PROMOTION):
+        expected = BettingTest(side, -1.0, 3.0, 0.1)
+        for row in rows:
+            outcome = told[row.unit]
+            if outcome is not None:
+                share = 0.5 if row.assignment.epoch == 1 else 0.25
+                expected.add(np.array([outcome]), np.array([row.assignment.arm == "b"]), np.array([share]))
+        asked = next(q for q in questions_of(config, store.experiment("exp").plan) if q.side == side)
+        for one in (store, other):
+            found = look(one, config).look.bets[asked]
+            assert found.n == expected.memory.n == sum(value is not None for value in told.values())
+            assert found.log_e == pytest.approx(expected.evidence().log_e, rel=1e-9)
+    other.close()
+
+
+def test_a_rare_large_loss_promotes_a_worse_arm_unless_the_outcome_has_bounds(store, clock):
+    """Nobody has seen the loss of 100 yet; only the bounds say that it may come."""
+    config = opened(store, margin=0.4, strategy="gradual", stages=[0.5, 1.0])
+    rng = np.random.default_rng(1)
+    sessions(store, 900, lambda arm, k: rng.normal())
+    clock.now += 2 * WINDOW
+    assert look(store, config).promotion[0].test.proven
+    config = opened(store, margin=0.4, strategy="gradual", stages=[0.5, 1.0], bounds=[-110, 10])
+    found = look(store, config).promotion[0]
+    assert not found.test.proven and found.test.bound < -0.4 and found.test.gain > -0.2
+    config = opened(store, margin=0.4, strategy="gradual", stages=[0.5, 1.0], winsorize=[-4, 4])
+    assert look(store, config).promotion[0].test.proven
+    assert decide(store, config).step is Step.NEXT_STAGE
+
+
+def test_harm_is_proven_by_the_bets_and_rolls_back(store, clock):
+    config = opened(store, bounds=[0, 1])
+    sessions(store, 600, lambda arm, k: k % 10 < (4 if arm == "b" else 8))
+    assert decide(store, config).step is Step.HOLD
+    clock.now += 2 * WINDOW
+    (found,) = look(store, config).harm
+    assert found.test.proven and found.test.e_value >= 20
+    assert found.test.gain - 1e-9 <= found.test.bound < -0.02
+    report = json.loads(json.dumps(told(store, config), allow_nan=False))
+    low, high = report["arms"]["b"]["difference_interval"]
+    assert -0.6 < low < report["arms"]["b"]["difference"] < high < 0
+    assert report["arms"]["b"]["verdict"] == "worse"
+    assert decide(store, config).step is Step.ROLLBACK
+
+
+def told(store: ExperimentStore, config: ExperimentConfig) -> dict[str, Any]:
+    return describe(store.experiment("exp"), config, {}, look(store, config), {})
+
+
+def test_values_outside_bounds_are_refused_and_winsorized_ones_kept_as_they_came(store, clock):
+    rail = {"name": "cost", "bounds": [0, 5]}, {"name": "latency_s", "winsorize": [0, 2]}
+    config = opened(store, bounds=[-1, 1], guardrails=rail)
+    rows = sessions(store, 40, lambda arm, k: None)
+    unit = rows[0].unit
+    for values, words in (
+        ({"outcome": 1.5}, r"value: expected a number from -1 to 1, its bounds, got 1.5"),
+        ({"cost": -1.0}, r"metrics.cost: expected a number from 0 to 5, its bounds, got -1.0"),
+    ):
+        with pytest.raises(MarlRayError, match=words):
+            if "outcome" in values:
+                store.record_outcome("exp", unit, values["outcome"])
+            else:
+                store.record_metrics("exp", unit, values)
+    for row in rows:
+        store.record_outcome("exp", row.unit, 1.0)
+        store.record_metrics("exp", row.unit, {"cost": 5.0, "latency_s": 100.0 if row is rows[0] else 1.0})
+    clock.now += 2 * WINDOW
+    found = look(store, config).look
+    arm = rows[0].assignment.arm
+    n = sum(row.assignment.arm == arm for row in rows)
+    assert found.summary("latency_s", arm).mean == pytest.approx((n + 1) / n)
+    assert dict(store.metric_values("exp", "latency_s"))[unit] == 100.0
+    assert found.summary("outcome", arm).mean == 1.0
+
+
+def test_what_stands_for_a_missing_outcome_lies_within_its_range(store, clock):
+    config = opened(store, winsorize=[0, 1], missing=-50)
+    sessions(store, 60, lambda arm, k: 1.0 if k % 2 else None)
+    clock.now += 2 * WINDOW
+    found = look(store, config)
+    assert found.look.summary("outcome", "a").mean == pytest.approx(0.5, abs=0.25)
+    assert found.look.bets[next(iter(found.look.bets))].n == 60
+
+
+@pytest.mark.parametrize("bounds", [None, [0.0, 10.0]])
+def test_a_margin_may_be_a_part_of_the_controls_mean(store, clock, bounds):
+    """Means of 4 and 3.6: within 30 %, not within 1 %; a guardrail whose smaller values are better likewise."""
+    rails = [{"name": "cost", "margin": "5%", "bounds": bounds}, {"name": "latency_s", "margin": "50%"}]
+    config = opened(store, margin="30%", bounds=bounds, guardrails=rails)
+    rng = np.random.default_rng(2)
+    rows = sessions(store, 900, lambda arm, k: (3.6 if arm == "b" else 4.0) + rng.uniform(-1, 1))
+    reports = []
+    for row in rows:
+        factor = 1.2 if row.assignment.arm == "b" else 1.0
+        numbers = {"cost": factor * rng.uniform(2, 4), "latency_s": factor * rng.uniform(0.5, 1)}
+        reports.append(Report(row.unit, numbers))
+    store.record("exp", reports)
+    clock.now += 2 * WINDOW
+    found = look(store, config)
+    (promotion,), (harm,) = found.promotion, found.harm
+    assert promotion.test.proven and not harm.test.proven
+    assert promotion.margin == pytest.approx(1.2, abs=0.05) and promotion.test.gain == pytest.approx(-0.4, abs=0.1)
+    assert (promotion.test.bound > -promotion.margin) and promotion.test.bound < promotion.test.gain
+    cost, latency = found.guardrails
+    assert cost.test.proven and cost.test.bound < -cost.margin
+    assert not latency.test.proven
+    tight = opened(store, margin="1%", bounds=bounds, guardrails=rails)
+    assert not look(store, tight).promotion[0].test.proven
+    assert look(store, tight).harm[0].test.proven
+    assert json.dumps(told(store, tight), allow_nan=False)
+
+
+def test_a_part_of_a_mean_that_is_not_above_zero_proves_nothing(store, clock):
+    config = opened(store, margin="10%")
+    sessions(store, 400, lambda arm, k: -5.0 + k % 3 - (arm == "b"))
+    clock.now += 2 * WINDOW
+    found = look(store, config)
+    assert not found.harm[0].test.proven and not found.promotion[0].test.proven
+    assert json.dumps(told(store, config), allow_nan=False)
+
+
+def test_clusters_keep_the_other_test(store, clock):
+    config = opened(store, bounds=[0, 1], randomize="cluster")
+    sessions(store, 800, lambda arm, k: (k % 10 < 8) - 0.6 * (arm == "b" and k % 10 < 8), clusters=80)
+    clock.now += 2 * WINDOW
+    found = look(store, config)
+    assert not found.look.bets and found.harm[0].test.proven
+
+
+def test_an_epoch_without_the_control_proves_nothing(store, clock):
+    config = opened(store, bounds=[0, 1])
+    sessions(store, 100, lambda arm, k: k % 2)
+    clock.now += 2 * WINDOW
+    before = look(store, config)
+    record = store.experiment("exp")
+    store.change("exp", Action.PROMOTE, epoch=record.epoch, actor="test", reason="")
+    sessions(store, 300, lambda arm, k: 0.0, "late")
+    clock.now += 2 * WINDOW
+    after = look(store, config)
+    assert after.look.summary("outcome", "b").n > before.look.summary("outcome", "b").n
+    assert {q: of.log_e for q, of in after.look.bets.items()} == {q: of.log_e for q, of in before.look.bets.items()}
+    assert all(math.isfinite(of.log_e) for of in after.look.bets.values())
+
+
+def refusal(**more: Any) -> str:
+    with pytest.raises(MarlRayError) as error:
+        parse_config(ExperimentConfig, KEYS | more)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_configs_say_of_measures_is_checked():
+    assert "bounds, winsorize: expected one of them" in refusal(bounds=[0, 1], winsorize=[0, 1])
+    for bad in ([1, 1], [2, 1], [0], "0,1", [0, math.inf], [False, True]):
+        assert "bounds: expected [low, high] with low < high" in refusal(bounds=bad)
+    for bad in ("2", "x%", "0%", "100%", -1, {"relative": 1.5}, {"relative": 0.1, "more": 1}, True, None, math.inf):
+        assert "margin: expected a number" in refusal(margin=bad)
+    assert "margin: expected a number above 0" in refusal(margin=0)
+    assert "needs a metric that is 0 or more" in refusal(margin="2%", bounds=[-1, 1])
+    rail = {"name": "cost"}
+    assert "guardrails.0" in refusal(guardrails=[rail | {"margin": "2%", "winsorize": [-1, 1]}])
+    assert "expected either binary" in refusal(guardrails=[rail | {"binary": True, "bounds": [0, 1]}])
+    assert "those of the outcome" in refusal(guardrails=[{"name": "outcome", "bounds": [0, 1]}])
+    config = parse_config(ExperimentConfig, KEYS | {"margin": " 2.5% ", "guardrails": [rail | {"margin": "1%"}]})
+    assert config.margin.relative == pytest.approx(0.025)
+    assert parse_config(ExperimentConfig, config.model_dump(mode="json")) == config
+    assert config.unbounded == ("outcome", "cost")
+    whole = parse_config(
+        ExperimentConfig, KEYS | {"bounds": [0, 1], "guardrails": [{"name": "error"}, rail | {"winsorize": [0, 9]}]}
+    )
+    assert whole.unbounded == () and whole.range_of("cost") == (0, 9) and whole.bounds_of("cost") is None
