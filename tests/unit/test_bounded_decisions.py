@@ -15,9 +15,11 @@ from marl_ray.experiments.assignment import AssignmentTable
 from marl_ray.experiments.betting import BettingTest
 from marl_ray.experiments.states import Action, Step
 from marl_ray.experiments.store import ExperimentStore, Exposure, Report
+from marl_ray.serving.admin import lines
 from marl_ray.serving.asking import HARM, PROMOTION, questions_of
 from marl_ray.serving.decisions import decide, findings
 from marl_ray.serving.report import describe
+from marl_ray.serving.ui import experiment_page
 
 WINDOW = 10.0
 ARMS = {"a": {"bundle": "bundle-a"}, "b": {"bundle": "bundle-b"}}
@@ -271,3 +273,16 @@ def test_what_configs_say_of_measures_is_checked():
         ExperimentConfig, KEYS | {"bounds": [0, 1], "guardrails": [{"name": "error"}, rail | {"winsorize": [0, 9]}]}
     )
     assert whole.unbounded == () and whole.range_of("cost") == (0, 9) and whole.bounds_of("cost") is None
+
+
+def test_an_outcome_without_bounds_is_warned_of(store):
+    config = opened(store, guardrails=[{"name": "cost"}, {"name": "error"}])
+    report = told(store, config)
+    (warning,) = report["warnings"]
+    assert warning == "A rare large value can mislead the tests of outcome, cost: declare bounds or winsorize."
+    assert f"  warning: {warning}" in lines(report)
+    assert warning in experiment_page(report, {}, [], "").decode()
+    bounded = opened(store, bounds=[0, 1], margin="2%", guardrails=[{"name": "cost", "winsorize": [0, 9]}])
+    report = told(store, bounded)
+    assert report["warnings"] == [] and len(lines(report)) == 4
+    assert "rare large value" not in experiment_page(report, {}, [], "").decode()

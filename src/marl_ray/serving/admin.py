@@ -82,7 +82,7 @@ def lines(report: dict[str, Any]) -> list[str]:
         rows.append(
             f"  {name:<16} {arm['propensity']:>8.1%} {arm['exposures']:>10,} {arm['outcomes']:>9,}  {mean:>9}  {note}"
         )
-    return rows
+    return rows + [f"  warning: {warning}" for warning in report.get("warnings", ())]
 
 
 def watch(url: str, name: str) -> Iterator[list[str]]:

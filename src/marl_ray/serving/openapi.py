@@ -94,7 +94,7 @@ SampleRatio = TypedDict("SampleRatio", {"p_value": float, "alarm": bool})
 Report = TypedDict("Report", {
     "name": str, "endpoint": str, "created": float, "status": Status, "winner": str | None, "strategy": str,
     "randomize": str, "stages": list[float], "stage": int, "epoch": int, "control": str, "decision": DecisionReport,
-    "srm": SampleRatio, "guardrails": list[GuardrailReport], "shadow": dict[str, dict[str, float]],
+    "warnings": list[str], "srm": SampleRatio, "guardrails": list[GuardrailReport], "shadow": dict[str, dict[str, float]],
     "config": ExperimentConfig, "arms": dict[str, ArmReport],
 })
 Audit = TypedDict("Audit", {"experiment": str, "audit": list[AuditEntry]})

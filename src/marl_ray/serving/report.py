@@ -79,6 +79,7 @@ def describe(
         "epoch": state.epoch,
         "control": plan.control,
         "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
+        "warnings": _warnings(config),
         "srm": {"p_value": found.srm.p_value, "alarm": found.srm.alarm},
         "guardrails": [_guardrail(rail) for rail in found.guardrails],
         "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
@@ -99,6 +100,13 @@ def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[floa
             around = mean_interval(seen, seen.variance, alpha=config.alpha, min_outcomes=config.min_outcomes)
             rows.append([at, seen.n, _number(seen.mean), *(_bounds(around) or (None, None))])
     return found
+
+
+def _warnings(config: ExperimentConfig) -> list[str]:
+    """What may mislead the tests, in a sentence each."""
+    if len(config.arms) < 2 or not config.unbounded:
+        return []
+    return [f"A rare large value can mislead the tests of {', '.join(config.unbounded)}: declare bounds or winsorize."]
 
 
 def _difference(found: Finding, look: Look, config: ExperimentConfig, control: str, alpha: float) -> Interval:
