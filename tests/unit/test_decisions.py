@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from store_cases import Clock, over
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment import Assignment, AssignmentTable, draw
@@ -21,7 +21,7 @@ from marl_ray.serving.report import curves, describe
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ExperimentStore]:
-    store = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db")
+    store = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", Clock())
     yield store
     store.close()
 
@@ -53,6 +53,7 @@ def sessions(
         found = value(row.assignment.arm, k)
         if found is not None:
             store.record_outcome("exp", row.unit, found)
+    over(store)
 
 
 def found(store: ExperimentStore, config: ExperimentConfig):
@@ -110,7 +111,7 @@ def test_a_few_bad_clusters_are_no_proof_where_clusters_are_assigned(store, rand
 
 def test_a_switchback_rolls_back_on_blocks_that_are_over(store):
     config = opened(store, randomize="switchback", block_s=60.0, washout_s=5.0, min_exposures=10**9)
-    start = math.floor((time.time() - 100 * 60) / 60) * 60.0
+    start = math.floor((store.clock.now - 100 * 60) / 60) * 60.0
 
     def value(arm: str, k: int) -> float:
         bad = -2.0 if arm == "b" else 0.0
@@ -127,6 +128,105 @@ def test_a_switchback_rolls_back_on_blocks_that_are_over(store):
     assert store.experiment("exp").state.status is Status.ROLLED_BACK
 
 
+@pytest.mark.parametrize("randomize", ["session", "cluster"])
+def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(store, randomize):
+    """Only its happy sessions report."""
+    config = opened(store, promotion="automatic", randomize=randomize)
+    sessions(
+        store, 820, lambda arm, k: None if arm == "b" and k % 10 else 1.0 + k % 3 / 10 + (arm == "b"), lambda k: f"c{k}"
+    )
+    look = found(store, config)
+    assert look.promotion[0].test.proven and not look.harm[0].test.proven
+    (reports,) = look.reporting
+    assert (reports.metric, reports.arm, reports.test.alarm) == ("outcome", "b", True)
+    assert reports.reported < 60 < 300 < reports.judged and reports.control_reported == reports.control_judged
+    decision = decide(store, config)
+    assert decision.step is Step.HOLD_REPORTING
+    sentence = f"'b' reports 'outcome' of {reports.reported} of {reports.judged} sessions, 'a' reports 'outcome' of "
+    assert decision.reason.startswith(sentence)
+    assert look.warnings == (decision.reason,)
+    assert store.experiment("exp").state.status is Status.RUNNING
+
+
+def test_reports_of_few_that_are_as_few_in_both_arms_are_no_alarm(store):
+    config = opened(store, promotion="automatic")
+    sessions(store, 4_000, lambda arm, k: None if k % 10 else 1.0 + k % 3 / 10 + (arm == "b"))
+    assert not found(store, config).reporting[0].test.alarm
+    assert decide(store, config).step is Step.PROMOTE
+
+
+def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric_is(store):
+    config = opened(store, guardrails=[{"name": "cost"}, {"name": "stress", "better": "lower"}])
+    sessions(store, 820, lambda arm, k: None if arm == "b" and k % 2 else k % 3 / 10 - (arm == "b"))
+    assert found(store, config).harm[0].test.proven
+    assert decide(store, config).step is Step.HOLD_REPORTING
+    store.clock.now -= 1_000.0
+    for k in range(820):
+        arm = store.assignment("exp", f"u{k}").arm
+        store.record_metrics("exp", f"u{k}", {"stress": k % 5 + 3.0 * (arm == "b")})
+    over(store)
+    fresh = ExperimentStore(str(store._engine.url), store.clock)
+    decision = decide(fresh, config)
+    assert (decision.step, decision.reason) == (Step.ROLLBACK, "harm proven by stress")
+    fresh.close()
+
+
+def test_equal_arms_whose_successes_come_later_are_not_judged_before_their_window_is_over(store):
+    """Failures are told at once, the treatment's successes after nine minutes."""
+    config = opened(store, promotion="automatic", min_exposures=10**9)
+    state = store.table("exp")
+    table = AssignmentTable(state.weights, state.salt, state.epoch)
+    late = []
+    for minute in range(40):
+        rows = [Exposure("exp", f"{minute}-{k}", table.assign(f"{minute}-{k}"), 0.0) for k in range(40)]
+        store.record_exposures(rows)
+        for k, row in enumerate(rows):
+            wait = 9 if row.assignment.arm == "b" and k % 2 else 0
+            late.append((minute + wait, row.unit, float(k % 2)))
+        for when, unit, value in late:
+            if when == minute:
+                store.record_outcome("exp", unit, value)
+        assert decide(store, config).step is Step.HOLD
+        store.clock.now += 60.0
+    look = found(store, config)
+    assert look.look.units["b"].judged == look.harm[0].treatment.n > 500
+    assert look.harm[0].treatment.mean == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("guardrail", "sent", "reason"),
+    [
+        ({"name": "cost"}, lambda arm: None, "no client has sent 'cost' of a session, which a guardrail asks for"),
+        (
+            {"name": "violation"},
+            lambda arm: None,
+            "no client has sent 'violation' of a session, which a guardrail asks for",
+        ),
+        ({"name": "cost", "missing": 1.0}, lambda arm: None, "no client has sent 'cost' of a session"),
+        ({"name": "cost"}, lambda arm: {"cost": 1.0} if arm == "a" else None, "'b' reports 'cost' of 0 of "),
+        ({"name": "violation"}, lambda arm: {"violation": 0.0} if arm == "a" else None, None),
+        ({"name": "error"}, lambda arm: None, None),
+    ],
+)
+def test_a_guardrail_that_knows_nothing_holds_promotion_and_the_last_stage(store, guardrail, sent, reason):
+    stages = {"strategy": "gradual", "stages": [0.5, 1.0]}
+    config = opened(store, guardrails=[guardrail], **stages)
+    sessions(store, 600, lambda arm, k: k % 3 / 10 + (arm == "b"))
+    store.clock.now -= 1_000.0
+    for k in range(600):
+        told = sent(store.assignment("exp", f"u{k}").arm)
+        if told:
+            store.record_metrics("exp", f"u{k}", told)
+    over(store)
+    decision = decide(store, config)
+    if reason is None:
+        assert decision.step is Step.NEXT_STAGE
+    else:
+        assert decision.step in (Step.HOLD, Step.HOLD_REPORTING)
+        assert decision.reason.startswith(reason)
+        assert decision.reason in found(store, config).warnings
+
+
 def rail(**more: Any) -> dict[str, Any]:
     return {"guardrails": [{"name": "error", "margin": 0.02} | more]}
 
@@ -134,9 +234,11 @@ def rail(**more: Any) -> dict[str, Any]:
 def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
     config = opened(store, **rail())
     sessions(store, 800, lambda arm, k: 0.0)
+    store.clock.now -= 1_000.0
     for k in range(800):
         arm = store.assignment("exp", f"u{k}").arm
         store.record_metrics("exp", f"u{k}", {"error": float(arm == "b" and k % 4 == 0)})
+    over(store)
     look = found(store, config)
     assert (look.guardrails[0].name, look.guardrails[0].arm, look.guardrails[0].test.proven) == ("error", "b", True)
     assert look.evidence.arms["b"].harm == "error"
@@ -144,6 +246,7 @@ def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
     state = store.table("exp")
     store.record_exposures([Exposure("exp", "x", Assignment("a", state.epoch, 0.5), 0.0)])
     store.record_metrics("exp", "x", {"error": 5_000.0})
+    over(store)
     assert not found(store, config).guardrails[0].test.proven
 
 
@@ -173,6 +276,7 @@ def test_a_promoted_arm_is_not_judged_by_what_comes_after(store):
     store.record_exposures([Exposure("exp", f"x{k}", Assignment("b", 1, 0.5), 0.0) for k in range(200)])
     for k in range(200):
         store.record_outcome("exp", f"x{k}", -9.0)
+    over(store)
     assert decide(store, config).step is Step.ROLLBACK
 
 
@@ -212,8 +316,10 @@ def test_an_experiment_is_told_with_its_tests_and_intervals(store):
     config = opened(store, guardrails=[{"name": "cost"}], stages=[0.5, 1.0], strategy="gradual")
     rng = np.random.default_rng(4)
     sessions(store, 600, lambda arm, k: float(rng.normal()) + (arm == "b"))
+    store.clock.now -= 1_000.0
     for k in range(600):
         store.record_metrics("exp", f"u{k}", {"cost": float(rng.normal())})
+    over(store)
     store.record_shadows("exp", "r", {"b": {"acts": 3}})
     report = told(store, config, {"b": {"digest": "full", "lineage": {"run": "r"}}})
     b, a = report["arms"]["b"], report["arms"]["a"]
@@ -239,6 +345,6 @@ def test_curves_have_bounds_once_there_are_enough_outcomes_and_end_at_the_mean(s
         seen = found(store, config).look.summary("outcome", arm)
         *_, (at, n, mean, low, high) = rows
         assert (n, mean) == (seen.n, pytest.approx(seen.mean))
-        assert low < mean < high and at <= time.time() + 1
+        assert low < mean < high and at <= store.clock.now
         assert all((low is None) == (high is None) and (low is not None or n < 20) for _, n, _, low, high in rows)
     assert curves({}, config) == {}

@@ -251,6 +251,10 @@ class ExperimentConfig(Config):
             raise ValueError(f"layer_share: expected low < high, got [{low:g}, {high:g})")
         if self.layer is None and self.layer_share != (0.0, 1.0):
             raise ValueError("layer_share: needs a layer")
+        if any(guardrail.name == "outcome" and guardrail.missing is not None for guardrail in self.guardrails):
+            raise ValueError(
+                "guardrails: missing is not read of the guardrail outcome; expected the experiment's own missing"
+            )
         names = [guardrail.name for guardrail in self.guardrails]
         if len(set(names)) != len(names):
             raise ValueError("guardrails: names must differ")

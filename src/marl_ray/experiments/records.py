@@ -160,8 +160,8 @@ def design_of(config: dict[str, Any]) -> str:
 def look_design(config: dict[str, Any]) -> Design:
     """What looks at the experiment depend on. Failures (`error`) are noted by the gateway itself, so a unit without one has
     none, whether a guardrail asks for them or not."""
-    missing = {"error": 0.0, "outcome": counts_as("outcome", config.get("missing"))}
-    missing |= {rail["name"]: counts_as(rail["name"], rail.get("missing")) for rail in config.get("guardrails", ())}
+    rails = {rail["name"]: counts_as(rail["name"], rail.get("missing")) for rail in config.get("guardrails", ())}
+    missing = {"error": 0.0} | rails | {"outcome": counts_as("outcome", config.get("missing"))}
     measures = {rail["name"]: rail for rail in config.get("guardrails", ())} | {"outcome": config}
     known = {metric: of.get("bounds") or of.get("winsorize") for metric, of in measures.items()}
     ranges = {metric: (float(of[0]), float(of[1])) for metric, of in known.items() if of}

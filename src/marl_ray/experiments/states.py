@@ -247,6 +247,8 @@ class Step(StrEnum):
     HOLD = "hold"
     HOLD_SRM = "hold_srm"
     """The arms' counts contradict the weights: nothing the outcomes say can be trusted."""
+    HOLD_REPORTING = "hold_reporting"
+    """An arm's units report more or less often than the control's: what is missing may decide."""
     NEXT_STAGE = "next_stage"
     PROMOTE = "promote"
     ROLLBACK = "rollback"
@@ -259,13 +261,17 @@ class ArmEvidence:
     exposures: int = 0
     """Units that met the arm since the stage began."""
     harm: str | None = None
-    """What proved harm: `outcome` or a guardrail's name."""
+    """What proved harm: `outcome` or a guardrail's name; nothing that its units report unequally."""
     tested: bool = True
     """It has outcomes enough for the harm test to speak."""
     promotable: bool = False
     """The promotion bound holds."""
     estimate: float = 0.0
     """Of several promotable arms the one with the largest estimate wins."""
+    unequal: str | None = None
+    """What its units report more or less often than the control's, in a sentence."""
+    unguarded: str | None = None
+    """Which guardrail knows too little to speak, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +296,9 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Decisio
     """What to do next. `now` is seconds since 1970.
 
     Harm comes first and waits for nothing, not even for a clean traffic split. Then a suspicious split holds
-    everything. Only then, when the stage has had its exposures and its time, the next stage follows, or after the
-    last one the promotion. Nothing is promoted, and no stage takes the control's last units, for a lack of evidence.
+    everything, and so do reports that one arm's units lack. Only then, when the stage has had its exposures and its time,
+    the next stage follows, or after the last one the promotion. Nothing is promoted, and no stage takes the control's last
+    units, for a lack of evidence, that of guardrails included.
     """
     plan, state = record.plan, record.state
     known = {arm: evidence.arms.get(arm, ArmEvidence()) for arm in plan.weights}
@@ -303,6 +310,9 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Decisio
         return Decision(Step.HOLD, state.epoch, f"the experiment is {state.status}")
     if evidence.srm_alarm:
         return Decision(Step.HOLD_SRM, state.epoch, "sample ratio mismatch")
+    unequal = [found for arm in left if record.weights[arm] > 0 and (found := known[arm].unequal) is not None]
+    if unequal:
+        return Decision(Step.HOLD_REPORTING, state.epoch, unequal[0])
     exposed = min((known[arm].exposures for arm, weight in record.weights.items() if weight > 0), default=0)
     if exposed < plan.min_exposures:
         return Decision(Step.HOLD, state.epoch, f"{exposed} of {plan.min_exposures} exposures in this stage")
@@ -313,12 +323,14 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Decisio
     untested = [arm for arm in left if record.weights[arm] > 0 and not known[arm].tested]
     if untested:  # no proof of harm means nothing yet
         return Decision(Step.HOLD, state.epoch, f"too few outcomes to test {', '.join(untested)} for harm")
-    promotable = [arm for arm in left if known[arm].promotable]
+    proven = [arm for arm in left if known[arm].promotable]
+    promotable = [arm for arm in proven if known[arm].unguarded is None]
     more = plan.stages[state.stage + 1 :]
     # Where the control gets nothing any more, the comparison cannot grow: the proof must come before.
     if more and (more[0] < 1 or promotable):
         return Decision(Step.NEXT_STAGE, state.epoch, f"no harm at {plan.stages[state.stage]:g} of the units")
     if not promotable:
-        return Decision(Step.HOLD, state.epoch, "the promotion bound does not hold yet")
+        lacking = known[proven[0]].unguarded if proven else None
+        return Decision(Step.HOLD, state.epoch, lacking or "the promotion bound does not hold yet")
     best = max(promotable, key=lambda arm: known[arm].estimate)
     return Decision(Step.PROMOTE, state.epoch, "the promotion bound holds", best)

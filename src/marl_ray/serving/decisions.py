@@ -11,6 +11,7 @@ from typing import Any
 
 from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
 from marl_ray.experiments.looks import Look
+from marl_ray.experiments.reporting import ALARM, Unequal, unequal_reporting
 from marl_ray.experiments.srm import Mismatch, sample_ratio_of_epochs
 from marl_ray.experiments.states import (
     Action,
@@ -42,6 +43,31 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Reporting:
+    """How many units of a treatment and of the control report a metric, of those whose windows are over."""
+
+    metric: str
+    """`outcome` or a guardrail's."""
+    arm: str
+    reported: int
+    judged: int
+    control_reported: int
+    control_judged: int
+    test: Unequal
+
+    def sentence(self, control: str) -> str:
+        """The alarm in words."""
+        of_arm, of_control = (
+            f"{arm!r} reports {self.metric!r} of {reported} of {judged} sessions"
+            for arm, reported, judged in (
+                (self.arm, self.reported, self.judged),
+                (control, self.control_reported, self.control_judged),
+            )
+        )
+        return f"{of_arm}, {of_control}: what is missing may decide, so nothing does"
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """Everything that was asked in one look."""
 
@@ -52,7 +78,15 @@ class Findings:
     """By treatment, then in the config's order."""
     promotion: tuple[Finding, ...]
     srm: Mismatch
+    reporting: tuple[Reporting, ...]
+    """Of what does not count where it is missing, by metric, then treatment."""
     evidence: Evidence
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why nothing is promoted although the outcomes may prove it, in sentences."""
+        arms = self.evidence.arms.values()
+        return tuple(told for arm in arms for told in (arm.unequal, arm.unguarded) if told is not None)
 
 
 def config_of(record: ExperimentRecord) -> ExperimentConfig:
@@ -77,15 +111,60 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
     promotions = asked(PROMOTION, outcome_of(config), config.alpha)
     rails = [asked(HARM, guardrail_of(config, rail), rail.alpha) for rail in config.guardrails]
     guardrails = tuple(found for of_arm in zip(*rails, strict=True) for found in of_arm)
+    reporting = tuple(_reporting(look, record, config, metric) for metric in _excluding(config))
+    told = tuple(found for of_metric in reporting for found in of_metric)
     exposures = _of_stage(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
     for harmed, bound in zip(harms, promotions, strict=True):
-        mine = [harmed, *(found for found in guardrails if found.arm == harmed.arm)]
-        proof = next((found.name for found in mine if found.test.proven), None)
+        alarms = {found.metric: found for found in told if found.arm == harmed.arm and found.test.alarm}
+        mine = [found for found in guardrails if found.arm == harmed.arm]
+        proof = next((found.name for found in (harmed, *mine) if found.test.proven and found.name not in alarms), None)
         tested = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
-        arms[harmed.arm] = ArmEvidence(exposures.get(harmed.arm, 0), proof, tested, bound.test.proven, bound.test.gain)
+        arms[harmed.arm] = ArmEvidence(
+            exposures.get(harmed.arm, 0),
+            harm=proof,
+            tested=tested,
+            promotable=bound.test.proven,
+            estimate=bound.test.gain,
+            unequal=next((found.sentence(plan.control) for found in alarms.values()), None),
+            unguarded=next(
+                (lack for rail in mine if tested and (lack := _lack(look, plan.control, config, rail))), None
+            ),
+        )
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
-    return Findings(look, harms, guardrails, promotions, srm, Evidence(arms, srm.alarm))
+    return Findings(look, harms, guardrails, promotions, srm, told, Evidence(arms, srm.alarm))
+
+
+def _excluding(config: ExperimentConfig) -> list[str]:
+    """What units without it do not count in."""
+    rails = [rail.name for rail in config.guardrails if rail.name != "outcome" and rail.counts_missing_as is None]
+    return ["outcome", *rails] if config.missing == "exclude" else rails
+
+
+def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, metric: str) -> list[Reporting]:
+    """How often each treatment's units report the metric, against the control's; the alarm's level is shared by them."""
+    plan, counts = record.plan, look.reported.get(metric, {})
+
+    def of(arm: str) -> tuple[int, int]:
+        return counts.get(arm, 0), look.units[arm].judged if arm in look.units else 0
+
+    found = []
+    for arm in plan.treatments:
+        pair = look.reporting.pair(metric, arm, plan.control, len(plan.weights))
+        level, units = ALARM / len(plan.treatments), config.randomize == "session"
+        test = unequal_reporting(*pair, min_outcomes=config.min_outcomes, units=units, alpha=level)
+        found.append(Reporting(metric, arm, *of(arm), *of(plan.control), test))
+    return found
+
+
+def _lack(look: Look, control: str, config: ExperimentConfig, rail: Finding) -> str | None:
+    """Why a guardrail cannot speak of the arm, in a sentence; None if it can."""
+    if rail.name != "error" and rail.name not in look.reported:  # errors are the gateway's own to note
+        return f"no client has sent {rail.name!r} of a session, which a guardrail asks for"
+    for arm, found in ((rail.arm, rail.treatment), (control, rail.control)):
+        if found.n < config.min_outcomes:
+            return f"the guardrail {rail.name!r} has {found.n} of {config.min_outcomes} observations of arm {arm!r}"
+    return None
 
 
 def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:

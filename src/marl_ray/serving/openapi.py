@@ -66,7 +66,10 @@ ChatAnswer = TypedDict("ChatAnswer", {
     "id": str, "object": Literal["chat.completion"], "created": int, "model": str, "system_fingerprint": str,
     "choices": list[ChatChoice], "usage": ChatUsage,
 })
-OutcomeAnswer = TypedDict("OutcomeAnswer", {"experiment": str, "arm": str, "value": float})
+OutcomeAnswer = TypedDict("OutcomeAnswer", {
+    "experiment": str, "arm": str, "value": NotRequired[float], "counts": bool, "note": NotRequired[str],
+})
+OutcomesAnswer = TypedDict("OutcomesAnswer", {"answers": list[OutcomeAnswer | PartError]})
 ExperimentRow = TypedDict("ExperimentRow", {
     "name": str, "endpoint": str, "status": Status, "strategy": str, "stage": int, "epoch": int, "control": str,
     "arms": dict[str, float], "created": float,
@@ -83,7 +86,8 @@ GuardrailReport = TypedDict("GuardrailReport", {
 })
 ArmReport = TypedDict("ArmReport", {
     "bundle": str | None, "digest": str, "lineage": Lineage | None, "propensity": float, "rolled_back": bool,
-    "exposures": int, "outcomes": int, "observations": int, "mean": float | None, "variance": float | None,
+    "exposures": int, "judged": int, "in_window": int, "outcomes": int, "observations": int,
+    "mean": float | None, "variance": float | None,
     "interval": Interval | None,
     # Of treatments only:
     "difference": NotRequired[float | None], "difference_interval": NotRequired[Interval | None],
@@ -91,10 +95,15 @@ ArmReport = TypedDict("ArmReport", {
 })
 DecisionReport = TypedDict("DecisionReport", {"step": Step, "arm": str | None, "reason": str})
 SampleRatio = TypedDict("SampleRatio", {"p_value": float, "alarm": bool})
+ReportingReport = TypedDict("ReportingReport", {
+    "metric": str, "arm": str, "reported": int, "judged": int, "control_reported": int, "control_judged": int,
+    "p_value": float, "alarm": bool,
+})
 Report = TypedDict("Report", {
     "name": str, "endpoint": str, "created": float, "status": Status, "winner": str | None, "strategy": str,
     "randomize": str, "stages": list[float], "stage": int, "epoch": int, "control": str, "decision": DecisionReport,
-    "warnings": list[str], "srm": SampleRatio, "guardrails": list[GuardrailReport], "shadow": dict[str, dict[str, float]],
+    "srm": SampleRatio, "reporting": list[ReportingReport], "warnings": list[str], "guardrails": list[GuardrailReport],
+    "shadow": dict[str, dict[str, float]],
     "config": ExperimentConfig, "arms": dict[str, ArmReport],
 })
 Audit = TypedDict("Audit", {"experiment": str, "audit": list[AuditEntry]})
@@ -148,7 +157,11 @@ _FIELDS: dict[str, Schema] = {
     "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatRequestMessage"}},
     "user": _IDENTIFIER | {"description": "The unit; or else the header x-session-id, or this request alone."},
     **{name: {"enum": [neutral, None], "description": "Nothing else is supported."} for name, neutral in NEUTRAL.items()},
-    "value": _NUMBER | {"description": "The session's outcome; larger is better."},
+    "value": _NUMBER | {"description": "The session's outcome; larger is better. Optional where metrics are given."},
+    "at": {
+        "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "format": "date-time"}, {"type": "null"}],
+        "description": "When it came about: seconds since 1970, or a time with its zone. For charts and exports.",
+    },
     "metrics": {
         "type": "object",
         "propertyNames": {"minLength": 1, "maxLength": 100, "not": {"const": "outcome"}},
@@ -200,9 +213,17 @@ _SCHEMAS: dict[str, Schema] = {
         "required": ["role", "content"],
         "additionalProperties": False,
     },
-    "OutcomeRequest": _object(OUTCOME_FIELDS, "value", example={
+    "OutcomeRequest": _object(OUTCOME_FIELDS, example={
         "session_id": "episode-17", "value": 0.83, "metrics": {"cost": 3},
     }),
+    "OutcomesRequest": {
+        "type": "object",
+        "properties": {
+            "outcomes": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/OutcomeRequest"}},
+        },
+        "required": ["outcomes"],
+        "additionalProperties": False,
+    },
     "ChangeRequest": _object(CHANGE_FIELDS, "reason", example={"reason": "players complain", "epoch": 1}),
 }  # fmt: skip
 
@@ -239,7 +260,11 @@ _OPERATIONS = {
         "inference", ("x-session-id", "x-arm"), streams=True,
     ),
     "outcome": _Operation(
-        "How a session went, once", OutcomeAnswer, (*_CLIENT, 409, 503), "OutcomeRequest", "outcomes", ("x-session-id",),
+        "How a session went", OutcomeAnswer, (*_CLIENT, 409, 503), "OutcomeRequest", "outcomes", ("x-session-id",),
+    ),
+    "outcomes": _Operation(
+        "Many outcomes at once, each answered by itself", OutcomesAnswer, (401, 403, 413, 429, 503), "OutcomesRequest",
+        "outcomes", ("x-session-id",),
     ),
     "endpoints": _Operation("What clients act on, and what serves it", EndpointList, (503,)),
     "experiments": _Operation("All experiments in a few words", ExperimentList),

@@ -14,7 +14,7 @@ from marl_ray.experiments.states import ExperimentRecord, advance
 from marl_ray.experiments.statistics import Interval, Summary, verdict
 from marl_ray.experiments.units import NO_OUTCOME, ArmSummary
 from marl_ray.serving.asking import HARM, PROMOTION, Finding, plain_outcome_of
-from marl_ray.serving.decisions import Findings
+from marl_ray.serving.decisions import Findings, Reporting
 
 Series = Mapping[str, Iterable[tuple[float, Summary]]]
 """Arm -> (seconds since 1970, the observations until then), by time."""
@@ -50,6 +50,8 @@ def describe(
             "propensity": record.weights[arm] / total,
             "rolled_back": arm in state.rolled_back,
             "exposures": units.exposures,
+            "judged": units.judged,
+            "in_window": units.exposures - units.judged,
             "outcomes": units.outcomes.n,
             "observations": outcome.n,
             "mean": _number(outcome.mean),
@@ -79,8 +81,9 @@ def describe(
         "epoch": state.epoch,
         "control": plan.control,
         "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
-        "warnings": _warnings(config),
         "srm": {"p_value": found.srm.p_value, "alarm": found.srm.alarm},
+        "reporting": [_reporting(reports) for reports in found.reporting],
+        "warnings": [*found.warnings, *_warnings(config)],
         "guardrails": [_guardrail(rail) for rail in found.guardrails],
         "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
         "config": config.model_dump(mode="json"),
@@ -134,6 +137,19 @@ def _test(found: Finding) -> dict[str, Any]:
         "bound": _number(bound),
         "e_value": e_value,
         "proven": proven,
+    }
+
+
+def _reporting(found: Reporting) -> dict[str, Any]:
+    return {
+        "metric": found.metric,
+        "arm": found.arm,
+        "reported": found.reported,
+        "judged": found.judged,
+        "control_reported": found.control_reported,
+        "control_judged": found.control_judged,
+        "p_value": found.test.p_value,
+        "alarm": found.test.alarm,
     }
 
 

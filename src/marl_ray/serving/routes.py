@@ -32,6 +32,7 @@ ROUTES = (
     Route("POST", "/generate", generating.generate),
     Route("POST", "/v1/chat/completions", chat.completions, problem=chat.problem),
     Route("POST", "/v1/outcomes", outcomes.outcome),
+    Route("POST", "/v1/outcomes/batch", outcomes.outcomes),
     Route("GET", "/v1/endpoints", administration.endpoints),
     Route("GET", "/v1/experiments", administration.experiments),
     Route("POST", "/v1/experiments", administration.create, loads=True),
