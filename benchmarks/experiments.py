@@ -20,17 +20,17 @@ from typing import Any, NamedTuple
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
+from experiment_bounds import bounded
+from experiment_bounds import table as bounded_table
 from experiment_streams import (
     CHUNK,
     HORIZON,
     SCENARIOS,
     STEP,
     WRONG,
-    Draw,
     Looks,
     Scenario,
     batch_means,
-    bernoulli,
     chunks,
     gaussian,
     two_arms,
@@ -38,7 +38,6 @@ from experiment_streams import (
 from scipy.special import log_ndtr, stdtr
 
 from marl_ray.experiments.assignment import AssignmentTable
-from marl_ray.experiments.bounded import log_capital, plug_in_bets
 from marl_ray.experiments.fixed import samples_needed
 from marl_ray.experiments.sequential import BORROWED, CAUTION, harm, promotion
 from marl_ray.experiments.srm import sample_ratio
@@ -181,16 +180,6 @@ def finite(value: float) -> int | None:
     return int(value) if math.isfinite(value) else None
 
 
-def betting_errors(draw: Draw, mean: float, runs: int, seed: int) -> float:
-    """Share of streams of HORIZON outcomes whose betting interval leaves out the mean at any outcome."""
-    missed = 0
-    for values in draw(np.random.default_rng(seed), (runs, HORIZON)):
-        bets, *_ = plug_in_bets(values.astype(float), ALPHA / 2)
-        above, below = log_capital(values.astype(float), bets, np.array([mean]))
-        missed += bool(max(above.max(), below.max()) >= math.log(2 / ALPHA))
-    return missed / runs
-
-
 def srm(keys: int) -> dict[str, Any]:
     """Shares of an assignment table over many units, watched at every thousandth; and a table that loses 2 % of one arm."""
     weights = {"control": 0.7, "first": 0.2, "second": 0.1}
@@ -285,10 +274,7 @@ def table(result: dict[str, Any]) -> str:
         ]
         fixed = " / ".join(str(n) for n in row["fixed"].values())
         lines.append(f"| {effect} | {tests[0]} | {tests[1]} | {fixed} | {tests[2]} | {tests[3]} |")
-    lines += ["", "## Betting intervals and sample ratios", ""]
-    for name, share in result["betting"].items():
-        text = rate(share, result["betting_runs"])
-        lines.append(f"- Betting interval, {name}: mean ever left out {text} % of {result['betting_runs']:,} streams.")
+    lines += ["", *bounded_table(result["bounded"], rate), "## Sample ratios", ""]
     srm = result["srm"]
     lines += [
         f"- Sample ratio test at 0.05 on fair shares: ever alarmed {rate(srm['alarms'], srm['runs'])} % of {srm['runs']:,}.",
@@ -357,12 +343,7 @@ def main() -> None:
         "errors": errors,
         "delay_runs": few,
         "delays": {str(effect): delays(effect, few, 2_000 + k) for k, effect in enumerate(EFFECTS)},
-        "betting_runs": few,
-        "betting": {
-            "Bernoulli 0.05": betting_errors(bernoulli(0.05), 0.05, few, 3_000),
-            "Bernoulli 0.5": betting_errors(bernoulli(0.5), 0.5, few, 3_001),
-            "Beta(10, 30)": betting_errors(lambda rng, size: rng.beta(10, 30, size), 0.25, few, 3_002),
-        },
+        "bounded": bounded(few, ALPHA, log_evidence),
         "srm": srm(100 * runs) | {"runs": few, "alarms": srm_errors(few, 4_000)},
     }
     result["seconds"] = time.perf_counter() - started
