@@ -185,7 +185,7 @@ def table(found: dict[str, Any], rate: Callable[[float, int], str]) -> list[str]
         "",
         f"{runs:,} experiments per row of {found['units']:,} units in both arms together, each unit assigned at random. The",
         "exact test (`betting`) is watched after every unit; the normal mixture, which decides where nothing bounds the",
-        f"outcome, after every {2 * STEP} (not where shares change, since it compares within epochs). The treatment is worse by",
+        f"outcome, after every {2 * STEP} (not where shares change: it compares within epochs). The treatment is worse by",
         "exactly the margin, or (rollbacks) the arms are alike. Per cent.",
         "",
         "| outcomes | error | exact test % | normal mixture % |",
