@@ -205,7 +205,7 @@ def test_a_margin_may_be_a_part_of_the_controls_mean(store, clock, bounds):
     assert promotion.test.proven and not harm.test.proven
     assert promotion.margin == pytest.approx(1.2, abs=0.05) and promotion.test.gain == pytest.approx(-0.4, abs=0.1)
     assert (promotion.test.bound > -promotion.margin) and promotion.test.bound < promotion.test.gain
-    cost, latency = found.guardrails
+    cost, latency, _ = found.guardrails
     assert cost.test.proven and cost.test.bound < -cost.margin
     assert not latency.test.proven
     tight = opened(store, margin="1%", bounds=bounds, guardrails=rails)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
+from marl_ray.config.experiment import GuardrailConfig
 from marl_ray.experiments.looks import Look
 from marl_ray.experiments.reporting import ALARM, Unequal, unequal_reporting
 from marl_ray.experiments.srm import Mismatch, sample_ratio_of_epochs
@@ -38,6 +39,10 @@ from marl_ray.serving.asking import (
 
 ACTOR = "gateway"
 ACTIONS = {Step.NEXT_STAGE: Action.NEXT_STAGE, Step.PROMOTE: Action.PROMOTE, Step.ROLLBACK: Action.ROLLBACK}
+
+ERRORS = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
+"""The guardrail of every experiment: of a hundred sessions a treatment may fail one more than the control does. A guardrail
+`error` of the experiment's own takes its place."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +103,12 @@ def config_of(record: ExperimentRecord) -> ExperimentConfig:
     return parse_config(ExperimentConfig, whole, source=f"experiment {record.name!r}")
 
 
+def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
+    """The experiment's own guardrails, and that on `error`."""
+    own = config.guardrails
+    return own if any(rail.name == ERRORS.name for rail in own) else (*own, ERRORS)
+
+
 def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
     """What outcomes, guardrails and counts prove. Alphas are shared by the treatments (Bonferroni)."""
     plan = record.plan
@@ -109,7 +120,7 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
 
     harms = asked(HARM, outcome_of(config), config.alpha_rollback)
     promotions = asked(PROMOTION, outcome_of(config), config.alpha)
-    rails = [asked(HARM, guardrail_of(config, rail), rail.alpha) for rail in config.guardrails]
+    rails = [asked(HARM, guardrail_of(config, rail), rail.alpha) for rail in guardrails_of(config)]
     guardrails = tuple(found for of_arm in zip(*rails, strict=True) for found in of_arm)
     reporting = tuple(_reporting(look, record, config, metric) for metric in _excluding(config))
     told = tuple(found for of_metric in reporting for found in of_metric)
