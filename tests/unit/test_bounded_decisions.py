@@ -2,83 +2,21 @@
 
 import json
 import math
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from clocked_experiments import *  # noqa: F403
+from clocked_experiments import KEYS, WINDOW, look, opened, refusal, sessions, told
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.assignment import AssignmentTable
 from marl_ray.experiments.betting import BettingTest
 from marl_ray.experiments.states import Action, Step
-from marl_ray.experiments.store import ExperimentStore, Exposure, Report
+from marl_ray.experiments.store import ExperimentStore, Report
 from marl_ray.serving.admin import lines
 from marl_ray.serving.asking import HARM, PROMOTION, questions_of
-from marl_ray.serving.decisions import decide, findings
-from marl_ray.serving.report import describe
+from marl_ray.serving.decisions import decide
 from marl_ray.serving.ui import experiment_page
-
-WINDOW = 10.0
-ARMS = {"a": {"bundle": "bundle-a"}, "b": {"bundle": "bundle-b"}}
-KEYS: dict[str, Any] = {
-    "name": "exp",
-    "arms": ARMS,
-    "min_outcomes": 20,
-    "min_duration_s": 0.0,
-    "min_exposures": 10,
-    "outcome_window_s": WINDOW,
-}
-
-
-class Clock:
-    """The database's clock, by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[ExperimentStore]:
-    store = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", clock)
-    yield store
-    store.close()
-
-
-def opened(store: ExperimentStore, **more: Any) -> ExperimentConfig:
-    config = parse_config(ExperimentConfig, KEYS | more)
-    stored = config.model_dump(mode="json") | {"salt": "s", "control": "a", "origin": "api"}
-    for arm in config.arms:
-        stored["arms"][arm]["digest"] = f"digest-{arm}"
-    store.open_experiment("exp", stored)
-    return config
-
-
-def sessions(store: ExperimentStore, n: int, value: Any, prefix: str = "u", clusters: int = 0) -> list[Exposure]:
-    """Units of the weights in force; `value(arm, k)` is the outcome, or None for no report."""
-    state = store.table("exp")
-    table = AssignmentTable(state.weights, state.salt, state.epoch)
-    names = [f"{prefix}{k}" for k in range(n)]
-    of = [f"{prefix}-match{k % clusters}" if clusters else None for k in range(n)]
-    rows = [Exposure("exp", name, table.assign(c or name), 0.0, c) for name, c in zip(names, of, strict=True)]
-    store.record_exposures(rows)
-    told = [(row.unit, value(row.assignment.arm, k)) for k, row in enumerate(rows)]
-    store.record("exp", [Report(unit, {"outcome": float(one)}) for unit, one in told if one is not None])
-    return rows
-
-
-def look(store: ExperimentStore, config: ExperimentConfig):
-    return findings(store, store.experiment("exp"), config)
 
 
 def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(store, clock, tmp_path):
@@ -145,10 +83,6 @@ def test_harm_is_proven_by_the_bets_and_rolls_back(store, clock):
     assert -0.6 < low < report["arms"]["b"]["difference"] < high < 0
     assert report["arms"]["b"]["verdict"] == "worse"
     assert decide(store, config).step is Step.ROLLBACK
-
-
-def told(store: ExperimentStore, config: ExperimentConfig) -> dict[str, Any]:
-    return describe(store.experiment("exp"), config, {}, look(store, config), {})
 
 
 def test_values_outside_bounds_are_refused_and_winsorized_ones_kept_as_they_came(store, clock):
@@ -244,13 +178,6 @@ def test_an_epoch_without_the_control_proves_nothing(store, clock):
     assert after.look.summary("outcome", "b").n > before.look.summary("outcome", "b").n
     assert {q: of.log_e for q, of in after.look.bets.items()} == {q: of.log_e for q, of in before.look.bets.items()}
     assert all(math.isfinite(of.log_e) for of in after.look.bets.values())
-
-
-def refusal(**more: Any) -> str:
-    with pytest.raises(MarlRayError) as error:
-        parse_config(ExperimentConfig, KEYS | more)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def test_what_configs_say_of_measures_is_checked():

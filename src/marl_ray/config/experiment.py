@@ -147,13 +147,18 @@ class ExperimentConfig(Config):
     """Of `switchback`: sessions that begin this soon after a change of block do not count."""
     salt: str | None = None
     """Salt of the assignment hash; the experiment's name when not given."""
-    strategy: Literal["ab", "gradual", "shadow", "replace"] = "ab"
+    strategy: Literal["ab", "gradual", "shadow", "replace", "thompson"] = "ab"
     """`ab`: the weights as given. `gradual`: `stages` are the treatments' share. `shadow`: the control answers, the
-    treatments get a copy of the traffic. `replace`: the treatments get everything at once."""
+    treatments get a copy of the traffic. `replace`: the treatments get everything at once. `thompson`: from the weights as
+    given, an arm's share becomes the chance that it is the best."""
     autostart: bool = True
     """Run as soon as the experiment is first opened; else it waits as a draft, all units with the control."""
     stages: tuple[Share, ...] = Field((0.01, 0.05, 0.25, 0.5, 1.0), min_length=1)
     """Of `gradual`: the treatments' share of the units, stage by stage. They split it by their weights."""
+    reweigh_s: PositiveFloat = 3600.0
+    """Of `thompson`: seconds between two changes of the weights. Each is a new epoch; sessions keep their arms."""
+    floor: Share = 0.05
+    """Of `thompson`: the least share of an arm that is not rolled back; at most 1 / arms."""
     min_exposures: NonNegativeInt = 100
     """Units that every arm with traffic must have met in a stage before the next one."""
     min_duration_s: NonNegativeFloat = 60.0
@@ -249,6 +254,10 @@ class ExperimentConfig(Config):
         for rail in self.guardrails:
             if rail.name == "outcome":
                 check_measure("outcome", rail.margin, self.bounds, self.winsorize)
+        if self.strategy == "thompson" and not all(arm.weight > 0 for arm in self.arms.values()):
+            raise ValueError("arms: strategy thompson needs weights above zero")
+        if self.strategy == "thompson" and self.floor * len(self.arms) > 1:
+            raise ValueError(f"floor: expected at most 1/{len(self.arms)}, the number of arms, got {self.floor:g}")
         low, high = self.layer_share
         if low >= high:
             raise ValueError(f"layer_share: expected low < high, got [{low:g}, {high:g})")

@@ -1,7 +1,7 @@
 """One look at an experiment: from sums over its units to what the tests take, an observation per unit, cluster or block."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from marl_ray.experiments.assignment import block_group, block_span
 from marl_ray.experiments.betting import Evidence
@@ -48,6 +48,14 @@ class Observations:
         return block_summaries(
             [(grouped(of.get(treatment, {})), grouped(of.get(control, {}), scale)) for of in by_epoch_blocks]
         )
+
+    def gains(self, metric: str, control: str, arms: Iterable[str], total: int) -> dict[str, Summary]:
+        """Arm -> its observations as gains over the control, compared within epochs; the control's own mean is 0. `total`
+        is the number of arms that the experiment has."""
+        pairs = {arm: self.pair(metric, arm, control, total) for arm in arms if arm != control}
+        found = {arm: replace(one, mean=one.mean - other.mean) for arm, (one, other) in pairs.items()}
+        best_known = max((other for _, other in pairs.values()), key=lambda other: other.n)
+        return {control: replace(best_known, mean=0.0)} | found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
 """What the store returns of experiments as wholes, and how rows become it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from marl_ray.config.experiment import counts_as
 from marl_ray.experiments import schema
-from marl_ray.experiments.states import ExperimentRecord, State, Status, plan_of, shadows_of, weights_of
+from marl_ray.experiments.states import Allocation, ExperimentRecord, State, Status, plan_of, shadows_of, weights_of
 from marl_ray.experiments.sums import Design
 from marl_ray.experiments.windows import WINDOW_S
 
@@ -102,7 +102,7 @@ def _rows(
     here, arms = schema.experiments.c, schema.arms.c
     columns = (here.name, here.epoch, here.created, here.status, here.stage, here.stage_since, here.stage_epoch)
     marked = sa.and_(arms.experiment == here.name, arms.rolled_back_at.is_not(None))
-    query = sa.select(*columns, here.winner, here.revision, *more, arms.arm.label("marked"))
+    query = sa.select(*columns, here.winner, here.allocation, here.revision, *more, arms.arm.label("marked"))
     query = query.select_from(schema.experiments).outerjoin(schema.arms, marked).order_by(here.created, here.name)
     found: dict[str, list[Any]] = {}
     for row in connection.execute(query if names is None else query.where(here.name.in_(names))):
@@ -120,6 +120,7 @@ def _record(rows: list[Any], config: dict[str, Any]) -> ExperimentRecord:
         stage_epoch=row.stage_epoch,
         winner=row.winner,
         rolled_back=frozenset(row.marked for row in rows if row.marked is not None),
+        allocation=None if row.allocation is None else Allocation(**row.allocation),
     )
     return ExperimentRecord(row.name, config, row.created, state, plan_of(config))
 
@@ -187,6 +188,7 @@ def columns_of(state: State) -> dict[str, Any]:
         "stage_since": state.stage_since,
         "stage_epoch": state.stage_epoch,
         "winner": state.winner,
+        "allocation": None if state.allocation is None else asdict(state.allocation),
     }
 
 

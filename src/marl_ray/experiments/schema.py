@@ -31,6 +31,7 @@ experiments = sa.Table(
     sa.Column("winner", sa.String(100)),
     sa.Column("endpoint", sa.String(100)),
     sa.Column("revision", sa.Integer),
+    sa.Column("allocation", sa.JSON(none_as_null=True)),
 )
 arms = sa.Table(
     "arms",

@@ -46,6 +46,7 @@ from marl_ray.experiments.states import (
     State,
     Status,
     plan_of,
+    reallocated,
     reconfigured,
     transition,
 )
@@ -221,6 +222,25 @@ class ExperimentStore(UnitStore):
             update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
             connection.execute(update.values(columns_of(state)))
             self._audit(connection, record, action.value, actor, reason, now, plain(found), plain(record), arm)
+            return record
+
+    def reallocate(
+        self, name: str, weights: Mapping[str, float], *, epoch: int, actor: str, reason: str
+    ) -> ExperimentRecord:
+        """Give a running `thompson` experiment other weights (see `states.reallocated`), as a new epoch with its audit
+        entry. Raises as `change` does."""
+        with self._transaction(self._writer) as connection:
+            found = read(connection, name, lock=True)
+            if found is None:
+                raise MarlRayError(f"experiment: unknown experiment {name!r}")
+            if epoch != found.epoch:
+                raise StaleEpochError(f"epoch: weights were decided on epoch {epoch}, {name!r} is at {found.epoch}")
+            allowed_arms(connection, name, found.config, found.config["arms"])
+            now = time.time()
+            record = replace(found, state=reallocated(found.state, found.plan, weights, now))
+            update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
+            connection.execute(update.values(columns_of(record.state)))
+            self._audit(connection, record, "reallocate", actor, reason, now, plain(found), plain(record))
             return record
 
     def _audit(

@@ -4,7 +4,9 @@ Every replica may decide. A decision names the epoch it was made on, so of sever
 majority: the first replica to see the proof rolls the arm back.
 """
 
+import contextlib
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,7 @@ from marl_ray.experiments.states import (
     advance,
 )
 from marl_ray.experiments.store import ExperimentStore
+from marl_ray.experiments.thompson import thompson_weights
 from marl_ray.serving.asking import (
     HARM,
     PROMOTION,
@@ -43,6 +46,9 @@ ACTIONS = {Step.NEXT_STAGE: Action.NEXT_STAGE, Step.PROMOTE: Action.PROMOTE, Ste
 ERRORS = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
 """The guardrail of every experiment: of a hundred sessions a treatment may fail one more than the control does. A guardrail
 `error` of the experiment's own takes its place."""
+
+LEAST_CHANGE = 0.01
+"""A change of shares that is worth a new epoch."""
 
 _log = logging.getLogger(__name__)
 
@@ -200,9 +206,12 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> Decision | None:
     record = store.experiment(config.name)
     if record is None or record.state.status not in (Status.RUNNING, Status.PAUSED, Status.PROMOTED):
         return None
-    decision = advance(record, findings(store, record, config).evidence, time.time())
+    found, now = findings(store, record, config), time.time()
+    decision = advance(record, found.evidence, now)
     action = ACTIONS.get(decision.step)
     if action is None or (action is Action.PROMOTE and not config.promotes):
+        if config.strategy == "thompson":
+            _reallocate(store, record, config, found, now)
         return decision
     try:
         store.change(config.name, action, epoch=decision.epoch, actor=ACTOR, reason=decision.reason, arm=decision.arm)
@@ -210,3 +219,25 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> Decision | None:
         return None  # another replica was faster, or a person
     _log.warning("experiment %s: %s %s: %s", config.name, action, decision.arm or "", decision.reason)
     return decision
+
+
+def _reallocate(
+    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, found: Findings, now: float
+) -> None:
+    """Set the weights anew if it is time, every arm has outcomes enough, and arms are met and report as they should."""
+    state, plan = record.state, record.plan
+    since = state.stage_since if state.allocation is None else state.allocation.at
+    left = [arm for arm in plan.weights if arm not in state.rolled_back]
+    enough = all(found.look.summary("outcome", arm).n >= config.min_outcomes for arm in left)
+    if state.status is not Status.RUNNING or now - since < config.reweigh_s or len(left) < 2 or not enough:
+        return
+    if found.srm.alarm or any(one.test.alarm for one in found.reporting):
+        return
+    chosen = thompson_weights(found.look.gains("outcome", plan.control, left, len(plan.weights)), config.floor)
+    weights = {arm: chosen.get(arm, 0.0) for arm in plan.weights}
+    total = math.fsum(record.weights.values())
+    if max(abs(weights[arm] - record.weights[arm] / total) for arm in weights) < LEAST_CHANGE:
+        return
+    told = ", ".join(f"{arm} {share:.1%}" for arm, share in weights.items())
+    with contextlib.suppress(StaleEpochError):  # another replica was faster, or a person
+        store.reallocate(record.name, weights, epoch=record.epoch, actor=ACTOR, reason=f"chances to be best: {told}")
