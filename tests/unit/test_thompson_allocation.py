@@ -63,9 +63,9 @@ def test_weights_are_the_configs_until_there_are_others():
 def test_traffic_follows_the_evidence_and_the_tests_stay_right(store: ExperimentStore, clock: Clock):
     config = opened(store, **THOMPSON, bounds=[0, 1], min_exposures=10**9)
     rng, rows = np.random.default_rng(0), []
-    for part in range(4):
+    for part in range(6):
         rows += sorted(
-            sessions(store, 150, lambda arm, k: rng.random() < (0.6 if arm == "b" else 0.5), f"p{part}-"),
+            sessions(store, 80, lambda arm, k: rng.random() < (0.65 if arm == "b" else 0.5), f"p{part}-"),
             key=lambda row: row.unit,
         )
         epoch = store.experiment("exp").epoch
