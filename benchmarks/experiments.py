@@ -22,6 +22,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 from experiment_bounds import bounded
 from experiment_bounds import table as bounded_table
+from experiment_missing import MISSING, missing_errors, missing_table
 from experiment_streams import (
     CHUNK,
     HORIZON,
@@ -79,13 +80,13 @@ def variances(looks: Looks, margin: float, sign: int, binary: bool) -> tuple[np.
     return mixed(n_t, var_t), mixed(n_c, var_c)
 
 
-def log_evidence(looks: Looks, margin: float, sign: int, binary: bool = False) -> np.ndarray:
+def log_evidence(looks: Looks, margin: float, sign: int, binary: bool = False, alpha: float = ALPHA) -> np.ndarray:
     """ln E of `harm` (sign -1) or `promotion` (sign 1) at every look; -inf before the first allowed one."""
     n_t, n_c, mean_t, mean_c, *_ = looks
     with np.errstate(invalid="ignore", divide="ignore"):
         s_t, s_c = variances(looks, margin, sign, binary)
         squared = s_t / n_t + s_c / n_c
-        v, rho = 2 * (s_t + s_c) / squared, tune_rho(2 * TIGHTEST_AT * FIRST, 2 * ALPHA)
+        v, rho = 2 * (s_t + s_c) / squared, tune_rho(2 * TIGHTEST_AT * FIRST, 2 * alpha)
         x = sign * (mean_t - mean_c + margin) * np.sqrt(v / squared / (v + rho))
         evidence = math.log(2) + 0.5 * np.log(rho / (v + rho)) + x**2 / 2 + log_ndtr(x)
     known = (np.minimum(n_t, n_c) >= FIRST) & np.isfinite(evidence)
@@ -252,6 +253,7 @@ def table(result: dict[str, Any]) -> str:
     for row in result["errors"]:
         cells = (rate(row[key], runs) for key in ("false_rollbacks", "false_promotions", "peeked"))
         lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+    lines += missing_table(result["missing"], lambda share: rate(share, runs))
     lines += [
         "",
         "## Delay until harm is found",
@@ -332,6 +334,11 @@ def main() -> None:
             before = time.perf_counter()
             errors.append(error_rates(name, scenario, runs, seed)._asdict())
             print(f"{time.perf_counter() - before:5.1f} s  {errors[-1]}", flush=True)
+    missing = []
+    for seed, (name, case) in enumerate(MISSING.items()):
+        if options.only in name:
+            missing.append(missing_errors(name, case, runs, 9_000 + seed, log_evidence, ALPHA)._asdict())
+            print(missing[-1], flush=True)
     if options.only:
         return
     few = max(CHUNK, runs // 5)
@@ -341,6 +348,7 @@ def main() -> None:
         "min_outcomes": FIRST,
         "runs": runs,
         "errors": errors,
+        "missing": missing,
         "delay_runs": few,
         "delays": {str(effect): delays(effect, few, 2_000 + k) for k, effect in enumerate(EFFECTS)},
         "bounded": bounded(few, ALPHA, log_evidence),

@@ -74,6 +74,15 @@ async def until(condition: Callable[[], Any], deadline_s: float = 10.0) -> None:
         await asyncio.sleep(0.05)
 
 
+def windows_end(*apps: Gateway) -> None:
+    """The outcome windows of all units so far are over, by the clock of the gateways' stores."""
+    for app in apps:
+        app.exposures.flush()
+    now = max((app.store.clock or time.time)() for app in apps) + 1_000.0
+    for app in apps:
+        app.store.clock = lambda: now
+
+
 @asynccontextmanager
 async def serving(config: GatewayConfig) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
     app = Gateway(config, seed=0)

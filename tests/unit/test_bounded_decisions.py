@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 from clocked_experiments import *  # noqa: F403
 from clocked_experiments import KEYS, WINDOW, look, opened, refusal, sessions, told
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.betting import BettingTest
+from marl_ray.experiments.reporting import allowance
 from marl_ray.experiments.states import Action, Step
+from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import ExperimentStore, Report
 from marl_ray.serving.admin import lines
 from marl_ray.serving.asking import HARM, PROMOTION, questions_of
@@ -213,3 +217,32 @@ def test_an_outcome_without_bounds_is_warned_of(store):
     report = told(store, bounded)
     assert report["warnings"] == [] and len(lines(report)) == 4
     assert "rare large value" not in experiment_page(report, {}, [], "").decode()
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=40), st.integers(1, 12), st.booleans())
+def test_no_missing_outcomes_move_a_bounded_mean_further_than_is_allowed(values, gone, best):
+    """The arm that reports more, without as many of its best (or worst) as the other lacks."""
+    gone = min(gone, len(values) - 1)
+    kept = sorted(values)[:-gone] if best else sorted(values)[gone:]
+    mean = float(np.mean(values))
+    more, other = Summary(len(values), mean, float(np.var(values))), Summary(9, 0.5, 0.1)
+    shares = Summary(100, 0.8, 0.1), Summary(100, 0.8 * len(kept) / len(values), 0.1)
+    for bounds in ((0.0, 1.0), (-5.0, 9.0)):
+        allowed = allowance(more, other, *shares, bounds=bounds)
+        assert abs(float(np.mean(kept)) - mean) <= allowed + 1e-9
+        assert allowance(other, more, *reversed(shares), bounds=bounds) == allowed
+    assert allowance(more, other, shares[0], shares[0], bounds=(0.0, 1.0)) == 0
+
+
+def test_bets_allow_for_outcomes_that_one_arm_lacks(store, clock):
+    """Every seventh outcome of the treatment is missing: a failure, as it happens."""
+    config = opened(store, bounds=[0, 1], margin=0.12)
+    sessions(store, 900, lambda arm, k: None if arm == "b" and k % 7 == 0 else float(k % 7 != 0))
+    clock.now += 2 * WINDOW
+    found = look(store, config).promotion[0]
+    assert found.allowance > 0.05 and found.test.gain == pytest.approx(0.15, abs=0.03)
+    assert found.test.bound < found.test.gain - found.allowance
+    plain = next(of for q, of in look(store, config).look.bets.items() if q.side == 1)
+    assert plain.log_e > math.log(found.test.e_value)
+    assert found.test.proven == (found.test.bound > -0.12)
+    assert plain.against(-0.12) == pytest.approx(plain.log_e)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_gateways import SEES, bearer, make_bundle, serving, until, with_gateway, write_keys
+from toy_gateways import SEES, bearer, make_bundle, serving, until, windows_end, with_gateway, write_keys
 
 from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
 from marl_ray.experiments.states import Action, Status
@@ -362,6 +362,7 @@ def test_the_guardrails_error_and_latency_are_measured_here(bundles, broken, tmp
             for k in range(100):
                 await sessions(client, [f"s{k}"])
                 await client.post("/v1/outcomes", json={"session_id": f"s{k}", "value": k % 2})
+            windows_end(app)
             await until(lambda: "bad" in app.endpoints.routers["exp"].state.rolled_back)
             report = (await client.get("/v1/experiments/exp")).json()
             return report["guardrails"], app.store.audit("exp")[-1]

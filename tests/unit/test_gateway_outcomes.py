@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 from gymnasium import spaces
-from toy_gateways import act, gateway_config, make_bundle, serving, with_gateway
+from toy_gateways import act, gateway_config, make_bundle, serving, windows_end, with_gateway
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import ExperimentStore, StoreError
@@ -17,35 +17,117 @@ from marl_ray.serving.gateway import Gateway
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 
 
-def test_outcomes_join_at_once_are_idempotent_and_final(config):
-    async def body(client):
-        arm = (await act(client, "s"))["arm"]
-        posts = [await client.post("/v1/outcomes", json={"session_id": "s", "value": v}) for v in (0.5, 0.5, 0.6)]
-        return arm, posts, (await client.get("/v1/experiments/exp")).json()
+def test_outcomes_may_be_corrected_while_their_window_lasts_and_are_final_then(config):
+    async def run():
+        async with serving(config) as (client, app):
 
-    arm, posts, report = with_gateway(config, body)
-    assert [post.status_code for post in posts] == [200, 200, 409]
-    assert posts[0].json() == {"experiment": "exp", "arm": arm, "value": 0.5}
-    assert posts[2].json()["error"] == {"field": "value", "message": "session 's' already has outcome 0.5, got 0.6"}
-    assert (report["arms"][arm]["outcomes"], report["arms"][arm]["mean"]) == (1, 0.5)
+            async def post(value: float):
+                return await client.post("/v1/outcomes", json={"session_id": "s", "value": value})
+
+            arm = (await act(client, "s"))["arm"]
+            posts = [await post(value) for value in (0.5, 0.5, 0.6)]
+            early = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
+            windows_end(app)
+            posts += [await post(0.6), await post(0.7)]
+            report = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
+            return arm, posts, early, report, app.store.corrections("exp")
+
+    arm, posts, early, report, corrections = asyncio.run(run())
+    assert [post.status_code for post in posts] == [200, 200, 200, 200, 409]
+    assert posts[2].json() == {"experiment": "exp", "arm": arm, "value": 0.6, "counts": True}
+    message = "session 's' already has outcome 0.6, got 0.7; its window of 600 s for corrections is over"
+    assert posts[4].json()["error"] == {"field": "value", "message": message}
+    assert [(one.old, one.new, one.actor) for one in corrections] == [(0.5, 0.6, "anyone")]
+    assert [early[key] for key in ("exposures", "judged", "in_window", "outcomes", "mean")] == [1, 0, 1, 0, None]
+    assert [report[key] for key in ("exposures", "judged", "in_window", "outcomes", "mean")] == [1, 1, 0, 1, 0.6]
+
+
+def test_what_comes_after_the_window_is_kept_and_does_not_count(config):
+    async def run():
+        async with serving(config) as (client, app):
+            arm = (await act(client, "s"))["arm"]
+            windows_end(app)
+            post = await client.post("/v1/outcomes", json={"session_id": "s", "value": 0.5})
+            return (
+                arm,
+                post,
+                (await client.get("/v1/experiments/exp")).json()["arms"][arm],
+                list(app.store.outcomes("exp")),
+            )
+
+    arm, post, report, stored = asyncio.run(run())
+    assert post.json()["arm"] == arm
+    assert post.status_code == 200 and post.json()["counts"] is False
+    assert "s after the session's outcome window of 600 s: it is kept and does not count" in post.json()["note"]
+    assert (report["judged"], report["outcomes"]) == (1, 0) and stored[0].value == 0.5
+
+
+def test_outcomes_in_a_batch_are_answered_one_by_one(config):
+    parts = [
+        {"session_id": "s", "value": 1, "at": 1_700_000_000},
+        {"session_id": "s", "metrics": {"cost": 2}, "at": "2026-01-31T12:00:00+01:00"},
+        {"session_id": "stranger", "value": 1},
+        {"session_id": "s", "value": "1"},
+        {"session_id": "s"},
+        {"session_id": "s", "value": 1, "at": 1e11},
+        {"session_id": "s", "value": 1, "at": "2026-01-31T12:00:00"},
+        {"session_id": "t", "value": 1, "at": None, "experiment": "none"},
+        {"session_id": "t", "value": 0, "more": 1},
+        {"session_id": "t", "value": 0, "experiment": "exp"},
+    ]
+
+    async def run():
+        async with serving(config) as (client, app):
+            arms = [(await act(client, session))["arm"] for session in "st"]
+            answers = (await client.post("/v1/outcomes/batch", json={"outcomes": parts})).json()["answers"]
+            lists = [], 257 * parts[:1]
+            wrong = [await client.post("/v1/outcomes/batch", json={"outcomes": given}) for given in lists]
+            return arms, answers, wrong, list(app.store.outcomes("exp")), list(app.store.metric_values("exp", "cost"))
+
+    (s, t), answers, wrong, stored, costs = asyncio.run(run())
+    assert answers[0] == {"experiment": "exp", "arm": s, "value": 1.0, "counts": True}
+    assert answers[1] == {"experiment": "exp", "arm": s, "counts": True}
+    assert answers[9] == {"experiment": "exp", "arm": t, "value": 0.0, "counts": True}
+    refused = [(answer["status"], answer["error"]["field"]) for answer in answers[2:9]]
+    assert refused == [
+        *(
+            (404, "session_id"),
+            (400, "value"),
+            (400, "value"),
+            (400, "at"),
+            (400, "at"),
+            (404, "experiment"),
+            (400, "more"),
+        )
+    ]
+    assert [answer.status_code for answer in wrong] == [400, 413]
+    assert {(row.unit, row.value) for row in stored} == {("s", 1.0), ("t", 0.0)}
+    assert next(row.at for row in stored if row.unit == "s") == 1_700_000_000
+    assert costs == [("s", 2.0)]
 
 
 def test_the_report_has_lineage_intervals_and_a_verdict(config):
     rng = np.random.default_rng(0)
 
-    async def body(client):
-        async def episode(i):
-            arm = (await act(client, f"s{i}"))["arm"]
-            value = float(rng.normal(0.9 if arm == "four" else 0.1, 0.1))
-            assert (await client.post("/v1/outcomes", json={"session_id": f"s{i}", "value": value})).status_code == 200
+    async def run():
+        async with serving(config) as (client, app):
 
-        await asyncio.gather(*(episode(i) for i in range(60)))
-        return (await client.get("/v1/experiments/exp")).json()
+            async def episode(i):
+                arm = (await act(client, f"s{i}"))["arm"]
+                sent = {"session_id": f"s{i}", "value": float(rng.normal(0.9 if arm == "four" else 0.1, 0.1))}
+                assert (await client.post("/v1/outcomes", json=sent)).status_code == 200
 
-    report = with_gateway(config, body)
+            await asyncio.gather(*(episode(i) for i in range(60)))
+            windows_end(app)
+            return (await client.get("/v1/experiments/exp")).json()
+
+    report = asyncio.run(run())
     one, four = report["arms"]["one"], report["arms"]["four"]
     assert report["control"] == "one"
     assert report["config"]["min_outcomes"] == 5
+    (reports,) = report["reporting"]
+    assert (reports["arm"], reports["reported"], reports["alarm"]) == ("four", four["judged"], False)
+    assert report["warnings"] == []
     assert "verdict" not in one
     assert four["verdict"] == "better"
     assert four["difference_interval"][0] < four["difference"] < four["difference_interval"][1]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_gateways import SEES, act, gateway_config, serving, until, write_keys
+from toy_gateways import SEES, act, gateway_config, serving, until, windows_end, write_keys
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -43,12 +43,14 @@ def rollout(bundles: dict[str, str], folder: Path, gateway: dict[str, Any] | Non
     return parse_config(GatewayConfig, data | (gateway or {}))
 
 
-async def play(client, names: list[str], value) -> dict[str, str]:
-    """Sessions that act once and post `value(arm, number)`; session -> arm."""
+async def play(client, names: list[str], value, *apps) -> dict[str, str]:
+    """Sessions that act once and post `value(arm, number)`, and are judged at once in the apps; session -> arm."""
     arms = {}
     for number, name in enumerate(names):
         arms[name] = (await act(client, name))["arm"]
         await client.post("/v1/outcomes", json={"session_id": name, "value": value(arms[name], number)})
+    if apps:
+        windows_end(*apps)
     return arms
 
 
@@ -59,7 +61,7 @@ def test_a_bad_arm_is_rolled_back_by_itself_for_good(bundles, tmp_path, on_rollb
     async def body():
         async with serving(config) as (client, app):
             router = app.endpoints.routers["exp"]
-            arms = await play(client, [f"s{k}" for k in range(120)], lambda arm, k: k % 3 - 5 * (arm == "four"))
+            arms = await play(client, [f"s{k}" for k in range(120)], lambda arm, k: k % 3 - 5 * (arm == "four"), app)
             await until(lambda: "four" in router.state.rolled_back)
             assert router.state.status is Status.ROLLED_BACK
             later = await play(client, [f"t{k}" for k in range(40)], lambda arm, k: 0)
@@ -91,7 +93,8 @@ def test_a_good_arm_climbs_its_stages_and_is_promoted(bundles, tmp_path):
             router = app.endpoints.routers["exp"]
             assert router.state.weights == {"one": 0.5, "four": 0.5}
             for batch in range(60):
-                await play(client, [f"s{batch}-{k}" for k in range(20)], lambda arm, k: k % 3 + 4 * (arm == "four"))
+                names = [f"s{batch}-{k}" for k in range(20)]
+                await play(client, names, lambda arm, k: k % 3 + 4 * (arm == "four"), app)
                 app.follower.decide()
                 app.follower.look()
                 if router.state.status is Status.PROMOTED:
@@ -111,6 +114,7 @@ def test_guardrails_of_named_metrics_roll_back(bundles, tmp_path):
                 arm = (await act(client, f"s{k}"))["arm"]
                 sent = {"session_id": f"s{k}", "value": k % 2, "metrics": {"cost": k % 3 + 3.0 * (arm == "four")}}
                 assert (await client.post("/v1/outcomes", json=sent)).status_code == 200
+            windows_end(app)
             await until(lambda: "four" in app.endpoints.routers["exp"].state.rolled_back)
             return (await client.get("/v1/experiments/exp/audit")).json()["audit"][-1]["reason"]
 
@@ -122,7 +126,7 @@ def test_an_ab_test_is_promoted_by_hand_only(bundles, tmp_path):
 
     async def body():
         async with serving(config) as (client, app):
-            await play(client, [f"s{k}" for k in range(200)], lambda arm, k: k % 3 + 4 * (arm == "four"))
+            await play(client, [f"s{k}" for k in range(200)], lambda arm, k: k % 3 + 4 * (arm == "four"), app)
             app.follower.look()
             decision = decide(app.store, app.endpoints.routers["exp"].config)
             return decision.step.value, app.endpoints.routers["exp"].state.status
@@ -209,7 +213,8 @@ def test_another_replica_follows_within_a_second(bundles, tmp_path):
 
     async def body():
         async with serving(config) as (_, first), serving(config) as (client, second):
-            await play(client, [f"s{k}" for k in range(120)], lambda arm, k: k % 3 - 5 * (arm == "four"))
+            names = [f"s{k}" for k in range(120)]
+            await play(client, names, lambda arm, k: k % 3 - 5 * (arm == "four"), first, second)
             await until(
                 lambda: all("four" in app.endpoints.routers["exp"].state.rolled_back for app in (first, second))
             )

@@ -162,6 +162,12 @@ class Evidence:
     log_e: float
     """ln E against "the gain is on the other side of -margin, or there"."""
 
+    def against(self, null: float) -> float:
+        """ln E against "the gain is on the other side of `null`, or there", interpolated between the nulls of the grid."""
+        roots = np.copysign(np.sqrt(np.abs(self.logs)), self.logs)  # nearly straight
+        root = float(np.interp(null, self.nulls, roots))
+        return math.copysign(root**2, root)
+
     def bound(self, alpha: float) -> float:
         """The gain is above it (`side` 1) or below it (-1), at all times with probability 1 - alpha; infinite at first.
 

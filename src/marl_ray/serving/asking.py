@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.experiment import GuardrailConfig
 from marl_ray.config.measures import RelativeMargin
 from marl_ray.experiments.judged import Question
 from marl_ray.experiments.looks import Look
+from marl_ray.experiments.reporting import allowance
 from marl_ray.experiments.sequential import OneSided, harm, promotion, relative_scale
 from marl_ray.experiments.states import Plan
 from marl_ray.experiments.statistics import Summary
@@ -33,6 +34,9 @@ class Finding:
     control: Summary
     """Observations: of units, clusters or blocks."""
     test: OneSided
+    """Holds whichever units are missing in one arm only."""
+    allowance: float = 0.0
+    """How far the means may be off by these, which the test has allowed for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +108,25 @@ def _questions(config: ExperimentConfig, plan: Plan) -> Iterator[Question | None
 
 
 def ask(
-    side: int, look: Look, measure: Measure, arm: str, control: str, *, arms: int, alpha: float, min_outcomes: int
+    side: int,
+    look: Look,
+    measure: Measure,
+    arm: str,
+    plan: Plan,
+    *,
+    alpha: float,
+    min_outcomes: int,
+    excluding: bool = False,
 ) -> Finding:
-    """Whether `HARM` or fitness for `PROMOTION` is proven; `arms` is the number that the experiment has."""
+    """Whether `HARM` or fitness for `PROMOTION` is proven of a treatment. `excluding`: units that do not report the metric
+    do not count in it, so what is proven must hold whichever are missing (`reporting.allowance`)."""
+    control, arms = plan.control, len(plan.weights)
     one, other = look.pair(measure.name, arm, control, arms)
     relative = measure.margin.relative if isinstance(measure.margin, RelativeMargin) else None
     margin = relative * other.mean if relative is not None and other.n else measure.margin
     margin = margin if isinstance(margin, float) else 0.0
+    reports = look.reporting.pair(measure.name, arm, control, arms)
+    allowed = allowance(one, other, *reports, bounds=measure.range) if excluding else 0.0
     sign = 1 if measure.higher else -1
     gain = sign * (one.mean - other.mean)
     question = measure.question(side, arm, control)
@@ -119,16 +135,18 @@ def ask(
         found = OneSided(gain, -side * math.inf, 1.0, False)
     elif question is not None:
         evidence = look.bets[question]
-        proven = evidence.log_e >= -math.log(alpha)
-        found = OneSided(
-            gain, evidence.bound(alpha) - _shift(relative, margin), math.exp(min(evidence.log_e, 700.0)), proven
-        )
+        log_e = evidence.against(side * allowed - question.margin) if allowed else evidence.log_e
+        bound = evidence.bound(alpha) - side * allowed - _shift(relative, margin)
+        found = OneSided(gain, bound, math.exp(min(log_e, 700.0)), log_e >= -math.log(alpha))
     else:
-        scaled = look.pair(measure.name, arm, control, arms, measure.scale) if relative is not None else (one, other)
-        test = harm if side == HARM else promotion
+        first, second = look.pair(measure.name, arm, control, arms, measure.scale)
         binary = measure.binary and all(_may_be_binary(look.summary(measure.name, of)) for of in (arm, control))
+        moved = first.mean - sign * side * allowed
+        moved = min(max(moved, 0.0), 1.0) if binary else moved
+        test = harm if side == HARM else promotion
         found = test(
-            *scaled,
+            replace(first, mean=moved),
+            second,
             alpha=alpha,
             margin=margin if relative is None else 0.0,
             min_outcomes=min_outcomes,
@@ -137,7 +155,7 @@ def ask(
             scale=measure.scale,
         )
         found = OneSided(gain, found.bound - _shift(relative, margin), found.e_value, found.proven)
-    return Finding(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, found)
+    return Finding(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, found, allowed)
 
 
 def _shift(relative: float | None, margin: float) -> float:

@@ -117,18 +117,18 @@ def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
 
 def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
     """What outcomes, guardrails and counts prove. Alphas are shared by the treatments (Bonferroni)."""
-    plan = record.plan
+    plan, excluding = record.plan, _excluding(config)
 
     def asked(side: int, measure: Measure, alpha: float) -> tuple[Finding, ...]:
         share = alpha / len(plan.treatments) if plan.treatments else alpha
-        rules: Any = {"arms": len(plan.weights), "alpha": share, "min_outcomes": config.min_outcomes}
-        return tuple(ask(side, look, measure, arm, plan.control, **rules) for arm in plan.treatments)
+        rules: Any = {"alpha": share, "min_outcomes": config.min_outcomes, "excluding": measure.name in excluding}
+        return tuple(ask(side, look, measure, arm, plan, **rules) for arm in plan.treatments)
 
     harms = asked(HARM, outcome_of(config), config.alpha_rollback)
     promotions = asked(PROMOTION, outcome_of(config), config.alpha)
     rails = [asked(HARM, guardrail_of(config, rail), rail.alpha) for rail in guardrails_of(config)]
     guardrails = tuple(found for of_arm in zip(*rails, strict=True) for found in of_arm)
-    reporting = tuple(_reporting(look, record, config, metric) for metric in _excluding(config))
+    reporting = tuple(_reporting(look, record, config, metric) for metric in excluding)
     told = tuple(found for of_metric in reporting for found in of_metric)
     exposures = _of_stage(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}

@@ -60,7 +60,8 @@ def describe(
         }
     for harm, promotion in zip(found.harm, found.promotion, strict=True):
         alpha = config.alpha / len(plan.treatments)
-        between = _difference(harm, found.look, config, plan.control, alpha)
+        apart = _difference(harm, found.look, config, plan.control, alpha)
+        between = Interval(apart.estimate, apart.low - harm.allowance, apart.high + harm.allowance)
         rows[harm.arm] |= {
             "difference": _number(between.estimate),
             "difference_interval": _bounds(between),
