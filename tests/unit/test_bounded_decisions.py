@@ -215,7 +215,7 @@ def test_an_outcome_without_bounds_is_warned_of(store):
     assert warning in experiment_page(report, {}, [], "").decode()
     bounded = opened(store, bounds=[0, 1], margin="2%", guardrails=[{"name": "cost", "winsorize": [0, 9]}])
     report = told(store, bounded)
-    assert report["warnings"] == [] and len(lines(report)) == 4
+    assert report["warnings"] == [] and not any("warning" in line for line in lines(report))
     assert "rare large value" not in experiment_page(report, {}, [], "").decode()
 
 

@@ -89,7 +89,8 @@ def test_who_needs_a_key_is_told(keyed):
     paths = json.loads(openapi(ROUTES, "", keyed))["paths"]
     for path, methods in paths.items():
         for method, operation in methods.items():
-            client = path in ("/v1/act", "/batch", "/generate", "/v1/chat/completions", "/v1/outcomes")
+            outcomes = "/v1/outcomes", "/v1/outcomes/batch"
+            client = path in ("/v1/act", "/batch", "/generate", "/v1/chat/completions", *outcomes)
             expected = keyed if client else method == "post"
             assert ("security" in operation) is expected, (method, path)
 
