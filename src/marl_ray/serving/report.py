@@ -119,10 +119,11 @@ def _difference(found: Finding, look: Look, config: ExperimentConfig, control: s
     asked = [measure.question(side, found.arm, control) for side in (PROMOTION, HARM)]
     # The bets of the decisions are the same but for the margin.
     bets = [next((of for q, of in look.bets.items() if one is not None and _same(q, one)), None) for one in asked]
-    if None in bets or min(found.treatment.n, found.control.n) < config.min_outcomes:
+    if measure.range is None or None in bets or min(found.treatment.n, found.control.n) < config.min_outcomes:
         return difference_interval(found.treatment, found.control, alpha=alpha, min_outcomes=config.min_outcomes)
     low, high = (bet.bound(alpha / 2) for bet in bets if bet is not None)
-    return Interval(found.treatment.mean - found.control.mean, low, high)
+    most = measure.range[1] - measure.range[0]
+    return Interval(found.treatment.mean - found.control.mean, max(low, -most), min(high, most))
 
 
 def _same(one: Question, other: Question) -> bool:
