@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from marl_ray.config.base import Config
 
@@ -40,8 +40,16 @@ def _read_range(given: Any) -> Any:
     raise ValueError("expected [low, high] with low < high")
 
 
-Margin = Annotated[float | RelativeMargin, BeforeValidator(_read_margin)]
-Range = Annotated[tuple[float, float], BeforeValidator(_read_range)]
+_PART = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+_OBJECT = {"type": "object", "properties": {"relative": _PART}, "required": ["relative"], "additionalProperties": False}
+_MARGINS = [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^[0-9]{1,2}(\.[0-9]+)?%$"}, _OBJECT]
+_END = {"type": "number", "minimum": -1e100, "maximum": 1e100}
+Margin = Annotated[float | RelativeMargin, BeforeValidator(_read_margin), WithJsonSchema({"anyOf": _MARGINS})]
+Range = Annotated[
+    tuple[float, float],
+    BeforeValidator(_read_range),
+    WithJsonSchema({"type": "array", "items": _END, "minItems": 2, "maxItems": 2}),
+]
 
 
 def check_measure(
