@@ -31,7 +31,8 @@ ROLLOUT: dict[str, Any] = {
     "min_duration_s": 1.0,
     "min_outcomes": 20,
     "margin": 0.05,
-    "outcome_window_s": 5.0,  # longer than an episode lasts
+    "outcome_window_s": 5.0,
+    "missing": 0.0,  # a team that is not done after 5 s has reached nothing
 }
 CHUNK = 20
 """Episodes between two looks at what the router has decided."""
