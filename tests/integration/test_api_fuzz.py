@@ -22,7 +22,7 @@ __all__ = ["client", "site", "text_site"]
 load_all_checks()
 LOADING_S = 120.0
 """The first question to a model registry makes its database."""
-CLIENTS = ("/v1/act", "/batch", *TEXTS, "/v1/outcomes", "/v1/outcomes/batch")
+CLIENTS = ("/v1/act", "/v1/assign", "/batch", *TEXTS, "/v1/outcomes", "/v1/outcomes/batch")
 """What players' keys open; every other POST is for admins."""
 
 

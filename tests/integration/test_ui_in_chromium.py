@@ -110,7 +110,7 @@ def site(filled: Filled, tmp_path: Path) -> Iterator[Site]:
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     try:
-        yield Site(f"http://127.0.0.1:{listening.getsockname()[1]}{BASE}")
+        yield Site(f"http://reader:{KEY}@127.0.0.1:{listening.getsockname()[1]}{BASE}")
     finally:
         server.should_exit = True
         thread.join(WAIT_S)

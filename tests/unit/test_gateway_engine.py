@@ -172,7 +172,7 @@ def test_requests_have_ids_deadlines_and_lines_in_the_log(bundles, tmp_path, cap
         app_config = config_of(tmp_path, bundles)
         async with serving(app_config) as (client, _):
             own = await client.get("/health", headers={"x-request-id": "mine-1"})
-            bad = await client.get("/v1/experiments/none", headers={"x-request-id": "two\tlines"})
+            bad = await client.get("/v1/experiments/none", headers=OPS | {"x-request-id": "two\tlines"})
             wish = await client.get("/health", headers={"x-request-timeout-seconds": "soon"})
             with write_lock(tmp_path / "experiments.db"):
                 headers = OPS | {"x-request-timeout-seconds": "0.2"}
@@ -202,13 +202,13 @@ def test_an_experiment_created_over_http_reaches_every_replica(bundles, tmp_path
         async with serving(config) as (first, _), serving(config) as (second, other):
             made = await first.post("/v1/experiments", json=new, headers=OPS)
             twice = await first.post("/v1/experiments", json=new, headers=OPS)
-            await until(lambda: "new" in other.endpoints.routers)
+            await until(lambda: "new" in other.endpoints.routers and other.endpoints.routers["new"].arms)
             answer = await second.post(
                 "/v1/act", json={"experiment": "new", "session_id": "s", "observations": SEES}, headers=OPS
             )
-            audit = (await second.get("/v1/experiments/new/audit")).json()["audit"]
+            audit = (await second.get("/v1/experiments/new/audit", headers=OPS)).json()["audit"]
         async with serving(config) as (_, app):  # and after a restart
-            await until(lambda: "new" in app.endpoints.routers)
+            assert app.endpoints.routers["new"].arms.keys() == {"a", "b"}
         return made, twice, answer, audit
 
     made, twice, answer, audit = asyncio.run(body())
@@ -234,7 +234,7 @@ def test_experiments_that_cannot_be_are_refused(bundles, tmp_path, change, statu
 
     async def body(client):
         refused = await client.post("/v1/experiments", json=new, headers=OPS)
-        return refused, (await client.get("/v1/experiments")).json()["experiments"]
+        return refused, (await client.get("/v1/experiments", headers=OPS)).json()["experiments"]
 
     refused, rows = with_gateway(config_of(tmp_path, bundles), body)
     assert (refused.status_code, refused.json()["error"]["field"]) == (status, field), refused.text
@@ -309,7 +309,7 @@ def test_decisions_are_kept_for_training(bundles, tmp_path):
 
 def test_models_are_listed_and_loaded_ahead(bundles, tmp_path):
     async def body(client):
-        listed = (await client.get("/v1/models")).json()["models"]
+        listed = (await client.get("/v1/models", headers=OPS)).json()["models"]
         codes = [
             (await client.post(path, headers=headers)).status_code
             for path, headers in (

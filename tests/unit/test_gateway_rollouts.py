@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_gateways import SEES, act, gateway_config, serving, until, windows_end, write_keys
+from toy_gateways import SEES, act, bearer, gateway_config, serving, until, windows_end, write_keys
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -170,7 +170,11 @@ def test_people_change_experiments_with_an_admin_key_only(bundles, tmp_path, key
                 for secret in (ADMIN, PLAYER)
             ]
             rolled = await change("rollback", reason="a person saw it", arm="four")
-            audit = (await client.get("/v1/experiments/exp/audit")).json()["audit"]
+            unread = [
+                (await client.get("/v1/experiments/exp/audit", headers=h)).status_code for h in ({}, bearer(PLAYER))
+            ]
+            assert unread == [401, 403]
+            audit = (await client.get("/v1/experiments/exp/audit", headers=bearer(ADMIN))).json()["audit"]
             return refused, paused.json(), resumed.json(), acted.status_code, forced, rolled.json(), audit
 
     refused, paused, resumed, acted, forced, rolled, audit = asyncio.run(body())

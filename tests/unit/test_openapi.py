@@ -10,7 +10,7 @@ import schemathesis
 from toy_gateways import with_gateway
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.serving.openapi import openapi
+from marl_ray.serving.openapi import PAGES, openapi
 from marl_ray.serving.routes import ROUTES
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
@@ -58,7 +58,7 @@ def test_every_reference_leads_somewhere():
 
 
 def test_it_has_every_route_but_those_of_pages():
-    expected = {(route.template, route.method.lower()) for route in ROUTES if not route.template.startswith("/ui")}
+    expected = {(route.template, route.method.lower()) for route in ROUTES if not route.template.startswith(PAGES)}
     assert {(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods} == expected
 
 
@@ -79,7 +79,8 @@ def test_every_operation_is_described_whole(operation):
         assert response["description"] and "x-request-id" in response["headers"]
         content = next(iter(response["content"].values()))
         if int(status) >= 400:
-            assert content["schema"] == {"$ref": "#/components/schemas/Error"}
+            told = "Ready" if (operation["operationId"], status) == ("ready", "503") else "Error"
+            assert content["schema"] == {"$ref": f"#/components/schemas/{told}"}
         elif operation["operationId"] not in ("document", "metrics"):
             assert resolved(content["schema"])["required"]
 
@@ -89,9 +90,17 @@ def test_who_needs_a_key_is_told(keyed):
     paths = json.loads(openapi(ROUTES, "", keyed))["paths"]
     for path, methods in paths.items():
         for method, operation in methods.items():
-            outcomes = "/v1/outcomes", "/v1/outcomes/batch"
-            client = path in ("/v1/act", "/batch", "/generate", "/v1/chat/completions", *outcomes)
-            expected = keyed if client else method == "post"
+            client = path in (
+                "/v1/act",
+                "/v1/assign",
+                "/batch",
+                "/generate",
+                "/v1/chat/completions",
+                "/v1/outcomes",
+                "/v1/outcomes/batch",
+            )
+            reads = method == "get" and path.startswith("/v1/")
+            expected = keyed if client or reads else method == "post"
             assert ("security" in operation) is expected, (method, path)
 
 

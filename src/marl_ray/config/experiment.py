@@ -3,7 +3,15 @@
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from marl_ray.config.base import Config
 from marl_ray.config.measures import Margin, Range, check_measure
@@ -37,6 +45,20 @@ def counts_as(metric: str, missing: float | str | None) -> float | None:
     return None if isinstance(missing, str) else float(missing)
 
 
+def _rising(replicas: int | tuple[int, int]) -> int | tuple[int, int]:
+    if not isinstance(replicas, int) and replicas[0] > replicas[1]:
+        raise ValueError(f"expected [least, most], got {list(replicas)}")
+    return replicas
+
+
+Replicas = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], AfterValidator(_rising)]
+
+
+def most(replicas: Replicas) -> int:
+    """How many there may be."""
+    return replicas if isinstance(replicas, int) else replicas[1]
+
+
 class ArmConfig(Config):
     """One arm: a bundle and its share of the traffic."""
 
@@ -44,8 +66,8 @@ class ArmConfig(Config):
     """Bundle folder or `models:/name/version`."""
     weight: Weight = 1.0
     """Share of the units, relative to the other arms' weights; 0, or from 1e-6 to 1e6."""
-    replicas: PositiveInt = 1
-    """With `placement: deployment`: replicas of the arm's own deployment."""
+    replicas: Replicas = 1
+    """With `placement: deployment`: replicas of the arm's own deployment, or `[least, most]`, as the load asks for."""
     cpus: NonNegativeFloat = 1.0
     """With `placement: deployment`: CPUs of each of them."""
     gpus: NonNegativeFloat = 0.0
@@ -291,6 +313,18 @@ class CacheConfig(Config):
     ttl_s: PositiveFloat = 300.0
 
 
+class WebhookConfig(Config):
+    """Where every rollback, promotion and stage is told."""
+
+    url: str = Field(pattern=r"^https?://[^\s]+$")
+    """Gets a POST of the audit entry as JSON; any 2xx is a receipt."""
+    secret_env: str = Field("MARL_RAY_WEBHOOK_SECRET", min_length=1)
+    """Environment variable with the secret of the signature: HMAC-SHA256 of `TIMESTAMP.BODY`, in the header
+    `x-marl-ray-signature`."""
+    deadline_s: PositiveFloat = 86_400.0
+    """How long after a change it is tried to be delivered."""
+
+
 class GatewayConfig(Config):
     """What `serve deploy` starts. Experiments may also be created over HTTP; those are in the database alone."""
 
@@ -308,6 +342,12 @@ class GatewayConfig(Config):
     request_timeout_s: PositiveFloat = 10.0
     """Deadline of a request (504); the header `x-request-timeout-seconds` may shorten it."""
     rate_limit: RateLimitConfig | None = None
+    """Of acts, outcomes and changes."""
+    read_limit: RateLimitConfig | None = RateLimitConfig(per_s=50, burst=200)
+    """Of reports, charts, lists and pages."""
+    cors: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/*\s]+)$")], ...] = ()
+    """Origins (`https://play.example.com`, or `*` for all) whose pages may ask this gateway; none when not given. Cookies
+    are never allowed, as there are none."""
     cache: CacheConfig | None = None
     spool: str = "runs/spool"
     """Folder that keeps exposures while the database is away."""
@@ -316,12 +356,14 @@ class GatewayConfig(Config):
     decision_log: str | None = None
     """Folder (or `s3://bucket/prefix`) for every observation, action and log-probability, from which `marl-ray export` makes
     trajectories; not kept when not given."""
+    webhook: WebhookConfig | None = None
     access_log: Literal["errors", "all"] = "errors"
     """Which requests leave a line of JSON in the log."""
     api_keys: str | None = None
-    """YAML file of keys (`keys: [{name, sha256, scopes}]`, scopes of inference, outcomes, admin). Without it anybody may act
-    and post outcomes, and nobody may change an experiment over HTTP."""
-    replicas: PositiveInt = 1
+    """YAML file of keys (`keys: [{name, sha256, scopes}]`, scopes of inference, outcomes, read, admin). Without it anybody
+    may act, post outcomes and read, and nobody may change an experiment over HTTP."""
+    replicas: Replicas = 1
+    """Replicas of the gateway, or `[least, most]`, as the load asks for."""
     cpus_per_replica: PositiveFloat = 1.0
 
     @model_validator(mode="after")

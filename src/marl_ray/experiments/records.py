@@ -43,6 +43,8 @@ class AssignmentState:
     block_s: float
     created: float
     """Seconds since 1970."""
+    origin: str | None = None
+    """Who created it: `api`, or None for the config of a gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,15 @@ def read_all(connection: sa.Connection, known: Configs) -> list[ExperimentRecord
         rows |= fresh
         known.update({name: (row.revision, row.config) for name, (row, *_) in fresh.items()})
     return [_record(found, known[name][1]) for name, found in rows.items()]
+
+
+def version_of(connection: sa.Connection) -> tuple[int, int]:
+    """How many experiments there are and the sum of their changes, each of which raises an epoch or a revision: equal
+    versions mean that nothing has changed. One row, however many experiments are over."""
+    here = schema.experiments.c
+    changes = sa.func.coalesce(sa.func.sum(here.epoch + here.revision), 0)
+    count, total = connection.execute(sa.select(sa.func.count(), changes)).one()
+    return int(count), int(total)
 
 
 def _rows(
@@ -146,6 +157,7 @@ def assignment_state(record: ExperimentRecord) -> AssignmentState:
         randomize=design_of(config),
         block_s=config.get("block_s", 600.0),
         created=record.created,
+        origin=config.get("origin"),
     )
 
 

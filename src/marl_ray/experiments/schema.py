@@ -114,6 +114,21 @@ shadow_totals = sa.Table(
     sa.Column("at", sa.Float(53)),
 )
 
+notices = sa.Table(
+    "notices",
+    metadata,
+    sa.Column("audit_id", sa.Integer, primary_key=True),
+    sa.Column("attempts", sa.Integer),
+    sa.Column("next_at", sa.Float(53)),
+    sa.Column("delivered_at", sa.Float(53)),
+)
+preloads = sa.Table(
+    "preloads",
+    metadata,
+    sa.Column("reference", sa.String(1000), primary_key=True),
+    sa.Column("at", sa.Float(53)),
+)
+
 
 def open_engine(url: str) -> sa.Engine:
     """Connect and bring the schema up to date. MarlRayError unless the URL is of a usable SQLite or PostgreSQL.

@@ -35,6 +35,7 @@ from marl_ray.experiments.records import (
     plain,
     read,
     read_all,
+    version_of,
 )
 from marl_ray.experiments.rules import allowed_arms, check_arms_kept, check_design_kept, check_endpoint, marked_arms
 from marl_ray.experiments.series import Series, series
@@ -98,6 +99,7 @@ class ExperimentStore(UnitStore):
             self._engine.execution_options(isolation_level="REPEATABLE READ") if postgres else self._engine
         )
         self._configs: Configs = {}
+        self._states: tuple[tuple[int, int], dict[str, AssignmentState]] = (-1, -1), {}
         self._sums: dict[str, tuple[Sums, Look | None]] = {}
         self._bets: dict[str, Bets] = {}
         self._looking: dict[str, threading.Lock] = {}
@@ -368,8 +370,14 @@ class ExperimentStore(UnitStore):
             return read_all(connection, self._configs)
 
     def states(self) -> dict[str, AssignmentState]:
-        """How units are assigned now, experiment by experiment; to be polled, as `experiments`."""
-        return {record.name: assignment_state(record) for record in self.experiments()}
+        """How units are assigned now, experiment by experiment, the oldest first. To be polled: while nothing changes it
+        costs one row, and the answer is the same object, which must not be changed."""
+        with self._transaction() as connection:
+            version = version_of(connection)  # read first: what changes meanwhile is found by the next call
+            if version != self._states[0]:
+                records = read_all(connection, self._configs)
+                self._states = version, {record.name: assignment_state(record) for record in records}
+            return self._states[1]
 
     def table(self, name: str) -> AssignmentState:
         """How one experiment's units are assigned now. MarlRayError if the experiment is unknown."""

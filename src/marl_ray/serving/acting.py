@@ -58,7 +58,7 @@ async def batch(gateway: "Gateway", request: Request) -> Response:
 async def answer(gateway: "Gateway", request: Request, data: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to one request for actions, or RequestError."""
     start = time.perf_counter()
-    routers = gateway.endpoints.served(data.get("experiment"))
+    routers = gateway.endpoints.acting(data.get("experiment"))
     session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
     mode = data.get("mode", "sample")
     if mode not in ("sample", "greedy"):
@@ -104,7 +104,7 @@ async def _acted(
     open or its pass fails."""
     attempts = Attempts(gateway, router, session, arm)
     try:
-        for name in dict.fromkeys((arm, router.control)):
+        for name in router.answering(arm):
             circuit = router.circuits[name]
             ticket = circuit.allow()
             if not ticket:
@@ -127,7 +127,8 @@ async def _acted(
             circuit.success(ticket)
             attempts.answered_by = name
             for shadow in router.state.shadows:
-                router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
+                if shadow in router.arms:
+                    router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
             parts = {
                 "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in given.items()},
                 "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items()},
@@ -172,7 +173,7 @@ def _kept(value: bytes | None) -> dict[str, Any] | None:
 def _checked(
     router: Router, arm: str, given: Mapping[str, Any], given_masks: Mapping[str, Any]
 ) -> tuple[Arrays, Arrays]:
-    bundle = cast(Bundle, router.arms[arm].bundle)
+    bundle = cast(Bundle, router.bundle_of(arm))
     try:
         observations = {agent: bundle.check(agent, observation) for agent, observation in given.items()}
         return observations, {agent: bundle.check_mask(agent, mask) for agent, mask in given_masks.items()}

@@ -3,34 +3,34 @@
 import math
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
+import torch
 from pydantic import ValidationError
 
+from marl_ray import __version__
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import RETREATS, Action, StaleEpochError
 from marl_ray.experiments.store import StoreError
-from marl_ray.policies.bundle import load_bundle
-from marl_ray.serving.arms import AnyBundle, load_bundles, pin
-from marl_ray.serving.breaker import CircuitState
+from marl_ray.serving.arms import AnyBundle, pin
 from marl_ray.serving.chat import models_of
 from marl_ray.serving.decisions import findings
 from marl_ray.serving.http import Request, RequestError, Response
+from marl_ray.serving.loading import API, load_whole
 from marl_ray.serving.metrics import CONTENT_TYPE
 from marl_ray.serving.report import curves, describe
-from marl_ray.serving.router import LoadedExperiment, Router
+from marl_ray.serving.router import Router
 
 if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
 
-PLOT_S = 5.0
+PLOT_S, PLOT_TIMES = 5.0, 20.0
+"""Curves are read again after this time, and after so many times as long as reading them took."""
 REASON_LENGTH = 1_000
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
-FROM_API = {"origin": "api"}
-"""Marks stored experiments that no gateway's config names; every replica loads them from the store."""
-_CIRCUITS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 
 
 def _name(request: Request, part: int = 3) -> str:
@@ -58,6 +58,7 @@ def rows(gateway: "Gateway") -> list[dict[str, Any]]:
 
 async def experiments(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments`."""
+    await gateway.admit_reader(request)
     return Response(orjson.dumps({"experiments": rows(gateway)}))
 
 
@@ -72,8 +73,7 @@ async def create(gateway: "Gateway", request: Request) -> Response:
         if gateway.store.experiment(config.name) is not None:
             raise RequestError(409, "name", f"experiment {config.name!r} exists already; expected a new name")
         fixed = pin(config, gateway.config.tracking_uri)
-        bundles = load_bundles(fixed, gateway.config.tracking_uri, gateway.models)
-        router = gateway.open(LoadedExperiment(fixed, bundles), actor, reason, **FROM_API)
+        router = gateway.open(load_whole(fixed, gateway.bundles), actor, reason, origin=API)
         return report(gateway, router)
 
     return Response(await _tried(gateway, "experiment", open_it), 201)
@@ -99,8 +99,9 @@ def _config(data: dict[str, Any]) -> ExperimentConfig:
 
 async def experiment(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments/{name}`."""
+    await gateway.admit_reader(request)
     router = gateway.endpoints.experiment(_name(request))
-    return Response(await gateway.in_thread(report, gateway, router))
+    return Response(await gateway.readings.read(("report", router.config.name), partial(report, gateway, router)))
 
 
 def report(gateway: "Gateway", router: Router) -> bytes:
@@ -125,27 +126,36 @@ def described(gateway: "Gateway", router: Router) -> dict[str, Any]:
 
 async def series(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments/{name}/curves`: outcomes over time, with their confidence sequences."""
+    await gateway.admit_reader(request)
     router = gateway.endpoints.experiment(_name(request))
-    found = await gateway.in_thread(plotted, gateway, router)
-    return Response(orjson.dumps({"experiment": router.config.name, "curves": found}))
+
+    def read() -> bytes:
+        return orjson.dumps({"experiment": router.config.name, "curves": plotted(gateway, router)})
+
+    return Response(await gateway.readings.read(("curves", router.config.name), read))
 
 
 def plotted(gateway: "Gateway", router: Router) -> dict[str, list[list[float | None]]]:
     """Outcomes over time, by arm; blocks on the database. Every outcome is read for it, so pages that reload share one
     reading for some seconds."""
-    name = router.config.name
-    at, found = gateway.plots.get(name, (-math.inf, {}))
-    if time.monotonic() - at > PLOT_S:
+    name, began = router.config.name, time.monotonic()
+    until, found = gateway.plots.get(name, (-math.inf, {}))
+    if began > until:
         found = curves(gateway.store.series(name), router.config)
-        gateway.plots[name] = time.monotonic(), found
+        now = time.monotonic()
+        gateway.plots[name] = now + max(PLOT_S, PLOT_TIMES * (now - began)), found
     return found
 
 
 async def audit(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/experiments/{name}/audit`."""
+    await gateway.admit_reader(request)
     name = gateway.endpoints.experiment(_name(request)).config.name
-    entries = await gateway.in_thread(gateway.store.audit, name)
-    return Response(orjson.dumps({"experiment": name, "audit": [asdict(entry) for entry in entries]}))
+
+    def read() -> bytes:
+        return orjson.dumps({"experiment": name, "audit": [asdict(entry) for entry in gateway.store.audit(name)]})
+
+    return Response(await gateway.readings.read(("audit", name), read))
 
 
 async def change(gateway: "Gateway", request: Request) -> Response:
@@ -162,8 +172,9 @@ async def changed(gateway: "Gateway", router: Router, actor: str, action: str, d
     reason = _reason(data.get("reason"))
     # What only takes traffic away is right on any epoch, and must not fail because another change was faster.
     arm, epoch = data.get("arm"), data.get("epoch", None if Action(action) in RETREATS else router.state.epoch)
-    if arm is not None and arm not in list(router.arms):  # a list, as JSON has values that cannot be looked up
-        raise RequestError(400, "arm", f"expected one of {', '.join(router.arms)}")
+    arms = list(router.config.arms)  # a list, as JSON has values that cannot be looked up
+    if arm is not None and arm not in arms:
+        raise RequestError(400, "arm", f"expected one of {', '.join(arms)}")
     if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int)):
         raise RequestError(400, "epoch", "expected the epoch that the change was decided on")
 
@@ -199,6 +210,7 @@ def _is_text(value: str) -> bool:
 
 async def endpoints(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/endpoints`: the names that clients act on, their experiments, and what serves them in production."""
+    await gateway.admit_reader(request)
 
     def read() -> bytes:
         found = {}
@@ -213,11 +225,12 @@ async def endpoints(gateway: "Gateway", request: Request) -> Response:
                 }
         return orjson.dumps({"endpoints": found})
 
-    return Response(await gateway.in_thread(read))
+    return Response(await gateway.readings.read("endpoints", read))
 
 
 async def models(gateway: "Gateway", request: Request) -> Response:
     """`GET /v1/models`: every bundle that this replica holds, and `data`, what OpenAI's clients may name as `model`."""
+    await gateway.admit_reader(request, "inference")
     found: dict[str, dict[str, Any]] = {}
     for reference, bundle in gateway.models.items():
         found[bundle.digest] = _model(bundle, reference)
@@ -237,11 +250,14 @@ async def load(gateway: "Gateway", request: Request) -> Response:
     if not name or not version:
         raise RequestError(400, "version", "expected NAME:VERSION of the model registry")
     reference = f"models:/{name}/{version}"
-    if reference not in gateway.models:
-        gateway.models[reference] = await _tried(
-            gateway, "version", lambda: load_bundle(reference, gateway.config.tracking_uri)
-        )
-    return Response(orjson.dumps(_model(gateway.models[reference], reference)))
+
+    def load_it() -> AnyBundle:
+        bundle = gateway.bundles.load(reference)
+        gateway.notices.preload(reference, time.time())  # the other replicas load it too
+        gateway.models = gateway.models | {reference: bundle}
+        return bundle
+
+    return Response(orjson.dumps(_model(await _tried(gateway, "version", load_it), reference)))
 
 
 def _model(bundle: AnyBundle, reference: str) -> dict[str, Any]:
@@ -257,20 +273,41 @@ def _model(bundle: AnyBundle, reference: str) -> dict[str, Any]:
 
 
 async def health(gateway: "Gateway", request: Request) -> Response:
-    """`GET /health`."""
+    """`GET /health`: this replica's event loop runs."""
     return Response(orjson.dumps({"status": "ok", "experiments": list(gateway.endpoints.routers)}))
 
 
+async def ready(gateway: "Gateway", request: Request) -> Response:
+    """`GET /ready`: whether all that takes traffic is loaded; 503 while it is not. A treatment whose bundle is gone is
+    named as missing and does not count, as the control answers for it: else all replicas would go at once."""
+    arms, routers = gateway.follower.arms(), gateway.endpoints.routers
+    lacking = [f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"]
+    waiting = any("loading" in states.values() for states in arms.values())
+    answers = all(
+        routers[name].answering(arm)
+        for name in arms
+        for arm, weight in routers[name].state.weights.items()
+        if weight > 0
+    )
+    is_ready = gateway.started is not None and answers and not waiting
+    told = {
+        "ready": is_ready,
+        "arms": arms,
+        "missing": lacking,
+        "device": device(),
+        "version": __version__,
+        "since": gateway.started,
+        "uptime_s": None if gateway.started is None else time.time() - gateway.started,
+    }
+    return Response(orjson.dumps(told), 200 if is_ready else 503)
+
+
+def device() -> str:
+    """What policies in this process run on."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
 async def metrics(gateway: "Gateway", request: Request) -> Response:
-    """`GET /metrics`."""
-    shown = gateway.metrics
-    shown.dropped.set(gateway.exposures.dropped)
-    shown.waiting.set(gateway.exposures.waiting)
-    shown.decisions_dropped.set(gateway.decisions.dropped if gateway.decisions is not None else 0)
-    for name, router in gateway.endpoints.routers.items():
-        for arm, circuit in router.circuits.items():
-            shown.circuit.labels(name, arm).set(_CIRCUITS[circuit.state])
-        for arm, totals in router.shadows.totals.items():
-            for count in ("acts", "errors", "dropped", "decisions", "agreed"):
-                shown.shadows.labels(name, arm, count).set(getattr(totals, count))
-    return Response(shown.text(), content_type=CONTENT_TYPE)
+    """`GET /metrics`: the numbers of this replica alone."""
+    gateway.measure()
+    return Response(gateway.metrics.text(), content_type=CONTENT_TYPE)

@@ -1,5 +1,6 @@
 """The gateway on Ray Serve: all arms in one ingress replica, one hop behind the proxy."""
 
+import asyncio
 import gc
 from functools import partial
 from typing import Any
@@ -8,8 +9,10 @@ from ray import serve
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.store import ExperimentStore
-from marl_ray.serving.gateway import Gateway, load_experiments
+from marl_ray.serving.gateway import Gateway
 from marl_ray.serving.hosts import host
+from marl_ray.serving.loading import check_configured
+from marl_ray.serving.scaling import GATEWAY_ONGOING, scaling
 
 MAX_ONGOING_REQUESTS = 2_000
 """Serve's default of 5 per replica would leave nothing to batch."""
@@ -18,8 +21,10 @@ MAX_ONGOING_REQUESTS = 2_000
 class GatewayReplica:
     """One replica. Serve makes it from the config, asks it for the ASGI application, and runs that one's lifespan."""
 
-    def __init__(self, config: dict[str, Any]):
+    async def __init__(self, config: dict[str, Any]):  # type: ignore[misc]  # Serve awaits it
         import torch
+
+        from marl_ray.serving.ray_metrics import RayMetrics, replica
 
         # Replicas are the unit of parallelism; threads of one small forward pass would only get in each other's way.
         torch.set_num_threads(1)
@@ -31,7 +36,9 @@ class GatewayReplica:
             max_batch=given.max_batch,
             deadline_s=given.request_timeout_s / 2,
         )
-        self._gateway = Gateway(given, host=make_arm)
+        # In a thread: bundles may be large, and the replica must tell meanwhile that it lives.
+        self._gateway = await asyncio.to_thread(Gateway, given, host=make_arm, replica=replica())
+        RayMetrics(self._gateway.samples).start()
         # What is loaded now stays; a collection that walks through all of it would hold requests for a tenth of a second.
         gc.collect()
         gc.freeze()
@@ -47,12 +54,15 @@ def build(args: dict[str, Any]) -> serve.Application:
     of every replica's start. Raises MarlRayError.
     """
     config = parse_config(GatewayConfig, args, source="args")
-    load_experiments(config)
-    ExperimentStore(config.database).close()
+    store = ExperimentStore(config.database)
+    try:
+        check_configured(config, store)
+    finally:
+        store.close()
     # Without an application, `ingress` asks the replica for one: the gateway is made where it runs, never pickled.
     make_deployment = serve.deployment(
         name="Gateway",
-        num_replicas=config.replicas,
+        **scaling(config.replicas, GATEWAY_ONGOING),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": config.cpus_per_replica},
     )

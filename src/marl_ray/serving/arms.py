@@ -4,16 +4,14 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundle import Bundle, load_bundle
+from marl_ray.policies.bundle import Bundle
 from marl_ray.policies.manifest import pinned
-from marl_ray.policies.spaces import space_to_json
 from marl_ray.serving.arm_errors import ArmError, NotFiniteError, new_pass
 
 if TYPE_CHECKING:
@@ -42,60 +40,9 @@ def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
     return config.model_copy(update={"arms": arms})
 
 
-def load_bundles(
-    config: ExperimentConfig,
-    tracking_uri: str | None = None,
-    loaded: Mapping[str, AnyBundle] = MappingProxyType({}),
-) -> dict[str, AnyBundle]:
-    """The bundle of every arm, from `loaded` (reference -> bundle) where it is there.
-
-    Raises MarlRayError naming the arm if one cannot be loaded or if two differ in kind, agents, observations or actions: a
-    request is made before its arm is known, so every arm must understand it. Language models cannot be shadows.
-    """
-    bundles: dict[str, AnyBundle] = {}
-    for arm, arm_config in config.arms.items():
-        try:
-            known = loaded.get(arm_config.bundle)
-            bundles[arm] = known if known is not None else load_bundle(arm_config.bundle, tracking_uri)
-        except MarlRayError as error:
-            raise MarlRayError(f"experiments.{config.name}.arms.{arm}: {error}") from error
-    control = next(iter(config.arms))
-    if is_text(bundles[control]) and config.strategy == "shadow":
-        raise MarlRayError(
-            f"experiments.{config.name}.strategy: shadows are compared by their actions, which texts are not; "
-            "expected ab, gradual or replace for language models"
-        )
-    expected = _interface(bundles[control])
-    for arm, bundle in bundles.items():
-        if is_text(bundle) != is_text(bundles[control]):
-            kinds = ("language models", "actor-critics")
-            has, needs = kinds if is_text(bundle) else kinds[::-1]
-            raise MarlRayError(f"experiments.{config.name}.arms.{arm}: holds {has}, arm {control!r} holds {needs}")
-        found = _interface(bundle)
-        for agent in sorted({*expected, *found}):
-            if expected.get(agent) != found.get(agent):
-                raise MarlRayError(
-                    f"experiments.{config.name}.arms.{arm}: agent {agent!r} has other spaces than in arm {control!r}"
-                    if agent in expected and agent in found
-                    else f"experiments.{config.name}.arms.{arm}: plays agents {', '.join(found)}, "
-                    f"arm {control!r} plays {', '.join(expected)}"
-                )
-    return bundles
-
-
 def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle]":
     """Whether it holds language models."""
     return bundle.manifest.family == "token"
-
-
-def _interface(bundle: AnyBundle) -> dict[str, tuple[Any, Any]]:
-    if not isinstance(bundle, Bundle):
-        return dict.fromkeys(bundle.agents, ("text", "text"))
-    parts = bundle.manifest.policies
-    return {
-        agent: (space_to_json(bundle.policies[policy].observation_space), parts[policy].action_space)
-        for agent, policy in bundle.agents.items()
-    }
 
 
 @dataclass(slots=True)

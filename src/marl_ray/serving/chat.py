@@ -82,7 +82,7 @@ async def completions(gateway: "Gateway", request: Request) -> Response | Stream
     if not isinstance(model, str):
         raise RequestError(400, "model", "expected the name of an endpoint, as /v1/models lists them")
     endpoint, _, agent = model.partition("/")
-    routers = gateway.endpoints.served(endpoint)
+    routers = gateway.endpoints.acting(endpoint)
     text_only(routers[0])
     number = f"chatcmpl-{secrets.token_hex(12)}"
     known = data.get("user") is not None or request.header(b"x-session-id") is not None
@@ -108,7 +108,7 @@ def models_of(routers: Sequence[Router]) -> list[dict[str, Any]]:
     newest = routers[0]
     if not newest.is_text:
         return []
-    agents, name = newest.arms[newest.control].bundle.agents, newest.config.served_as
+    agents, name = newest.bundle_of(newest.control).agents, newest.config.served_as
     names = [name] if len(set(agents.values())) == 1 else [f"{name}/{agent}" for agent in agents]
     created = int(newest.created)
     return [{"id": each, "object": "model", "created": created, "owned_by": "marl-ray"} for each in names]

@@ -1,15 +1,15 @@
 """The names that clients act on. An endpoint outlives its experiments: the newest one takes new sessions, older ones keep
 theirs."""
 
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from marl_ray.experiments.states import Status
 from marl_ray.serving.http import RequestError
-from marl_ray.serving.router import Router
-
-DRAIN_S = 3600.0
-"""How long after its successor began an experiment is asked for sessions that this replica does not remember."""
+from marl_ray.serving.loading import DRAIN_S
+from marl_ray.serving.router import Arm, Router
+from marl_ray.serving.texts import TextArm
 
 
 class Endpoints:
@@ -18,17 +18,36 @@ class Endpoints:
     def __init__(self) -> None:
         self.routers: dict[str, Router] = {}
         self._served: dict[str, tuple[Router, ...]] = {}
+        self._acting: dict[str, tuple[Router, ...]] = {}
+        """Likewise, without those that hold no arms."""
+        self._changing = threading.Lock()
 
     def add(self, router: Router) -> Router:
-        """Take an experiment in, and return its router, which is the one that is here already if there is one. Tables are
-        replaced, never changed, so that requests meanwhile see whole ones."""
-        if router.config.name in self.routers:
-            return self.routers[router.config.name]
-        self.routers = self.routers | {router.config.name: router}
-        name = router.config.served_as
-        newest_first = sorted([router, *self._served.get(name, ())], key=lambda r: r.created, reverse=True)
-        self._served = self._served | {name: tuple(newest_first)}
-        return router
+        """Take an experiment in, and return its router: the one that is here already if there is one, which then holds the
+        new one's arms too. Tables are replaced, never changed, so that requests meanwhile see whole ones."""
+        with self._changing:
+            known = self.routers.get(router.config.name)
+            if known is None:
+                name = router.config.served_as
+                newest_first = sorted([router, *self._served.get(name, ())], key=lambda r: r.created, reverse=True)
+                self._served = self._served | {name: tuple(newest_first)}
+                self.routers = self.routers | {router.config.name: router}
+            else:
+                known.hold({**known.arms, **router.arms})
+            self._note_acting()
+        return known or router
+
+    def hold(self, router: Router, arms: Mapping[str, Arm | TextArm]) -> None:
+        """Let an experiment answer with these arms from now on."""
+        with self._changing:
+            router.hold(arms)
+            self._note_acting()
+
+    def _note_acting(self) -> None:
+        self._acting = {
+            name: tuple(router for router in routers if router.arms) or routers
+            for name, routers in self._served.items()
+        }
 
     def served(self, name: object) -> Sequence[Router]:
         """The experiments behind a name, newest first, or RequestError. No name will do where there is one endpoint."""
@@ -41,6 +60,11 @@ class Endpoints:
         if name in self.routers:
             return (self.routers[name],)
         raise RequestError(404, "experiment", f"unknown experiment {name!r}, expected one of {self._known()}")
+
+    def acting(self, name: object) -> Sequence[Router]:
+        """Likewise, of these the ones that hold arms, so that acts do not pay for what is over; all if none does."""
+        routers = self.served(name)
+        return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]
 
     def experiment(self, name: str) -> Router:
         """The experiment of exactly this name, or RequestError 404."""

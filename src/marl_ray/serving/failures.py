@@ -77,7 +77,8 @@ class Attempts:
         another_answered = self.answered_by is not None
         for arm, ticket, error in self._failures:
             self._count(arm, ticket, error, another_answered)
-        if another_answered and self.answered_by != self._arm:
+        # An arm that is not loaded here (its bundle is gone, or the experiment is over) has not failed.
+        if another_answered and self.answered_by != self._arm and self._arm in self._router.arms:
             self._note()
 
     def broke_off(self, arm: str, ticket: int, error: Exception) -> None:

@@ -9,18 +9,22 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 import orjson
+from prometheus_client.core import Metric
 
-from marl_ray.config import ArmConfig, BreakerConfig, GatewayConfig
+from marl_ray.config import ArmConfig, BreakerConfig, ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.notices import Notices
 from marl_ray.experiments.states import Action
-from marl_ray.experiments.store import ExperimentStore, StoreError
-from marl_ray.serving.arms import AnyBundle, ArmBatcher, is_text, load_bundles, pin
-from marl_ray.serving.breaker import Breaker
+from marl_ray.experiments.store import AssignmentState, ExperimentStore, StoreError
+from marl_ray.serving.arms import AnyBundle, ArmBatcher, is_text
+from marl_ray.serving.breaker import Breaker, CircuitState
 from marl_ray.serving.cache import make_cache
+from marl_ray.serving.cors import preflight, told
 from marl_ray.serving.deadlines import Deadlines
 from marl_ray.serving.decision_log import DecisionLog
 from marl_ray.serving.endpoints import Endpoints
@@ -42,11 +46,14 @@ from marl_ray.serving.http import (
 )
 from marl_ray.serving.keys import Keys, Permission
 from marl_ray.serving.limits import RateLimiter
+from marl_ray.serving.loading import Bundles, LoadedExperiment, check_log, load_configured
 from marl_ray.serving.metrics import ArmMeters, Metrics
-from marl_ray.serving.router import Arm, LoadedExperiment, Router
+from marl_ray.serving.reading import Readings
+from marl_ray.serving.router import Arm, Router
 from marl_ray.serving.routes import Route, find
 from marl_ray.serving.spool import Spool, spool_folder
 from marl_ray.serving.texts import TextArm
+from marl_ray.serving.webhook import Webhook
 
 T = TypeVar("T")
 Host = Callable[[AnyBundle, str, ArmConfig], Arm | TextArm]
@@ -57,42 +64,35 @@ LOADING_S = 600.0
 """Deadline of requests that fetch bundles."""
 LOOK_UPS = BreakerConfig(failures=1, open_s=1.0, probes=1)
 """After a look-up that failed acts do without the database for a second."""
+CIRCUITS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
+"""Their metric."""
+REFUSAL_S = 1.0
+"""How long a reader who has used up the rate waits for being told so."""
 ACTOR = "gateway"
 
 _log = logging.getLogger(__name__)
 _access = logging.getLogger("marl_ray.access")
 
 
-def load_experiments(config: GatewayConfig) -> list[LoadedExperiment]:
-    """All bundles of a gateway's config, verified. Raises MarlRayError naming the arm."""
-    fixed = [pin(part, config.tracking_uri) for part in config.experiments]
-    loaded = [LoadedExperiment(part, load_bundles(part, config.tracking_uri)) for part in fixed]
-    for part in loaded:
-        check_log(config, part)
-    return loaded
-
-
-def check_log(config: GatewayConfig, part: LoadedExperiment) -> None:
-    """Raise MarlRayError if the gateway keeps decisions, of which texts are none."""
-    if config.decision_log is not None and any(map(is_text, part.bundles.values())):
-        raise MarlRayError(
-            f"experiments.{part.config.name}: expected a gateway without decision_log, which cannot keep texts"
-        )
-
-
 class Gateway:
     """The ASGI application. Everything that outlives a process is in the store."""
 
-    def __init__(self, config: GatewayConfig, seed: int | None = None, host: Host | None = None):
-        """Load bundles and open the store; MarlRayError if either is impossible. `seed` makes sampling repeatable;
-        `host` serves `placement: deployment`."""
+    def __init__(
+        self, config: GatewayConfig, seed: int | None = None, host: Host | None = None, replica: str | None = None
+    ):
+        """Open the store and load what serves, also of experiments that were created over HTTP; MarlRayError if the store
+        cannot be used, or a new experiment's bundle cannot be had. Blocks. `seed` makes sampling repeatable; `host` serves
+        `placement: deployment`; `replica` names this one among several in `/metrics`."""
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = Metrics(replica)
         self.keys = Keys(config.api_keys)
         self.cache = make_cache(config.cache)
         self.decisions = DecisionLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None
-        loaded = load_experiments(config)
         self.store = ExperimentStore(config.database)
+        self.notices = Notices(self.store)
+        self.webhook = Webhook(config.webhook, self.notices, self.endpoints_of) if config.webhook else None
+        self.bundles = Bundles(config.tracking_uri)
+        loaded = load_configured(config, self.store, self.bundles)
         self.exposures = ExposureLog(self.store, Spool(spool_folder(config.spool, config.database), config.spool_bytes))
         self.endpoints = Endpoints()
         self.failed_sessions = FailedSessions(self)
@@ -100,9 +100,13 @@ class Gateway:
         self.models: dict[str, AnyBundle] = {}
         """Bundles loaded ahead of any experiment, by reference into the registry, where versions never change."""
         self.plots: dict[str, tuple[float, dict[str, list[list[float | None]]]]] = {}
-        """Experiment -> when its curves were read, and they."""
+        """Experiment -> until when its curves are not read again, and they."""
+        self.readings = Readings()
+        self.started: float | None = None
+        """When this replica began to serve, in seconds since 1970."""
         self._host, self._noise = host, np.random.default_rng(seed)
         self._limiter = RateLimiter(config.rate_limit) if config.rate_limit else None
+        self._read_limiter = RateLimiter(config.read_limit) if config.read_limit else None
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
         # Of their own, because acts must not wait behind outcomes and reports.
         self.look_up_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-look-up")
@@ -110,6 +114,7 @@ class Gateway:
         for part in loaded:
             self.open(part)
         self.follower = Follower(self)
+        self.follower.look(waits=True)
 
     def start(self) -> None:
         """Start writing exposures and following the store; the ASGI lifespan calls it."""
@@ -117,16 +122,22 @@ class Gateway:
         if self.decisions is not None:
             self.decisions.start()
         self.follower.start()
+        if self.webhook is not None:
+            self.webhook.start()
+        self.started = time.time()
 
     def close(self) -> None:
         """Write what is queued and let go of the store; blocks for some seconds at most."""
         self.follower.close()
+        if self.webhook is not None:
+            self.webhook.close()
         self._write_failed_sessions()
         self.exposures.close()
         if self.decisions is not None:
             self.decisions.close()
         for router in self.endpoints.routers.values():
             router.close()
+        self.readings.close()
         for threads in (self._threads, self.look_up_threads):
             threads.shutdown(cancel_futures=True)
         self.store.close()
@@ -140,15 +151,21 @@ class Gateway:
     def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: Any) -> Router:
         """Register an experiment with the store and route to it; `more` is stored beside its config. Blocks. Raises
         MarlRayError if the stored experiment forbids it, or if an arm cannot be hosted."""
-        check_log(self.config, part)
-        arms = {arm: self._arm(part, arm) for arm in part.bundles}
-        record = self.store.open_experiment(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
-        router = Router(part.config, arms, self.store.table(part.config.name), self.exposures, record.created)
-        return self.endpoints.add(router)
+        check_log(self.config, part.config.name, part.bundles.values())
+        arms = {arm: self.arm(part.config, arm, bundle) for arm, bundle in part.bundles.items()}
+        self.store.open_experiment(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
+        return self.take_in(part.config, self.store.table(part.config.name), arms)
 
-    def _arm(self, part: LoadedExperiment, arm: str) -> Arm | TextArm:
-        bundle, config = part.bundles[arm], part.config.arms[arm]
-        if part.config.placement == "replica":
+    def take_in(
+        self, config: ExperimentConfig, state: AssignmentState, arms: Mapping[str, Arm | TextArm] = MappingProxyType({})
+    ) -> Router:
+        """Route to a stored experiment, of which these arms are loaded."""
+        return self.endpoints.add(Router(config, arms, state, self.exposures, state.created))
+
+    def arm(self, experiment: ExperimentConfig, arm: str, bundle: AnyBundle) -> Arm | TextArm:
+        """An arm of an experiment, from its bundle. Blocks where it is started elsewhere. Raises MarlRayError."""
+        config = experiment.arms[arm]
+        if experiment.placement == "replica":
             if is_text(bundle):
                 from marl_ray.serving.text_arms import TextBatcher  # transformers takes seconds to import
 
@@ -157,7 +174,7 @@ class Gateway:
             return ArmBatcher(bundle, self.config.max_batch, self._noise)
         if self._host is None:
             raise MarlRayError(
-                f"experiments.{part.config.name}.placement: deployment needs Ray Serve; expected replica here"
+                f"experiments.{experiment.name}.placement: deployment needs Ray Serve; expected replica here"
             )
         return self._host(bundle, config.bundle, config)
 
@@ -199,9 +216,13 @@ class Gateway:
         problem: Callable[[RequestError], bytes] = RequestError.body
         response: Response | Stream
         try:
-            route = find(request.path, scope["method"])
-            endpoint, problem = route.template, route.problem
-            response = await self._handled(route, request)
+            early = preflight(self.config.cors, request, scope["method"]) if scope["method"] == "OPTIONS" else None
+            if early is None:
+                route = find(request.path, scope["method"])
+                endpoint, problem = route.template, route.problem
+                response = await self._handled(route, request)
+            else:
+                response = early
         except ClientGoneError:
             return
         except RequestError as error:
@@ -212,7 +233,9 @@ class Gateway:
         except Exception:  # a defect of ours: the log has it, the caller learns no internals
             _log.exception("request %s to %s failed", request.id, endpoint)
             response = Response(problem(RequestError(500, None, "internal error")), 500)
-        named = ((b"x-request-id", request.id.encode()),)
+        named: Headers = ((b"x-request-id", request.id.encode()),)
+        if self.config.cors:
+            named += told(self.config.cors, request)
         if isinstance(response, Stream):
             await self._streamed(send, request, response, named)
         self.metrics.count(endpoint, response.status)
@@ -264,6 +287,15 @@ class Gateway:
         self.limit(key, 1)
         return key
 
+    async def admit_reader(self, request: Request, *also: Permission) -> str:
+        """Likewise for reading, with the scope `read` or one of these. A refusal for the rate comes late, because readers
+        without pause would otherwise be refused thousands of times a second, which takes as much as answering."""
+        key = self.keys.check(request, "read", *also)
+        if self._read_limiter is not None and (wait := self._read_limiter.take(key)) > 0:
+            await asyncio.sleep(REFUSAL_S)
+            raise RequestError(429, None, f"more readings of {key!r} than read_limit allows", retry_after_s=wait)
+        return key
+
     def limit(self, key: str, cost: int) -> None:
         """Count `cost` requests of a key, or RequestError 429."""
         if self._limiter is not None and (wait := self._limiter.take(key, cost)) > 0:
@@ -271,7 +303,29 @@ class Gateway:
 
     def meters(self, router: Router) -> dict[str, ArmMeters]:
         """The metrics of an experiment's arms."""
-        return self.metrics.arms(router.config.name, router.arms)
+        return self.metrics.arms(router.config.name, router.config.arms)
+
+    def endpoints_of(self) -> dict[str, str]:
+        """Experiment -> its endpoint."""
+        return {name: router.config.served_as for name, router in self.endpoints.routers.items()}
+
+    def measure(self) -> None:
+        """Bring the metrics up to date that nothing else writes."""
+        shown = self.metrics
+        shown.dropped.set(self.exposures.dropped)
+        shown.waiting.set(self.exposures.waiting)
+        shown.decisions_dropped.set(self.decisions.dropped if self.decisions is not None else 0)
+        for name, router in self.endpoints.routers.items():
+            for arm in router.arms:
+                shown.circuit.labels(name, arm).set(CIRCUITS[router.circuits[arm].state])
+            for arm, totals in list(router.shadows.totals.items()):
+                for count in ("acts", "errors", "dropped", "decisions", "agreed"):
+                    shown.shadows.labels(name, arm, count).set(getattr(totals, count))
+
+    def samples(self) -> list[Metric]:
+        """All metrics of now; from any thread."""
+        self.measure()
+        return list(self.metrics.registry.collect())
 
     def seed(self) -> int:
         """Of a text that came without one."""

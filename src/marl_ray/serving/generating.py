@@ -67,7 +67,7 @@ async def generate(gateway: "Gateway", request: Request) -> Response | Stream:
     """`POST /generate`."""
     gateway.admit(request, "inference")
     data = await request.object(GENERATE_FIELDS)
-    routers = gateway.endpoints.served(data.get("experiment"))
+    routers = gateway.endpoints.acting(data.get("experiment"))
     text_only(routers[0])
     session = session_id(data.get("session_id"), request)
     prompt, streamed = data.get("prompt"), flag(data, "stream")
@@ -159,7 +159,7 @@ class Writing:
         router = self._met.router
         attempts = self._attempts()
         try:
-            for name in dict.fromkeys((self._assignment.arm, router.control)):
+            for name in router.answering(self._assignment.arm):
                 self._ticket = router.circuits[name].allow()
                 if not self._ticket:
                     continue
@@ -315,7 +315,7 @@ async def whole_of(following: Callable[[], Awaitable[Piece]]) -> Whole:
 def text_only(router: Router) -> None:
     """RequestError 422 if the experiment's policies have no text."""
     if not router.is_text:
-        family = router.arms[router.control].bundle.manifest.family
+        family = router.bundle_of(router.control).manifest.family
         raise RequestError(
             422, "experiment", f"{router.config.name!r} serves {family} policies, expected token policies"
         )
@@ -329,7 +329,7 @@ def text_request(gateway: "Gateway", agent: str, prompt: Any, settings: Settings
 
 def agent_of(router: Router, given: Any) -> str:
     """Whose text is asked for; it may be left out where one policy plays all agents."""
-    agents = router.arms[router.control].bundle.agents
+    agents = router.bundle_of(router.control).agents
     if given is None and len(set(agents.values())) == 1:
         return next(iter(agents))
     if not isinstance(given, str) or given not in agents:
@@ -339,7 +339,7 @@ def agent_of(router: Router, given: Any) -> str:
 
 def texts(router: Router, given: Mapping[str, Any], masks: Mapping[str, Any]) -> dict[str, str]:
     """Observations of `/v1/act` that are texts; RequestError naming the agent."""
-    agents = router.arms[router.control].bundle.agents
+    agents = router.bundle_of(router.control).agents
     if masks:
         raise RequestError(400, "action_masks", "expected none: texts have no masks")
     for agent, text in given.items():

@@ -16,11 +16,13 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from marl_ray.config import ArmConfig
+from marl_ray.config.experiment import most
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle, load_bundle
 from marl_ray.serving.arm_errors import ArmError, LostError, busy, new_pass
 from marl_ray.serving.arms import Answer, AnyBundle, ArmBatcher, Observations, is_text
 from marl_ray.serving.gathering import Gathering
+from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
 from marl_ray.serving.texts import TextArm
 
 START_S = 300.0
@@ -120,13 +122,15 @@ def host(
     states = serve.status().applications
     if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):
         kind: type = ArmHost
+        ongoing = ARM_ONGOING
         if is_text(bundle):
             from marl_ray.serving.text_hosts import TextHost  # transformers takes seconds to import
 
             kind = TextHost
+            ongoing = max(1.0, TEXT_SHARE * max_batch)
         make: Any = serve.deployment(
             name=kind.__name__,
-            num_replicas=size.replicas,
+            **scaling(size.replicas, ongoing),
             max_ongoing_requests=MAX_ONGOING_REQUESTS,
             ray_actor_options={"num_cpus": size.cpus, "num_gpus": size.gpus},
         )(kind)
@@ -146,7 +150,7 @@ def host(
         # Of the running application, which another experiment may have started with other wishes.
         counts = [part.replica_states for part in status.deployments.values()]
         running = sum(count for one in counts for state, count in one.items() if state == "RUNNING")
-        return RemoteArm(bundle, handle, deadline_s, max(1, running))
+        return RemoteArm(bundle, handle, deadline_s, max(1, running, most(size.replicas)))
     from marl_ray.serving.text_hosts import RemoteTextArm
 
     return RemoteTextArm(bundle, handle, deadline_s)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from marl_ray.config import GatewayConfig, read_yaml
+from marl_ray.config.experiment import most
 from marl_ray.errors import MarlRayError, one_line
 
 IMPORT_PATHS = ("marl_ray.serving.app:build", "serve.app:build")
@@ -106,7 +107,7 @@ def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | Non
             message = f"expected at least max_batch ({config.max_batch}), got {ongoing}: batches would never fill"
             yield f"{path}max_ongoing_requests", message
         scaled = deployment.get("autoscaling_config") is not None
-        if config and scaled and config.replicas < 2:
+        if config and scaled and most(config.replicas) < 2:
             message = "expected `replicas` in `args` of 2 at least, which tells the replicas that there are others"
             yield f"{path}autoscaling_config", message
     if config is None:
@@ -114,11 +115,12 @@ def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | Non
     if host not in LOOPBACK and config.api_keys is None:
         message = f"expected 127.0.0.1 or {where}args.api_keys: at {host!r} anybody could act and post outcomes"
         yield "http_options.host", message
-    if config.database.startswith("sqlite") and pods is not None and (pods > 1 or config.replicas > 1 or scaled):
+    if config.database.startswith("sqlite") and pods is not None and (pods > 1 or most(config.replicas) > 1 or scaled):
         message = "expected PostgreSQL, such as postgresql:// with PGHOST and the like in the environment"
         yield f"{where}args.database", f"{message}: every pod would have an SQLite file of its own"
     urls = {"database": config.database, "tracking_uri": config.tracking_uri}
     urls |= {"cache.url": config.cache.url} if config.cache else {}
+    urls |= {"webhook.url": config.webhook.url} if config.webhook else {}
     for key, url in urls.items():
         if url and _PASSWORD_IN_URL.search(url):
             yield f"{where}args.{key}", "expected no password here; the environment has it (such as PGPASSWORD)"

@@ -79,7 +79,7 @@ class _Hot(Collector):
         tokens = CounterMetricFamily(
             "marl_ray_gateway_tokens", "Tokens of texts: of their prompts, and generated.", labels=(*OF_ARM, "kind")
         )
-        for experiment, arms in self._arms.items():
+        for experiment, arms in list(self._arms.items()):
             for arm, meters in arms.items():
                 exposures.add_metric([experiment, arm], meters.exposures)
                 meters.seconds.add_to(seconds, [experiment, arm])
@@ -99,7 +99,10 @@ class _Hot(Collector):
 class Metrics:
     """A private registry, so that several gateways in one process, and Ray's own metrics, stay apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, replica: str | None = None) -> None:
+        """With a name for `replica`, every line of `text` has it as a label: of several replicas, each scrape of their
+        common port reads one."""
+        self._replica = replica
         self.registry = CollectorRegistry()
         self._arms: dict[str, dict[str, ArmMeters]] = {}
         self._answers: dict[tuple[str, int], int] = {}
@@ -131,4 +134,17 @@ class Metrics:
 
     def text(self) -> bytes:
         """The metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self.registry if self._replica is None else _Labelled(self.registry, self._replica))
+
+
+class _Labelled(CollectorRegistry):
+    """Another registry's numbers, all with the replica as a label."""
+
+    def __init__(self, registry: CollectorRegistry, replica: str):
+        super().__init__()
+        self._inner, self._named = registry, {"replica": replica}
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._inner.collect():
+            family.samples = [sample._replace(labels=sample.labels | self._named) for sample in family.samples]
+            yield family

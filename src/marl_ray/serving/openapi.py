@@ -28,12 +28,15 @@ from marl_ray.serving.generating import (
     STOP_LENGTH,
     STOPS,
 )
+from marl_ray.serving.handing import ASSIGN_FIELDS
 from marl_ray.serving.keys import Permission
 from marl_ray.serving.outcomes import LARGEST_OUTCOME, OUTCOME_FIELDS
 
 if TYPE_CHECKING:
     from marl_ray.serving.routes import Route
 
+PAGES = ("/ui", "/docs")
+"""What people read begins with these; the document is about the rest."""
 Schema = dict[str, Any]
 
 
@@ -47,6 +50,10 @@ Error = TypedDict("Error", {"error": Problem})
 ActAnswer = TypedDict("ActAnswer", {
     "experiment": str, "arm": str, "epoch": int, "propensity": float, "actions": dict[str, Any],
     "log_probs": dict[str, float], "fallback_for": NotRequired[str],
+})
+AssignAnswer = TypedDict("AssignAnswer", {
+    "experiment": str, "arm": str, "epoch": int, "propensity": float, "bundle": str, "digest": str, "exposed": bool,
+    "fallback_for": NotRequired[str],
 })
 PartError = TypedDict("PartError", {"status": int, "error": Problem})
 BatchAnswer = TypedDict("BatchAnswer", {"answers": list[ActAnswer | PartError]})
@@ -119,6 +126,11 @@ Model = TypedDict("Model", {
 ModelName = TypedDict("ModelName", {"id": str, "object": Literal["model"], "created": int, "owned_by": str})
 ModelList = TypedDict("ModelList", {"object": Literal["list"], "data": list[ModelName], "models": list[Model]})
 Health = TypedDict("Health", {"status": Literal["ok"], "experiments": list[str]})
+Loaded = Literal["loaded", "loading", "missing"]
+Ready = TypedDict("Ready", {
+    "ready": bool, "arms": dict[str, dict[str, Loaded]], "missing": list[str], "device": str, "version": str,
+    "since": float | None, "uptime_s": float | None,
+})
 # fmt: on
 
 _IDENTIFIER: Schema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
@@ -138,6 +150,7 @@ _FIELDS: dict[str, Schema] = {
         "description": "By agent, of those observed: whether each action is allowed.",
     },
     "mode": {"enum": ["sample", "greedy"], "default": "sample"},
+    "expose": {"type": "boolean", "default": True, "description": "Whether the session meets the arm with this."},
     "agent": {"type": ["string", "null"], "description": "Whose text; optional where one policy plays all agents."},
     "prompt": {"type": "string"},
     "max_tokens": _TOKENS,
@@ -201,6 +214,7 @@ _SCHEMAS: dict[str, Schema] = {
         "required": ["requests"],
         "additionalProperties": False,
     },
+    "AssignRequest": _object(ASSIGN_FIELDS, example={"session_id": "episode-18"}),
     "GenerateRequest": _object(GENERATE_FIELDS, "prompt"),
     "ChatRequest": _object(CHAT_FIELDS, "model", "messages"),
     "ChatRequestMessage": {
@@ -243,12 +257,17 @@ class _Operation(NamedTuple):
 
 _ADMIN = (401, 403, 409, 429)
 _CLIENT = (401, 403, 404, 413, 429)
+_READER = (401, 403, 429, 503)
 _OPERATIONS = {
     "act": _Operation(
         "Actions for the agents observed", ActAnswer, (*_CLIENT, 503), "ActRequest", "inference", ("x-session-id", "x-arm"),
     ),
     "batch": _Operation(
         "Many acts at once, each answered by itself", BatchAnswer, (401, 403, 413, 429), "BatchRequest", "inference",
+        ("x-session-id", "x-arm"),
+    ),
+    "assign": _Operation(
+        "A session's arm, without a pass", AssignAnswer, (*_CLIENT, 503), "AssignRequest", "inference",
         ("x-session-id", "x-arm"),
     ),
     "generate": _Operation(
@@ -266,16 +285,17 @@ _OPERATIONS = {
         "Many outcomes at once, each answered by itself", OutcomesAnswer, (401, 403, 413, 429, 503), "OutcomesRequest",
         "outcomes", ("x-session-id",),
     ),
-    "endpoints": _Operation("What clients act on, and what serves it", EndpointList, (503,)),
-    "experiments": _Operation("All experiments in a few words", ExperimentList),
+    "endpoints": _Operation("What clients act on, and what serves it", EndpointList, _READER, scope="read"),
+    "experiments": _Operation("All experiments in a few words", ExperimentList, (401, 403, 429), scope="read"),
     "create": _Operation("Begin an experiment", Report, (*_ADMIN, 413, 503), "ExperimentRequest", "admin"),
-    "experiment": _Operation("An experiment and what its outcomes prove", Report, (404, 503)),
-    "audit": _Operation("Every change of an experiment", Audit, (404, 503)),
-    "series": _Operation("Outcomes over time", Curves, (404, 503)),
+    "experiment": _Operation("An experiment and what its outcomes prove", Report, (404, *_READER), scope="read"),
+    "audit": _Operation("Every change of an experiment", Audit, (404, *_READER), scope="read"),
+    "series": _Operation("Outcomes over time", Curves, (404, *_READER), scope="read"),
     "change": _Operation("Change an experiment", Changed, (*_ADMIN, 404, 413, 503), "ChangeRequest", "admin"),
-    "models": _Operation("The bundles that this replica holds", ModelList),
+    "models": _Operation("The bundles that this replica holds", ModelList, (401, 403, 429), scope="read"),
     "load": _Operation("Fetch and verify a bundle ahead of its experiment", Model, _ADMIN, scope="admin"),
-    "health": _Operation("Whether this replica serves", Health),
+    "health": _Operation("Whether this replica lives", Health),
+    "ready": _Operation("Whether this replica has all that takes traffic; 503 while it has not", Ready),
     "metrics": _Operation("Numbers for Prometheus, of this replica", None),
     "document": _Operation("This document", None),
 }  # fmt: skip
@@ -309,7 +329,7 @@ def openapi(routes: tuple["Route", ...], base: str, keyed: bool) -> bytes:
     """The document, as JSON. `base` is the prefix that the gateway is mounted at; `keyed` says whether it has keys."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        if not route.template.startswith("/ui"):
+        if not route.template.startswith(PAGES):
             paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, keyed)
     return orjson.dumps(
         {
@@ -356,6 +376,8 @@ def _operation(route: "Route", keyed: bool) -> dict[str, Any]:
     good = {"description": "Done.", "headers": headers, "content": content}
     statuses = sorted({400, 504, *asked.problems})
     responses = {"201" if kind == "create" else "200": good}
+    if kind == "ready":
+        responses["503"] = good | {"description": "Not ready; `missing` has what for."}
     path = [part.strip("{}") for part in route.template.split("/") if part.startswith("{")]
     operation: dict[str, Any] = {
         "operationId": last if kind == "change" else kind,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from marl_ray.config.experiment import most
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import OutcomeConflictError, Recorded, Report, UnknownUnitError
 from marl_ray.experiments.units import METRIC_LENGTH
@@ -130,7 +131,7 @@ async def _record(gateway: "Gateway", actor: str, told: Sequence[_Told]) -> list
     """Write outcomes, each to the newest of its experiments that knows the session."""
     found = await gateway.in_thread(_write, gateway, actor, told)
     # ... which another replica's queue may still hold, for moments.
-    for pause in OTHER_REPLICAS_S if gateway.config.replicas > 1 else ():
+    for pause in OTHER_REPLICAS_S if most(gateway.config.replicas) > 1 else ():
         left = [k for k, one in enumerate(found) if isinstance(one, UnknownUnitError)]
         if not left:
             break
@@ -155,6 +156,8 @@ def _write(gateway: "Gateway", actor: str, told: Sequence[_Told]) -> list[tuple[
             reports = [_report(router, told[k]) for k in numbers]
             for k, recorded in zip(numbers, gateway.store.record(name, reports, actor), strict=True):
                 found[k] = recorded if isinstance(recorded, MarlRayError) else (router, recorded)
+                if router.is_over and not isinstance(recorded, MarlRayError):
+                    gateway.follower.note_late(name)
         depth += 1
         left = [k for k in left if isinstance(found[k], UnknownUnitError) and depth < len(told[k].routers)]
     return [found[k] for k in range(len(told))]

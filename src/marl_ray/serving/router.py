@@ -1,9 +1,9 @@
 """One experiment inside a replica: its assignment table, the sessions it remembers, and its arms."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment import Assignment, AssignmentTable, draw, in_layer
@@ -13,6 +13,7 @@ from marl_ray.policies.bundle import Bundle
 from marl_ray.serving.arms import Answer, AnyBundle, Observations, is_text
 from marl_ray.serving.breaker import Breaker
 from marl_ray.serving.exposures import ExposureLog
+from marl_ray.serving.http import RequestError
 from marl_ray.serving.shadow import Shadows
 from marl_ray.serving.texts import TextArm
 
@@ -73,19 +74,48 @@ class Router:
         log: ExposureLog,
         created: float,
     ):
-        self.config, self.arms, self.created = config, arms, created
-        self.is_text = any(is_text(arm.bundle) for arm in arms.values())
-        """Whether the arms are language models; arms of two kinds are in no experiment."""
-        self.circuits = {arm: Breaker(config.breaker) for arm in arms}
+        """`arms` are those that are loaded here, of the config's."""
+        self.config, self.created, self.state = config, created, state
+        self.hold(arms)
+        self.circuits = {arm: Breaker(config.breaker) for arm in config.arms}
         self.shadows = Shadows(config.shadow_concurrency)
         self._log = log
         self._remembered: dict[str, Session] = {}
         self.follow(state)
 
+    def hold(self, arms: Mapping[str, Arm | TextArm]) -> None:
+        """Answer with these arms from now on. Replaced, never changed: requests meanwhile see the old or the new ones."""
+        self.arms = arms
+        self.is_text = any(is_text(arm.bundle) for arm in arms.values())
+        """Whether the arms are language models; arms of two kinds are in no experiment."""
+        self._note_answering()
+
     @property
     def control(self) -> str:
         """The first arm of the config."""
         return self.state.control
+
+    @property
+    def production(self) -> str:
+        """The arm that answers where no other may: the winner once it is promoted, else the control."""
+        state = self.state
+        if state.status is not Status.PROMOTED:
+            return state.control
+        return next((arm for arm, weight in state.weights.items() if weight > 0), state.control)
+
+    def answering(self, arm: str) -> Sequence[str]:
+        """Who may answer for a session of this arm, in turn, of those that are loaded here."""
+        return self._answering[arm]
+
+    def _note_answering(self) -> None:
+        turns = {arm: dict.fromkeys((arm, self.production, self.control)) for arm in self.config.arms}
+        self._answering = {arm: [name for name in turn if name in self.arms] for arm, turn in turns.items()}
+
+    def bundle_of(self, arm: str) -> AnyBundle:
+        """The bundle of whoever answers for the arm first; RequestError 503 if nobody does."""
+        for name in self.answering(arm):
+            return self.arms[name].bundle
+        raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", 1.0)
 
     def close(self) -> None:
         """End the threads of its arms."""
@@ -98,12 +128,13 @@ class Router:
         return self.state.status in (Status.PROMOTED, Status.ROLLED_BACK, Status.STOPPED)
 
     def follow(self, state: AssignmentState) -> None:
-        """Assign by another state from now on; it must name loaded arms only. One reference is swapped at a time, and a
-        table made of an older state is still a right one for the request that read it."""
-        if not state.weights.keys() <= self.arms.keys():
-            raise ValueError(f"the table has arms {sorted(state.weights)}, loaded are {sorted(self.arms)}")
+        """Assign by another state from now on; it must name arms of the config only. One reference is swapped at a time,
+        and a table made of an older state is still a right one for the request that read it."""
+        if not state.weights.keys() <= self.config.arms.keys():
+            raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
         self.table = AssignmentTable(state.weights, state.salt, state.epoch)
         self.state = state
+        self._note_answering()
         # Another replica may have met the same unit by the other table meanwhile, and have been the first to say so.
         just_now = time.monotonic() - OVERLAP_S
         for session in list(self._remembered.values()):
@@ -180,20 +211,3 @@ class Router:
                 del self._remembered[next(iter(self._remembered))]  # the oldest
             self._remembered[unit] = Session(assignment, time.monotonic(), assigned.sure)
         return True, assignment
-
-
-@dataclass(frozen=True)
-class LoadedExperiment:
-    """A config and its arms' bundles."""
-
-    config: ExperimentConfig
-    bundles: Mapping[str, AnyBundle]
-
-    def stored_config(self) -> dict[str, Any]:
-        """What the store keeps: the config with the salt in force, and the digests of each arm's bundle and weights."""
-        data = self.config.model_dump(mode="json")
-        data["salt"] = self.config.salt or self.config.name
-        data["control"] = next(iter(self.config.arms))
-        for arm, bundle in self.bundles.items():
-            data["arms"][arm] |= {"digest": bundle.digest, "weights_sha256": bundle.manifest.weights_sha256}
-        return data

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from marl_ray.experiments.states import Action
-from marl_ray.serving import acting, administration, chat, generating, outcomes, site
+from marl_ray.serving import acting, administration, chat, generating, handing, outcomes, site
 from marl_ray.serving.http import Request, RequestError, Response, Stream
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _EXPERIMENT = "/v1/experiments/{name}"
 ROUTES = (
     Route("POST", "/v1/act", acting.act),
     Route("POST", "/batch", acting.batch),
+    Route("POST", "/v1/assign", handing.assign),
     Route("POST", "/generate", generating.generate),
     Route("POST", "/v1/chat/completions", chat.completions, problem=chat.problem),
     Route("POST", "/v1/outcomes", outcomes.outcome),
@@ -43,8 +44,10 @@ ROUTES = (
     Route("GET", "/v1/models", administration.models),
     Route("POST", "/models/{version}/load", administration.load, loads=True),
     Route("GET", "/health", administration.health),
+    Route("GET", "/ready", administration.ready),
     Route("GET", "/metrics", administration.metrics),
     Route("GET", "/openapi.json", site.document),
+    Route("GET", "/docs", site.docs),
     Route("GET", "/ui", site.index),
     Route("GET", "/ui/style.css", site.stylesheet),
     Route("GET", "/ui/experiments/{name}", site.experiment),

@@ -1,7 +1,8 @@
-"""The page for people and the description for machines: `/ui` and `/openapi.json`."""
+"""The pages for people and the description for machines: `/ui`, `/docs` and `/openapi.json`."""
 
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from marl_ray.experiments.states import RETREATS, Action
@@ -15,8 +16,21 @@ if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
 
 
+ASKS = ((b"www-authenticate", b'Basic realm="marl-ray: any name, and as password a key with the scope read"'),)
+"""Lets a browser ask for a key; it opens reading alone, and no action."""
+
+
 def _page(body: bytes, status: int = 200) -> Response:
     return Response(body, status, HTML, ui.HEADERS)
+
+
+async def _admit(gateway: "Gateway", request: Request) -> None:
+    try:
+        await gateway.admit_reader(request)
+    except RequestError as error:
+        if error.status == 401:
+            error.headers = ASKS
+        raise
 
 
 async def document(gateway: "Gateway", request: Request) -> Response:
@@ -27,8 +41,17 @@ async def document(gateway: "Gateway", request: Request) -> Response:
     return Response(await gateway.in_thread(openapi, ROUTES, request.root_path, bool(gateway.keys.keys)))
 
 
+async def docs(gateway: "Gateway", request: Request) -> Response:
+    """`GET /docs`: the OpenAPI document as a page."""
+    found = await document(gateway, request)
+    return _page(
+        await gateway.readings.read(("docs", request.root_path), lambda: ui.docs_page(found.body, request.root_path))
+    )
+
+
 async def index(gateway: "Gateway", request: Request) -> Response:
     """`GET /ui`."""
+    await _admit(gateway, request)
     return _page(ui.index_page(rows(gateway), request.root_path))
 
 
@@ -39,9 +62,11 @@ async def stylesheet(gateway: "Gateway", request: Request) -> Response:
 
 async def experiment(gateway: "Gateway", request: Request) -> Response:
     """`GET /ui/experiments/{name}`."""
+    await _admit(gateway, request)
     router = gateway.endpoints.experiment(request.path.split("/")[3])
     live = request.path.count("/") == 4
-    return _page(await gateway.in_thread(_experiment_page, gateway, router, request.root_path, None, {}, live))
+    make = partial(_experiment_page, gateway, router, request.root_path, None, {}, live)
+    return _page(await gateway.readings.read(("page", router.config.name, request.root_path, live), make))
 
 
 def _experiment_page(
@@ -74,8 +99,12 @@ async def change(gateway: "Gateway", request: Request) -> Response:
         message = f"{error.field}: {error}" if error.field else str(error)
         if error.status in (401, 403):
             message = "admin key: expected the secret of a key with the scope admin"
-        page = await gateway.in_thread(_experiment_page, gateway, router, base, message, form)
-        return _page(page, error.status)
+        try:
+            await gateway.admit_reader(request)
+        except RequestError:  # who may not read learns no more than that
+            raise error from None
+        make = partial(_experiment_page, gateway, router, base, message, form)
+        return _page(await gateway.readings.read(object(), make), error.status)
     # A fresh page: reloading it must not send the form again.
     headers = ((b"location", f"{base}/ui/experiments/{router.config.name}".encode()),)
     return Response(b"", 303, HTML, headers)

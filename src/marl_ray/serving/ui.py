@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
+import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from marl_ray.serving.charts import curve_chart
 from marl_ray.serving.http import RequestError
-from marl_ray.serving.pages import rows
+from marl_ray.serving.pages import api, rows
 
 HTML = b"text/html; charset=utf-8"
 CSS = b"text/css; charset=utf-8"
@@ -101,6 +102,22 @@ def experiment_page(
         shadow=rows.shadow_rows(report, colours),
         changes=[rows.change_row(entry) for entry in changes],
         actions=rows.actions_of(report),
+    )
+
+
+def docs_page(document: bytes, base: str) -> bytes:
+    """The OpenAPI document (JSON), for people to read."""
+    found = orjson.loads(document)
+    info = found["info"]
+    return _render(
+        "docs.html",
+        base=base,
+        refresh=None,
+        title=info["title"],
+        version=info["version"],
+        text=info["description"],
+        operations=api.operations(found),
+        models=api.models(found),
     )
 
 

@@ -1,0 +1,229 @@
+"""Which bundles a replica needs, and loading them: those that serve, each content once, and nothing of what is over."""
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+from marl_ray.config import ExperimentConfig, GatewayConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.records import OPEN, AssignmentState
+from marl_ray.experiments.states import ExperimentRecord, Status
+from marl_ray.experiments.store import ExperimentStore
+from marl_ray.policies.bundle import Bundle, load_bundle
+from marl_ray.policies.manifest import REGISTRY
+from marl_ray.policies.spaces import space_to_json
+from marl_ray.serving.arms import AnyBundle, is_text, pin
+
+DRAIN_S = 3600.0
+"""How long sessions of an experiment that is over, or that has a successor, may finish with their arms."""
+
+API = "api"
+"""`origin` of stored experiments that no gateway's config names; every replica loads them from the store."""
+
+_log = logging.getLogger(__name__)
+
+
+class Bundles:
+    """The bundles of a process: each content is held once, however many experiments and references name it, and as long
+    as somebody uses it. Safe to use from several threads."""
+
+    def __init__(self, tracking_uri: str | None = None):
+        self._tracking_uri = tracking_uri
+        self._held: WeakValueDictionary[str, AnyBundle] = WeakValueDictionary()
+        self._digests: dict[str, str] = {}
+        """Reference into the registry, where versions never change -> digest."""
+        self._lock = threading.Lock()
+
+    def load(self, reference: str, digest: str | None = None) -> AnyBundle:
+        """The bundle of a reference, read unless its content is here already; `digest` is its digest as far as known.
+        Raises MarlRayError if it is missing or malformed, or has another digest."""
+        known = digest or self._digests.get(reference)
+        held = self._held.get(known) if known is not None else None
+        if held is not None:
+            return held
+        bundle = load_bundle(reference, self._tracking_uri)
+        if digest is not None and bundle.digest != digest:
+            raise MarlRayError(f"bundle {reference!r}: expected digest {digest[:16]}, got {bundle.digest[:16]}")
+        with self._lock:
+            if reference.startswith(REGISTRY):
+                self._digests[reference] = bundle.digest
+            return self._held.setdefault(bundle.digest, bundle)
+
+
+@dataclass(frozen=True)
+class LoadedExperiment:
+    """A config, the bundles of those arms that are needed, and what the store knows of the others' contents."""
+
+    config: ExperimentConfig
+    bundles: Mapping[str, AnyBundle]
+    stored: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Arm -> `digest` and, where it is known, `weights_sha256`."""
+
+    def stored_config(self) -> dict[str, Any]:
+        """What the store keeps: the config with the salt in force, and the digests of each arm's bundle and weights."""
+        data = self.config.model_dump(mode="json")
+        data["salt"] = self.config.salt or self.config.name
+        data["control"] = next(iter(self.config.arms))
+        for arm in self.config.arms:
+            bundle = self.bundles.get(arm)
+            if bundle is None:
+                data["arms"][arm] |= self.stored[arm]
+            else:
+                data["arms"][arm] |= {"digest": bundle.digest, "weights_sha256": bundle.manifest.weights_sha256}
+        return data
+
+
+def needed(
+    states: Collection[AssignmentState], now: float, ended: Mapping[str, float] | None = None
+) -> dict[str, frozenset[str]]:
+    """Experiment -> the arms that a replica holds for it.
+
+    Of an open experiment all arms, as each may still have sessions, or get some. Of the experiment that serves an endpoint
+    once it is over the arm with the traffic, and the control, which must be there if late harm takes the winner away. Of
+    an older one nothing, and of either all arms while sessions may finish there: for `DRAIN_S` after it was over (`ended`,
+    seconds since 1970, as far as this process has seen it) or its successor began.
+    """
+    newest: dict[str, AssignmentState] = {}
+    successors: dict[str, float] = {}
+    """Experiment -> when the next one at its endpoint began."""
+    begun = (state for state in states if state.status is not Status.DRAFT)
+    for state in sorted(begun, key=lambda state: state.created):
+        if state.endpoint in newest:
+            successors[newest[state.endpoint].experiment] = state.created
+        newest[state.endpoint] = state
+    found = {}
+    for state in states:
+        name = state.experiment
+        over = max(successors.get(name, -DRAIN_S), (ended or {}).get(name, -DRAIN_S))
+        arms = set()
+        if state.status in OPEN or now - over < DRAIN_S:
+            arms = set(state.weights) - (state.rolled_back if state.cut else frozenset())
+        elif newest.get(state.endpoint) is state:
+            arms = {state.control, *(arm for arm, weight in state.weights.items() if weight > 0)}
+        found[name] = frozenset(arms)
+    return found
+
+
+def load_arms(
+    config: ExperimentConfig, arms: Iterable[str], bundles: Bundles, digests: Mapping[str, str]
+) -> tuple[dict[str, AnyBundle], dict[str, MarlRayError]]:
+    """The bundles of these arms, and why others of them cannot be had. `digests` are theirs as far as known."""
+    found: dict[str, AnyBundle] = {}
+    missing: dict[str, MarlRayError] = {}
+    for arm in arms:
+        try:
+            found[arm] = bundles.load(config.arms[arm].bundle, digests.get(arm))
+        except MarlRayError as error:
+            missing[arm] = MarlRayError(f"experiments.{config.name}.arms.{arm}: {error}")
+    return found, missing
+
+
+def load_whole(config: ExperimentConfig, bundles: Bundles) -> LoadedExperiment:
+    """A new experiment with all of its arms. Raises MarlRayError naming the arm if one cannot be loaded or used."""
+    found, missing = load_arms(config, config.arms, bundles, {})
+    for error in missing.values():
+        raise error
+    check_arms(config, found)
+    return LoadedExperiment(config, found)
+
+
+def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bundles) -> list[LoadedExperiment]:
+    """The experiments of a gateway's config, each with the arms that serve. Raises MarlRayError naming the arm if a bundle
+    cannot be had that the store does not know yet; one that it knows is left out, and another arm answers for it."""
+    fixed = [pin(part, config.tracking_uri) for part in config.experiments]
+    states = store.states()
+    wanted = needed(ours(states, [part.name for part in fixed]), time.time())
+    loaded = []
+    for part in fixed:
+        record = store.experiment(part.name) if part.name in states else None
+        one = load_whole(part, bundles) if record is None else _load_known(part, record, wanted[part.name], bundles)
+        check_log(config, part.name, one.bundles.values())
+        loaded.append(one)
+    return loaded
+
+
+def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
+    """Raise MarlRayError if an experiment of the config could not be served: a new one that lacks an arm, or one that takes
+    traffic and has lost the arm that answers for all others."""
+    states = store.states()
+    for part in load_configured(config, store, Bundles(config.tracking_uri)):
+        state = states.get(part.config.name)
+        if state is not None and state.status in OPEN and state.control not in part.bundles:
+            raise MarlRayError(
+                f"experiments.{part.config.name}.arms.{state.control}: the control's bundle "
+                f"{part.config.arms[state.control].bundle!r} cannot be loaded, and the experiment is {state.status}"
+            )
+
+
+def ours(states: Mapping[str, AssignmentState], configured: Collection[str]) -> list[AssignmentState]:
+    """The experiments that a gateway serves: those of its config, and those that were created over HTTP."""
+    return [state for name, state in states.items() if state.origin == API or name in configured]
+
+
+def _load_known(
+    config: ExperimentConfig, record: ExperimentRecord, wanted: Collection[str], bundles: Bundles
+) -> LoadedExperiment:
+    arms = record.config["arms"]
+    stored = {
+        arm: {key: arms[arm][key] for key in ("digest", "weights_sha256") if key in arms[arm]}
+        for arm, part in config.arms.items()
+        if arm in arms and arms[arm].get("bundle") == part.bundle
+    }
+    # Read whatever their digests: if the content of a folder has changed, the store has the last word on it.
+    found, missing = load_arms(config, [arm for arm in config.arms if arm in wanted or arm not in stored], bundles, {})
+    for arm, error in missing.items():
+        if arm not in stored:
+            raise error
+        _log.error("%s; another arm answers for it", error)
+    check_arms(config, found)
+    return LoadedExperiment(config, found, stored)
+
+
+def check_log(config: GatewayConfig, experiment: str, bundles: Iterable[AnyBundle]) -> None:
+    """Raise MarlRayError if the gateway keeps decisions, of which texts are none."""
+    if config.decision_log is not None and any(map(is_text, bundles)):
+        raise MarlRayError(
+            f"experiments.{experiment}: expected a gateway without decision_log, which cannot keep texts"
+        )
+
+
+def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> None:
+    """Raise MarlRayError naming the arm if two of an experiment's bundles differ in kind, agents, observations or actions: a
+    request is made before its arm is known, so every arm must understand it. Language models cannot be shadows."""
+    if not bundles:
+        return
+    control = next((arm for arm in config.arms if arm in bundles), "")
+    if is_text(bundles[control]) and config.strategy == "shadow":
+        raise MarlRayError(
+            f"experiments.{config.name}.strategy: shadows are compared by their actions, which texts are not; "
+            "expected ab, gradual or replace for language models"
+        )
+    expected = _interface(bundles[control])
+    for arm, bundle in bundles.items():
+        if is_text(bundle) != is_text(bundles[control]):
+            kinds = ("language models", "actor-critics")
+            has, needs = kinds if is_text(bundle) else kinds[::-1]
+            raise MarlRayError(f"experiments.{config.name}.arms.{arm}: holds {has}, arm {control!r} holds {needs}")
+        found = _interface(bundle)
+        for agent in sorted({*expected, *found}):
+            if expected.get(agent) != found.get(agent):
+                raise MarlRayError(
+                    f"experiments.{config.name}.arms.{arm}: agent {agent!r} has other spaces than in arm {control!r}"
+                    if agent in expected and agent in found
+                    else f"experiments.{config.name}.arms.{arm}: plays agents {', '.join(found)}, "
+                    f"arm {control!r} plays {', '.join(expected)}"
+                )
+
+
+def _interface(bundle: AnyBundle) -> dict[str, tuple[Any, Any]]:
+    if not isinstance(bundle, Bundle):
+        return dict.fromkeys(bundle.agents, ("text", "text"))
+    parts = bundle.manifest.policies
+    return {
+        agent: (space_to_json(bundle.policies[policy].observation_space), parts[policy].action_space)
+        for agent, policy in bundle.agents.items()
+    }

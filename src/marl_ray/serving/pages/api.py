@@ -1,0 +1,94 @@
+"""The OpenAPI document as rows of a page: plain data in, plain data out."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Part = Mapping[str, Any]
+_LONGEST = 160
+
+
+def operations(document: Part) -> list[dict[str, Any]]:
+    """One row for each operation, in the document's order: what it takes and what it answers."""
+    return [
+        {
+            "method": method.upper(),
+            "path": path,
+            "name": operation["operationId"],
+            "summary": operation["summary"],
+            "note": operation.get("description", ""),
+            "parameters": [_parameter(document, given) for given in operation.get("parameters", ())],
+            "fields": list(_fields(document, _json(operation.get("requestBody", {})))),
+            "answers": [_answer(document, status, given) for status, given in operation["responses"].items()],
+        }
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def models(document: Part) -> list[dict[str, Any]]:
+    """One row for each schema that has fields."""
+    schemas: Part = document["components"]["schemas"]
+    rows = [{"name": name, "fields": list(_fields(document, schema))} for name, schema in sorted(schemas.items())]
+    return [row for row in rows if row["fields"]]
+
+
+def _resolved(document: Part, part: Part) -> Part:
+    while "$ref" in part:
+        found: Any = document
+        for key in part["$ref"].removeprefix("#/").split("/"):
+            found = found[key]
+        part = found
+    return part
+
+
+def _json(body: Part) -> Part:
+    schema: Part = body.get("content", {}).get("application/json", {}).get("schema", {})
+    return schema
+
+
+def _parameter(document: Part, given: Part) -> dict[str, str]:
+    found = _resolved(document, given)
+    schema = found.get("schema", {})
+    return {
+        "name": found["name"],
+        "where": found["in"],
+        "kind": kind(schema),
+        "text": schema.get("description", found.get("description", "")),
+    }
+
+
+def _fields(document: Part, schema: Part) -> Iterator[dict[str, Any]]:
+    found = _resolved(document, schema)
+    required = found.get("required", ())
+    for name, part in found.get("properties", {}).items():
+        yield {
+            "name": name,
+            "kind": kind(part),
+            "required": name in required,
+            "text": part.get("description", ""),
+        }
+
+
+def _answer(document: Part, status: str, given: Part) -> dict[str, str]:
+    found = _resolved(document, given)
+    kinds = [kind(content.get("schema", {})) for content in found.get("content", {}).values()]
+    return {"status": status, "text": found.get("description", ""), "kind": " or ".join(dict.fromkeys(kinds))}
+
+
+def kind(schema: Part) -> str:
+    """A schema in a few words: `integer`, `list of Point`, `Lineage or null`."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    for choice in ("anyOf", "oneOf"):
+        if choice in schema:
+            return " or ".join(dict.fromkeys(kind(part) for part in schema[choice]))
+    if "enum" in schema or "const" in schema:
+        text = " or ".join(map(repr, schema.get("enum", [schema.get("const")])))
+        return text if len(text) <= _LONGEST else "text"
+    named = schema.get("type", "anything")
+    if isinstance(named, list):
+        return " or ".join(named)
+    if named == "array":
+        return f"list of {kind(schema['items'])}" if "items" in schema else "list"
+    values = schema.get("additionalProperties")
+    return f"object of {kind(values)}" if named == "object" and isinstance(values, Mapping) else str(named)

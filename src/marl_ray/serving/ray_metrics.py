@@ -1,0 +1,76 @@
+"""A replica's numbers for Ray's metrics agents, from which Prometheus scrapes those of every replica.
+
+Nothing of it is on the way of a request: a thread reads the counters every few seconds and tells Ray how far they have
+come. Histograms become counters by bucket, because Ray's own keep no sums: it makes them of the buckets' midpoints.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client.core import Metric
+from ray import serve
+from ray.serve import metrics as ray_metrics
+
+PUSH_S = 2.0
+CLOSE_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class RayMetrics:
+    """Tells Ray a replica's numbers, with the labels `application`, `deployment` and `replica`."""
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]):
+        """To be made in a replica. `read` gives the numbers of now; it is called in a thread."""
+        self._read = read
+        self._made: dict[str, Any] = {}
+        self._told: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ray-metrics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Tell what is left and end the thread."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_S)
+        self.push()
+
+    def push(self) -> None:
+        """Tell what has changed since the last time."""
+        for family in self._read():
+            for sample in family.samples:
+                if sample.name.endswith("_created"):
+                    continue
+                labels = tuple(sorted(sample.labels.items()))
+                told = self._told.get((sample.name, labels))
+                if sample.value == told:
+                    continue
+                self._told[sample.name, labels] = sample.value
+                metric = self._metric(family, sample.name, tuple(sorted(sample.labels)))
+                if family.type == "gauge":
+                    metric.set(sample.value, tags=dict(labels))
+                elif sample.value > (told or 0.0):
+                    metric.inc(sample.value - (told or 0.0), tags=dict(labels))
+
+    def _metric(self, family: Metric, name: str, labels: Any) -> Any:
+        name = name.removesuffix("_total")  # which Ray's agents add to counters
+        if name not in self._made:
+            kind = ray_metrics.Gauge if family.type == "gauge" else ray_metrics.Counter
+            self._made[name] = kind(name, description=family.documentation, tag_keys=labels)
+        return self._made[name]
+
+    def _run(self) -> None:
+        while not self._closing.wait(PUSH_S):
+            try:
+                self.push()
+            except Exception:  # numbers are missed, and no request is
+                _log.exception("the metrics of this replica are not told to Ray")
+
+
+def replica() -> str:
+    """The replica that this process is."""
+    return str(serve.get_replica_context().replica_id.unique_id)

@@ -1,0 +1,107 @@
+"""Tells another service of every rollback, promotion and stage: `webhook` of the gateway's config.
+
+At least once: an entry of the audit log is sent until the other side answers 2xx, or until the deadline. A thread sends, so
+no decision waits for it; the store sees to it that of several replicas one does (`experiments.notices`).
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+import httpx
+import orjson
+
+from marl_ray.config.experiment import WebhookConfig
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.experiments.notices import Notices
+from marl_ray.experiments.store import AuditEntry
+
+LOOK_S = 15.0
+"""How often what is due is looked for when nothing has changed."""
+SEND_S = 10.0
+"""Deadline of one request."""
+CLAIM_S = 3 * SEND_S
+"""How long another replica leaves an entry alone that this one sends."""
+LONGEST_PAUSE_S = 300.0
+CLOSE_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class Webhook:
+    """The deliveries of one replica."""
+
+    def __init__(self, config: WebhookConfig, notices: Notices, endpoints: Callable[[], Mapping[str, str]]):
+        """`endpoints` gives the experiments that this gateway serves, and the endpoint of each. MarlRayError if the secret
+        is not in the environment."""
+        secret = os.environ.get(config.secret_env)
+        if not secret:
+            raise MarlRayError(f"webhook.secret_env: expected a secret in the environment variable {config.secret_env}")
+        self._config, self._notices, self._endpoints, self._secret = config, notices, endpoints, secret.encode()
+        self._news, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def poke(self) -> None:
+        """Something has changed; never blocks."""
+        self._news.set()
+
+    def close(self) -> None:
+        """End the thread; what is not delivered is another replica's, or the next one's."""
+        self._closing.set()
+        self._news.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_S)
+
+    def deliver(self) -> float:
+        """Send what is due; seconds until something may be due again. Raises StoreError."""
+        now, endpoints = time.time(), self._endpoints()
+        pause = LOOK_S
+        for entry, attempts in self._notices.due(endpoints.keys(), now - self._config.deadline_s, now):
+            now = time.time()
+            if self._closing.is_set() or not self._notices.claim(entry.id, now, now + CLAIM_S):
+                continue
+            problem = self._send(entry, endpoints[entry.experiment])
+            wait = min(LONGEST_PAUSE_S, 2.0**attempts)
+            sent = time.time() if problem is None else None
+            self._notices.note(entry.id, delivered_at=sent, next_at=time.time() + wait)
+            if problem is not None:
+                pause = min(pause, wait)
+                _log.error("webhook: %s of %s is not delivered yet: %s", entry.action, entry.experiment, problem)
+        return pause
+
+    def _send(self, entry: AuditEntry, endpoint: str) -> str | None:
+        """What went wrong, if anything did."""
+        body = orjson.dumps(asdict(entry) | {"endpoint": endpoint})
+        at = str(int(time.time()))
+        signature = hmac.new(self._secret, at.encode() + b"." + body, hashlib.sha256).hexdigest()
+        headers = {
+            "content-type": "application/json",
+            "x-marl-ray-delivery": str(entry.id),
+            "x-marl-ray-timestamp": at,
+            "x-marl-ray-signature": f"sha256={signature}",
+        }
+        try:
+            answer = httpx.post(self._config.url, content=body, headers=headers, timeout=SEND_S)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return one_line(error)
+        return None if answer.is_success else f"it answers {answer.status_code}"
+
+    def _run(self) -> None:
+        failing, pause = False, 0.0
+        while not self._closing.is_set():
+            self._news.wait(pause)
+            self._news.clear()
+            try:
+                pause = self.deliver()
+                failing = False
+            except Exception as error:  # the thread must go on: the database will be back
+                if not failing:
+                    _log.error("webhook: what is due is not known: %s", one_line(error))
+                failing, pause = True, LOOK_S
