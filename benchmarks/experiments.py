@@ -20,17 +20,18 @@ from typing import Any, NamedTuple
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
+from experiment_bounds import bounded
+from experiment_bounds import table as bounded_table
+from experiment_missing import MISSING, missing_errors, missing_table
 from experiment_streams import (
     CHUNK,
     HORIZON,
     SCENARIOS,
     STEP,
     WRONG,
-    Draw,
     Looks,
     Scenario,
     batch_means,
-    bernoulli,
     chunks,
     gaussian,
     two_arms,
@@ -38,7 +39,6 @@ from experiment_streams import (
 from scipy.special import log_ndtr, stdtr
 
 from marl_ray.experiments.assignment import AssignmentTable
-from marl_ray.experiments.bounded import log_capital, plug_in_bets
 from marl_ray.experiments.fixed import samples_needed
 from marl_ray.experiments.sequential import BORROWED, CAUTION, harm, promotion
 from marl_ray.experiments.srm import sample_ratio
@@ -181,16 +181,6 @@ def finite(value: float) -> int | None:
     return int(value) if math.isfinite(value) else None
 
 
-def betting_errors(draw: Draw, mean: float, runs: int, seed: int) -> float:
-    """Share of streams of HORIZON outcomes whose betting interval leaves out the mean at any outcome."""
-    missed = 0
-    for values in draw(np.random.default_rng(seed), (runs, HORIZON)):
-        bets, *_ = plug_in_bets(values.astype(float), ALPHA / 2)
-        above, below = log_capital(values.astype(float), bets, np.array([mean]))
-        missed += bool(max(above.max(), below.max()) >= math.log(2 / ALPHA))
-    return missed / runs
-
-
 def srm(keys: int) -> dict[str, Any]:
     """Shares of an assignment table over many units, watched at every thousandth; and a table that loses 2 % of one arm."""
     weights = {"control": 0.7, "first": 0.2, "second": 0.1}
@@ -263,6 +253,7 @@ def table(result: dict[str, Any]) -> str:
     for row in result["errors"]:
         cells = (rate(row[key], runs) for key in ("false_rollbacks", "false_promotions", "peeked"))
         lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+    lines += missing_table(result["missing"], lambda share: rate(share, runs))
     lines += [
         "",
         "## Delay until harm is found",
@@ -285,10 +276,7 @@ def table(result: dict[str, Any]) -> str:
         ]
         fixed = " / ".join(str(n) for n in row["fixed"].values())
         lines.append(f"| {effect} | {tests[0]} | {tests[1]} | {fixed} | {tests[2]} | {tests[3]} |")
-    lines += ["", "## Betting intervals and sample ratios", ""]
-    for name, share in result["betting"].items():
-        text = rate(share, result["betting_runs"])
-        lines.append(f"- Betting interval, {name}: mean ever left out {text} % of {result['betting_runs']:,} streams.")
+    lines += ["", *bounded_table(result["bounded"], rate), "## Sample ratios", ""]
     srm = result["srm"]
     lines += [
         f"- Sample ratio test at 0.05 on fair shares: ever alarmed {rate(srm['alarms'], srm['runs'])} % of {srm['runs']:,}.",
@@ -346,6 +334,11 @@ def main() -> None:
             before = time.perf_counter()
             errors.append(error_rates(name, scenario, runs, seed)._asdict())
             print(f"{time.perf_counter() - before:5.1f} s  {errors[-1]}", flush=True)
+    missing = []
+    for seed, (name, case) in enumerate(MISSING.items()):
+        if options.only in name:
+            missing.append(missing_errors(name, case, runs, 9_000 + seed, log_evidence, ALPHA)._asdict())
+            print(missing[-1], flush=True)
     if options.only:
         return
     few = max(CHUNK, runs // 5)
@@ -355,14 +348,10 @@ def main() -> None:
         "min_outcomes": FIRST,
         "runs": runs,
         "errors": errors,
+        "missing": missing,
         "delay_runs": few,
         "delays": {str(effect): delays(effect, few, 2_000 + k) for k, effect in enumerate(EFFECTS)},
-        "betting_runs": few,
-        "betting": {
-            "Bernoulli 0.05": betting_errors(bernoulli(0.05), 0.05, few, 3_000),
-            "Bernoulli 0.5": betting_errors(bernoulli(0.5), 0.5, few, 3_001),
-            "Beta(10, 30)": betting_errors(lambda rng, size: rng.beta(10, 30, size), 0.25, few, 3_002),
-        },
+        "bounded": bounded(few, ALPHA, log_evidence),
         "srm": srm(100 * runs) | {"runs": few, "alarms": srm_errors(few, 4_000)},
     }
     result["seconds"] = time.perf_counter() - started

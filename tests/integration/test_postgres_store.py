@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 import sqlalchemy as sa
+from betting_cases import *  # noqa: F403
 from state_cases import *  # noqa: F403
 from store_cases import *  # noqa: F403
 from store_cases import Clock, config, exposure, look, over

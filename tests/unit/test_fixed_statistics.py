@@ -11,10 +11,10 @@ from scipy import stats
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.adjust import cuped, holm, ratio_summary, summarise
-from marl_ray.experiments.bandit import ipw_mean, probability_best, thompson_weights
 from marl_ray.experiments.fixed import power, samples_needed, welch
-from marl_ray.experiments.off_policy import Value, doubly_robust, episode_log_weights, gate, snips
+from marl_ray.experiments.off_policy import Value, doubly_robust, gate, snips
 from marl_ray.experiments.statistics import Summary
+from marl_ray.experiments.thompson import probability_best, thompson_weights
 
 ARMS = st.builds(Summary, st.integers(2, 500), st.floats(-3, 3), st.floats(0.01, 9))
 
@@ -184,52 +184,14 @@ def test_weights_without_evidence_are_even():
         probability_best({})
 
 
-def test_ipw_mean_is_the_loop_and_moves_with_the_outcomes():
-    rng = np.random.default_rng(0)
-    chances = rng.uniform(0.1, 0.9, 60)
-    assigned = rng.random(60) < chances
-    outcomes = np.where(assigned, rng.normal(2, 1, 60), math.nan)
-    found, scores, mass, sums = ipw_mean(assigned, outcomes, chances), [], 0.0, 0.0
-    for got, y, chance in zip(assigned, outcomes, chances, strict=True):
-        centre = sums / mass if mass else 0.0
-        scores.append(centre + ((y - centre) / chance if got else 0.0))
-        if got:
-            mass, sums = mass + 1 / chance, sums + y / chance
-    assert (found.mean, found.variance) == pytest.approx((np.mean(scores), np.var(scores, ddof=1)))
-    assert ipw_mean(assigned, 3 * outcomes, chances).mean == pytest.approx(3 * found.mean)
-    everyone = ipw_mean(np.ones(60, bool), np.array(scores), np.ones(60))
-    assert everyone.mean == pytest.approx(np.mean(scores))
-    with pytest.raises(MarlRayError, match="propensities: expected numbers above 0"):
-        ipw_mean(assigned, outcomes, chances * 0)
-
-
-def test_adaptive_traffic_biases_the_plain_mean_and_not_ipw():
-    """Two like arms; traffic goes to the one that did better at first, and stays there."""
-    rng, plain, weighted = np.random.default_rng(0), [], []
-    for _ in range(4000):
-        chances, assigned, outcomes = np.full(100, 0.5), np.zeros(100, bool), rng.standard_normal(100)
-        assigned[:20] = rng.random(20) < 0.5
-        better = outcomes[:20][assigned[:20]].sum() > 0
-        chances[20:] = 0.9 if better else 0.1
-        assigned[20:] = rng.random(80) < chances[20:]
-        plain.append(outcomes[assigned].mean())
-        weighted.append(ipw_mean(assigned, outcomes, chances))
-    means = np.array([summary.mean for summary in weighted])
-    assert np.mean(plain) < -0.03
-    assert abs(means.mean()) < 4 * means.std() / math.sqrt(4000)
-    claimed = np.mean([summary.variance / summary.n for summary in weighted])
-    assert claimed == pytest.approx(means.var(), rel=0.1)
-
-
 def logged(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, float]:
     """Episodes of three coin actions, reward their number of heads plus noise: log weights, rewards, model, truth."""
     rng = np.random.default_rng(seed)
     behaviour, target = 0.5, 0.7
     actions = rng.random((n, 3)) < behaviour
     rewards = actions.sum(1) + rng.normal(0, 0.5, n)
-    new, old = (np.where(actions, math.log(p), math.log(1 - p)).ravel() for p in (target, behaviour))
-    weights = episode_log_weights(new, old, np.repeat(np.arange(n), 3))
-    return weights, rewards, actions.sum(1).astype(float), np.full(n, 2.1), 2.1
+    new, old = (np.where(actions, math.log(p), math.log(1 - p)).sum(1) for p in (target, behaviour))
+    return new - old, rewards, actions.sum(1).astype(float), np.full(n, 2.1), 2.1
 
 
 def test_off_policy_values_are_the_targets():
@@ -298,13 +260,6 @@ def test_gate_fails_on_what_is_not_known():
 
 def test_off_policy_inputs_are_checked():
     good = np.array([-0.5, -0.5])
-    for target, behaviour, name in (
-        (good, good[:1], "target"),
-        (good, good + 1, "behaviour"),
-        (good + 1, good, "target"),
-    ):
-        with pytest.raises(MarlRayError, match=f"{name}: expected"):
-            episode_log_weights(target, behaviour)
     with pytest.raises(MarlRayError, match="rewards: expected"):
         snips(good, np.ones(3), 0.05)
     with pytest.raises(MarlRayError, match="target_model: expected"):

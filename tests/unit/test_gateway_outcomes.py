@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from gymnasium import spaces
 from toy_gateways import act, gateway_config, make_bundle, serving, windows_end, with_gateway
 
+from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import ExperimentStore, StoreError
 from marl_ray.serving import assigning
@@ -107,6 +108,39 @@ def test_outcomes_in_a_batch_are_answered_one_by_one(config):
     assert costs == [("s", 2.0)]
 
 
+def test_outcomes_outside_their_bounds_are_refused_and_the_exact_test_decides(config):
+    """Also what the gateway measures itself, which is moved into its range."""
+    rails = [{"name": "cost", "bounds": [0, 5]}, {"name": "latency_s", "winsorize": [0, 1]}]
+    given = config.experiments[0].model_dump(mode="json") | {"bounds": [0, 1], "margin": "20%", "guardrails": rails}
+    bounded = config.model_copy(update={"experiments": [parse_config(ExperimentConfig, given)]})
+
+    async def run():
+        async with serving(bounded) as (client, app):
+
+            async def post(session: str, **told: object):
+                return await client.post("/v1/outcomes", json={"session_id": session} | told)
+
+            first = (await act(client, "s"))["arm"]
+            refused = [await post("s", value=1.5), await post("s", value=0.5, metrics={"cost": -1})]
+            assert list(app.store.outcomes("exp")) == []
+            arms = {"s": first} | {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(80)}
+            for session, arm in arms.items():
+                assert (await post(session, value=float(arm == "one"), metrics={"cost": 1})).status_code == 200
+            windows_end(app)
+            return refused, (await client.get("/v1/experiments/exp")).json()
+
+    refused, report = asyncio.run(run())
+    assert [answer.status_code for answer in refused] == [400, 400]
+    assert [answer.json()["error"] for answer in refused] == [
+        {"field": "value", "message": "expected a number from 0 to 1, its bounds, got 1.5"},
+        {"field": "metrics.cost", "message": "expected a number from 0 to 5, its bounds, got -1.0"},
+    ]
+    four = report["arms"]["four"]
+    assert four["harm"]["proven"] and four["harm"]["margin"] == pytest.approx(0.2) and four["harm"]["bound"] < -0.2
+    assert four["difference"] == -1 and four["difference_interval"][0] == -1 and report["warnings"] == []
+    assert {rail["name"] for rail in report["guardrails"]} == {"cost", "latency_s", "error"}
+
+
 def test_the_report_has_lineage_intervals_and_a_verdict(config):
     rng = np.random.default_rng(0)
 
@@ -128,7 +162,8 @@ def test_the_report_has_lineage_intervals_and_a_verdict(config):
     assert report["config"]["min_outcomes"] == 5
     (reports,) = report["reporting"]
     assert (reports["arm"], reports["reported"], reports["alarm"]) == ("four", four["judged"], False)
-    assert report["warnings"] == []
+    (warning,) = report["warnings"]
+    assert "declare bounds or winsorize" in warning
     assert "verdict" not in one
     assert four["verdict"] == "better"
     assert four["difference_interval"][0] < four["difference"] < four["difference_interval"][1]

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, optimize, stats
+from scipy import integrate, stats
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment import AssignmentTable
-from marl_ray.experiments.bounded import BettingSequence, betting_interval, difference, plug_in_bets
 from marl_ray.experiments.sequential import (
     BatchMeans,
     batch_size,
@@ -24,6 +23,8 @@ from marl_ray.experiments.sequential import (
     one_sided_boundary,
     ordered_summary,
     promotion,
+    relative_scale,
+    scaled,
 )
 from marl_ray.experiments.srm import CONCENTRATION, sample_ratio, sample_ratio_of_epochs
 from marl_ray.experiments.statistics import Summary, mixture_boundary
@@ -187,87 +188,42 @@ def test_long_run_variance_sees_autocorrelation():
     assert math.isinf(long_run_variance(noise[0, :127]))
 
 
-def brute_force_betting(values: list[float], alpha: float, m: float) -> tuple[float, float]:
-    """Largest log capital above and below candidate mean m, by loops over the paper's formulas."""
-    up = down = best_up = best_down = 0.0
-    total, squares = 0.0, 0.0
-    for i, x in enumerate(values, 1):
-        variance = (0.25 + squares) / i
-        bet = math.sqrt(2 * math.log(1 / alpha) / (variance * i * math.log(1 + i)))
-        up += math.log(1 + min(bet, 0.5 / m) * (x - m))
-        down += math.log(1 - min(bet, 0.5 / (1 - m)) * (x - m))
-        best_up, best_down = max(best_up, up), max(best_down, down)
-        total += x
-        squares += (x - (0.5 + total) / (i + 1)) ** 2
-    return best_up, best_down
+@given(st.lists(st.floats(0, 9), min_size=60, max_size=90), st.lists(st.floats(0, 9), min_size=60, max_size=90))
+def test_a_relative_margin_is_the_test_of_the_scaled_control(treatment, control):
+    """The variance is of the contrast "treatment - 0.9 control", not of the plain difference."""
+    one, other = summary(np.array(treatment)), summary(np.array(control))
+    for higher, k in ((True, 0.9), (False, 1.1)):
+        assert relative_scale(0.1, higher) == pytest.approx(k)
+        for test in (harm, promotion):
+            rules: Any = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50, "higher_is_better": higher}
+            found, expected = test(one, scaled(other, k), **rules), test(one, summary(k * np.array(control)), **rules)
+            assert found.gain == pytest.approx(expected.gain, abs=1e-9)
+            assert found.bound == pytest.approx(expected.bound, abs=1e-6) or math.isinf(expected.bound)
 
 
-@pytest.mark.parametrize("n", [5, 60, 400])
-@pytest.mark.parametrize("p", [0.03, 0.5, 0.9])
-def test_betting_interval_is_the_papers(n, p):
-    rng = np.random.default_rng(n)
-    values = (rng.random(n) < p).astype(float) if n != 60 else rng.beta(8 * p, 8 * (1 - p), n)
-    found, limit = betting_interval(values, 0.05), math.log(2 / 0.05)
-    ends = 1e-9, 1 - 1e-9
-    for bound, side in ((found.low, 0), (found.high, 1)):
-
-        def above(m: float, side: int = side) -> float:
-            return brute_force_betting(values.tolist(), 0.025, m)[side] - limit
-
-        crosses = above(ends[0]) * above(ends[1]) < 0
-        root = optimize.brentq(above, *ends, xtol=1e-9) if crosses else float(side)
-        assert bound == pytest.approx(root, abs=1e-4)
-    assert found.estimate == pytest.approx(values.mean())
+@given(st.integers(50, 3000), st.integers(50, 3000), st.floats(0, 1), st.floats(0, 1), st.floats(0.5, 2))
+def test_scaled_events_have_the_variance_of_scaled_events(n, m, p, q, k):
+    """In units where the control's event is 1 and the treatment's 1 / k, nothing is another."""
+    treatment, control = Summary(n, p, 0.0), Summary(m, k * q, 0.0)
+    for test in (harm, promotion):
+        rules: Any = {"alpha": 0.05, "min_outcomes": 50, "binary": True}
+        found = test(treatment, control, margin=0.0, scale=k, **rules)
+        assert math.isfinite(found.e_value) and found.gain == pytest.approx(p - k * q)
+        if k == 1:
+            assert found == test(treatment, control, margin=0.0, **rules)
+    rare = Summary(4000, 0.004, 0.0), Summary(4000, 1.1 * 0.02, 0.0)
+    found = promotion(*rare, alpha=0.05, margin=0.0, min_outcomes=50, binary=True, scale=1.1, higher_is_better=False)
+    assert found.proven
 
 
-@settings(max_examples=30)
-@given(
-    st.lists(st.floats(0, 1), min_size=1, max_size=200), st.integers(1, 199), st.sampled_from(["both", "low", "high"])
-)
-def test_betting_is_incremental_mirrored_and_one_sided(values, cut, side):
-    array = np.array(values)
-    parts = BettingSequence(0.05, side)
-    for part in (array[:cut], array[cut:]):
-        parts.update(part)
-    whole = betting_interval(array, 0.05, side)
-    assert asdict(parts)["n"] == len(values)
-    assert (parts.interval().low, parts.interval().high) == pytest.approx((whole.low, whole.high))
-    other: Any = {"both": "both", "low": "high", "high": "low"}
-    mirrored = betting_interval(1 - array, 0.05, other[side])
-    assert (1 - mirrored.high, 1 - mirrored.low) == pytest.approx((whole.low, whole.high), abs=1e-9)
-    assert 0 <= whole.low <= whole.high <= 1
-    assert {"low": whole.high == 1, "high": whole.low == 0, "both": True}[side]
-
-
-def test_betting_covers_at_all_times_and_closes_in():
-    rng, missed = np.random.default_rng(4), 0
-    for _ in range(150):
-        values = (rng.random(400) < 0.05).astype(float)
-        found = betting_interval(values, 0.1)
-        missed += not found.low <= 0.05 <= found.high  # intervals only shrink: the last says whether any missed
-    assert missed <= 15 + 3 * math.sqrt(15)
-    values = (rng.random(5000) < 0.3).astype(float)
-    both, low = betting_interval(values, 0.05), betting_interval(values, 0.05, "low")
-    assert both.low < low.low < 0.3 < both.high < both.low + 0.08
-    gap = difference(both, betting_interval(values[:1000] * 0.5, 0.05))
-    assert gap.low < 0.15 < gap.high
-
-
-def test_betting_refuses_what_is_not_bounded():
-    with pytest.raises(MarlRayError, match="outcomes: expected numbers from 0 to 1"):
-        betting_interval(np.array([0.5, 1.5]), 0.05)
-    with pytest.raises(MarlRayError, match="outcomes"):
-        betting_interval(np.array([math.nan]), 0.05)
-    with pytest.raises(MarlRayError, match="side"):
-        BettingSequence(0.05, "left")  # type: ignore[arg-type]
-    assert (betting_interval(np.array([]), 0.05).low, betting_interval(np.array([]), 0.05).high) == (0, 1)
-
-
-def test_bets_use_only_the_past():
-    values = np.random.default_rng(0).random(50)
-    changed = values.copy()
-    changed[30:] = 0
-    assert (plug_in_bets(values, 0.05)[0][:31] == plug_in_bets(changed, 0.05)[0][:31]).all()
+def test_relative_margins_err_at_most_alpha_where_the_loss_is_just_the_margin():
+    rng, wrong = np.random.default_rng(5), {"harm": 0, "promotion": 0}
+    for _ in range(200):
+        control, treatment = rng.gamma(2, 2, 800), 0.9 * rng.gamma(2, 2, 800)
+        looks = [(summary(treatment[:n]), scaled(summary(control[:n]), 0.9)) for n in range(50, 801, 25)]
+        for test in (harm, promotion):
+            wrong[test.__name__] += any(test(*look, alpha=0.05, margin=0.0, min_outcomes=50).proven for look in looks)
+    assert max(wrong.values()) <= 14, wrong  # 10, and one deviation
 
 
 SHARES = st.lists(st.floats(0.05, 5), min_size=2, max_size=4).map(lambda w: dict(zip("abcd", w, strict=False)))

@@ -77,7 +77,9 @@ def deploy(
     endpoint: Annotated[
         str | None, typer.Option(help="The name that clients act on; may be left out where there is one.")
     ] = None,
-    margin: Annotated[float, typer.Option(help="Loss of outcome that is accepted.")] = 0.02,
+    margin: Annotated[
+        str, typer.Option(help="Loss of outcome that is accepted: a number, or a part of the control's mean as 2%.")
+    ] = "0.02",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other key of the experiment, such as min_outcomes=100."),
@@ -104,7 +106,7 @@ def deploy(
             )
     assert bundle is not None
     reason = reason or "deployed by marl-ray deploy"
-    options = {"margin": margin} | _settings(settings or ())
+    options = _settings([f"margin={margin}", *(settings or ())])
     print("\n".join(lines(deploy_bundle(url, bundle, strategy, endpoint, options, reason))))
 
 

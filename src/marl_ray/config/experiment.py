@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from marl_ray.config.base import Config
+from marl_ray.config.measures import Margin, Range, check_measure
 from marl_ray.config.sections import NAME_PATTERN, Name
 
 LEAST = 1e-6
@@ -83,13 +84,18 @@ class GuardrailConfig(Config):
     """`outcome`, `latency_s`, `error`, `cost`, `violation`, or the name of any metric that units report."""
     better: Literal["lower", "higher"]
     """Which direction is good. Known for the five names above, to be given for any other."""
-    margin: NonNegativeFloat = 0.0
-    """How much worse than the control is still accepted, in units of the metric."""
+    margin: Margin = 0.0
+    """How much worse than the control is still accepted: a number in units of the metric, or a part of the control's mean
+    (`2%`, or `{relative: 0.02}`)."""
+    bounds: Range | None = None
+    """[low, high] that the metric cannot leave: other values are refused. With bounds an exact test decides."""
+    winsorize: Range | None = None
+    """[low, high] that values are moved into before they count: the exact test decides on the mean of the moved values."""
     alpha: Alpha = 0.05
     """Probability of a false rollback by this guardrail, over all looks."""
     binary: bool | None = None
-    """Whether the metric is 0 or 1 per unit, which has an exact test for rare events; `error` and `violation` are, when
-    not given."""
+    """Whether the metric is 0 or 1 per unit, which has a test for rare events; `error` and `violation` are, when neither
+    this nor `bounds` nor `winsorize` is given."""
 
     missing: Missing | None = None
     """What a unit counts with whose window ends without a value of the metric: a number, or `exclude` (it does not count).
@@ -97,7 +103,18 @@ class GuardrailConfig(Config):
 
     @property
     def is_binary(self) -> bool:
-        return self.name in BINARY if self.binary is None else self.binary
+        if self.binary is None:
+            return self.name in BINARY and self.bounds is None and self.winsorize is None
+        return self.binary
+
+    @model_validator(mode="after")
+    def _consistent_measure(self) -> "GuardrailConfig":
+        check_measure(self.name, self.margin, self.bounds, self.winsorize)
+        if self.name == "outcome" and (self.bounds or self.winsorize):
+            raise ValueError("bounds, winsorize: those of the outcome are keys of the experiment, not of its guardrail")
+        if self.binary and (self.bounds or self.winsorize):
+            raise ValueError(f"binary: expected either binary, bounds or winsorize for {self.name!r}")
+        return self
 
     @property
     def counts_missing_as(self) -> float | None:
@@ -152,13 +169,18 @@ class ExperimentConfig(Config):
     """Of `switchback`: sessions that begin this soon after a change of block do not count."""
     salt: str | None = None
     """Salt of the assignment hash; the experiment's name when not given."""
-    strategy: Literal["ab", "gradual", "shadow", "replace"] = "ab"
+    strategy: Literal["ab", "gradual", "shadow", "replace", "thompson"] = "ab"
     """`ab`: the weights as given. `gradual`: `stages` are the treatments' share. `shadow`: the control answers, the
-    treatments get a copy of the traffic. `replace`: the treatments get everything at once."""
+    treatments get a copy of the traffic. `replace`: the treatments get everything at once. `thompson`: from the weights as
+    given, an arm's share becomes the chance that it is the best."""
     autostart: bool = True
     """Run as soon as the experiment is first opened; else it waits as a draft, all units with the control."""
     stages: tuple[Share, ...] = Field((0.01, 0.05, 0.25, 0.5, 1.0), min_length=1)
     """Of `gradual`: the treatments' share of the units, stage by stage. They split it by their weights."""
+    reweigh_s: PositiveFloat = 3600.0
+    """Of `thompson`: seconds between two changes of the weights. Each is a new epoch; sessions keep their arms."""
+    floor: Share = 0.05
+    """Of `thompson`: the least share of an arm that is not rolled back; at most 1 / arms."""
     min_exposures: NonNegativeInt = 100
     """Units that every arm with traffic must have met in a stage before the next one."""
     min_duration_s: NonNegativeFloat = 60.0
@@ -187,8 +209,15 @@ class ExperimentConfig(Config):
     """Error probability of the confidence sequences, valid at any time."""
     alpha_rollback: Alpha = 0.05
     """Probability of a false rollback by the outcome's harm test, over all looks."""
-    margin: PositiveFloat = 0.02
-    """Non-inferiority margin in units of the outcome."""
+    margin: Margin = 0.02
+    """Non-inferiority margin: a number above 0 in units of the outcome, or a part of the control's mean (`2%`, or
+    `{relative: 0.02}`)."""
+    bounds: Range | None = None
+    """[low, high] that outcomes cannot leave: others are refused. With bounds an exact test decides, which no rare large
+    loss misleads."""
+    winsorize: Range | None = None
+    """[low, high] that outcomes are moved into before they count, instead of `bounds`. The exact test then decides on the
+    mean of the moved outcomes; as they came, they stay in the database."""
     min_outcomes: PositiveInt = 50
     """Outcomes each arm needs before a verdict."""
 
@@ -196,6 +225,24 @@ class ExperimentConfig(Config):
     def served_as(self) -> str:
         """The endpoint's name."""
         return self.endpoint or self.name
+
+    def range_of(self, metric: str) -> tuple[float, float] | None:
+        """The numbers that count of a metric (or `outcome`); None where nothing bounds them."""
+        if metric == "outcome":
+            return self.bounds or self.winsorize
+        return next((rail.bounds or rail.winsorize for rail in self.guardrails if rail.name == metric), None)
+
+    def bounds_of(self, metric: str) -> tuple[float, float] | None:
+        """Outside of which a value of the metric (or `outcome`) is refused."""
+        if metric == "outcome":
+            return self.bounds
+        return next((rail.bounds for rail in self.guardrails if rail.name == metric), None)
+
+    @property
+    def unbounded(self) -> tuple[str, ...]:
+        """The outcome and guardrails that a rare large value can mislead."""
+        rails = (rail.name for rail in self.guardrails if not rail.is_binary)
+        return tuple(dict.fromkeys(name for name in ("outcome", *rails) if self.range_of(name) is None))
 
     @property
     def promotes(self) -> bool:
@@ -223,6 +270,16 @@ class ExperimentConfig(Config):
             raise ValueError(
                 f"stages: expected rising shares of {LEAST:g} at least and 1 at most, got {list(self.stages)}"
             )
+        if self.margin == 0:
+            raise ValueError("margin: expected a number above 0, or a part of the control's mean as '2%'")
+        check_measure("outcome", self.margin, self.bounds, self.winsorize)
+        for rail in self.guardrails:
+            if rail.name == "outcome":
+                check_measure("outcome", rail.margin, self.bounds, self.winsorize)
+        if self.strategy == "thompson" and not all(arm.weight > 0 for arm in self.arms.values()):
+            raise ValueError("arms: strategy thompson needs weights above zero")
+        if self.strategy == "thompson" and self.floor * len(self.arms) > 1:
+            raise ValueError(f"floor: expected at most 1/{len(self.arms)}, the number of arms, got {self.floor:g}")
         low, high = self.layer_share
         if low >= high:
             raise ValueError(f"layer_share: expected low < high, got [{low:g}, {high:g})")

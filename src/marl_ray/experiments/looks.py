@@ -1,10 +1,13 @@
 """One look at an experiment: from sums over its units to what the tests take, an observation per unit, cluster or block."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from marl_ray.experiments.assignment import block_group, block_span
+from marl_ray.experiments.betting import Evidence
 from marl_ray.experiments.clusters import Blocks, block_summaries, stratified, summary_of
+from marl_ray.experiments.judged import Question
+from marl_ray.experiments.sequential import scaled
 from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.sums import NONE, Design, Exposed, Judged, Moments, Totals, Valued, merged
 from marl_ray.experiments.units import NO_OUTCOME, ArmSummary
@@ -29,20 +32,30 @@ class Observations:
         """The arm's observations."""
         return self.values.get(metric, {}).get(arm, NO_OUTCOME)
 
-    def pair(self, metric: str, treatment: str, control: str, arms: int) -> tuple[Summary, Summary]:
-        """Both arms' observations as the tests take them, compared within epochs; `arms` is the number that the
-        experiment has."""
+    def pair(self, metric: str, treatment: str, control: str, arms: int, scale: float = 1.0) -> tuple[Summary, Summary]:
+        """Both arms' observations as the tests take them, compared within epochs, those of the control times `scale`;
+        `arms` is the number that the experiment has."""
         if metric not in self.blocks:
             by_epoch = self.strata.get(metric, {}).values()
-            return stratified((of.get(treatment, NO_OUTCOME), of.get(control, NO_OUTCOME)) for of in by_epoch)
+            return stratified(
+                (of.get(treatment, NO_OUTCOME), scaled(of.get(control, NO_OUTCOME), scale)) for of in by_epoch
+            )
 
-        def grouped(blocks: Mapping[str, float]) -> Blocks:
-            return {block_group(name, arms): mean for name, mean in blocks.items()}
+        def grouped(blocks: Mapping[str, float], factor: float = 1.0) -> Blocks:
+            return {block_group(name, arms): factor * mean for name, mean in blocks.items()}
 
         by_epoch_blocks = self.blocks[metric].values()
         return block_summaries(
-            [(grouped(of.get(treatment, {})), grouped(of.get(control, {}))) for of in by_epoch_blocks]
+            [(grouped(of.get(treatment, {})), grouped(of.get(control, {}), scale)) for of in by_epoch_blocks]
         )
+
+    def gains(self, metric: str, control: str, arms: Iterable[str], total: int) -> dict[str, Summary]:
+        """Arm -> its observations as gains over the control, compared within epochs; the control's own mean is 0. `total`
+        is the number of arms that the experiment has."""
+        pairs = {arm: self.pair(metric, arm, control, total) for arm in arms if arm != control}
+        found = {arm: replace(one, mean=one.mean - other.mean) for arm, (one, other) in pairs.items()}
+        best_known = max((other for _, other in pairs.values()), key=lambda other: other.n)
+        return {control: replace(best_known, mean=0.0)} | found
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,8 @@ class Look(Observations):
     """Of every metric that any unit has reported, and the outcome: 1 for a unit that did and 0 for one that did not."""
     reported: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """The same metrics -> arm -> its units that did."""
+    bets: Mapping[Question, Evidence] = field(default_factory=dict)
+    """What the betting tests prove that were asked for."""
 
 
 def look_at(totals: Totals, design: Design, now: float) -> Look:

@@ -34,25 +34,6 @@ class Gate(NamedTuple):
     reason: str
 
 
-def episode_log_weights(target: np.ndarray, behaviour: np.ndarray, episodes: np.ndarray | None = None) -> np.ndarray:
-    """Log importance weights from log-probabilities (natural) of the taken actions.
-
-    `target`, `behaviour` (n,): per decision, with `episodes` (n,) numbering the episode of each from 0; or per episode
-    already (sums over its decisions), without. Returns (episodes,). A behaviour that had no chance of its own action
-    is a logging error; a target that has none gives weight 0.
-    """
-    if target.shape != behaviour.shape or (episodes is not None and episodes.shape != target.shape):
-        raise MarlRayError(
-            f"target: expected shape {behaviour.shape}, one number per logged action, got {target.shape}"
-        )
-    if not np.isfinite(behaviour).all() or (behaviour > 1e-6).any():
-        raise MarlRayError("behaviour: expected finite log-probabilities, at most 0")
-    if np.isnan(target).any() or (target > 1e-6).any():
-        raise MarlRayError("target: expected log-probabilities, at most 0")
-    ratios = target - behaviour
-    return ratios if episodes is None else np.bincount(episodes, ratios)
-
-
 def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> Value:
     """Self-normalised importance sampling (Swaminathan, Joachims, NeurIPS 2015): sum w r / sum w over n episodes.
 

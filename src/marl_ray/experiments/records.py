@@ -1,14 +1,14 @@
 """What the store returns of experiments as wholes, and how rows become it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from marl_ray.config.experiment import counts_as
 from marl_ray.experiments import schema
-from marl_ray.experiments.states import ExperimentRecord, State, Status, plan_of, shadows_of, weights_of
+from marl_ray.experiments.states import Allocation, ExperimentRecord, State, Status, plan_of, shadows_of, weights_of
 from marl_ray.experiments.sums import Design
 from marl_ray.experiments.windows import WINDOW_S
 
@@ -113,7 +113,7 @@ def _rows(
     here, arms = schema.experiments.c, schema.arms.c
     columns = (here.name, here.epoch, here.created, here.status, here.stage, here.stage_since, here.stage_epoch)
     marked = sa.and_(arms.experiment == here.name, arms.rolled_back_at.is_not(None))
-    query = sa.select(*columns, here.winner, here.revision, *more, arms.arm.label("marked"))
+    query = sa.select(*columns, here.winner, here.allocation, here.revision, *more, arms.arm.label("marked"))
     query = query.select_from(schema.experiments).outerjoin(schema.arms, marked).order_by(here.created, here.name)
     found: dict[str, list[Any]] = {}
     for row in connection.execute(query if names is None else query.where(here.name.in_(names))):
@@ -131,6 +131,7 @@ def _record(rows: list[Any], config: dict[str, Any]) -> ExperimentRecord:
         stage_epoch=row.stage_epoch,
         winner=row.winner,
         rolled_back=frozenset(row.marked for row in rows if row.marked is not None),
+        allocation=None if row.allocation is None else Allocation(**row.allocation),
     )
     return ExperimentRecord(row.name, config, row.created, state, plan_of(config))
 
@@ -174,12 +175,19 @@ def look_design(config: dict[str, Any]) -> Design:
     none, whether a guardrail asks for them or not."""
     rails = {rail["name"]: counts_as(rail["name"], rail.get("missing")) for rail in config.get("guardrails", ())}
     missing = {"error": 0.0} | rails | {"outcome": counts_as("outcome", config.get("missing"))}
+    measures = {rail["name"]: rail for rail in config.get("guardrails", ())} | {"outcome": config}
+    known = {metric: of.get("bounds") or of.get("winsorize") for metric, of in measures.items()}
+    ranges = {metric: (float(of[0]), float(of[1])) for metric, of in known.items() if of}
+    for metric, (low, high) in ranges.items():
+        value = missing.get(metric)
+        missing[metric] = None if value is None else min(max(value, low), high)
     return Design(
         design_of(config),
         config.get("washout_s", 0.0),
         config.get("block_s", 600.0),
         config.get("outcome_window_s", WINDOW_S),
         tuple(sorted((metric, value) for metric, value in missing.items() if value is not None)),
+        tuple(sorted((metric, *of) for metric, of in ranges.items())),
     )
 
 
@@ -192,6 +200,7 @@ def columns_of(state: State) -> dict[str, Any]:
         "stage_since": state.stage_since,
         "stage_epoch": state.stage_epoch,
         "winner": state.winner,
+        "allocation": None if state.allocation is None else asdict(state.allocation),
     }
 
 

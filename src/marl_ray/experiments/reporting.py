@@ -19,8 +19,13 @@ would be lower (higher) by
 
     b = sd * phi(Phi^-1(1 - q)) / (1 - q)
 
-were the outcomes normal (Lee, Review of Economic Studies 76, 2009, trims the sample itself). Tests take the treatment's mean
-moved by b against their claim. Where all units report it is 0, and it goes to 0 where both arms report equally often.
+were the outcomes normal (Lee, Review of Economic Studies 76, 2009, trims the sample itself); where they have bounds [l, h],
+whatever they are, by the smaller of
+
+    b = q / (1 - q) max(h - mean, mean - l),   b = sd sqrt(q / (1 - q)).
+
+Tests take the treatment's mean moved by b against their claim. Where all units report it is 0, and it goes to 0 where
+both arms report equally often.
 """
 
 import math
@@ -55,7 +60,13 @@ def unequal_reporting(
     return Unequal(min(1.0, 2 * min(test.p_value for test in tests)), any(test.proven for test in tests))
 
 
-def allowance(treatment: Summary, control: Summary, treatment_reports: Summary, control_reports: Summary) -> float:
+def allowance(
+    treatment: Summary,
+    control: Summary,
+    treatment_reports: Summary,
+    control_reports: Summary,
+    bounds: tuple[float, float] | None = None,
+) -> float:
     """How far the difference of means may be off because the arms report unequally, in units of the outcome. The first
     two are of the outcomes, the others of the reports."""
     shares = treatment_reports.mean, control_reports.mean
@@ -63,5 +74,8 @@ def allowance(treatment: Summary, control: Summary, treatment_reports: Summary, 
         return 0.0
     q = 1 - min(shares) / max(shares)
     more = treatment if shares[0] > shares[1] else control
+    if bounds is not None:
+        furthest = max(bounds[1] - more.mean, more.mean - bounds[0])
+        return min(q / (1 - q) * furthest, math.sqrt(more.variance * q / (1 - q)))
     normal = NormalDist()
     return math.sqrt(more.variance) * normal.pdf(normal.inv_cdf(1 - q)) / (1 - q)

@@ -80,13 +80,16 @@ def harm(
     min_outcomes: int,
     higher_is_better: bool = True,
     binary: bool = False,
+    scale: float = 1.0,
 ) -> OneSided:
     """Is the treatment worse than the control by more than `margin` (in units of the outcome, >= 0)?
 
-    `binary`: outcomes are 0 or 1 and independent; the summaries' variances are not read.
+    `binary`: outcomes are 0 or 1 and independent; the summaries' variances are not read. `scale`: what the control's
+    outcomes have been multiplied by (`relative_scale`), which `binary` must know.
     """
     _check_margin(margin)
-    found = _test(control, treatment, alpha, -margin, min_outcomes, higher_is_better, binary, 0)
+    binaries = (scale, 1.0) if binary else None
+    found = _test(control, treatment, alpha, -margin, min_outcomes, higher_is_better, binaries, 0)
     return OneSided(-found.gain, -found.bound, found.e_value, found.proven)
 
 
@@ -99,13 +102,27 @@ def promotion(
     min_outcomes: int,
     higher_is_better: bool = True,
     binary: bool = False,
+    scale: float = 1.0,
 ) -> OneSided:
     """Is the treatment better than the control, or worse by less than `margin` (in units of the outcome, >= 0)?
 
-    `binary` as in `harm`.
+    `binary` and `scale` as in `harm`.
     """
     _check_margin(margin)
-    return _test(treatment, control, alpha, margin, min_outcomes, higher_is_better, binary, CAUTION)
+    binaries = (1.0, scale) if binary else None
+    return _test(treatment, control, alpha, margin, min_outcomes, higher_is_better, binaries, CAUTION)
+
+
+def relative_scale(relative: float, higher_is_better: bool) -> float:
+    """What the control is multiplied by, so that margin 0 means that part of its mean: "treatment - (1 - 0.02) control
+    > 0" is a linear contrast with a variance of its own, whereas 2 % of the control's estimate would be one more number
+    that chance moves. Where smaller is better 1.02. Only for metrics whose mean is above 0."""
+    return 1 - relative if higher_is_better else 1 + relative
+
+
+def scaled(arm: Summary, scale: float) -> Summary:
+    """The summary of the outcomes times `scale`."""
+    return Summary(arm.n, scale * arm.mean, scale**2 * arm.variance)
 
 
 def _check_margin(margin: float) -> None:
@@ -120,10 +137,11 @@ def _test(
     margin: float,
     first: int,
     higher_is_better: bool,
-    binary: bool,
+    binaries: tuple[float, float] | None,
     caution: float,
 ) -> OneSided:
-    """Is one's advantage over the other above -margin? The fields are of that advantage."""
+    """Is one's advantage over the other above -margin? The fields are of that advantage. `binaries`: what each arm's
+    outcomes are where they are not 0; None if they may be any number."""
     if not 0 < alpha < 0.5:
         raise MarlRayError(f"alpha: expected a number between 0 and 0.5, got {alpha}")
     if not one.n or not other.n:
@@ -132,7 +150,10 @@ def _test(
     gain = sign * (one.mean - other.mean)
     if min(one.n, other.n) < max(first, 2):
         return OneSided(gain, -math.inf, 1.0, False)
-    error, v = _binary_information(one, other, sign * margin) if binary else information(one, other, caution)
+    if binaries is None:
+        error, v = information(one, other, caution)
+    else:
+        error, v = _binary_information(one, other, sign * margin, binaries)
     if not 0 < error < math.inf:
         return OneSided(gain, -math.inf, 1.0, False)
     rho = tune_rho(2 * TIGHTEST_AT * first, 2 * alpha)
@@ -181,20 +202,24 @@ def information(one: Summary, other: Summary, caution: float = 0.0) -> tuple[flo
     return math.sqrt(squared), 2 * (s1 + s2) / squared if squared > 0 else 0.0
 
 
-def _binary_information(one: Summary, other: Summary, margin: float) -> tuple[float, float]:
-    """`information` of 0-or-1 outcomes, where one's mean is thought to be the other's less `margin`."""
-    if not (0 <= one.mean <= 1 and 0 <= other.mean <= 1):
-        raise MarlRayError(f"binary: expected outcomes 0 or 1, got means {one.mean} and {other.mean}")
+def _binary_information(
+    one: Summary, other: Summary, margin: float, events: tuple[float, float]
+) -> tuple[float, float]:
+    """`information` of outcomes that are 0 or the arm's number of `events`, where one's mean is thought to be the other's
+    less `margin`."""
+    for arm, event in zip((one, other), events, strict=True):
+        if not 0 <= arm.mean <= event:
+            raise MarlRayError(f"binary: expected outcomes 0 or {event:g}, got a mean of {arm.mean}")
     pooled = (other.n * other.mean + one.n * (one.mean + margin)) / (one.n + other.n)
-    s1 = max(_bernoulli_variance(pooled - margin), _bernoulli_variance(one.mean))
-    s2 = max(_bernoulli_variance(pooled), _bernoulli_variance(other.mean))
+    s1 = max(_event_variance(pooled - margin, events[0]), _event_variance(one.mean, events[0]))
+    s2 = max(_event_variance(pooled, events[1]), _event_variance(other.mean, events[1]))
     squared = s1 / one.n + s2 / other.n
     return math.sqrt(squared), 2 * (s1 + s2) / squared if squared > 0 else 0.0
 
 
-def _bernoulli_variance(p: float) -> float:
-    p = min(max(p, 0.0), 1.0)
-    return p * (1 - p)
+def _event_variance(mean: float, event: float) -> float:
+    mean = min(max(mean, 0.0), event)
+    return mean * (event - mean)
 
 
 def log_e_value(s: float, v: float, rho: float) -> float:

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from marl_ray.experiments import schema
 from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.sums import NONE, Design, Moments, counts_of, merged
+from marl_ray.experiments.sums import NONE, Design, Moments, counts_of, merged, moved
 from marl_ray.experiments.windows import grace_s
 
 Series = dict[str, list[tuple[float, Summary]]]
@@ -50,7 +50,7 @@ def _units(name: str, design: Design, now: float) -> Any:
     closes_at = units.stored_at + design.window_s
     judged = units.stored_at <= now - design.window_s - grace_s(design.window_s)
     in_time = sa.and_(schema.same_unit(found), found.c.arrived_at <= closes_at)
-    value = sa.case((judged, sa.func.coalesce(found.c.value, dict(design.missing).get("outcome"))))
+    value = sa.case((judged, sa.func.coalesce(moved(found, design), dict(design.missing).get("outcome"))))
     columns = units.cluster, units.epoch, units.arm, counts_of(design).label("counts")
     query = sa.select(*columns, sa.case((judged, 1), else_=0).label("judged"), value.label("value"))
     query = query.add_columns(sa.func.coalesce(found.c.at, closes_at).label("at"))

@@ -94,6 +94,17 @@ class State:
     winner: str | None = None
     rolled_back: frozenset[str] = frozenset()
     """Arms that get no traffic for good."""
+    allocation: "Allocation | None" = None
+    """Of `thompson`: the weights now, once there is evidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Weights that follow the evidence."""
+
+    weights: Mapping[str, float]
+    at: float
+    """When they were set, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +157,9 @@ def weights_of(plan: Plan, state: State) -> dict[str, float]:
     if state.status is not Status.RUNNING or plan.strategy == "shadow":
         return _only(plan, plan.control)
     given = dict(plan.weights)
-    if plan.strategy != "ab":
+    if plan.strategy == "thompson":
+        given = dict(state.allocation.weights) if state.allocation else given
+    elif plan.strategy != "ab":
         share = plan.stages[state.stage] if plan.strategy == "gradual" else 1.0
         given = staged_weights(plan.weights, plan.control, share)
     kept = {arm: 0.0 if arm in barred else weight for arm, weight in given.items()}
@@ -197,6 +210,19 @@ def transition(state: State, action: Action, plan: Plan, now: float, arm: str | 
             return _rolled_back(state, plan, (arm,) if arm else plan.treatments)
 
 
+def reallocated(state: State, plan: Plan, weights: Mapping[str, float], now: float) -> State:
+    """The state of a running `thompson` experiment with other weights, which are a new epoch of the same stage. Rolled-back
+    arms must have none. Raises MarlRayError for another experiment, and for weights that are not of its arms."""
+    if state.status is not Status.RUNNING or plan.strategy != "thompson":
+        raise MarlRayError(
+            f"weights: expected a running experiment of strategy thompson, this is {state.status} {plan.strategy}"
+        )
+    positive = {arm for arm, weight in weights.items() if weight > 0}
+    if weights.keys() != plan.weights.keys() or not positive or positive & state.rolled_back:
+        raise MarlRayError(f"weights: expected one for each of {', '.join(plan.weights)}, none for rolled-back arms")
+    return replace(state, epoch=state.epoch + 1, allocation=Allocation(dict(weights), now))
+
+
 def _check_treatment(action: Action, plan: Plan, arm: str) -> None:
     if action not in (Action.PROMOTE, Action.ROLLBACK):
         raise MarlRayError(f"arm: {action} concerns the whole experiment, got arm {arm!r}")
@@ -237,8 +263,9 @@ def reconfigured(state: State, before: Plan, after: Plan, now: float) -> State:
     if state.winner is not None and state.winner not in after.weights:
         raise MarlRayError(f"arms: {state.winner!r} has been promoted, the config has no such arm")
     same_stages = (before.strategy, before.stages) == (after.strategy, after.stages)
-    epoch = state.epoch + 1
-    return replace(state, epoch=epoch, stage=state.stage if same_stages else 0, stage_since=now, stage_epoch=epoch)
+    epoch, stage = state.epoch + 1, state.stage if same_stages else 0
+    # Evidence allocates again from the config's weights.
+    return replace(state, epoch=epoch, stage=stage, stage_since=now, stage_epoch=epoch, allocation=None)
 
 
 class Step(StrEnum):

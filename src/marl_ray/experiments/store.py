@@ -5,16 +5,21 @@ good; one outcome at most, and one value of each metric; a rolled-back arm keeps
 transactions of the changes that it tells of.
 """
 
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import sqlalchemy as sa
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments import schema
+from marl_ray.experiments.analysis import Units
+from marl_ray.experiments.betting import Evidence
+from marl_ray.experiments.judged import Bets, Question, judged_units, judged_until
 from marl_ray.experiments.looks import Look, look_at
 from marl_ray.experiments.records import (
     OPEN,
@@ -42,10 +47,11 @@ from marl_ray.experiments.states import (
     State,
     Status,
     plan_of,
+    reallocated,
     reconfigured,
     transition,
 )
-from marl_ray.experiments.sums import Sums
+from marl_ray.experiments.sums import Design, Sums
 from marl_ray.experiments.units import (
     ArmSummary,
     Correction,
@@ -95,6 +101,7 @@ class ExperimentStore(UnitStore):
         self._configs: Configs = {}
         self._states: tuple[tuple[int, int], dict[str, AssignmentState]] = (-1, -1), {}
         self._sums: dict[str, tuple[Sums, Look | None]] = {}
+        self._bets: dict[str, Bets] = {}
         self._looking: dict[str, threading.Lock] = {}
 
     def open_experiment(
@@ -219,6 +226,25 @@ class ExperimentStore(UnitStore):
             self._audit(connection, record, action.value, actor, reason, now, plain(found), plain(record), arm)
             return record
 
+    def reallocate(
+        self, name: str, weights: Mapping[str, float], *, epoch: int, actor: str, reason: str
+    ) -> ExperimentRecord:
+        """Give a running `thompson` experiment other weights (see `states.reallocated`), as a new epoch with its audit
+        entry. Raises as `change` does."""
+        with self._transaction(self._writer) as connection:
+            found = read(connection, name, lock=True)
+            if found is None:
+                raise MarlRayError(f"experiment: unknown experiment {name!r}")
+            if epoch != found.epoch:
+                raise StaleEpochError(f"epoch: weights were decided on epoch {epoch}, {name!r} is at {found.epoch}")
+            allowed_arms(connection, name, found.config, found.config["arms"])
+            now = time.time()
+            record = replace(found, state=reallocated(found.state, found.plan, weights, now))
+            update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
+            connection.execute(update.values(columns_of(record.state)))
+            self._audit(connection, record, "reallocate", actor, reason, now, plain(found), plain(record))
+            return record
+
     def _audit(
         self,
         connection: sa.Connection,
@@ -246,9 +272,10 @@ class ExperimentStore(UnitStore):
         with self._transaction() as connection:
             return read(connection, name)
 
-    def look(self, record: ExperimentRecord, now: float | None = None) -> Look:
-        """What the experiment's units add up to at a moment (seconds since 1970; now if not given). The first look of a
-        process reads every row, a later one those written since, and the units whose windows have ended since."""
+    def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[Question] = ()) -> Look:
+        """What the experiment's units add up to at a moment (seconds since 1970; now if not given), and what the betting
+        tests of the questions prove. The first look of a process reads every row, a later one those written since, and the
+        units whose windows have ended since."""
         name, moment = record.name, self.settled_at() if now is None else now
         design = look_design(record.config)
         with self._looking.setdefault(name, threading.Lock()):
@@ -258,17 +285,61 @@ class ExperimentStore(UnitStore):
             with self._transaction(self._snapshots) as connection:
                 totals, news = sums.read(connection, name, moment)
                 shares = self._shares(connection, record)
+                proven = self._bet(connection, record, design, questions, moment) if questions else {}
             # Blocks end without any news.
             if news or last is None or design.randomize == "switchback":
                 last = look_at(totals, design, moment)
             self._sums[name] = sums, last
-        return replace(last, shares=shares)
+        return replace(last, shares=shares, bets=proven)
 
-    def _shares(self, connection: sa.Connection, record: ExperimentRecord) -> dict[int, Mapping[str, float]]:
-        """Epoch -> weights of the record's stage, which the audit tells."""
-        audit = schema.audit.c
+    def _bet(
+        self,
+        connection: sa.Connection,
+        record: ExperimentRecord,
+        design: Design,
+        questions: Collection[Question],
+        moment: float,
+    ) -> dict[Question, Evidence]:
+        """Continue the bets of the last look. After an error they begin anew."""
+        bets = self._bets.pop(record.name, None)
+        if bets is None or bets.design != design:
+            bets = Bets(design)
+        proven = bets.read(connection, record.name, questions, self._shares(connection, record, 0), moment)
+        self._bets[record.name] = bets
+        return proven
+
+    def judged_units(self, record: ExperimentRecord, metrics: Collection[str]) -> Units:
+        """Every unit whose window is over, with its metrics (or `outcome`), as an analysis takes them. Reads all rows."""
+        design, name = look_design(record.config), record.name
+        until = judged_until(design, self.settled_at())
+        values: dict[str, np.ndarray] = {}
+        arms, epochs = list[str](), list[int]()
+        with self._transaction(self._snapshots) as connection:
+            for metric in dict.fromkeys(["outcome", *metrics]):
+                found = [
+                    unit for page in judged_units(connection, name, design, metric, -math.inf, until) for unit in page
+                ]
+                values[metric] = np.array([math.nan if unit.value is None else unit.value for unit in found])
+                arms, epochs = [unit.arm for unit in found], [unit.epoch for unit in found]
+        return Units(np.array(arms, str), np.array(epochs, int), values)
+
+    def arrivals(self, name: str, since: float) -> dict[str, int]:
+        """Arm -> units that have met it since a moment (seconds since 1970)."""
+        units = schema.exposures.c
+        query = sa.select(units.arm, sa.func.count().label("units")).where(units.experiment == name)
+        with self._transaction() as connection:
+            return {
+                row.arm: row.units
+                for row in connection.execute(query.where(units.stored_at > since).group_by(units.arm))
+            }
+
+    def _shares(
+        self, connection: sa.Connection, record: ExperimentRecord, since: int | None = None
+    ) -> dict[int, Mapping[str, float]]:
+        """Epoch -> weights, which the audit tells, from an epoch on; of the record's stage if none is given."""
+        audit, first = schema.audit.c, record.state.stage_epoch if since is None else since
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == record.name).order_by(audit.id)
-        rows = connection.execute(query.where(audit.epoch >= record.state.stage_epoch))
+        rows = connection.execute(query.where(audit.epoch >= first))
         # An audit that begins with a migration has no weights there; they were those of the config.
         return {row.epoch: row.after.get("weights") or plan_of(row.after["config"]).weights for row in rows}
 

@@ -61,6 +61,8 @@ class Design:
     window_s: float = WINDOW_S
     missing: tuple[tuple[str, float], ...] = ()
     """(Metric or `outcome`, what a unit counts with that has reported none); of other metrics it does not count."""
+    ranges: tuple[tuple[str, float, float], ...] = ()
+    """(Metric or `outcome`, low, high): values outside count as the nearer end."""
 
 
 @dataclass
@@ -160,7 +162,7 @@ class Sums:
         mine = [table.c[key] == due.c[key] for key in ("experiment", "unit")]
         metric = table.c.metric if "metric" in table.c else sa.literal("outcome")
         keys = [due.c[key] for key in ("epoch", "arm", "cluster", "settled", "counts")]
-        query = sa.select(*keys, metric.label("metric"), table.c.value)
+        query = sa.select(*keys, metric.label("metric"), moved(table, self.design).label("value"))
         # All of the units, and only these: a join from the right would read every value of the experiment.
         found = query.join_from(due, table, sa.and_(*mine, table.c.arrived_at <= due.c.closes_at), isouter=True)
         return schema.moments(found.cte("units"), "epoch", "arm", "cluster", "settled", "counts", "metric")
@@ -177,6 +179,15 @@ def _end(connection: sa.Connection, sqlite: bool) -> int:
         return int(connection.execute(last).scalar() or 0) + 1
     oldest = sa.text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
     return int(connection.execute(oldest).scalar_one())
+
+
+def moved(table: sa.Table, design: Design) -> Any:
+    """The value of a row of outcomes or metrics, in its metric's range."""
+    value, of_metric = table.c.value, []
+    for metric, low, high in design.ranges:
+        here = sa.literal(metric == "outcome") if table is schema.outcomes else table.c.metric == metric
+        of_metric += [(sa.and_(here, value < low), low), (sa.and_(here, value > high), high)]
+    return sa.case(*of_metric, else_=value) if of_metric else value
 
 
 def counts_of(design: Design) -> Any:

@@ -19,6 +19,7 @@ from marl_ray.experiments.statistics import Summary
 LARGEST_VALUE = 1e100
 """Larger numbers would overflow the database's sums of squares."""
 METRIC_LENGTH = 100
+NO_TERMS = windows.Terms(0.0, {})
 NO_OUTCOME = Summary(0, math.nan, 0.0)
 Known = dict[tuple[str, str], tuple[float, float]]
 """(Unit, metric) -> its value, and when that arrived in seconds since 1970."""
@@ -221,9 +222,9 @@ class UnitStore:
         with self._transaction(self._writer) as connection:
             names = sorted({report.unit for report in reports})
             units = self._units(connection, experiment, names)
-            now, window = self._arrival(connection), windows.window_of(connection, experiment) if units else 0.0
+            now, terms = self._arrival(connection), windows.terms_of(connection, experiment) if units else NO_TERMS
             known = self._values(connection, experiment, list(units))
-            changes = _Changes(experiment, actor, now, window, units, known)
+            changes = _Changes(experiment, actor, now, terms, units, known)
             found = [changes.add(report) for report in reports]
             for table, rows in changes.rows():
                 insert = self._insert(table)
@@ -335,7 +336,7 @@ class _Changes:
     experiment: str
     actor: str
     now: float
-    window: float
+    terms: windows.Terms
     units: Mapping[str, tuple[Assignment, float]]
     known: Known
     changed: dict[tuple[str, str], float | None] = field(default_factory=dict)
@@ -346,9 +347,9 @@ class _Changes:
         if report.unit not in self.units:
             return UnknownUnitError(f"session_id: {report.unit!r} has no exposure in experiment {self.experiment!r}")
         try:
-            _check_values(report.values)
+            _check_values(report.values, self.terms.bounds)
             assignment, stored_at = self.units[report.unit]
-            closes_at = stored_at + self.window
+            closes_at = stored_at + self.terms.window_s
             news = {
                 metric: value
                 for metric, value in report.values.items()
@@ -376,7 +377,7 @@ class _Changes:
             what, has = ("value", "has outcome") if metric == "outcome" else (f"metrics.{metric}", "has")
             raise OutcomeConflictError(
                 f"{what}: session {report.unit!r} already {has} {old!r}, got {value!r}; "
-                f"its window of {self.window:g} s for corrections is over"
+                f"its window of {self.terms.window_s:g} s for corrections is over"
             )
         return True
 
@@ -393,13 +394,16 @@ class _Changes:
             yield schema.outcomes if is_outcome else schema.metrics, rows
 
 
-def _check_values(values: Mapping[str, float]) -> None:
+def _check_values(values: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]) -> None:
     for metric, value in values.items():
+        what = "value" if metric == "outcome" else f"metrics.{metric}"
         if not 0 < len(metric) <= METRIC_LENGTH:
             raise MarlRayError(f"metrics: expected names of 1 to {METRIC_LENGTH} characters, got {metric!r}")
         if not abs(value) <= LARGEST_VALUE:
-            what = "value" if metric == "outcome" else f"metrics.{metric}"
             raise MarlRayError(f"{what}: expected a number of size {LARGEST_VALUE:g} at most, got {value!r}")
+        low, high = bounds.get(metric, (-math.inf, math.inf))
+        if not low <= value <= high:
+            raise MarlRayError(f"{what}: expected a number from {low:g} to {high:g}, its bounds, got {value!r}")
 
 
 def _assignment(connection: sa.Connection, experiment: str, unit: str) -> Assignment | None:

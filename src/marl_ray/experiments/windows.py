@@ -12,6 +12,7 @@ in time:
 """
 
 import time
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -51,8 +52,21 @@ def settled_at(connection: sa.Connection) -> float:
     return float(connection.execute(sa.text(oldest)).scalar_one())
 
 
-def window_of(connection: sa.Connection, experiment: str) -> float:
+class Terms(NamedTuple):
+    """What an experiment says of the values that units report."""
+
+    window_s: float
     """Seconds after a unit's exposure in which its values count."""
+    bounds: dict[str, tuple[float, float]]
+    """Metric (or `outcome`) -> the numbers outside of which its values are refused."""
+
+
+def terms_of(connection: sa.Connection, experiment: str) -> Terms:
+    """The terms in the experiment's stored config."""
     here = schema.experiments.c
     config = connection.execute(sa.select(here.config).where(here.name == experiment)).scalar_one()
-    return float(config.get("outcome_window_s", WINDOW_S))
+    told = {rail["name"]: rail.get("bounds") for rail in config.get("guardrails", ())} | {
+        "outcome": config.get("bounds")
+    }
+    bounds = {metric: (float(of[0]), float(of[1])) for metric, of in told.items() if of}
+    return Terms(float(config.get("outcome_window_s", WINDOW_S)), bounds)

@@ -4,17 +4,17 @@ Every replica may decide. A decision names the epoch it was made on, so of sever
 majority: the first replica to see the proof rolls the arm back.
 """
 
+import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
 from marl_ray.config.experiment import GuardrailConfig
 from marl_ray.experiments.looks import Look
-from marl_ray.experiments.reporting import ALARM, Unequal, allowance, unequal_reporting
-from marl_ray.experiments.sequential import OneSided, harm, promotion
+from marl_ray.experiments.reporting import ALARM, Unequal, unequal_reporting
 from marl_ray.experiments.srm import Mismatch, sample_ratio_of_epochs
 from marl_ray.experiments.states import (
     Action,
@@ -27,8 +27,18 @@ from marl_ray.experiments.states import (
     Step,
     advance,
 )
-from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import ExperimentStore
+from marl_ray.experiments.thompson import thompson_weights
+from marl_ray.serving.asking import (
+    HARM,
+    PROMOTION,
+    Finding,
+    Measure,
+    ask,
+    guardrail_of,
+    outcome_of,
+    questions_of,
+)
 
 ACTOR = "gateway"
 ACTIONS = {Step.NEXT_STAGE: Action.NEXT_STAGE, Step.PROMOTE: Action.PROMOTE, Step.ROLLBACK: Action.ROLLBACK}
@@ -37,28 +47,10 @@ ERRORS = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
 """The guardrail of every experiment: of a hundred sessions a treatment may fail one more than the control does. A guardrail
 `error` of the experiment's own takes its place."""
 
+LEAST_CHANGE = 0.01
+"""A change of shares that is worth a new epoch."""
+
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one test says of one treatment now."""
-
-    name: str
-    """`outcome` or a guardrail's."""
-    arm: str
-    better: str
-    """`higher` or `lower`."""
-    margin: float
-    alpha: float
-    """The treatment's part of it."""
-    treatment: Summary
-    control: Summary
-    """Observations: of units, clusters or blocks."""
-    test: OneSided
-    """Holds whichever units are missing in one arm only."""
-    allowance: float = 0.0
-    """How far the means may be off by these, which the test has allowed for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,46 +119,26 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
     """What outcomes, guardrails and counts prove. Alphas are shared by the treatments (Bonferroni)."""
     plan, excluding = record.plan, _excluding(config)
 
-    def ask(test: Callable[..., OneSided], name: str, better: str, margin: float, alpha: float, binary: bool) -> Any:
-        def of_arm(arm: str) -> Finding:
-            treatment, control = look.pair(name, arm, plan.control, len(plan.weights))
-            share = alpha / len(plan.treatments)
-            asked = {"alpha": share, "margin": margin, "min_outcomes": config.min_outcomes}
-            exact = binary and all(_may_be_binary(look.summary(name, one)) for one in (arm, plan.control))
-            allowed = 0.0
-            if name in excluding:
-                reports = look.reporting.pair(name, arm, plan.control, len(plan.weights))
-                allowed = allowance(treatment, control, *reports)
-            against = allowed if test is harm else -allowed
-            moved = treatment.mean + (against if better == "higher" else -against)
-            moved = min(max(moved, 0.0), 1.0) if exact and treatment.n else moved
-            found = test(
-                *(replace(treatment, mean=moved), control), **asked, higher_is_better=better == "higher", binary=exact
-            )
-            found = found._replace(gain=found.gain + abs(treatment.mean - moved) * (-1 if test is harm else 1))
-            return Finding(name, arm, better, margin, share, treatment, control, found, allowed)
+    def asked(side: int, measure: Measure, alpha: float) -> tuple[Finding, ...]:
+        share = alpha / len(plan.treatments) if plan.treatments else alpha
+        rules: Any = {"alpha": share, "min_outcomes": config.min_outcomes, "excluding": measure.name in excluding}
+        return tuple(ask(side, look, measure, arm, plan, **rules) for arm in plan.treatments)
 
-        return tuple(of_arm(arm) for arm in plan.treatments)
-
-    harms = ask(harm, "outcome", "higher", config.margin, config.alpha_rollback, False)
-    promotions = ask(promotion, "outcome", "higher", config.margin, config.alpha, False)
-    rails = []
-    for rail in guardrails_of(config):
-        # The mean of a cluster is not 0 or 1.
-        binary = rail.is_binary and config.randomize == "session"
-        rails.append(ask(harm, rail.name, rail.better, rail.margin, rail.alpha, binary))
+    harms = asked(HARM, outcome_of(config), config.alpha_rollback)
+    promotions = asked(PROMOTION, outcome_of(config), config.alpha)
+    rails = [asked(HARM, guardrail_of(config, rail), rail.alpha) for rail in guardrails_of(config)]
     guardrails = tuple(found for of_arm in zip(*rails, strict=True) for found in of_arm)
     reporting = tuple(_reporting(look, record, config, metric) for metric in excluding)
     told = tuple(found for of_metric in reporting for found in of_metric)
     exposures = _of_stage(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
-    for asked, bound in zip(harms, promotions, strict=True):
-        alarms = {found.metric: found for found in told if found.arm == asked.arm and found.test.alarm}
-        mine = [found for found in guardrails if found.arm == asked.arm]
-        proof = next((found.name for found in (asked, *mine) if found.test.proven and found.name not in alarms), None)
-        tested = min(asked.treatment.n, asked.control.n) >= config.min_outcomes
-        arms[asked.arm] = ArmEvidence(
-            exposures.get(asked.arm, 0),
+    for harmed, bound in zip(harms, promotions, strict=True):
+        alarms = {found.metric: found for found in told if found.arm == harmed.arm and found.test.alarm}
+        mine = [found for found in guardrails if found.arm == harmed.arm]
+        proof = next((found.name for found in (harmed, *mine) if found.test.proven and found.name not in alarms), None)
+        tested = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
+        arms[harmed.arm] = ArmEvidence(
+            exposures.get(harmed.arm, 0),
             harm=proof,
             tested=tested,
             promotable=bound.test.proven,
@@ -212,13 +184,6 @@ def _lack(look: Look, control: str, config: ExperimentConfig, rail: Finding) -> 
     return None
 
 
-def _may_be_binary(found: Summary) -> bool:
-    """Whether all values may be 0 or 1: numbers between them vary no more than these would, numbers beyond do."""
-    # A client that counts its errors must not get a test whose variance is too small, nor stop all tests.
-    largest = found.n * found.mean * (1 - found.mean)
-    return not found.n or (0 <= found.mean <= 1 and found.variance * (found.n - 1) <= largest * (1 + 1e-6) + 1e-12)
-
-
 def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
     """Arm -> units that met it since the stage began: those assigned in its epochs, whenever they were written."""
     counts: dict[str, int] = {}
@@ -230,7 +195,7 @@ def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
 
 def findings(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
     """`find` on what the store knows now."""
-    return find(store.look(record), record, config)
+    return find(store.look(record, questions=questions_of(config, record.plan)), record, config)
 
 
 def decide(store: ExperimentStore, config: ExperimentConfig) -> Decision | None:
@@ -241,9 +206,12 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> Decision | None:
     record = store.experiment(config.name)
     if record is None or record.state.status not in (Status.RUNNING, Status.PAUSED, Status.PROMOTED):
         return None
-    decision = advance(record, findings(store, record, config).evidence, time.time())
+    found, now = findings(store, record, config), time.time()
+    decision = advance(record, found.evidence, now)
     action = ACTIONS.get(decision.step)
     if action is None or (action is Action.PROMOTE and not config.promotes):
+        if config.strategy == "thompson":
+            _reallocate(store, record, config, found, now)
         return decision
     try:
         store.change(config.name, action, epoch=decision.epoch, actor=ACTOR, reason=decision.reason, arm=decision.arm)
@@ -251,3 +219,25 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> Decision | None:
         return None  # another replica was faster, or a person
     _log.warning("experiment %s: %s %s: %s", config.name, action, decision.arm or "", decision.reason)
     return decision
+
+
+def _reallocate(
+    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, found: Findings, now: float
+) -> None:
+    """Set the weights anew if it is time, every arm has outcomes enough, and arms are met and report as they should."""
+    state, plan = record.state, record.plan
+    since = state.stage_since if state.allocation is None else state.allocation.at
+    left = [arm for arm in plan.weights if arm not in state.rolled_back]
+    enough = all(found.look.summary("outcome", arm).n >= config.min_outcomes for arm in left)
+    if state.status is not Status.RUNNING or now - since < config.reweigh_s or len(left) < 2 or not enough:
+        return
+    if found.srm.alarm or any(one.test.alarm for one in found.reporting):
+        return
+    chosen = thompson_weights(found.look.gains("outcome", plan.control, left, len(plan.weights)), config.floor)
+    weights = {arm: chosen.get(arm, 0.0) for arm in plan.weights}
+    total = math.fsum(record.weights.values())
+    if max(abs(weights[arm] - record.weights[arm] / total) for arm in weights) < LEAST_CHANGE:
+        return
+    told = ", ".join(f"{arm} {share:.1%}" for arm, share in weights.items())
+    with contextlib.suppress(StaleEpochError):  # another replica was faster, or a person
+        store.reallocate(record.name, weights, epoch=record.epoch, actor=ACTOR, reason=f"chances to be best: {told}")

@@ -3,14 +3,18 @@
 import math
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from marl_ray.config import ExperimentConfig
+from marl_ray.experiments.judged import Question
+from marl_ray.experiments.looks import Look
 from marl_ray.experiments.sequential import difference_interval, mean_interval
 from marl_ray.experiments.states import ExperimentRecord, advance
 from marl_ray.experiments.statistics import Interval, Summary, verdict
 from marl_ray.experiments.units import NO_OUTCOME, ArmSummary
-from marl_ray.serving.decisions import Finding, Findings, Reporting
+from marl_ray.serving.asking import HARM, PROMOTION, Finding, plain_outcome_of
+from marl_ray.serving.decisions import Findings, Reporting
 
 Series = Mapping[str, Iterable[tuple[float, Summary]]]
 """Arm -> (seconds since 1970, the observations until then), by time."""
@@ -56,12 +60,12 @@ def describe(
         }
     for harm, promotion in zip(found.harm, found.promotion, strict=True):
         alpha = config.alpha / len(plan.treatments)
-        apart = difference_interval(harm.treatment, harm.control, alpha=alpha, min_outcomes=config.min_outcomes)
+        apart = _difference(harm, found.look, config, plan.control, alpha)
         between = Interval(apart.estimate, apart.low - harm.allowance, apart.high + harm.allowance)
         rows[harm.arm] |= {
             "difference": _number(between.estimate),
             "difference_interval": _bounds(between),
-            "verdict": verdict(between, config.margin).value,
+            "verdict": verdict(between, harm.margin).value,
             "harm": _test(harm),
             "promotion": _test(promotion),
         }
@@ -80,7 +84,7 @@ def describe(
         "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
         "srm": {"p_value": found.srm.p_value, "alarm": found.srm.alarm},
         "reporting": [_reporting(reports) for reports in found.reporting],
-        "warnings": list(found.warnings),
+        "warnings": [*found.warnings, *_warnings(config)],
         "guardrails": [_guardrail(rail) for rail in found.guardrails],
         "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
         "config": config.model_dump(mode="json"),
@@ -100,6 +104,30 @@ def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[floa
             around = mean_interval(seen, seen.variance, alpha=config.alpha, min_outcomes=config.min_outcomes)
             rows.append([at, seen.n, _number(seen.mean), *(_bounds(around) or (None, None))])
     return found
+
+
+def _warnings(config: ExperimentConfig) -> list[str]:
+    """What may mislead the tests, in a sentence each."""
+    if len(config.arms) < 2 or not config.unbounded:
+        return []
+    return [f"A rare large value can mislead the tests of {', '.join(config.unbounded)}: declare bounds or winsorize."]
+
+
+def _difference(found: Finding, look: Look, config: ExperimentConfig, control: str, alpha: float) -> Interval:
+    """Bounds of treatment - control by the tests that decide: those of a bounded outcome's bets, half of alpha each."""
+    measure = plain_outcome_of(config)
+    asked = [measure.question(side, found.arm, control) for side in (PROMOTION, HARM)]
+    # The bets of the decisions are the same but for the margin.
+    bets = [next((of for q, of in look.bets.items() if one is not None and _same(q, one)), None) for one in asked]
+    if measure.range is None or None in bets or min(found.treatment.n, found.control.n) < config.min_outcomes:
+        return difference_interval(found.treatment, found.control, alpha=alpha, min_outcomes=config.min_outcomes)
+    low, high = (bet.bound(alpha / 2) for bet in bets if bet is not None)
+    most = measure.range[1] - measure.range[0]
+    return Interval(found.treatment.mean - found.control.mean, max(low, -most), min(high, most))
+
+
+def _same(one: Question, other: Question) -> bool:
+    return replace(one, margin=other.margin) == other
 
 
 def _test(found: Finding) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict
         if between is not None and gap is not None:
             gaps[name] = (between[0], gap, between[1])
     step, gap_step = resolution(of_means), resolution(of_gaps)
-    scale = spans(gaps, finite(part_of(report, "config").get("margin")) or 0.0)
+    scale = spans(gaps, margin_of(report) or 0.0)
     return [
         {
             "name": name,
@@ -155,6 +155,8 @@ def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict
             "winner": name == report.get("winner"),
             "traffic": _percent(arm.get("propensity")),
             "exposures": _count(arm.get("exposures")),
+            "in_window": _count(arm.get("in_window")),
+            "judged": _count(arm.get("judged")),
             "outcomes": _count(arm.get("outcomes")),
             "mean": _size(arm.get("mean"), step),
             "interval": _bounds(_interval(arm.get("interval")), step),
@@ -168,6 +170,18 @@ def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict
         }
         for name, arm in arms.items()
     ]
+
+
+def margin_of(report: Mapping[str, Any]) -> float | None:
+    """The accepted loss in units of the outcome: of the tests, where it is a part of the control's mean."""
+    tests = (part_of(part_of(part_of(report, "arms"), arm), "harm") for arm in part_of(report, "arms"))
+    found = (finite(test.get("margin")) for test in tests)
+    told = next((margin for margin in found if margin is not None), None)
+    return finite(part_of(report, "config").get("margin")) if told is None else told
+
+
+def warnings_of(report: Mapping[str, Any]) -> list[str]:
+    return [text_of(line) for line in report.get("warnings") or ()]
 
 
 def harm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:

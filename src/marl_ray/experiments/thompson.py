@@ -1,7 +1,8 @@
-"""Traffic by Thompson sampling, for arms that have already been shown safe, and means that survive it.
+"""Traffic by Thompson sampling: weights that follow the evidence, for earning more while it comes in.
 
-Weights follow the evidence, so an arm's plain mean of outcomes is biased (an unlucky start is never corrected, because
-traffic leaves). `ipw_mean` is not, given the propensities that were in force: which is why exposures log them.
+It optimises and proves nothing. Under such weights an arm's plain mean of outcomes is biased (an unlucky start is never
+corrected, because traffic leaves). So arms are compared within epochs, in which weights are constant
+(`clusters.stratified`), or by bets on the chances that were in force (`betting`), which stay exact.
 """
 
 import math
@@ -69,31 +70,3 @@ def thompson_weights(arms: Mapping[str, Summary], floor: float, higher_is_better
         raise MarlRayError(f"floor: expected 0 to 1/{len(arms)}, the number of arms, got {floor}")
     rest = 1 - floor * len(arms)
     return {name: floor + rest * chance for name, chance in probability_best(arms, higher_is_better).items()}
-
-
-def ipw_mean(assigned: np.ndarray, outcomes: np.ndarray, propensities: np.ndarray) -> Summary:
-    """One arm's mean outcome under adaptive weights, over all n units in time order.
-
-    `assigned` (n,) bool: the unit got this arm. `outcomes` (n,): read only there. `propensities` (n,): the chance of
-    this arm when the unit was assigned, whichever arm it got. Each unit scores
-
-        g_t = m_{t-1} + A_t (Y_t - m_{t-1}) / e_t
-
-    with m the arm's inverse-propensity-weighted running mean, so scores have the arm's mean given all that came before
-    (Hadad, Hirshberg, Zhan, Wager, Athey, arXiv 1911.02768). The summary is of the scores: unbiased, and
-    its variance over n is the estimate's. Before the arm's first outcome m is 0.
-    """
-    n = len(assigned)
-    if len(outcomes) != n or len(propensities) != n:
-        raise MarlRayError(f"outcomes, propensities: expected {n} each, got {len(outcomes)} and {len(propensities)}")
-    if n and not (propensities.min() > 0 and propensities.max() <= 1):
-        raise MarlRayError("propensities: expected numbers above 0, up to 1")
-    if not n:
-        return Summary(0, math.nan, 0.0)
-    weights = np.where(assigned, 1 / propensities, 0.0)
-    values = np.where(assigned, outcomes, 0.0)
-    mass = np.concatenate([[0.0], weights.cumsum()[:-1]])
-    sums = np.concatenate([[0.0], (weights * values).cumsum()[:-1]])
-    centre = np.divide(sums, mass, out=np.zeros(n), where=mass > 0)
-    scores = centre + weights * (values - centre)
-    return Summary(n, float(scores.mean()), float(scores.var(ddof=1)) if n > 1 else 0.0)

@@ -1,0 +1,111 @@
+"""`marl-ray experiment plan` and `analyse`: how large an experiment must be, and what came of it."""
+
+from typing import Annotated
+
+import typer
+
+from marl_ray.cli.serving import ExperimentName, experiment_app
+from marl_ray.errors import MarlRayError
+
+Database = Annotated[str, typer.Option(envvar="MARL_RAY_DATABASE", help="SQLAlchemy URL of the experiment store.")]
+DATABASE = "sqlite:///runs/experiments.db"
+
+
+def register() -> None:
+    """Add the commands to those of `marl-ray experiment`."""
+    experiment_app.command("plan")(plan)
+    experiment_app.command("analyse")(analyse)
+
+
+def plan(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="An experiment whose config, outcomes and traffic fill what is not given."
+        ),
+    ] = None,
+    effect: Annotated[
+        float | None, typer.Option(help="Gain to be proven beyond the margin, in units of the outcome; NAME's margin.")
+    ] = None,
+    sd: Annotated[
+        float | None, typer.Option(help="Standard deviation of the outcomes; that of NAME's control.")
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Error probability; NAME's, or 0.05.")] = None,
+    power: Annotated[float, typer.Option(help="Chance to find the effect.")] = 0.8,
+    share: Annotated[
+        float | None, typer.Option(help="Treatment's share of the units of both arms; NAME's, or 0.5.")
+    ] = None,
+    bounds: Annotated[
+        str | None, typer.Option(metavar="LOW,HIGH", help="Of the outcome, for the exact test; NAME's.")
+    ] = None,
+    database: Database = DATABASE,
+) -> None:
+    """Units needed by one look at the end and by the test that decides at every look; with NAME also days."""
+    from marl_ray.experiments import planning
+    from marl_ray.serving.analysis import Known, known_of
+
+    known = Known() if name is None else known_of(database, name)
+    asked = {"effect": effect if effect is not None else known.effect, "sd": sd if sd is not None else known.sd}
+    for option, value in asked.items():
+        if value is None:
+            more = "" if name is None else f"; experiment {name!r} does not say it yet"
+            raise MarlRayError(f"--{option}: expected a number{more}")
+    range_ = _bounds(bounds) if bounds is not None else known.bounds
+    found = planning.plan(
+        effect=float(asked["effect"] or 0.0),
+        sd=float(asked["sd"] or 0.0),
+        alpha=alpha if alpha is not None else known.alpha,
+        power=power,
+        share=share if share is not None else known.share,
+        min_outcomes=known.min_outcomes,
+        bounds=range_,
+    )
+    print(f"effect {asked['effect']:g}, sd {asked['sd']:g}: units of treatment and control together")
+    every = "exact test" if range_ is not None else "sequential test"
+    rows = (
+        ("one look at the end (Welch), fixed beforehand", found.fixed),
+        (f"{every} at every look, in half of the experiments", found.median),
+        (f"{every} at every look, in {power:.0%} of them", found.sure),
+    )
+    for text, units in rows:
+        print(f"  {text:<58} {_units(units):>14}{_days(units, known.per_day)}")
+
+
+def _bounds(text: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise MarlRayError(f"--bounds: expected LOW,HIGH, got {text!r}") from None
+    return low, high
+
+
+def _units(units: int | None) -> str:
+    return "over a billion" if units is None else f"{units:,}"
+
+
+def _days(units: int | None, per_day: float | None) -> str:
+    if units is None or not per_day:
+        return ""
+    return f"  {units / per_day:,.1f} days"
+
+
+def analyse(
+    name: ExperimentName,
+    covariate: Annotated[
+        str | None,
+        typer.Option(metavar="METRIC", help="A metric that was fixed before the session met its arm, for CUPED."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC", help="Compare this too; A/B is the sum of A over the sum of B."),
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Level of the tests; the experiment's own.")] = None,
+    database: Database = DATABASE,
+) -> None:
+    """Judge an experiment once, at its end: Welch's tests with Holm's correction, CUPED, and exact bounds.
+
+    The outcome and the guardrails are compared, of sessions whose windows are over.
+    """
+    from marl_ray.serving.analysis import analysis
+
+    print("\n".join(analysis(database, name, covariate, tuple(metric or ()), alpha)))

@@ -1,0 +1,68 @@
+"""What is said of a metric in a config: the numbers it may take, and how much worse than the control is accepted."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from marl_ray.config.base import Config
+
+
+class RelativeMargin(Config):
+    """A margin in proportion to the control's mean."""
+
+    relative: float = Field(gt=0, lt=1)
+    """Part of the control's mean: 0.02 accepts a mean that is 2 % worse."""
+
+
+def _read_margin(given: Any) -> Any:
+    """`"2%"` as `{"relative": 0.02}`; all else as it is, if it is a margin at all."""
+    relative = given.get("relative") if isinstance(given, dict) and len(given) == 1 else None
+    if isinstance(given, str) and given.strip().endswith("%"):
+        try:
+            relative = float(given.strip().removesuffix("%")) / 100
+        except ValueError:
+            relative = None
+    if isinstance(relative, int | float) and not isinstance(relative, bool) and 0 < relative < 1:
+        return {"relative": relative}
+    if isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < float("inf"):
+        return float(given)
+    if isinstance(given, RelativeMargin):
+        return given
+    raise ValueError("expected a number of 0 or more in units of the metric, or a part of the control's mean as '2%'")
+
+
+def _read_range(given: Any) -> Any:
+    numbers = isinstance(given, list | tuple) and len(given) == 2
+    if numbers and all(isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= 1e100 for x in given):
+        low, high = given
+        if low < high:
+            return float(low), float(high)
+    raise ValueError("expected [low, high] with low < high")
+
+
+_PART = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+_OBJECT = {"type": "object", "properties": {"relative": _PART}, "required": ["relative"], "additionalProperties": False}
+_MARGINS = [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^[0-9]{1,2}(\.[0-9]+)?%$"}, _OBJECT]
+_END = {"type": "number", "minimum": -1e100, "maximum": 1e100}
+Margin = Annotated[float | RelativeMargin, BeforeValidator(_read_margin), WithJsonSchema({"anyOf": _MARGINS})]
+Range = Annotated[
+    tuple[float, float],
+    BeforeValidator(_read_range),
+    WithJsonSchema({"type": "array", "items": _END, "minItems": 2, "maxItems": 2}),
+]
+
+
+def check_measure(
+    name: str,
+    margin: float | RelativeMargin,
+    bounds: tuple[float, float] | None,
+    winsorize: tuple[float, float] | None,
+) -> None:
+    """ValueError if what is said of the metric contradicts itself."""
+    if bounds and winsorize:
+        raise ValueError(f"bounds, winsorize: expected one of them for {name!r}")
+    known = bounds or winsorize
+    if isinstance(margin, RelativeMargin) and known and known[0] < 0:
+        raise ValueError(
+            f"margin: a part of the control's mean needs a metric that is 0 or more, but {name!r} may be {known[0]:g}"
+        )

@@ -1,0 +1,11 @@
+"""Weights that follow the evidence, and when they were set."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+
+
+def upgrade() -> None:
+    op.add_column("experiments", sa.Column("allocation", sa.JSON))

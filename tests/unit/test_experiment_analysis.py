@@ -1,0 +1,214 @@
+"""`marl-ray experiment plan` and `analyse`: what they compute, from arrays and from a database."""
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from marl_ray.cli import main
+from marl_ray.config import ExperimentConfig, parse_config
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.analysis import Units, compare, imbalance
+from marl_ray.experiments.assignment import AssignmentTable
+from marl_ray.experiments.planning import plan
+from marl_ray.experiments.sequential import harm
+from marl_ray.experiments.statistics import Summary
+from marl_ray.experiments.store import ExperimentStore, Exposure, Report
+
+
+def made(n: int = 900, epochs: int = 1, seed: int = 0) -> Units:
+    """Treatment `b` is better by 0.3; `skill` explains most of the outcome; outcomes and shares drift by epoch."""
+    rng = np.random.default_rng(seed)
+    epoch = np.repeat(np.arange(1, epochs + 1), n // epochs)
+    treated = rng.random(n) < (0.5 if epochs == 1 else epoch / (epochs + 1))
+    skill = rng.normal(size=n)
+    outcome = 0.3 * treated + 1.5 * skill + rng.normal(size=n) - 2.0 * epoch
+    steps = rng.poisson(20, n) + 1.0
+    errors = rng.binomial(steps.astype(int), np.where(treated, 0.05, 0.1)).astype(float)
+    values = {"outcome": outcome, "skill": skill, "steps": steps, "errors": errors, "nothing": np.full(n, math.nan)}
+    return Units(np.where(treated, "b", "a"), epoch, values)
+
+
+def test_of_one_epoch_it_is_welchs_test_and_cuped_is_sharper():
+    units = made()
+    one, other = (units.values["outcome"][units.arms == arm] for arm in "ba")
+    (row,) = compare(units, ["outcome"], ["b"], "a", 0.1, "skill")
+    oracle = stats.ttest_ind(one, other, equal_var=False)
+    assert row.test.p_value == pytest.approx(oracle.pvalue)
+    low, high = oracle.confidence_interval(0.9)
+    assert (row.test.difference.low, row.test.difference.high) == (pytest.approx(low), pytest.approx(high))
+    assert row.adjusted.removed == pytest.approx(0.69, abs=0.05)  # 1.5^2 of 1.5^2 + 1
+    width = row.adjusted.test.difference.high - row.adjusted.test.difference.low
+    assert width < 0.65 * (high - low)
+    assert row.adjusted.test.difference.low < 0.3 < row.adjusted.test.difference.high
+    assert imbalance(units, "skill", ["b"], "a")["b"] > 0.001
+
+
+def test_epochs_are_compared_within_themselves():
+    """The share of `b` rises while outcomes fall: pooled, the better arm looks worse."""
+    units = made(1_800, epochs=3)
+    one, other = (units.values["outcome"][units.arms == arm] for arm in "ba")
+    assert one.mean() < other.mean()
+    (row,) = compare(units, ["outcome"], ["b"], "a", 0.05, "skill")
+    assert row.test.difference.low < 0.3 < row.test.difference.high
+    assert row.adjusted.test.difference.low > 0
+
+
+def test_a_covariate_that_units_lack_leaves_their_outcomes_alone():
+    units = made()
+    partly = dict(units.values) | {"skill": np.where(np.arange(900) % 3 == 0, math.nan, units.values["skill"])}
+    (row,) = compare(Units(units.arms, units.epochs, partly), ["outcome"], ["b"], "a", 0.05, "skill")
+    assert 0.25 < row.adjusted.removed < 0.6
+    assert row.adjusted.test.difference.low < 0.3 < row.adjusted.test.difference.high
+
+
+def test_ratios_and_holm_over_everything():
+    rows = compare(made(), ["outcome", "errors/steps", "steps"], ["b"], "a", 0.05, None)
+    ratio = next(row for row in rows if row.metric == "errors/steps")
+    assert (ratio.treatment.mean, ratio.control.mean) == (pytest.approx(0.05, abs=0.01), pytest.approx(0.1, abs=0.01))
+    assert ratio.test.p_value < 1e-6
+    for row in rows:
+        assert row.test.p_value <= row.holm <= min(1, 3 * row.test.p_value) or row.holm >= ratio.holm
+    for metric, covariate in (("nothing", None), ("unknown", None), ("outcome", "unknown"), ("errors/unknown", None)):
+        with pytest.raises(MarlRayError, match=r"metric: no judged unit has .*expected one of errors, outcome"):
+            compare(made(), [metric], ["b"], "a", 0.05, covariate)
+
+
+@pytest.mark.parametrize("effect", [0.3, 0.6])
+def test_the_plan_is_what_the_test_that_decides_needs(effect):
+    planned = plan(effect=effect, sd=2.0 * effect, alpha=0.05, power=0.8)
+    assert planned.fixed == 126 + 2 or abs(planned.fixed - 2 * 64) <= 2  # Cohen's table for half a deviation
+    rng, found = np.random.default_rng(0), []
+    for _ in range(150):
+        a, b = rng.normal(size=400), rng.normal(size=400) - 0.5
+        for n in range(50, 401, 10):
+            arms = (Summary(n, float(x[:n].mean()), float(x[:n].var(ddof=1))) for x in (b, a))
+            if harm(*arms, alpha=0.05, margin=0.0, min_outcomes=50).proven:
+                found.append(2 * n)
+                break
+        else:
+            found.append(10**9)
+    assert 0.7 * planned.median < np.median(found) < 1.1 * planned.median
+    assert np.mean(np.array(found) <= planned.sure) >= 0.75
+
+
+def test_plans_of_bounded_and_of_tiny_effects():
+    wide, narrow = (plan(effect=0.3, sd=1, bounds=bounds) for bounds in ((-110, 10), (-5, 5)))
+    assert narrow.median < wide.median / 5
+    assert plan(effect=0.3, sd=1, share=0.01).median > 10 * plan(effect=0.3, sd=1).median
+    assert plan(effect=1e-5, sd=1).sure is None
+    for words, given in (
+        ("share: expected", {"share": 1.0}),
+        ("bounds: expected", {"bounds": (0, 1)}),
+        ("effect: expected", {"effect": 0.0}),
+        ("power: expected", {"power": 0.01}),
+        ("alpha: expected", {"alpha": 0.0}),
+    ):
+        with pytest.raises(MarlRayError, match=words):
+            plan(**{"effect": 1.0, "sd": 1.0} | given)
+
+
+class Stored:
+    """A database with one experiment of 600 sessions."""
+
+    def __init__(self, folder: Path):
+        self.url = f"sqlite:///{folder}/experiments.db"
+        self.now = 1_700_000_000.0
+
+    def fill(self, **more: Any) -> None:
+        keys = {"name": "grid", "arms": {"ppo": {"bundle": "p"}, "mappo": {"bundle": "m"}}, "outcome_window_s": 10.0}
+        config = parse_config(
+            ExperimentConfig, keys | {"guardrails": [{"name": "cost"}, {"name": "speed", "better": "higher"}]} | more
+        )
+        stored = config.model_dump(mode="json") | {"salt": "s", "control": "ppo"}
+        for arm in config.arms:
+            stored["arms"][arm]["digest"] = f"digest-{arm}"
+        store = ExperimentStore(self.url, lambda: self.now)
+        store.open_experiment("grid", stored)
+        table, rng, rows = AssignmentTable(store.table("grid").weights, "s", 1), np.random.default_rng(0), []
+        for k in range(600):
+            cluster = f"match{k % 60}" if config.randomize == "cluster" else None
+            rows.append(Exposure("grid", f"u{k}", table.assign(cluster or f"u{k}"), self.now, cluster))
+        store.record_exposures(rows)
+        reports = []
+        for row in rows:
+            skill = rng.random()
+            better = 0.2 * (row.assignment.arm == "mappo")
+            values = {"outcome": 0.5 * skill + 0.3 * rng.random() + better, "cost": rng.random(), "skill": skill}
+            reports.append(Report(row.unit, values))
+        store.record("grid", reports)
+        store.close()
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[Stored]:
+    yield Stored(tmp_path)
+
+
+def run(capsys: Any, *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as done:
+        main(["experiment", *words])
+    out, err = capsys.readouterr()
+    return int(done.value.code or 0), out, err
+
+
+def test_analyse_tells_every_test(stored, capsys):
+    stored.fill(bounds=[0, 1])
+    status, out, _ = run(
+        capsys, "analyse", "grid", "--database", stored.url, "--covariate", "skill", "--metric", "cost/skill"
+    )
+    assert status == 0
+    assert out.startswith("grid: running, epoch 1, two-sided at level 0.05, of sessions whose windows are over\n")
+    assert re.search(r"outcome: mappo 0\.\d+ of \d+ against 0\.\d+ of \d+ \(ppo\)", out)
+    assert re.search(r"Welch    \+0\.\d+ \(\+\d+.*%\) \[\+0\.\d+, \+0\.\d+\], p \S+, \S+ by Holm", out)
+    assert re.search(r"CUPED .*, skill explains \d+% of the variance", out)
+    exact = re.search(r"exact    \[\+(0\.\d+), \+(0\.\d+)\] at every look together", out)
+    assert exact and float(exact[1]) < 0.2 < float(exact[2])
+    assert "speed: no judged session has it" in out and "cost/skill: mappo" in out
+    assert "warning" not in out
+
+
+def test_analyse_warns_of_a_covariate_that_the_treatment_moves(stored, capsys):
+    stored.fill()
+    _, out, _ = run(capsys, "analyse", "grid", "--database", stored.url, "--covariate", "outcome")
+    assert "warning: mappo differs from the control in outcome" in out and "exact" not in out
+
+
+def test_analyse_of_clusters_counts_clusters(stored, capsys):
+    stored.fill(randomize="cluster", bounds=[0, 1])
+    status, out, _ = run(capsys, "analyse", "grid", "--database", stored.url)
+    counts = [int(n) for n in re.findall(r"of (\d+)", out.splitlines()[1])]
+    assert status == 0 and sum(counts) == 60 and "of clusters whose" in out
+    status, _, err = run(capsys, "analyse", "grid", "--database", stored.url, "--covariate", "skill")
+    assert status == 2 and "expected an experiment that assigns sessions" in err
+
+
+def test_plan_takes_what_the_experiment_says(stored, capsys):
+    stored.fill(margin=0.1)
+    status, out, _ = run(capsys, "plan", "grid", "--database", stored.url)
+    assert status == 0
+    assert re.match(r"effect 0\.1, sd 0\.1\d+: units of treatment and control together\n", out)
+    assert len(re.findall(r"\d\s*$", out, re.M)) == 3 and "days" not in out  # nobody has come today
+    status, out, _ = run(capsys, "plan", "--effect", "0.05", "--sd", "0.5", "--bounds", "0,1")
+    assert status == 0 and "exact test at every look" in out and "3,142" in out
+
+
+def test_refusals_are_one_line(stored, capsys):
+    stored.fill()
+    for words, told in (
+        (("plan",), "--effect: expected a number"),
+        (("plan", "--effect", "1"), "--sd: expected a number"),
+        (("plan", "--effect", "1", "--sd", "1", "--bounds", "1"), "--bounds: expected LOW,HIGH"),
+        (("plan", "--effect", "1", "--sd", "-1"), "sd: expected"),
+        (("plan", "nobody", "--database", stored.url), "experiment 'nobody' is not in the database; it has grid"),
+        (("analyse", "grid", "--database", stored.url, "--alpha", "2"), "--alpha: expected"),
+        (("analyse", "grid", "--database", stored.url, "--covariate", "luck"), "no judged unit has 'luck'"),
+        (("analyse", "grid", "--database", "nonsense"), "database: expected"),
+    ):
+        status, _, err = run(capsys, *words)
+        assert status == 2 and told in err and err.count("\n") == 1, (words, err)
