@@ -1,13 +1,16 @@
 """Simulated experiments for `experiments.py`: outcomes of every kind, summarised as they would be looked at."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.signal import lfilter
 
-from marl_ray.experiments.sequential import MIN_BATCHES, long_run_variance
+from marl_ray.experiments.clusters import stratified
+from marl_ray.experiments.sequential import BORROWED, MIN_BATCHES, long_run_variance
+from marl_ray.experiments.statistics import Summary
 
 HORIZON, STEP = 2_000, 10
 """Outcomes per arm, and between looks."""
@@ -97,6 +100,64 @@ def traffic(noise: Draw, shares: np.ndarray) -> Any:
         return Looks(n_t, n_c, mean_t, mean_c, var_t, var_c)
 
     return simulate
+
+
+def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
+    """Epochs of units (how many, the treatment's share, the outcomes' deviation), Gaussian and compared within epochs as
+    `clusters.stratified` does; a look every 2 STEP units."""
+    spans = np.cumsum([0, *(units for units, *_ in parts)])
+    shares, deviations = (np.repeat([part[k] for part in parts], np.diff(spans)) for k in (1, 2))
+
+    def simulate(rng: np.random.Generator, runs: int) -> Looks:
+        values = rng.standard_normal((runs, len(shares))) * deviations
+        treated = rng.random(values.shape) < shares
+        strata = []
+        for start, end in pairwise(spans):
+            inside = slice(start, end)
+            strata.append([])
+            for arm in (treated, ~treated):
+                sums = np.zeros((3, runs, len(shares) // (2 * STEP)))
+                for k in range(3):
+                    here = np.zeros_like(values)
+                    here[:, inside] = arm[:, inside] * values[:, inside] ** k
+                    sums[k] = here.reshape(runs, -1, 2 * STEP).sum(2).cumsum(1)
+                n = np.maximum(sums[0], 1e-9)
+                mean = sums[1] / n
+                strata[-1].append((sums[0], mean, np.maximum(sums[2] - n * mean**2, 0)))
+        looks = _stratified(strata)
+        for at in ((0, -1), (1, len(shares) // (4 * STEP))):
+            pairs = [tuple(_summary(*(float(part[at]) for part in arm)) for arm in arms) for arms in strata]
+            for found, arm in zip(stratified(pairs), (0, 1), strict=True):
+                if found.n > 1:
+                    assert math.isclose(found.mean, looks[2 + arm][at], rel_tol=1e-6, abs_tol=1e-9), at
+                    assert math.isclose(found.variance, looks[4 + arm][at], rel_tol=1e-6), at
+        return looks
+
+    return simulate
+
+
+def _summary(n: float, mean: float, squares: float) -> Summary:
+    return Summary(int(n), mean, squares / (n - 1) if n > 1 else 0.0)
+
+
+def _stratified(strata: Any) -> Looks:
+    """`clusters.stratified` at every look; strata have both arms' counts, means and squared deviations."""
+    both = np.stack([(one[0] > 0) & (other[0] > 0) for one, other in strata])
+    n, mean, squares = (np.stack([[arm[k] for arm in arms] for arms in strata]) for k in range(3))
+    n, several = np.where(both[:, None], n, 0.0), both.sum(0) > 1
+    safe = np.maximum(n, 1e-9)
+    weights = n[:, 0] * n[:, 1] / np.maximum(n.sum(1), 1e-9)
+    share = (weights / np.maximum(weights.sum(0), 1e-9))[:, None]
+    own = np.where(n > 1, squares / np.maximum(n - 1, 1e-9), 0.0)
+    freedom = np.maximum(n - 1, 0).sum(0)
+    overall = (np.where(n > 0, squares, 0.0).sum(0) / np.maximum(freedom, 1e-9)).max(0)
+    larger = np.maximum(own.max(1), overall)[:, None]
+    mixed = np.where(several, (n * own + BORROWED * larger) / (n + BORROWED), own)
+    effective = 1 / np.maximum((share**2 / safe * both[:, None]).sum(0), 1e-300)
+    means = (share * mean).sum(0)
+    variances = (share**2 / safe * mixed * both[:, None]).sum(0) * effective
+    counts = np.floor(effective * (1 + 1e-12)) * both.any(0)
+    return Looks(counts[0], counts[1], means[0], means[1], variances[0], variances[1])
 
 
 def sessions(rng: np.random.Generator, size: tuple[int, int], players: int = 20) -> np.ndarray:
@@ -193,6 +254,9 @@ SCENARIOS: dict[str, Scenario] = {
     "AR(1) 0.9 within each arm, `BatchMeans`": Scenario(batch_means(0.9)),
     "Gaussian, `BatchMeans`": Scenario(batch_means(0.0)),
     "Gaussian, ramp 5 %, 10 %, 25 %, 50 %": Scenario(traffic(gaussian, RAMP)),
+    "Gaussian, a short epoch with 10 times the deviation between uneven ones": Scenario(
+        epochs([(2_000, 0.1, 1.0), (200, 0.5, 10.0), (2_000, 0.1, 1.0)])
+    ),
     "log-normal, canary 1:9": Scenario(two_arms(lognormal, **CANARY)),
     "Bernoulli 0.05, canary 1:9": Scenario(*rare(0.05, 0.02, **CANARY)),
     "Bernoulli 0.95, canary 1:9": Scenario(*rare(0.95, 0.02, **CANARY)),

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
+from experiment_missing import MISSING, missing_errors, missing_table
 from experiment_streams import (
     CHUNK,
     HORIZON,
@@ -263,6 +264,7 @@ def table(result: dict[str, Any]) -> str:
     for row in result["errors"]:
         cells = (rate(row[key], runs) for key in ("false_rollbacks", "false_promotions", "peeked"))
         lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+    lines += missing_table(result["missing"], lambda share: rate(share, runs))
     lines += [
         "",
         "## Delay until harm is found",
@@ -346,6 +348,11 @@ def main() -> None:
             before = time.perf_counter()
             errors.append(error_rates(name, scenario, runs, seed)._asdict())
             print(f"{time.perf_counter() - before:5.1f} s  {errors[-1]}", flush=True)
+    missing = []
+    for seed, (name, case) in enumerate(MISSING.items()):
+        if options.only in name:
+            missing.append(missing_errors(name, case, runs, 9_000 + seed, log_evidence, ALPHA)._asdict())
+            print(missing[-1], flush=True)
     if options.only:
         return
     few = max(CHUNK, runs // 5)
@@ -355,6 +362,7 @@ def main() -> None:
         "min_outcomes": FIRST,
         "runs": runs,
         "errors": errors,
+        "missing": missing,
         "delay_runs": few,
         "delays": {str(effect): delays(effect, few, 2_000 + k) for k, effect in enumerate(EFFECTS)},
         "betting_runs": few,

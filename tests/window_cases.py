@@ -4,6 +4,8 @@ A module that imports them has a fixture `make_url`, and `url` and `store` of `s
 """
 
 import math
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -130,6 +132,41 @@ def test_looks_that_go_on_are_exact_at_any_moment(make_url, steps, design, missi
     fresh = ExperimentStore(url, clock)
     assert same(look(fresh), history.look(clock.now))
     for store in (*stores, fresh):
+        store.close()
+
+
+def test_looks_that_go_on_while_others_write_are_exact(url):
+    """Three writers report in time and too late, correct themselves, and are looked at all the while."""
+    looking, fresh = ExperimentStore(url), ExperimentStore(url)
+    record = looking.open_experiment("exp", config(a=1, b=1) | {"outcome_window_s": 0.3, "missing": 0.0})
+    errors: list[BaseException] = []
+
+    def write(writer: int) -> None:
+        try:
+            store, rng = ExperimentStore(url), np.random.default_rng(writer)
+            for turn in range(20):
+                units = [f"{writer}-{turn}-{k}" for k in range(4)]
+                store.record_exposures([exposure(unit, "ab"[rng.integers(2)]) for unit in units])
+                time.sleep(float(rng.uniform(0.0, 0.1)))
+                for unit in units[: rng.integers(5)]:
+                    store.record("exp", [Report(unit, {"outcome": float(rng.normal())})])
+                back = f"{writer}-{max(turn - rng.integers(8), 0)}-{rng.integers(4)}"
+                store.record("exp", [Report(back, {"outcome": float(rng.normal()), "cost": 1.0})])
+            store.close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        looking.look(record)
+        time.sleep(0.01)
+    time.sleep(0.7)
+    assert not errors
+    assert same(looking.look(record), fresh.look(record))
+    assert sum(arm.judged for arm in looking.look(record).units.values()) == 240
+    for store in (looking, fresh):
         store.close()
 
 

@@ -24,16 +24,20 @@ CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"
 ARMS = {"ippo": CONFIGS / "multigrid_ippo.yaml", "mappo": CONFIGS / "multigrid_mappo.yaml"}
 """Arm -> run config; the first arm is the control."""
 ENDPOINT = "gridworld"
-ROLLOUT = {
+ROLLOUT: dict[str, Any] = {
     "strategy": "gradual",
     "stages": [0.25, 0.5, 1.0],
     "min_exposures": 20,
     "min_duration_s": 1.0,
     "min_outcomes": 20,
     "margin": 0.05,
+    "outcome_window_s": 5.0,
+    "missing": 0.0,  # a team that is not done after 5 s has reached nothing
 }
 CHUNK = 20
 """Episodes between two looks at what the router has decided."""
+JUDGED_S = 3.0
+"""How long after its window an episode has been looked at for certain."""
 OVER = ("promoted", "rolled_back", "stopped")
 JOB_S = 600.0
 DEPLOY_S = 120.0
@@ -172,8 +176,11 @@ def play(url: str, name: str, env: EnvConfig, episodes: int) -> tuple[dict[str, 
         )
         if ask(url, f"/v1/experiments/{name}")["status"] in OVER:
             break
-    else:  # not enough episodes for a proof; production stays, and the endpoint is free for the next
-        ask(url, f"/v1/experiments/{name}/stop", {"reason": f"undecided after {episodes} episodes"})
+    else:  # the last episodes are judged when their windows are over
+        time.sleep(ROLLOUT["outcome_window_s"] + JUDGED_S)
+        if ask(url, f"/v1/experiments/{name}")["status"] not in OVER:
+            # Not enough episodes for a proof; production stays, and the endpoint is free for the next.
+            ask(url, f"/v1/experiments/{name}/stop", {"reason": f"undecided after {episodes} episodes"})
     return ask(url, f"/v1/experiments/{name}"), played
 
 

@@ -13,7 +13,7 @@ from marl_ray.demo import ENDPOINT, ROLLOUT, play, roll_out_untrained, story, ta
 from marl_ray.serving.gateway import Gateway
 from marl_ray.training.alone import train_alone
 
-EPISODES = 400
+EPISODES = 2_000
 
 
 def trained(folder: Path, lr: float) -> tuple[RunConfig, str]:
@@ -28,6 +28,7 @@ def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
+    monkeypatch.setitem(ROLLOUT, "outcome_window_s", 1.0)  # its episodes take a few hundredths of a second
     _, ippo = trained(tmp_path / "ippo", 0.003)
     run, mappo = trained(tmp_path / "mappo", 0.03)
     arms = {"ippo": {"bundle": ippo}, "mappo": {"bundle": mappo}}

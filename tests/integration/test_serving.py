@@ -52,7 +52,9 @@ def serve_config(tmp_path_factory) -> dict[str, Any]:
     applications = []
     for name, placement in (("ab", "replica"), ("apart", "deployment")):
         args = {
-            "experiments": [{"name": "exp", "arms": arms, "min_outcomes": 5, "placement": placement}],
+            "experiments": [
+                {"name": "exp", "arms": arms, "min_outcomes": 5, "placement": placement, "outcome_window_s": 4.0}
+            ],
             "database": f"sqlite:///{folder}/{name}.db",
             "spool": str(folder / name),
             "cpus_per_replica": 0.5,
@@ -102,7 +104,13 @@ def test_act_outcomes_and_report(urls: dict[str, str], application: str, serve_c
     answers = asyncio.run(play())
     for answer in answers:
         assert answer["actions"] == dict.fromkeys(SEES, int(answer["arm"][-1]))
-    report = httpx.get(f"{url}/v1/experiments/exp", timeout=30).json()
+    deadline = time.monotonic() + 30
+    while True:
+        report = httpx.get(f"{url}/v1/experiments/exp", timeout=30).json()
+        if all(not arm["in_window"] for arm in report["arms"].values()):
+            break
+        assert time.monotonic() < deadline, report
+        time.sleep(0.25)
     for arm in ("arm0", "arm2"):
         expected = sum(answer["arm"] == arm for answer in answers)
         assert (report["arms"][arm]["exposures"], report["arms"][arm]["outcomes"]) == (expected, expected)

@@ -90,7 +90,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
     bundles = {arm: make_bundle(folder / arm, k) for k, arm in enumerate(MEANS)}
     config = config_in(folder, bundles)
     Gateway(config).close()
-    store = ExperimentStore(config.database)
+    store = ExperimentStore(config.database, clock=lambda: time.time() - HOURS * 3600)
     fill(store, "gridworld")
     store.close()
     return Filled(folder, bundles)

@@ -13,6 +13,8 @@ from marl_ray.experiments.migrations import upgrade
 
 BUSY_S = 10.0
 """How long a write waits for another process's write."""
+LEFT_S = 60.0
+"""How long PostgreSQL keeps a transaction that asks nothing."""
 _OPENING = 5
 """Attempts to open a database that others open at the same time."""
 
@@ -145,7 +147,10 @@ def open_engine(url: str) -> sa.Engine:
             raise MarlRayError("database: SQLite needs a file, such as sqlite:///runs/experiments.db")
         arguments: dict[str, Any] = {"timeout": BUSY_S}
     elif kind == "postgresql":
-        arguments = {"connect_timeout": int(BUSY_S), "options": f"-c lock_timeout={int(BUSY_S * 1000)}"}
+        # A transaction that its client has left must end, for no unit is judged meanwhile.
+        waits = {"lock_timeout": BUSY_S, "idle_in_transaction_session_timeout": LEFT_S}
+        options = " ".join(f"-c {name}={int(1000 * seconds)}" for name, seconds in waits.items())
+        arguments = {"connect_timeout": int(BUSY_S), "options": options}
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
     else:

@@ -71,7 +71,12 @@ def lines(report: dict[str, Any]) -> list[str]:
     """An experiment in a few lines of text."""
     where = f"{report['strategy']} stage {report['stage'] + 1}, epoch {report['epoch']}"
     rows = [f"{report['name']}: {report['status']}, {where}"]
-    rows += [f"  {'arm':<16} {'traffic':>8} {'exposures':>10} {'outcomes':>9}  {'mean':>9}  against control"]
+    decision = report["decision"]
+    rows += [
+        f"  next: {decision['step'].replace('_', ' ')} {decision['arm'] or ''}".rstrip() + f", {decision['reason']}"
+    ]
+    counts = " ".join(f"{word:>9}" for word in ("exposed", "in window", "judged", "reporting"))
+    rows += [f"  {'arm':<16} {'traffic':>8} {counts}  {'mean':>9}  against control"]
     for name, arm in report["arms"].items():
         mean = "-" if arm["mean"] is None else f"{arm['mean']:.4g}"
         note = "control" if name == report["control"] else arm.get("verdict", "")
@@ -79,9 +84,8 @@ def lines(report: dict[str, Any]) -> list[str]:
             low, high = arm["difference_interval"]
             note += f", {arm['difference']:+.4g} [{low:.4g}, {high:.4g}]"
         note += ", rolled back" if arm["rolled_back"] else ""
-        rows.append(
-            f"  {name:<16} {arm['propensity']:>8.1%} {arm['exposures']:>10,} {arm['outcomes']:>9,}  {mean:>9}  {note}"
-        )
+        counts = " ".join(f"{arm[key]:>9,}" for key in ("exposures", "in_window", "judged", "outcomes"))
+        rows.append(f"  {name:<16} {arm['propensity']:>8.1%} {counts}  {mean:>9}  {note}")
     return rows
 
 

@@ -155,6 +155,8 @@ def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict
             "winner": name == report.get("winner"),
             "traffic": _percent(arm.get("propensity")),
             "exposures": _count(arm.get("exposures")),
+            "in_window": _count(arm.get("in_window")),
+            "judged": _count(arm.get("judged")),
             "outcomes": _count(arm.get("outcomes")),
             "mean": _size(arm.get("mean"), step),
             "interval": _bounds(_interval(arm.get("interval")), step),
