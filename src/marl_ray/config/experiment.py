@@ -97,13 +97,16 @@ class BreakerConfig(Config):
     """When a replica stops asking an arm that fails."""
 
     failures: PositiveInt = 5
-    """Failed requests in a row that open the circuit."""
+    """Failed passes in a row that open the circuit. Requests that share a pass, or a call of another process, count once."""
     open_s: PositiveFloat = 5.0
     """Seconds until an open circuit lets probes through (half-open)."""
     probes: PositiveInt = 3
     """Successful probes in a row that close it again; one that fails opens it anew."""
-    on_open: Literal["rollback", "fallback"] = "rollback"
-    """What an open circuit of a treatment means: it is rolled back for good, or the control answers until it closes."""
+    on_open: Literal["rollback", "fallback"] = "fallback"
+    """What an open circuit of a treatment means: the control answers until it closes (`fallback`), or that as well, and the
+    treatment is rolled back for good once `rounds` rounds of probes have failed (`rollback`)."""
+    rounds: PositiveInt = 3
+    """Of `on_open: rollback`: rounds of probes that fail in a row, `open_s` apart, without the circuit closing between."""
 
 
 class ExperimentConfig(Config):
@@ -141,8 +144,8 @@ class ExperimentConfig(Config):
     promotion: Literal["automatic", "manual"] | None = None
     """Whether a proven treatment is promoted by itself; when not given, it is under `gradual` and `replace`. Rolling back
     never waits for a person."""
-    on_rollback: Literal["drain", "cut"] = "drain"
-    """Units already with a rolled-back arm finish there (`drain`) or go on with the control (`cut`)."""
+    on_rollback: Literal["cut", "drain"] = "cut"
+    """Units already with a rolled-back arm go on with the control at once (`cut`) or finish there (`drain`)."""
     layer: str | None = Field(None, min_length=1, max_length=100)
     """Experiments of one layer share a population; disjoint `layer_share`s make them mutually exclusive."""
     layer_share: tuple[Share, Share] = (0.0, 1.0)

@@ -138,7 +138,7 @@ def assignment_state(record: ExperimentRecord) -> AssignmentState:
         salt=config["salt"],
         shadows=shadows_of(record.plan, state),
         rolled_back=state.rolled_back,
-        cut=config.get("on_rollback") == "cut",
+        cut=config.get("on_rollback", "cut") == "cut",
         layer=config.get("layer"),
         layer_share=(low, high),
         endpoint=endpoint_of(record.name, config),

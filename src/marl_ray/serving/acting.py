@@ -11,9 +11,11 @@ import orjson
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle
-from marl_ray.serving.assigning import answered, cluster_of, expose, failed, meet, nobody_answers, session_id
+from marl_ray.serving.arm_errors import NotFiniteError, new_pass
+from marl_ray.serving.assigning import answered, cluster_of, expose, meet, session_id
 from marl_ray.serving.cache import cache_key
 from marl_ray.serving.decision_log import Decision
+from marl_ray.serving.failures import Attempts
 from marl_ray.serving.generating import spoken, texts
 from marl_ray.serving.http import Request, RequestError, Response, known_fields
 from marl_ray.serving.router import Arm, Router
@@ -100,43 +102,62 @@ async def _acted(
 ) -> tuple[dict[str, Any], str]:
     """Actions and log-probabilities as JSON has them, and the arm that gave them: the control if the arm's circuit is
     open or its pass fails."""
-    for name in dict.fromkeys((arm, router.control)):
-        circuit = router.circuits[name]
-        ticket = circuit.allow()
-        if not ticket:
-            continue
-        key = None
-        try:
-            given: Any
-            if router.is_text:
-                given = await spoken(gateway, router, name, observations, greedy)
-            else:
-                acting = cast(Arm, router.arms[name])
-                if greedy and gateway.cache is not None:
-                    key = cache_key(acting.bundle.digest, observations, masks)
+    attempts = Attempts(gateway, router, session, arm)
+    try:
+        for name in dict.fromkeys((arm, router.control)):
+            circuit = router.circuits[name]
+            ticket = circuit.allow()
+            if not ticket:
+                continue
+            key = None
+            try:
+                if greedy and gateway.cache is not None and not router.is_text:
+                    key = cache_key(router.arms[name].bundle.digest, observations, masks)
                     if kept := _kept(await gateway.cache.get(key)):
                         circuit.success(ticket)
+                        attempts.answered_by = name
                         return kept, name
-                given = await acting.act(observations, greedy, masks)
-            if not all(map(math.isfinite, (log_prob for _, log_prob in given.values()))):
-                raise FloatingPointError("log-probabilities are not finite")
-        except (asyncio.CancelledError, RequestError):
-            circuit.forget(ticket)  # the client went away, or asks for what cannot be done
-            raise
-        except Exception as error:
-            failed(gateway, router, session, name, ticket, error)
-            continue
-        circuit.success(ticket)
-        for shadow in router.state.shadows:
-            router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
-        parts = {
-            "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in given.items()},
-            "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items()},
-        }
-        if key is not None and gateway.cache is not None:
-            await gateway.cache.put(key, orjson.dumps(parts))
-        return parts, name
-    raise nobody_answers(router)
+                given = await _asked(gateway, router, name, observations, greedy, masks)
+            except (asyncio.CancelledError, RequestError):
+                circuit.forget(ticket)  # the client went away, or asks for what cannot be done, or the arm is busy
+                raise
+            except Exception as error:
+                attempts.failed(name, ticket, error)
+                continue
+            circuit.success(ticket)
+            attempts.answered_by = name
+            for shadow in router.state.shadows:
+                router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
+            parts = {
+                "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in given.items()},
+                "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items()},
+            }
+            if key is not None and gateway.cache is not None:
+                await gateway.cache.put(key, orjson.dumps(parts))
+            return parts, name
+        if (other := attempts.comparison()) is not None:
+            try:
+                await _asked(gateway, router, other, observations, greedy, masks)
+                attempts.answered_by = other
+            except RequestError:
+                pass  # it is busy
+            except Exception as error:
+                attempts.comparison_failed(error)
+        raise attempts.refusal("observations")
+    finally:
+        attempts.judge()
+
+
+async def _asked(
+    gateway: "Gateway", router: Router, arm: str, observations: Mapping[str, Any], greedy: bool, masks: Arrays
+) -> dict[str, tuple[Any, float]]:
+    """Agent -> action and its log-probability. ArmError if the arm fails, RequestError if it refuses."""
+    if router.is_text:
+        said = await spoken(gateway, router, arm, observations, greedy)
+        if not all(math.isfinite(log_prob) for _, log_prob in said.values()):
+            raise NotFiniteError("log-probabilities are not finite", new_pass())
+        return said
+    return await cast(Arm, router.arms[arm]).act(observations, greedy, masks)
 
 
 def _kept(value: bytes | None) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
 """The arms of an experiment, loaded, and the batching of their forward passes."""
 
 import asyncio
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,6 +14,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle, load_bundle
 from marl_ray.policies.manifest import pinned
 from marl_ray.policies.spaces import space_to_json
+from marl_ray.serving.arm_errors import ArmError, NotFiniteError, new_pass
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -119,7 +121,9 @@ class ArmBatcher:
         self._waiting: list[_Waiting] = []
 
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
-        """Actions and log-probabilities for one request; `masks` are its agents' allowed actions, as far as given."""
+        """Actions and log-probabilities for one request; `masks` are its agents' allowed actions, as far as given.
+
+        ArmError if the pass fails, NotFiniteError if a log-probability is not finite."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(observations, masks or {}, greedy, loop.create_future())
         if not self._waiting:
@@ -132,15 +136,28 @@ class ArmBatcher:
         waiting, self._waiting = self._waiting, []
         for greedy in (True, False):
             for batch in self._cut([w for w in waiting if w.greedy is greedy and not w.answer.done()]):
-                try:
-                    noise = None if greedy else self._noise
-                    answers = self.bundle.act([w.observations for w in batch], noise, [w.masks for w in batch])
-                except Exception as error:  # each request reports it; the batcher goes on
-                    for w in batch:
-                        w.answer.set_exception(error)
-                else:
-                    for w, answer in zip(batch, answers, strict=True):
+                for w, answer in zip(batch, self._answers(batch, greedy, new_pass()), strict=True):
+                    if isinstance(answer, ArmError):
+                        w.answer.set_exception(answer)
+                    else:
                         w.answer.set_result(answer)
+
+    def _answers(self, batch: Sequence[_Waiting], greedy: bool, number: int) -> list[Answer | ArmError]:
+        """An answer per request of one pass, or why there is none."""
+        try:
+            noise = None if greedy else self._noise
+            answers = self.bundle.act([w.observations for w in batch], noise, [w.masks for w in batch])
+        except Exception as error:  # each request reports it; the batcher goes on
+            if len(batch) == 1:
+                return [ArmError(f"its pass failed: {error!r}", number)]
+            # One by one, so that the input of one request takes none of the others with it.
+            return [self._answers([w], greedy, number)[0] for w in batch]
+        return [
+            answer
+            if all(math.isfinite(log_prob) for _, log_prob in answer.values())
+            else NotFiniteError("log-probabilities are not finite", number)
+            for answer in answers
+        ]
 
     def _cut(self, waiting: list[_Waiting]) -> list[list[_Waiting]]:
         batches: list[list[_Waiting]] = []

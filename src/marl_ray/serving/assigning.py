@@ -80,28 +80,6 @@ def answered(met: Met, seconds: float) -> None:
         noted.seconds += seconds
 
 
-def failed(gateway: "Gateway", router: Router, session: str, arm: str, ticket: int, error: Exception) -> None:
-    """The arm failed a session. Where that opens its circuit, it may be rolled back."""
-    circuit = router.circuits[arm]
-    opened = circuit.opened
-    circuit.failure(ticket)
-    gateway.metrics.failures.labels(router.config.name, arm).inc()
-    known = router.session(session)
-    if known is not None and known.assignment.arm == arm:
-        known.failed = True
-        gateway.note_error(router, session)
-    if circuit.opened > opened:
-        gateway.log_line("circuit_open", experiment=router.config.name, arm=arm, error=repr(error))
-        if arm != router.control and router.config.breaker.on_open == "rollback":
-            gateway.roll_back(router, arm, f"circuit open after {router.config.breaker.failures} failures: {error!r}")
-
-
-def nobody_answers(router: Router) -> RequestError:
-    """What a client is told when the control has failed too."""
-    wait = router.circuits[router.control].retry_after_s
-    return RequestError(503, None, f"no arm of experiment {router.config.name!r} answers", retry_after_s=wait)
-
-
 async def _assigned(gateway: "Gateway", router: Router, session: str, cluster_id: str | None) -> Assigned:
     """The arm of a session that this replica does not remember for sure."""
     told, stored = await _asked(gateway, router, session)

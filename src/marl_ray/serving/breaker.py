@@ -1,10 +1,14 @@
 """The circuit breaker of an arm: a replica stops asking an arm that fails, and tries it again after a while."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 
 from marl_ray.config import BreakerConfig
+
+PASSES = 64
+"""Failed passes that are remembered, so that each counts once."""
 
 
 class CircuitState(StrEnum):
@@ -24,10 +28,13 @@ class Breaker:
         """`clock` gives seconds."""
         self.opened = 0
         """How often the circuit has opened."""
+        self.failed_rounds = 0
+        """Rounds of probes in a row that have failed since the circuit was closed."""
         self._config = config
         self._clock = clock
         self._until = 0.0  # end of the open state
         self._last = 0  # ticket
+        self._passes: deque[int] = deque(maxlen=PASSES)
         self._enter(CircuitState.CLOSED)
 
     @property
@@ -64,15 +71,23 @@ class Breaker:
         self._in_a_row += 1
         if self._in_a_row >= self._config.probes:
             self._enter(CircuitState.CLOSED)
+            self.failed_rounds = 0
 
-    def failure(self, ticket: int) -> None:
-        """The request of this ticket failed, or took too long."""
+    def failure(self, ticket: int, of: int | None = None) -> None:
+        """The request of this ticket failed, or took too long. Requests of one pass or call (`of`) count once."""
+        if of is not None and of in self._passes:
+            self.forget(ticket)
+            return
         if not self._counts(ticket):
             return
+        if of is not None:
+            self._passes.append(of)
         if self._state is CircuitState.CLOSED:
             self._in_a_row += 1
             if self._in_a_row < self._config.failures:
                 return
+        else:
+            self.failed_rounds += 1
         self._enter(CircuitState.OPEN)
         self.opened += 1
         self._until = self._clock() + self._config.open_s

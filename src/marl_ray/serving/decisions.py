@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
+from marl_ray.config.experiment import GuardrailConfig
 from marl_ray.experiments.looks import Look
 from marl_ray.experiments.reporting import ALARM, Unequal, allowance, unequal_reporting
 from marl_ray.experiments.sequential import OneSided, harm, promotion
@@ -31,6 +32,10 @@ from marl_ray.experiments.store import ExperimentStore
 
 ACTOR = "gateway"
 ACTIONS = {Step.NEXT_STAGE: Action.NEXT_STAGE, Step.PROMOTE: Action.PROMOTE, Step.ROLLBACK: Action.ROLLBACK}
+
+ERRORS = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
+"""The guardrail of every experiment: of a hundred sessions a treatment may fail one more than the control does. A guardrail
+`error` of the experiment's own takes its place."""
 
 _log = logging.getLogger(__name__)
 
@@ -112,6 +117,12 @@ def config_of(record: ExperimentRecord) -> ExperimentConfig:
     return parse_config(ExperimentConfig, whole, source=f"experiment {record.name!r}")
 
 
+def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
+    """The experiment's own guardrails, and that on `error`."""
+    own = config.guardrails
+    return own if any(rail.name == ERRORS.name for rail in own) else (*own, ERRORS)
+
+
 def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
     """What outcomes, guardrails and counts prove. Alphas are shared by the treatments (Bonferroni)."""
     plan, excluding = record.plan, _excluding(config)
@@ -140,7 +151,7 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
     harms = ask(harm, "outcome", "higher", config.margin, config.alpha_rollback, False)
     promotions = ask(promotion, "outcome", "higher", config.margin, config.alpha, False)
     rails = []
-    for rail in config.guardrails:
+    for rail in guardrails_of(config):
         # The mean of a cluster is not 0 or 1.
         binary = rail.is_binary and config.randomize == "session"
         rails.append(ask(harm, rail.name, rail.better, rail.margin, rail.alpha, binary))

@@ -60,7 +60,12 @@ class Follower:
         self._threads = []
 
     def decide(self) -> None:
-        """Look at the evidence of every experiment once."""
+        """Store which sessions failed here, and look at the evidence of every experiment once."""
+        problem: StoreError | None = None
+        try:
+            self._gateway.failed_sessions.write()
+        except StoreError as error:  # a full disk, say, which must not keep anything from being rolled back
+            problem = error
         for name, router in self._gateway.endpoints.routers.items():
             try:
                 decide(self._gateway.store, router.config)
@@ -69,6 +74,8 @@ class Follower:
                 raise  # the same for all of them
             except Exception:  # one experiment's numbers must not keep the others from being rolled back
                 _log.exception("experiment %s: its evidence cannot be judged", name)
+        if problem is not None:
+            raise problem
 
     def look(self) -> None:
         """Follow every experiment once. Raises MarlRayError if the store cannot be read."""

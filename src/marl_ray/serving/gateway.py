@@ -25,6 +25,7 @@ from marl_ray.serving.deadlines import Deadlines
 from marl_ray.serving.decision_log import DecisionLog
 from marl_ray.serving.endpoints import Endpoints
 from marl_ray.serving.exposures import ExposureLog
+from marl_ray.serving.failures import FailedSessions
 from marl_ray.serving.follower import Follower
 from marl_ray.serving.http import (
     ClientGoneError,
@@ -94,6 +95,7 @@ class Gateway:
         self.store = ExperimentStore(config.database)
         self.exposures = ExposureLog(self.store, Spool(spool_folder(config.spool, config.database), config.spool_bytes))
         self.endpoints = Endpoints()
+        self.failed_sessions = FailedSessions(self)
         self._deadlines = Deadlines()
         self.models: dict[str, AnyBundle] = {}
         """Bundles loaded ahead of any experiment, by reference into the registry, where versions never change."""
@@ -119,6 +121,7 @@ class Gateway:
     def close(self) -> None:
         """Write what is queued and let go of the store; blocks for some seconds at most."""
         self.follower.close()
+        self._write_failed_sessions()
         self.exposures.close()
         if self.decisions is not None:
             self.decisions.close()
@@ -127,6 +130,12 @@ class Gateway:
         for threads in (self._threads, self.look_up_threads):
             threads.shutdown(cancel_futures=True)
         self.store.close()
+
+    def _write_failed_sessions(self) -> None:
+        try:
+            self.failed_sessions.write()
+        except StoreError as error:
+            _log.error("failures of sessions are lost: %s", error)
 
     def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: Any) -> Router:
         """Register an experiment with the store and route to it; `more` is stored beside its config. Blocks. Raises
@@ -281,20 +290,6 @@ class Gateway:
                 _log.error("experiment %s: arm %s is not rolled back: %s", name, arm, error)
 
         self._threads.submit(change)
-
-    def note_error(self, router: Router, session: str) -> None:
-        """Store that a session's arm failed, if a guardrail watches that: such a session may never report an outcome."""
-        if all(rail.name != "error" for rail in router.config.guardrails):
-            return
-
-        def write() -> None:
-            try:
-                self.exposures.flush()
-                self.store.record_metrics(router.config.name, session, {"error": 1.0})
-            except MarlRayError as error:
-                _log.error("experiment %s: an error of %s is not stored: %s", router.config.name, session, error)
-
-        self._threads.submit(write)
 
     def log_line(self, event: str, **fields: Any) -> None:
         """One line of JSON in the log."""

@@ -9,7 +9,9 @@ import contextvars
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar, cast
 
+from marl_ray.serving.arm_errors import ArmError, LostError, busy, new_pass
 from marl_ray.serving.deadlines import Deadlines
+from marl_ray.serving.http import RequestError
 
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
@@ -18,6 +20,14 @@ CALLS = 2
 """Calls per replica that are under way: one that it works on, and one that is there when it has done so."""
 LARGEST = 256
 """Requests of one call at most."""
+
+
+class _Asked(Generic[Given, Answer]):
+    __slots__ = ("answer", "answered_before", "call", "given")
+
+    def __init__(self, given: Given, answer: "asyncio.Future[Answer]", answered_before: int):
+        self.given, self.answer, self.answered_before = given, answer, answered_before
+        self.call: int | None = None  # its number; None while the request waits
 
 
 class Gathering(Generic[Given, Answer]):
@@ -34,20 +44,31 @@ class Gathering(Generic[Given, Answer]):
         self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
         self._most = CALLS * replicas
         self._deadlines = Deadlines()
-        self._waiting: list[tuple[Given, asyncio.Future[Answer]]] = []
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._waiting: list[_Asked[Given, Answer]] = []
+        self._under_way: dict[asyncio.Task[None], int] = {}
+        """Calls and their numbers, the oldest first."""
+        self._answered_calls = 0
         self._sends_soon = False
 
     async def ask(self, given: Given) -> Answer:
-        """The answer; what the call raised, or TimeoutError after the deadline."""
+        """The answer, or what the call raised: LostError after the deadline, with the number of its call. A request that
+        waited until then for room in a call is refused (RequestError 503) if other calls were answered meanwhile."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Answer] = loop.create_future()
-        self._waiting.append((given, answer))
+        asked = _Asked[Given, Answer](given, loop.create_future(), self._answered_calls)
+        self._waiting.append(asked)
         if not self._sends_soon and len(self._under_way) < self._most:
             # After all callbacks that are ready now, and those are the other requests of this moment.
             self._sends_soon = True
             loop.call_soon(self._send)
-        return await self._deadlines.run(answer, self._deadline_s)
+        try:
+            return await self._deadlines.run(asked.answer, self._deadline_s)
+        except TimeoutError:
+            number = asked.call
+            if number is None:
+                if self._answered_calls > asked.answered_before:
+                    raise busy(f"no room in a call within {self._deadline_s:g} s") from None
+                number = next(iter(self._under_way.values()), new_pass())  # of a call that hangs
+            raise LostError(f"no answer within {self._deadline_s:g} s", number) from None
 
     def _send(self) -> None:
         self._sends_soon = False
@@ -55,34 +76,44 @@ class Gathering(Generic[Given, Answer]):
             idle = max(1, self._replicas - len(self._under_way))
             size = min(LARGEST, -(-len(self._waiting) // idle))
             chosen, self._waiting = self._waiting[:size], self._waiting[size:]
-            asked = [one for one in chosen if not one[1].done()]  # done: it was given up
+            asked = [one for one in chosen if not one.answer.done()]  # done: it was given up
             if asked:
+                number = new_pass()
+                for one in asked:
+                    one.call = number
                 # In no client's context: Serve would give all requests that one's id, and cancel them with it.
-                task = asyncio.get_running_loop().create_task(self._answered(asked), context=contextvars.Context())
-                self._under_way.add(task)
+                task = asyncio.get_running_loop().create_task(
+                    self._answered(asked, number), context=contextvars.Context()
+                )
+                self._under_way[task] = number
                 task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
+        self._under_way.pop(task, None)
         self._send()
 
-    async def _answered(self, asked: Sequence[tuple[Given, asyncio.Future[Answer]]]) -> None:
+    async def _answered(self, asked: Sequence[_Asked[Given, Answer]], number: int) -> None:
         found: Sequence[Answer | Exception]
         try:
             async with asyncio.timeout(self._deadline_s):
-                found = await self._call([given for given, _ in asked])
+                found = await self._call([one.given for one in asked])
             if len(found) != len(asked):
                 raise ValueError(f"expected {len(asked)} answers, got {len(found)}")
+            self._answered_calls += 1
         except asyncio.CancelledError:
             if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
                 raise
-            found = [ConnectionError("the call was cancelled")] * len(asked)  # by the other side
-        except Exception as error:  # each request reports it
+            found = [LostError("the call was cancelled", number)] * len(asked)  # by the other side
+        except (ArmError, RequestError) as error:  # each request reports it
             found = [error] * len(asked)
-        for (_, answer), one in zip(asked, found, strict=True):
-            if answer.done():
+        except TimeoutError:
+            found = [LostError(f"no answer within {self._deadline_s:g} s", number)] * len(asked)
+        except Exception as error:
+            found = [ArmError(str(error), number)] * len(asked)
+        for one, answer in zip(asked, found, strict=True):
+            if one.answer.done():
                 continue
-            if isinstance(one, Exception):
-                answer.set_exception(one)
+            if isinstance(answer, Exception):
+                one.answer.set_exception(answer)
             else:
-                answer.set_result(one)
+                one.answer.set_result(answer)

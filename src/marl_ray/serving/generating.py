@@ -12,11 +12,10 @@ from marl_ray.serving.assigning import (
     answered,
     cluster_of,
     expose,
-    failed,
     meet,
-    nobody_answers,
     session_id,
 )
+from marl_ray.serving.failures import Attempts
 from marl_ray.serving.http import (
     Headers,
     Request,
@@ -158,22 +157,47 @@ class Writing:
     async def begin(self) -> None:
         """Wait for the first token. RequestError if the request is refused, or if no arm answers."""
         router = self._met.router
-        for name in dict.fromkeys((self._arm, router.control)):
-            self._ticket = router.circuits[name].allow()
-            if not self._ticket:
-                continue
-            self._arm = name
-            self._reply = cast(TextArm, router.arms[name]).write(self._asked)
-            try:
-                self._first = await _piece(self._reply)
-            except RequestError:
-                raise
-            except Exception as error:
-                self._fail(error)
-                continue
-            self._first_s = time.perf_counter() - self._start
-            return
-        raise nobody_answers(router)
+        attempts = self._attempts()
+        try:
+            for name in dict.fromkeys((self._assignment.arm, router.control)):
+                self._ticket = router.circuits[name].allow()
+                if not self._ticket:
+                    continue
+                self._arm = name
+                self._reply = cast(TextArm, router.arms[name]).write(self._asked)
+                try:
+                    self._first = await _piece(self._reply)
+                except RequestError:
+                    raise
+                except Exception as error:
+                    self._reply.leave()
+                    attempts.failed(name, self._ticket, error)
+                    self._ticket = 0
+                    continue
+                attempts.answered_by = name
+                self._first_s = time.perf_counter() - self._start
+                return
+            if (other := attempts.comparison()) is not None:
+                await self._compare(attempts, other)
+            raise attempts.refusal(None)
+        finally:
+            attempts.judge()
+
+    def _attempts(self) -> Attempts:
+        return Attempts(self._gateway, self._met.router, self._met.session, self._assignment.arm)
+
+    async def _compare(self, attempts: Attempts, arm: str) -> None:
+        """Whether this arm would begin a response."""
+        reply = cast(TextArm, self._met.router.arms[arm]).write(self._asked)
+        try:
+            await _piece(reply)
+            attempts.answered_by = arm
+        except RequestError:
+            pass  # it is busy
+        except Exception as error:
+            attempts.comparison_failed(error)
+        finally:
+            reply.leave()
 
     async def next(self) -> Piece:
         """What comes next, until a piece has a `finish`; RequestError if the arm fails. Only after `begin`."""
@@ -185,7 +209,9 @@ class Writing:
             except RequestError:
                 raise
             except Exception as error:
-                self._fail(error)
+                self._reply.leave()
+                self._attempts().broke_off(self._arm, self._ticket, error)
+                self._ticket = 0
                 raise RequestError(503, None, f"arm {self._arm!r} failed in mid-response") from None
         self._tokens += len(piece.ids)
         if piece.finish is not None:
@@ -203,12 +229,6 @@ class Writing:
             meters = self._gateway.meters(self._met.router)[self._arm]
             meters.tokens += self._tokens
             self._tokens = 0
-
-    def _fail(self, error: Exception) -> None:
-        if self._reply is not None:
-            self._reply.leave()
-        failed(self._gateway, self._met.router, self._met.session, self._arm, self._ticket, error)
-        self._ticket = 0
 
     def _done(self, piece: Piece) -> None:
         router, seconds = self._met.router, time.perf_counter() - self._start

@@ -6,17 +6,19 @@ policy, experiments that share a bundle share its replicas, and experiments crea
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from ray import serve
-from ray.serve.exceptions import RayServeException
+from ray.exceptions import RayTaskError
+from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from marl_ray.config import ArmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle, load_bundle
+from marl_ray.serving.arm_errors import ArmError, LostError, busy, new_pass
 from marl_ray.serving.arms import Answer, AnyBundle, ArmBatcher, Observations, is_text
 from marl_ray.serving.gathering import Gathering
 from marl_ray.serving.texts import TextArm
@@ -44,8 +46,11 @@ class ArmHost:
     async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
         """An answer per request, or why there is none: one that fails is of no matter to the others of its call."""
         found = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
-        # As text: an exception may be of a kind that the other side cannot read.
-        return [RuntimeError(repr(one)) if isinstance(one, BaseException) else one for one in found]
+        # Others as text: an exception may be of a kind that the other side cannot read.
+        return [
+            ArmError(repr(one), new_pass()) if isinstance(one, BaseException) and not isinstance(one, ArmError) else one
+            for one in found
+        ]
 
 
 def verified(reference: str, digest: str, tracking_uri: str | None) -> AnyBundle:
@@ -54,6 +59,31 @@ def verified(reference: str, digest: str, tracking_uri: str | None) -> AnyBundle
     if bundle.digest != digest:
         raise MarlRayError(f"bundle {reference!r}: expected digest {digest[:16]}, got {bundle.digest[:16]}")
     return bundle
+
+
+async def answer_of(send: Callable[[], Any]) -> Any:
+    """The answer of a call through a handle. One that is lost is sent once more: acts may be repeated.
+
+    LostError if that one is lost too, ArmError if the arm's own code failed, RequestError 503 if Serve refuses it for the
+    length of its queue.
+    """
+    reason = ""
+    for _ in range(2):
+        response = send()
+        try:
+            return await response
+        except BackPressureError as error:
+            raise busy(str(error)) from None
+        except RayTaskError as error:
+            raise ArmError(repr(error), new_pass()) from None
+        except asyncio.CancelledError:
+            response.cancel()  # else the replica would still work on what nobody waits for
+            if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
+                raise
+            reason = "the call was cancelled"  # by the other side
+        except Exception as error:  # of an actor that died, of a connection, of Serve: many kinds, each means that
+            reason = repr(error)
+    raise LostError(f"two calls were lost, the last one by {reason}", new_pass())
 
 
 class RemoteArm:
@@ -66,18 +96,13 @@ class RemoteArm:
         act = handle.options(method_name="act", request_serialization="pickle", response_serialization="pickle")
 
         async def call(requests: Sequence[ActRequest]) -> list[Answer | Exception]:
-            response = act.remote(requests)
-            try:
-                answers: list[Answer | Exception] = await response
-            except BaseException:
-                response.cancel()  # else the replica would still work on what nobody waits for
-                raise
+            answers: list[Answer | Exception] = await answer_of(lambda: act.remote(requests))
             return answers
 
         self._requests: Gathering[ActRequest, Answer] = Gathering(call, replicas, deadline_s)
 
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
-        """As `ArmBatcher.act`; TimeoutError after the deadline."""
+        """As `ArmBatcher.act`; LostError if no answer comes back, RequestError 503 if the arm has no time."""
         return await self._requests.ask((observations, greedy, masks or {}))
 
 

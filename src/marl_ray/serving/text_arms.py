@@ -22,16 +22,16 @@ from marl_ray.policies.engines.decoder import Decoder
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES, cached_model
 from marl_ray.policies.prompts import encode_chat, encode_prompt, uses_template
 from marl_ray.policies.token_bundle import TokenBundle
+from marl_ray.serving.arm_errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError, new_pass
 from marl_ray.serving.detokenizing import Detokenizer
 from marl_ray.serving.texts import Messages, Piece, Refusal, TextRequest
 
 WAITING = 256
 """Responses of one arm that may wait for room in the batch; more are refused with 503."""
-RETRY_AFTER_S = 1.0
 CLOSE_S = 10.0
 """How long closing waits for the step under way."""
 
-Arrived = Token | Exception | Refusal
+Arrived = Token | ArmError | Refusal
 _log = logging.getLogger(__name__)
 
 
@@ -43,6 +43,8 @@ class TextBatcher:
         waits longer than `patience_s` for its turn is refused, and one that gets no token for as long has failed. Loads
         all models. Raises MarlRayError for one that cannot be decoded here."""
         self.bundle = bundle
+        self.step_number = new_pass()
+        """Of the step that is under way, or was the last one."""
         self._patience_s = patience_s
         self._models = {name: _Model(policy) for name, policy in bundle.policies.items()}
         device = next(iter(bundle.policies.values())).device
@@ -112,14 +114,16 @@ class TextBatcher:
                 self._step(model, [writing for writing in new if writing.model is model])
 
     def _step(self, model: "_Model", new: list["_Writing"]) -> None:
+        self.step_number = new_pass()
         try:
             model.add(new)
-            tokens = model.step()
+            tokens = model.step(self.step_number)
         except Exception as error:  # each request reports it; the arm goes on with an empty batch
             _log.error("a batch of %d responses failed: %r", len(model.rows) + len(new), error)
             failing = dict.fromkeys([*model.rows.values(), *new])
             model.clear()
-            _deliver([(writing, error) for writing in failing])
+            failed = ArmError(f"its step failed: {error!r}", self.step_number)
+            _deliver([(writing, failed) for writing in failing])
         else:
             _deliver(tokens)
 
@@ -180,12 +184,16 @@ class _Model:
             for writing in group:
                 writing.joined = True
 
-    def step(self) -> list[tuple["_Writing", Arrived]]:
+    def step(self, number: int) -> list[tuple["_Writing", Arrived]]:
+        """The next token of every row, or its failure where its logits are not finite."""
         found: list[tuple[_Writing, Arrived]] = []
-        for token in self._decoder.step():
+        not_finite: list[int] = []
+        for token in self._decoder.step(not_finite):
             found.append((self.rows[token.handle], token))
             if token.finish is not None:
                 del self.rows[token.handle]
+        for handle in not_finite:
+            found.append((self.rows.pop(handle), NotFiniteError("the logits are not finite", number)))
         return found
 
     def remove(self, writing: "_Writing") -> None:
@@ -209,7 +217,7 @@ class _Writing:
         self.loop = asyncio.get_running_loop()
         self._arm, self._request, self._patience_s = arm, request, patience_s
         self._new: list[Token] = []
-        self._end: Exception | Refusal | None = None
+        self._end: ArmError | Refusal | None = None
         self._arrived = asyncio.Event()
         self._queued = self._begun = self._finished = False
         self._text = Detokenizer(self.model.tokenizer)
@@ -217,14 +225,15 @@ class _Writing:
     async def next(self) -> Piece | Refusal:
         if not self._queued and (refusal := await self._begin()) is not None:
             return refusal
+        step_before = self._arm.step_number
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._arrived.wait()
         except TimeoutError:
-            if not self.joined:
+            if not self.joined and self._arm.step_number != step_before:
                 return _refused(f"no room in the batch within {self._patience_s:g} s")
             if not self._new:
-                raise TimeoutError(f"no token within {self._patience_s:g} s") from None
+                raise LostError(f"no token within {self._patience_s:g} s", self._arm.step_number) from None
         if isinstance(self._end, Refusal):
             return self._end
         if self._end is not None:

@@ -60,7 +60,7 @@ class Reply(Protocol):
     """One response on its way."""
 
     async def next(self) -> Piece | Refusal:
-        """What comes next; nothing after a refusal or a piece with a `finish`. Any exception is a failure of the arm."""
+        """What comes next; nothing after a refusal or a piece with a `finish`. ArmError if the arm fails."""
 
     def leave(self) -> None:
         """Nobody waits for it any more; to be called at the end in any case."""

@@ -83,8 +83,12 @@ class Decoder:
         return handles
 
     @torch.inference_mode()
-    def step(self) -> list[Token]:
-        """The next token of every row. Rows that end with theirs are gone afterwards."""
+    def step(self, not_finite: list[int] | None = None) -> list[Token]:
+        """The next token of every row. Rows that end with theirs are gone afterwards.
+
+        Where a row's logits are not finite, it is given up and its handle is appended to `not_finite`; without a list it is
+        a MarlRayError, and the decoder cannot be used any more.
+        """
         if not self._rows:
             return []
         positions = self._device(self._cache.positions)
@@ -98,7 +102,12 @@ class Decoder:
         for number in range(len(self._rows) - 1, -1, -1):  # backwards: a row that leaves is replaced by the last one
             row, (token, log_prob) = self._rows[number], drawn[number]
             if log_prob != log_prob:
-                raise MarlRayError("the language model's logits are not finite")
+                if not_finite is None:
+                    raise MarlRayError("the language model's logits are not finite")
+                not_finite.append(row.handle)
+                self._cache.clear(number)
+                self._remove(number)
+                continue
             by_itself = token in self._ends or number in stopped
             cut = len(row.ids) == row.generation.max_tokens
             tokens.append(Token(row.handle, token, log_prob, "stop" if by_itself else "length" if cut else None))

@@ -83,6 +83,11 @@ class KeyValues:
             return cache, None
         return cache, self._hidden[:rows, None, None, first : self._end]
 
+    def clear(self, row: int) -> None:
+        """Forget what a row holds, before it is taken out: another row's hidden columns must not hold NaN, because they
+        are multiplied by 0."""
+        self._storage[row] = 0
+
     def remove(self, row: int) -> None:
         """Take a row out; the last row takes its number."""
         last = len(self._starts) - 1

@@ -1,0 +1,138 @@
+"""What it means that an arm failed on a request: for the arm's circuit, for the session, and for the experiment.
+
+It is judged once the request is over, by one rule: a failure counts against an arm only where another arm has answered the
+same request. The control answers in a treatment's stead anyway. Where the control fails, a treatment is asked for
+comparison, and what it answers is dropped. So an input that every arm fails on counts against none.
+
+- A session whose arm failed, or whose arm was not asked because its circuit is open, has `error` 1 if another arm answered.
+  The test of the guardrail `error` compares these sessions' share with the control's.
+- A treatment's failure counts in its circuit. Of the control only lost calls do: nobody answers in its stead, so an open
+  circuit of it spares waiting and nothing else. A lost call counts in any case, for it has nothing to do with the input.
+- A treatment is rolled back for its circuit alone where the config says `on_open: rollback`, and only once `rounds` rounds
+  of probes have failed in a row.
+"""
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store import OutcomeConflictError, StoreError
+from marl_ray.serving.arm_errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError
+from marl_ray.serving.breaker import CircuitState
+from marl_ray.serving.http import RequestError
+from marl_ray.serving.router import REMEMBERED, Router
+
+if TYPE_CHECKING:
+    from marl_ray.serving.gateway import Gateway
+
+_log = logging.getLogger(__name__)
+
+
+class Attempts:
+    """The arms that one request was tried with."""
+
+    __slots__ = ("_arm", "_errors", "_failures", "_gateway", "_router", "_session", "answered_by")
+
+    def __init__(self, gateway: "Gateway", router: Router, session: str, arm: str):
+        """`arm` is the session's own."""
+        self.answered_by: str | None = None
+        """The arm that answered, or that would have, where it was only compared with."""
+        self._gateway, self._router, self._session, self._arm = gateway, router, session, arm
+        self._failures: list[tuple[str, int, Exception]] = []
+        self._errors: list[Exception] = []
+
+    def failed(self, arm: str, ticket: int, error: Exception) -> None:
+        """An arm failed on the request."""
+        self._failures.append((arm, ticket, error))
+        self._errors.append(error)
+
+    def comparison(self) -> str | None:
+        """The treatment to compare with: if the control alone was tried and failed, the first one that takes part and whose
+        circuit is closed."""
+        router = self._router
+        if [arm for arm, _, _ in self._failures] != [router.control]:
+            return None
+        here = (arm for arm in router.arms if arm != router.control and arm not in router.state.rolled_back)
+        return next((arm for arm in here if router.circuits[arm].state is CircuitState.CLOSED), None)
+
+    def comparison_failed(self, error: Exception) -> None:
+        """The treatment that the control was compared with failed too."""
+        self._errors.append(error)
+
+    def refusal(self, field: str | None) -> RequestError:
+        """What a client is told that no arm has answered; `field` is what it sent."""
+        if len(self._errors) > 1 and all(isinstance(error, NotFiniteError) for error in self._errors):
+            return RequestError(400, field, "every arm's log-probabilities of this input are not finite")
+        router = self._router
+        wait = router.circuits[router.control].retry_after_s or RETRY_AFTER_S
+        return RequestError(503, None, f"no arm of experiment {router.config.name!r} answers", retry_after_s=wait)
+
+    def judge(self) -> None:
+        """The request is over."""
+        another_answered = self.answered_by is not None
+        for arm, ticket, error in self._failures:
+            self._count(arm, ticket, error, another_answered)
+        if another_answered and self.answered_by != self._arm:
+            self._note()
+
+    def broke_off(self, arm: str, ticket: int, error: Exception) -> None:
+        """An arm failed after its answer had begun. Its own failure: it could take the input."""
+        self._count(arm, ticket, error, True)
+        if arm == self._arm:
+            self._note()
+
+    def _count(self, arm: str, ticket: int, error: Exception, another_answered: bool) -> None:
+        router, gateway = self._router, self._gateway
+        circuit, is_treatment = router.circuits[arm], arm != router.control
+        own = another_answered and is_treatment
+        if not own and not isinstance(error, LostError):
+            circuit.forget(ticket)
+            return
+        opened = circuit.opened
+        circuit.failure(ticket, error.of if isinstance(error, ArmError) else None)
+        gateway.metrics.failures.labels(router.config.name, arm).inc()
+        if circuit.opened == opened:
+            return
+        gateway.log_line("circuit_open", experiment=router.config.name, arm=arm, error=repr(error))
+        breaker = router.config.breaker
+        if own and breaker.on_open == "rollback" and circuit.failed_rounds >= breaker.rounds:
+            rounds = "a round" if circuit.failed_rounds == 1 else f"{circuit.failed_rounds} rounds"
+            gateway.roll_back(router, arm, f"circuit open through {rounds} of probes: {error!r}")
+
+    def _note(self) -> None:
+        known = self._router.session(self._session)
+        if known is not None and known.assignment.arm == self._arm and not known.failed:
+            known.failed = True
+            self._gateway.failed_sessions.note(self._router.config.name, self._session)
+
+
+class FailedSessions:
+    """Sessions whose arm failed, on their way to the store: such a session may never report an outcome."""
+
+    def __init__(self, gateway: "Gateway"):
+        self._gateway = gateway
+        self._waiting: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
+
+    def note(self, experiment: str, session: str) -> None:
+        """Queue a session; never blocks. Of too many the oldest are dropped."""
+        self._waiting.append((experiment, session))
+
+    def write(self) -> None:
+        """Store what is queued: `error` 1 per session. Raises StoreError, and keeps what is not written, if the database
+        fails. For one thread at a time."""
+        if not self._waiting:
+            return
+        gateway = self._gateway
+        gateway.exposures.flush()  # a session's exposure may be waiting here
+        for _ in range(len(self._waiting)):
+            experiment, session = self._waiting[0]
+            try:
+                gateway.store.record_metrics(experiment, session, {"error": 1.0})
+            except StoreError:
+                raise
+            except OutcomeConflictError:
+                pass  # its client has told of an error itself
+            except MarlRayError as error:
+                _log.error("experiment %s: a failure of session %s is not stored: %s", experiment, session, error)
+            self._waiting.popleft()
