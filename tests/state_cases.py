@@ -89,7 +89,9 @@ def test_a_rolled_back_bundle_needs_leave_to_enter_another_experiment(url):
     store = ExperimentStore(url)
     store.open_experiment("exp", config(a=1, b=1))
     act(store, Action.ROLLBACK)
-    with pytest.raises(MarlRayError, match=r"arms\.b: bundle digest-b has been rolled back in experiment 'exp'"):
+    with pytest.raises(
+        MarlRayError, match=r"arms\.b: the weights of bundle digest-b have been rolled back in experiment 'exp'"
+    ):
         store.open_experiment("new", config(a=1, b=1))
     assert store.experiment("new") is None
     allowing = config(a=1, b=1)
@@ -103,13 +105,49 @@ def test_a_rolled_back_bundle_needs_leave_to_enter_another_experiment(url):
     assert len(store.audit("new")) == 2
 
 
+def weighing(of: dict[str, str], **weights: float) -> dict[str, Any]:
+    """A config whose arms have a bundle of their own each, and weights as `of` says."""
+    made = config(**weights)
+    for arm, sha256 in of.items():
+        made["arms"][arm] |= {"weights_sha256": sha256}
+    return made
+
+
+def test_weights_that_were_rolled_back_are_barred_in_any_bundle(url):
+    store = ExperimentStore(url)
+    store.open_experiment("exp", weighing({"a": "good", "b": "bad"}, a=1, b=1))
+    act(store, Action.ROLLBACK)
+    with pytest.raises(MarlRayError, match=r"arms\.c: the weights of bundle digest-c have been rolled back in .*'exp'"):
+        store.open_experiment("new", weighing({"a": "good", "c": "bad"}, a=1, c=1))
+    assert store.experiment("new") is None
+    assert store.open_experiment("new", weighing({"a": "good", "c": "other"}, a=1, c=1)).weights["c"] == 1
+    # In the experiment itself they may come under another name, and get nothing.
+    again = store.open_experiment("exp", weighing({"a": "good", "d": "bad"}, a=1, d=1))
+    assert again.state.rolled_back == {"b", "d"}
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with pytest.raises(sa.exc.DBAPIError, match="stays rolled back"), engine.begin() as connection:
+        connection.execute(sa.text("UPDATE arms SET weights_sha256 = NULL WHERE arm = 'b'"))
+    engine.dispose()
+    store.close()
+
+
+def test_the_weights_of_an_arm_from_before_they_were_kept_are_learned_when_it_is_opened_again(url):
+    store = ExperimentStore(url)
+    store.open_experiment("exp", config(a=1, b=1))
+    act(store, Action.ROLLBACK)
+    store.open_experiment("exp", weighing({"a": "good", "b": "bad"}, a=1, b=1))
+    with pytest.raises(MarlRayError, match="the weights of bundle digest-c"):
+        store.open_experiment("new", weighing({"a": "good", "c": "bad"}, a=1, c=1))
+    store.close()
+
+
 def test_a_bundle_rolled_back_elsewhere_gets_no_more_traffic_than_it_has(url):
     store = ExperimentStore(url)
     for name in ("exp", "other", "waiting"):
         store.open_experiment(name, gradual(a=1, b=1) | {"autostart": name != "waiting"})
     act(store, Action.ROLLBACK)
     for name, action in (("other", Action.NEXT_STAGE), ("other", Action.PROMOTE), ("waiting", Action.START)):
-        with pytest.raises(MarlRayError, match=rf"'{name}': arms\.b: bundle digest-b has been rolled back"):
+        with pytest.raises(MarlRayError, match=rf"'{name}': arms\.b: the weights of bundle digest-b have been"):
             act(store, action, name)
     with pytest.raises(MarlRayError, match="weight 0, or allow_rolled_back"):
         store.open_experiment("other", gradual(a=1, b=2))

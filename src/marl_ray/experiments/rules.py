@@ -73,10 +73,12 @@ def marked_arms(connection: sa.Connection, name: str) -> frozenset[str]:
 def allowed_arms(
     connection: sa.Connection, name: str, config: dict[str, Any], before: dict[str, Any]
 ) -> dict[str, str]:
-    """Arm -> another experiment, for the arms with weight whose bundle that one has rolled back and which the config
-    allows, unless it did so `before` (the arms of the earlier config). MarlRayError for one that is not allowed."""
+    """Arm -> another experiment, for the arms with weight whose bundle (or whose weights, in whatever bundle) that one has
+    rolled back and which the config allows, unless it did so `before` (the arms of the earlier config). MarlRayError for one
+    that is not allowed."""
     mine, other = schema.arms.alias().c, schema.arms.alias().c
-    marked = sa.and_(other.digest == mine.digest, other.experiment != name, other.rolled_back_at.is_not(None))
+    same = sa.or_(other.digest == mine.digest, other.weights_sha256 == mine.weights_sha256)
+    marked = sa.and_(same, other.experiment != name, other.rolled_back_at.is_not(None))
     query = sa.select(mine.arm, mine.digest, sa.func.min(other.experiment).label("elsewhere")).where(marked)
     query = query.where(mine.experiment == name, mine.rolled_back_at.is_(None)).group_by(mine.arm, mine.digest)
     allowed: dict[str, str] = {}
@@ -88,8 +90,8 @@ def allowed_arms(
             continue
         if not part.get("allow_rolled_back", False):
             raise MarlRayError(
-                f"experiment {name!r}: arms.{row.arm}: bundle {row.digest[:16]} has been rolled back in experiment "
-                f"{row.elsewhere!r}; expected another bundle, weight 0, or allow_rolled_back: true"
+                f"experiment {name!r}: arms.{row.arm}: the weights of bundle {row.digest[:16]} have been rolled back in "
+                f"experiment {row.elsewhere!r}; expected another bundle, weight 0, or allow_rolled_back: true"
             )
         if not (kept and known.get("allow_rolled_back", False)):
             allowed[row.arm] = row.elsewhere

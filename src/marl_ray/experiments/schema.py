@@ -40,6 +40,7 @@ arms = sa.Table(
     sa.Column("experiment", sa.String(100), primary_key=True),
     sa.Column("arm", sa.String(100), primary_key=True),
     sa.Column("digest", sa.String(200)),
+    sa.Column("weights_sha256", sa.String(64)),
     sa.Column("rolled_back_at", sa.Float(53)),
     sa.Column("reason", sa.Text),
 )

@@ -100,14 +100,14 @@ class ExperimentStore(UnitStore):
     ) -> ExperimentRecord:
         """Create the experiment, or take it up again with this config, a later epoch if assignment changed.
 
-        `config` is plain data with `salt` and `arms` (name -> {"digest", "weight", ...}), and the other keys of
-        `ExperimentConfig` as far as they are not the defaults of a plain A/B test. MarlRayError if an arm that has
-        exposures is missing or has another digest (its outcomes would be of two things), if the control or a changed
-        arm has been rolled back, or if an arm with weight has a digest that another experiment has rolled back and
-        lacks `allow_rolled_back` (what already runs is not stopped by that). An arm that this experiment has rolled
-        back, by name or digest, may stay: the record's `kept_at_zero` names it. MarlRayError, too, if the endpoint has
-        another open experiment with which this one does not share a layer, and if `randomize` or `outcome_window_s` changes
-        once there are exposures.
+        `config` is plain data with `salt` and `arms` (name -> {"digest", "weights_sha256", "weight", ...}; without the
+        second an arm is known by its bundle's digest alone), and the other keys of `ExperimentConfig` as far as they are
+        not the defaults of a plain A/B test. MarlRayError if an arm that has exposures is missing or has another digest
+        (its outcomes would be of two things), if the control or a changed arm has been rolled back, or if an arm with
+        weight has a digest or weights that another experiment has rolled back and lacks `allow_rolled_back` (what already
+        runs is not stopped by that). An arm that this experiment has rolled back, by name, digest or weights, may stay:
+        the record's `kept_at_zero` names it. MarlRayError, too, if the endpoint has another open experiment with which
+        this one does not share a layer, and if `randomize` or `outcome_window_s` changes once there are exposures.
         """
         with self._transaction(self._writer) as connection:
             now, endpoint = time.time(), endpoint_of(name, config)
@@ -157,19 +157,28 @@ class ExperimentStore(UnitStore):
         """Note the arms that are new or have a new digest; one that this experiment has rolled back is marked again."""
         arms = schema.arms.c
         known = {row.arm: row for row in connection.execute(sa.select(schema.arms).where(arms.experiment == name))}
-        barred = {row.digest: row.arm for row in known.values() if row.rolled_back_at is not None}
+        marked = [row for row in known.values() if row.rolled_back_at is not None]
+        barred = {key: row.arm for row in marked for key in (row.digest, row.weights_sha256) if key is not None}
         for arm, part in given.items():
-            digest, row = part["digest"], known.get(arm)
+            digest, weights, row = part["digest"], part.get("weights_sha256"), known.get(arm)
             if row is not None and row.digest == digest:
+                if row.weights_sha256 is None and weights is not None:  # registered before weights were
+                    of_arm = sa.update(schema.arms).where(arms.experiment == name, arms.arm == arm)
+                    connection.execute(of_arm.values(weights_sha256=weights))
                 continue
             if row is not None and row.rolled_back_at is not None:
                 raise MarlRayError(
                     f"experiment {name!r}: arm {arm!r} has been rolled back with bundle {row.digest[:16]}; "
                     "expected a new arm name for another bundle"
                 )
-            values: dict[str, Any] = {"digest": digest, "rolled_back_at": None, "reason": None}
-            if digest in barred:
-                values |= {"rolled_back_at": now, "reason": f"the bundle of rolled-back arm {barred[digest]!r}"}
+            values: dict[str, Any] = {
+                "digest": digest,
+                "weights_sha256": weights,
+                "rolled_back_at": None,
+                "reason": None,
+            }
+            if (of := barred.get(digest) or barred.get(weights)) is not None:
+                values |= {"rolled_back_at": now, "reason": f"the weights of rolled-back arm {of!r}"}
             insert = self._insert(schema.arms).values(experiment=name, arm=arm, **values)
             connection.execute(insert.on_conflict_do_update(index_elements=["experiment", "arm"], set_=values))
 

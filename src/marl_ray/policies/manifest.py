@@ -73,6 +73,17 @@ class _Common(BaseModel):
         content = json.dumps(self.model_dump(mode="json", exclude={"digest"}), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
+    @property
+    def weights_sha256(self) -> str:
+        """sha256 (hex) of the weights that every agent plays with: the same whatever run wrote them, and whatever its
+        policies and files are called."""
+        weights = {agent: self._weights_of(policy) for agent, policy in self.agents.items()}
+        return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
+
+    def _weights_of(self, policy: str) -> list[str]:
+        """sha256 of the policy's files of weights."""
+        raise NotImplementedError
+
 
 class Manifest(_Common):
     """`bundle.json` of actor-critics."""
@@ -80,12 +91,20 @@ class Manifest(_Common):
     family: Literal["actor_critic"] = "actor_critic"
     policies: dict[str, PolicyManifest]
 
+    def _weights_of(self, policy: str) -> list[str]:
+        return [self.policies[policy].sha256]
+
 
 class TokenManifest(_Common):
     """`bundle.json` of language models."""
 
     family: Literal["token"] = "token"
     policies: dict[str, TokenPolicyManifest]
+
+    def _weights_of(self, policy: str) -> list[str]:
+        # An adapter is merged into the weights that are beside it.
+        files = self.policies[policy].files.items()
+        return sorted(sha256 for name, sha256 in files if "/" not in name and name.endswith(".safetensors"))
 
 
 FAMILIES: Mapping[str, type[Manifest] | type[TokenManifest]] = {"actor_critic": Manifest, "token": TokenManifest}

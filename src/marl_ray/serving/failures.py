@@ -13,6 +13,7 @@ comparison, and what it answers is dropped. So an input that every arm fails on 
 """
 
 import logging
+import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,7 @@ class FailedSessions:
     def __init__(self, gateway: "Gateway"):
         self._gateway = gateway
         self._waiting: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
+        self._writing = threading.Lock()
 
     def note(self, experiment: str, session: str) -> None:
         """Queue a session; never blocks. Of too many the oldest are dropped."""
@@ -120,19 +122,24 @@ class FailedSessions:
 
     def write(self) -> None:
         """Store what is queued: `error` 1 per session. Raises StoreError, and keeps what is not written, if the database
-        fails. For one thread at a time."""
-        if not self._waiting:
-            return
-        gateway = self._gateway
-        gateway.exposures.flush()  # a session's exposure may be waiting here
-        for _ in range(len(self._waiting)):
-            experiment, session = self._waiting[0]
-            try:
-                gateway.store.record_metrics(experiment, session, {"error": 1.0})
-            except StoreError:
-                raise
-            except OutcomeConflictError:
-                pass  # its client has told of an error itself
-            except MarlRayError as error:
-                _log.error("experiment %s: a failure of session %s is not stored: %s", experiment, session, error)
-            self._waiting.popleft()
+        fails. Blocks."""
+        with self._writing:
+            if self._waiting:
+                self._gateway.exposures.flush()  # a session's exposure may be waiting here
+            while self._waiting:
+                experiment, session = self._waiting.popleft()
+                try:
+                    self._record(experiment, session)
+                except StoreError:
+                    self._waiting.appendleft((experiment, session))
+                    raise
+
+    def _record(self, experiment: str, session: str) -> None:
+        try:
+            self._gateway.store.record_metrics(experiment, session, {"error": 1.0})
+        except StoreError:
+            raise
+        except OutcomeConflictError:
+            pass  # its client has told of errors itself
+        except MarlRayError as error:
+            _log.error("experiment %s: a failure of session %s is not stored: %s", experiment, session, error)

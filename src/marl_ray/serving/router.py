@@ -190,10 +190,10 @@ class LoadedExperiment:
     bundles: Mapping[str, AnyBundle]
 
     def stored_config(self) -> dict[str, Any]:
-        """What the store keeps: the config with the salt in force and each arm's digest."""
+        """What the store keeps: the config with the salt in force, and the digests of each arm's bundle and weights."""
         data = self.config.model_dump(mode="json")
         data["salt"] = self.config.salt or self.config.name
         data["control"] = next(iter(self.config.arms))
         for arm, bundle in self.bundles.items():
-            data["arms"][arm]["digest"] = bundle.digest
+            data["arms"][arm] |= {"digest": bundle.digest, "weights_sha256": bundle.manifest.weights_sha256}
         return data

@@ -89,10 +89,11 @@ def upgrade() -> None:
         }
         op.get_bind().execute(sa.insert(audit).values(entry))
     for name, refusal in _REFUSALS.items():
-        _refuse(name, *refusal)
+        refuse(name, *refusal)
 
 
-def _refuse(name: str, event: str, table: str, condition: str, message: str) -> None:
+def refuse(name: str, event: str, table: str, condition: str, message: str) -> None:
+    """Let the database refuse an event on a table, with this message, where the condition holds."""
     if op.get_bind().dialect.name == "sqlite":
         op.execute(
             f"CREATE TRIGGER {name} BEFORE {event} ON {table} {condition} BEGIN SELECT RAISE(ABORT, '{message}'); END"
