@@ -98,6 +98,33 @@ def test_a_probe_whose_client_left_is_free_again():
     assert breaker.state is HALF_OPEN
 
 
+def test_requests_of_one_pass_count_once():
+    breaker, clock = make(failures=2, probes=2)
+    for _ in range(40):
+        breaker.failure(breaker.allow(), of=7)
+    assert breaker.state is CLOSED
+    breaker.failure(breaker.allow(), of=8)
+    assert breaker.state is OPEN
+    clock.now += 5
+    probe = breaker.allow()
+    breaker.failure(probe, of=8)  # asked before the circuit opened, and late: the probe is free again
+    assert breaker.state is HALF_OPEN and breaker.allow() and breaker.allow()
+
+
+def test_rounds_of_probes_that_fail_are_counted_until_it_closes():
+    breaker, clock = make(failures=1, probes=1)
+    fail(breaker, 1)
+    for rounds in range(3):
+        assert breaker.failed_rounds == rounds
+        clock.now += 5
+        fail(breaker, 1)
+    clock.now += 5
+    breaker.success(breaker.allow())
+    assert (breaker.state, breaker.failed_rounds) == (CLOSED, 0)
+    fail(breaker, 1)
+    assert (breaker.state, breaker.failed_rounds) == (OPEN, 0)
+
+
 def test_a_refusal_handed_in_changes_nothing():
     breaker, _ = make(failures=1)
     breaker.failure(0)
@@ -175,6 +202,9 @@ class BreakerMachine(RuleBasedStateMachine):
         period = self.judge()
         assert self.breaker.state is period.state
         assert self.breaker.opened == sum(p.state is OPEN for p in self.periods)
+        closed = max(k for k, p in enumerate(self.periods) if p.state is CLOSED)
+        openings = sum(p.state is OPEN for p in self.periods[closed:])
+        assert self.breaker.failed_rounds == max(0, openings - 1)
         left = period.since + self.config.open_s - self.clock.now if period.state is OPEN else 0.0
         assert self.breaker.retry_after_s == left
 

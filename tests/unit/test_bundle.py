@@ -64,6 +64,20 @@ def test_equal_content_has_an_equal_digest(folder, tmp_path, model):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "again"])
 
 
+def test_equal_weights_are_known_whatever_run_and_policy_they_are_of(folder, tmp_path, model):
+    bundle = load_bundle(folder)
+    renamed = {"run": "another", "metrics": {"x": 2.0}}
+    lineage = bundle.manifest.lineage.model_copy(update=renamed)
+    parts = PolicyParts(NETWORK, OBSERVATION, spaces.Discrete(3), model.actor.state_dict())
+    again = load_bundle(save_bundle(tmp_path, {"a": "p", "b": "p"}, {"p": parts}, lineage))
+    assert again.digest != bundle.digest
+    assert again.manifest.weights_sha256 == bundle.manifest.weights_sha256
+    with torch.no_grad():
+        model.actor.rest[-1].bias[0] += 1e-3
+    other = load_bundle(write(tmp_path / "other", model))
+    assert other.manifest.weights_sha256 != bundle.manifest.weights_sha256
+
+
 def _flip_weights(folder: Path) -> None:
     path = folder / "shared.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")

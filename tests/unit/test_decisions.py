@@ -331,7 +331,8 @@ def test_an_experiment_is_told_with_its_tests_and_intervals(store):
     assert b["promotion"]["proven"] and b["promotion"]["e_value"] > 20 and not b["harm"]["proven"]
     assert report["stages"] == [0.5, 1.0] and report["shadow"]["b"]["acts"] == 3
     assert report["decision"]["step"] == "next_stage"
-    (cost,) = report["guardrails"]
+    cost, errors = report["guardrails"]
+    assert (errors["name"], errors["margin"], errors["proven"]) == ("error", 0.01, False)
     assert (cost["better"], cost["n"], cost["control_n"]) == ("lower", b["outcomes"], a["outcomes"])
     assert cost["gain"] == pytest.approx(cost["control_mean"] - cost["mean"])
 

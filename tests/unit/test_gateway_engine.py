@@ -51,34 +51,26 @@ def broken(tmp_path: Path) -> str:
     return make_bundle(tmp_path / "broken", 2, bias=math.nan)
 
 
-@pytest.mark.parametrize("on_open", ["rollback", "fallback"])
-def test_an_arm_that_fails_is_answered_for_by_the_control_and_rolled_back(bundles, broken, tmp_path, on_open):
-    breaker = {"failures": 3, "open_s": 60, "on_open": on_open}
+def test_an_arm_that_fails_is_answered_for_by_the_control(bundles, broken, tmp_path):
+    breaker = {"failures": 3, "open_s": 60}
     config = config_of(tmp_path, {"one": bundles["one"], "bad": broken}, breaker=breaker)
 
     async def body():
         async with serving(config) as (client, app):
             client.headers.update(OPS)
             answers = await sessions(client, [f"s{k}" for k in range(40)])
-            router = app.endpoints.routers["exp"]
-            if on_open == "rollback":
-                await until(lambda: "bad" in router.state.rolled_back)
-                assert router.state.status is Status.ROLLED_BACK
-            else:
-                assert router.state.status is Status.RUNNING
+            assert app.endpoints.routers["exp"].state.status is Status.RUNNING
             metrics = (await client.get("/metrics")).text
-            audit = (await client.get("/v1/experiments/exp/audit")).json()["audit"]
             app.exposures.flush()
-            return answers, metrics, audit, {arm: s.exposures for arm, s in app.store.summary("exp").items()}
+            return answers, metrics, {arm: s.exposures for arm, s in app.store.summary("exp").items()}
 
-    answers, metrics, audit, exposed = asyncio.run(body())
+    answers, metrics, exposed = asyncio.run(body())
     assert {answer["arm"] for answer in answers} == {"one"}
     stood_in = [answer for answer in answers if "fallback_for" in answer]
     assert stood_in and {answer["fallback_for"] for answer in stood_in} == {"bad"}
     assert exposed["bad"] == len(stood_in)  # the sessions stay the arm's: intention to treat
     assert 'marl_ray_gateway_arm_failures_total{arm="bad",experiment="exp"} 3.0' in metrics
     assert 'marl_ray_gateway_circuit{arm="bad",experiment="exp"} 1.0' in metrics
-    assert ("circuit open" in audit[-1]["reason"]) is (on_open == "rollback")
 
 
 def test_a_control_that_fails_is_a_503_with_a_time_to_come_again(bundles, broken, tmp_path):
@@ -94,8 +86,7 @@ def test_a_control_that_fails_is_a_503_with_a_time_to_come_again(bundles, broken
     answers = with_gateway(config, body)
     assert {a.status_code for a in answers} == {200, 503}
     assert {a.json()["arm"] for a in answers if a.status_code == 200} == {"one"}
-    last = [a for a in answers if a.status_code == 503][-1]
-    assert 25 <= int(last.headers["retry-after"]) <= 30
+    assert {a.headers["retry-after"] for a in answers if a.status_code == 503} == {"1"}
 
 
 def test_shadows_get_copies_and_are_compared(bundles, tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 from toy_gateways import serving, until, with_gateway
@@ -15,19 +16,58 @@ __all__ = ["config", "texts"]
 LONG = {"max_tokens": CONTEXT - 20, "temperature": 0}
 
 
-def test_the_control_answers_for_a_broken_arm_which_is_rolled_back(texts, tmp_path):
+def test_the_control_answers_for_a_broken_arm(texts, tmp_path):
     bundles = {"one": texts["one"], "four": make_text_bundle(tmp_path, 4, broken=True)}
 
     async def run():
         async with serving(text_config(bundles, tmp_path)) as (client, app):
             answers = [await post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(16)]
-            await until(lambda: "four" in app.endpoints.routers["exp"].state.rolled_back)
-            assert (await post(client, "/generate", ASK | {"session_id": "new"}))["arm"] == "one"
-            return answers
+            assert app.endpoints.routers["exp"].circuits["four"].opened == 1
+            app.failed_sessions.write()
+            return answers, dict(app.store.metric_values("exp", "error"))
 
-    answers = asyncio.run(run())
+    answers, errors = asyncio.run(run())
     assert {answer["arm"] for answer in answers} == {"one"}
-    assert any(answer.get("fallback_for") == "four" for answer in answers)
+    stood_in = [f"s{k}" for k, answer in enumerate(answers) if answer.get("fallback_for") == "four"]
+    assert errors == dict.fromkeys(stood_in, 1.0) and len(stood_in) > 3
+
+
+@pytest.mark.parametrize(("path", "field"), [("/generate", None), ("/v1/act", "observations")])
+def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, path, field):
+    bundles = {"one": make_text_bundle(tmp_path, 1, broken=True), "four": make_text_bundle(tmp_path, 4, broken=True)}
+    body = {"prompt": "hello"} if path == "/generate" else {"observations": {"writer": "hello"}}
+
+    async def run():
+        async with serving(text_config(bundles, tmp_path)) as (client, app):
+            answers = [await client.post(path, json=body | {"session_id": f"s{k}"}) for k in range(12)]
+            app.failed_sessions.write()
+            opened = [circuit.opened for circuit in app.endpoints.routers["exp"].circuits.values()]
+            return answers, opened, dict(app.store.metric_values("exp", "error"))
+
+    answers, opened, errors = asyncio.run(run())
+    assert {(answer.status_code, answer.json()["error"]["field"]) for answer in answers} == {(400, field)}
+    assert opened == [0, 0] and errors == {}
+
+
+def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(config):
+    async def run():
+        async with serving(config.model_copy(update={"max_batch": 1})) as (client, app):
+            router = app.endpoints.routers["exp"]
+            for arm in router.arms.values():
+                arm._patience_s = 0.3
+            stuck, going_on = router.arms["four"].model("writer"), threading.Event()
+            step = stuck.step
+            stuck.step = lambda number: (going_on.wait(20), step(number))[1]
+            answers = await asyncio.gather(
+                *(post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(12))
+            )
+            opened = router.circuits["four"].opened
+            going_on.set()
+            return answers, opened
+
+    answers, opened = asyncio.run(run())
+    assert {answer["arm"] for answer in answers} == {"one"} and any("fallback_for" in answer for answer in answers)
+    assert opened == 0  # all of one step
 
 
 def test_when_every_arm_is_broken_it_is_a_503(tmp_path):

@@ -6,7 +6,9 @@ import contextvars
 import pytest
 
 from marl_ray.serving import gathering
+from marl_ray.serving.arm_errors import LostError
 from marl_ray.serving.gathering import Gathering
+from marl_ray.serving.http import RequestError
 
 
 class Callee:
@@ -58,6 +60,7 @@ def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_re
             failing = Gathering(call, replicas=1, deadline_s=5)
             found = await asyncio.gather(failing.ask(0), failing.ask(2), return_exceptions=True)
             assert [str(error) for error in found] == [message, message]
+            assert found[0].of == found[1].of
 
     asyncio.run(run())
 
@@ -73,14 +76,31 @@ def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent():
         given_up, late = asyncio.ensure_future(requests.ask(2)), asyncio.ensure_future(requests.ask(4))
         await asyncio.sleep(0.05)
         given_up.cancel()
-        for request in (*hangs, late):
-            with pytest.raises(TimeoutError):
-                await request
+        found = await asyncio.gather(*hangs, late, return_exceptions=True)
+        assert [type(error) for error in found] == [LostError] * 3
+        assert found[0].of != found[1].of
         callee.open.set()
         assert await requests.ask(6) == 12
         assert 2 not in [n for call in callee.calls for n in call]
 
     asyncio.run(run())
+
+
+def test_waiting_too_long_behind_calls_that_are_answered_is_no_failure():
+    async def slow(given):
+        await asyncio.sleep(0.12)
+        return given
+
+    async def run(monkeypatch):
+        monkeypatch.setattr(gathering, "LARGEST", 1)
+        requests = Gathering(slow, replicas=1, deadline_s=0.3)
+        return await asyncio.gather(*(requests.ask(n) for n in range(12)), return_exceptions=True)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = asyncio.run(run(monkeypatch))
+    refused = [error for error in found if isinstance(error, RequestError)]
+    assert len(refused) >= 4 and {error.status for error in refused} == {503}
+    assert found[:4] == [0, 1, 2, 3]
 
 
 def test_no_call_is_made_in_the_name_of_one_client():

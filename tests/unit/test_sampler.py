@@ -214,6 +214,28 @@ def test_rows_join_and_leave_between_steps(policy: TokenPolicy) -> None:
         decoder.remove(lost)
 
 
+def test_a_row_whose_logits_are_not_finite_takes_no_other_with_it(policy: TokenPolicy) -> None:
+    """Neither those beside it, nor those that take its place in the cache."""
+    generation, engine = GenerationConfig(max_tokens=12), make_engine(policy)
+    prompts = [Prompt(tuple(text), k) for k, text in enumerate((b"one", b"a longer prompt", b"three", b"late one"))]
+    expected = [engine.generate([prompt], 0, generation)[0].ids for prompt in prompts]
+    decoder = Decoder(cached_model(policy), policy.tokenizer, policy.end_tokens, rows=3)
+    handles = [decoder.add([prompt], 0, generation)[0] for prompt in prompts[:3]]
+    with torch.inference_mode():
+        decoder._cache._storage[1] = torch.nan
+    got: dict[int, list[int]] = {handle: [] for handle in handles}
+    lost: list[int] = []
+    for token in decoder.step(lost):
+        got[token.handle].append(token.id)
+    assert lost == [handles[1]]
+    late = decoder.add([prompts[3]], 0, generation)[0]
+    got[late] = []
+    while len(decoder):
+        for token in decoder.step(lost):
+            got[token.handle].append(token.id)
+    assert lost == [handles[1]] and [got[handles[0]], got[handles[2]], got[late]] == [expected[k] for k in (0, 2, 3)]
+
+
 def test_rows_with_other_settings_share_a_batch(policy: TokenPolicy) -> None:
     settings_ = [GenerationConfig(max_tokens=9), GenerationConfig(max_tokens=9, temperature=0.3, top_k=4)]
     prompt = Prompt(tuple(b"some text"), 11)

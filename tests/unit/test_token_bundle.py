@@ -79,6 +79,13 @@ def test_transformers_reads_a_policy_as_it_is(folder, policies):
 def test_equal_content_has_an_equal_digest(folder, tmp_path, policies):
     again = save_token_bundle(tmp_path / "again", {"a": "asker", "b": "solver"}, policies, LINEAGE)
     assert again.name == folder.name
+    other = LINEAGE.model_copy(update={"run": "another"})
+    renamed = {"x": policies["asker"], "y": policies["solver"]}
+    elsewhere = load_bundle(save_token_bundle(tmp_path / "b", {"a": "x", "b": "y"}, renamed, other)).manifest
+    swapped = load_bundle(save_token_bundle(tmp_path / "c", {"a": "y", "b": "x"}, renamed, other)).manifest
+    mine = load_bundle(folder).manifest
+    assert mine.digest != elsewhere.digest and mine.weights_sha256 == elsewhere.weights_sha256
+    assert mine.weights_sha256 != swapped.weights_sha256
     read = {"asker": load_bundle(folder).policies["asker"]}
     for number in range(2):  # however often it is read and written
         path = save_token_bundle(tmp_path / str(number), {"a": "asker"}, read, LINEAGE)

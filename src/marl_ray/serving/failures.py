@@ -18,7 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store import OutcomeConflictError, StoreError
+from marl_ray.experiments.store import Report, StoreError
 from marl_ray.serving.arm_errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError
 from marl_ray.serving.breaker import CircuitState
 from marl_ray.serving.http import RequestError
@@ -26,6 +26,9 @@ from marl_ray.serving.router import REMEMBERED, Router
 
 if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
+
+BATCH = 500
+"""Failed sessions of one write."""
 
 _log = logging.getLogger(__name__)
 
@@ -127,19 +130,19 @@ class FailedSessions:
             if self._waiting:
                 self._gateway.exposures.flush()  # a session's exposure may be waiting here
             while self._waiting:
-                experiment, session = self._waiting.popleft()
+                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+                sessions: dict[str, list[str]] = {}
+                for experiment, session in batch:
+                    sessions.setdefault(experiment, []).append(session)
                 try:
-                    self._record(experiment, session)
+                    for experiment, failed in sessions.items():
+                        self._record(experiment, failed)
                 except StoreError:
-                    self._waiting.appendleft((experiment, session))
+                    self._waiting.extendleft(reversed(batch))  # once more does no harm
                     raise
 
-    def _record(self, experiment: str, session: str) -> None:
-        try:
-            self._gateway.store.record_metrics(experiment, session, {"error": 1.0})
-        except StoreError:
-            raise
-        except OutcomeConflictError:
-            pass  # its client has told of errors itself
-        except MarlRayError as error:
-            _log.error("experiment %s: a failure of session %s is not stored: %s", experiment, session, error)
+    def _record(self, experiment: str, failed: list[str]) -> None:
+        reports = [Report(session, {"error": 1.0}) for session in failed]
+        for found in self._gateway.store.record(experiment, reports, "gateway"):
+            if isinstance(found, MarlRayError):
+                _log.error("experiment %s: a failure of a session is not stored: %s", experiment, found)

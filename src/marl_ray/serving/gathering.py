@@ -6,6 +6,7 @@ as soon as one ends, so a call has the more requests the busier the other side i
 
 import asyncio
 import contextvars
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar, cast
 
@@ -23,11 +24,12 @@ LARGEST = 256
 
 
 class _Asked(Generic[Given, Answer]):
-    __slots__ = ("answer", "answered_before", "call", "given")
+    __slots__ = ("answer", "answered_before", "call", "given", "sent_at")
 
     def __init__(self, given: Given, answer: "asyncio.Future[Answer]", answered_before: int):
         self.given, self.answer, self.answered_before = given, answer, answered_before
-        self.call: int | None = None  # its number; None while the request waits
+        self.call: int | None = None  # its number, and when it was sent; none while the request waits
+        self.sent_at = math.inf
 
 
 class Gathering(Generic[Given, Answer]):
@@ -52,7 +54,7 @@ class Gathering(Generic[Given, Answer]):
 
     async def ask(self, given: Given) -> Answer:
         """The answer, or what the call raised: LostError after the deadline, with the number of its call. A request that
-        waited until then for room in a call is refused (RequestError 503) if other calls were answered meanwhile."""
+        waited most of that time for room in a call is refused (RequestError 503) if other calls were answered meanwhile."""
         loop = asyncio.get_running_loop()
         asked = _Asked[Given, Answer](given, loop.create_future(), self._answered_calls)
         self._waiting.append(asked)
@@ -63,11 +65,10 @@ class Gathering(Generic[Given, Answer]):
         try:
             return await self._deadlines.run(asked.answer, self._deadline_s)
         except TimeoutError:
-            number = asked.call
-            if number is None:
-                if self._answered_calls > asked.answered_before:
-                    raise busy(f"no room in a call within {self._deadline_s:g} s") from None
-                number = next(iter(self._under_way.values()), new_pass())  # of a call that hangs
+            waited = loop.time() - asked.sent_at < self._deadline_s / 2
+            if waited and self._answered_calls > asked.answered_before:
+                raise busy(f"no room in a call for most of {self._deadline_s:g} s") from None
+            number = asked.call or next(iter(self._under_way.values()), new_pass())  # of a call that hangs
             raise LostError(f"no answer within {self._deadline_s:g} s", number) from None
 
     def _send(self) -> None:
@@ -79,8 +80,9 @@ class Gathering(Generic[Given, Answer]):
             asked = [one for one in chosen if not one.answer.done()]  # done: it was given up
             if asked:
                 number = new_pass()
+                now = asyncio.get_running_loop().time()
                 for one in asked:
-                    one.call = number
+                    one.call, one.sent_at = number, now
                 # In no client's context: Serve would give all requests that one's id, and cancel them with it.
                 task = asyncio.get_running_loop().create_task(
                     self._answered(asked, number), context=contextvars.Context()
