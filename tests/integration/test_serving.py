@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 from gymnasium import spaces
@@ -117,6 +118,40 @@ def test_act_outcomes_and_report(urls: dict[str, str], application: str, serve_c
             Path(serve_config["applications"][0]["args"]["experiments"][0]["arms"][arm]["bundle"]).name
         )
     assert report["arms"]["arm2"]["verdict"] in ("undecided", "non_inferior", "better", "worse")
+
+
+def test_an_arm_whose_process_is_killed_is_answered_for_and_comes_back(
+    urls: dict[str, str], serve_config: dict[str, Any]
+) -> None:
+    treatment = serve_config["applications"][1]["args"]["experiments"][0]["arms"]["arm2"]["bundle"]
+
+    def processes() -> list[psutil.Process]:
+        title = f"ray::ServeReplica:arm-{Path(treatment).name}"
+        return [one for one in psutil.process_iter(["cmdline"]) if "".join(one.info["cmdline"] or ()).startswith(title)]
+
+    async def body() -> set[str]:
+        async with httpx.AsyncClient(base_url=urls["apart"], timeout=60) as client:
+
+            async def ask(k: int) -> dict[str, Any]:
+                answer = await client.post("/v1/act", json={"session_id": f"killed{k}", "observations": SEES})
+                assert answer.status_code == 200, answer.text
+                return answer.json()
+
+            mine = [k for k in range(20) if (await ask(k))["arm"] == "arm2"]
+            (victim,) = processes()
+            under_way = [asyncio.create_task(ask(k)) for k in mine for _ in range(5)]
+            await asyncio.sleep(0.005)
+            victim.kill()
+            met = {answer["arm"] for answer in await asyncio.gather(*under_way)}
+            deadline = time.monotonic() + 60
+            while (await ask(mine[0]))["arm"] != "arm2":
+                assert time.monotonic() < deadline, "the arm does not come back"
+                await asyncio.sleep(0.2)
+            return met
+
+    assert asyncio.run(body()) <= {"arm0", "arm2"}
+    report = httpx.get(f"{urls['apart']}/v1/experiments/exp", timeout=30).json()
+    assert report["status"] == "running" and not report["arms"]["arm2"]["rolled_back"]
 
 
 def test_bad_input_is_4xx(url: str) -> None:
