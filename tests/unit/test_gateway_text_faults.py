@@ -51,33 +51,25 @@ def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, path, fi
 
 def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(config):
     async def run():
-        async with serving(config.model_copy(update={"max_batch": 1})) as (client, app):
+        async with serving(config) as (client, app):
             router = app.endpoints.routers["exp"]
-            for arm in router.arms.values():
-                arm._patience_s = 0.3
-            stuck, going_on = router.arms["four"].model("writer"), threading.Event()
-            step = stuck.step
-            stuck.step = lambda number: (going_on.wait(20), step(number))[1]
-            answers = await asyncio.gather(
-                *(post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(12))
-            )
+            hung, stuck, going_on = router.arms["four"], threading.Event(), threading.Event()
+            hung._patience_s = 0.3
+            model = hung.model("writer")
+            step = model.step
+            model.step = lambda number: (stuck.set(), going_on.wait(60), step(number))[-1]
+            first = [asyncio.create_task(post(client, "/generate", ASK | {"session_id": f"s{k}"})) for k in range(8)]
+            await until(stuck.is_set)
+            others = [post(client, "/generate", ASK | {"session_id": f"t{k}"}) for k in range(8)]
+            answers = await asyncio.gather(*first, *others)
             opened = router.circuits["four"].opened
             going_on.set()
             return answers, opened
 
     answers, opened = asyncio.run(run())
-    assert {answer["arm"] for answer in answers} == {"one"} and any("fallback_for" in answer for answer in answers)
+    assert {answer["arm"] for answer in answers} == {"one"}
+    assert sum(answer.get("fallback_for") == "four" for answer in answers) > 3
     assert opened == 0  # all of one step
-
-
-def test_when_every_arm_is_broken_it_is_a_503(tmp_path):
-    config = text_config({"one": make_text_bundle(tmp_path, 1, broken=True)}, tmp_path)
-
-    async def body(client):
-        return await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
-
-    answer = with_gateway(config, body)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/act"])
