@@ -70,14 +70,44 @@ def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(config):
     assert opened == 0  # all of one step
 
 
-def test_when_every_arm_is_broken_it_is_a_503(tmp_path):
-    config = text_config({"one": make_text_bundle(tmp_path, 1, broken=True)}, tmp_path)
+@pytest.mark.parametrize(("path", "field"), [("/generate", None), ("/v1/act", "observations")])
+def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, path, field):
+    bundles = {"one": make_text_bundle(tmp_path, 1, broken=True), "four": make_text_bundle(tmp_path, 4, broken=True)}
+    body = {"prompt": "hello"} if path == "/generate" else {"observations": {"writer": "hello"}}
 
-    async def body(client):
-        return await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+    async def run():
+        async with serving(text_config(bundles, tmp_path)) as (client, app):
+            answers = [await client.post(path, json=body | {"session_id": f"s{k}"}) for k in range(12)]
+            app.failed_sessions.write()
+            opened = [circuit.opened for circuit in app.endpoints.routers["exp"].circuits.values()]
+            return answers, opened, dict(app.store.metric_values("exp", "error"))
 
-    answer = with_gateway(config, body)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+    answers, opened, errors = asyncio.run(run())
+    assert {(answer.status_code, answer.json()["error"]["field"]) for answer in answers} == {(400, field)}
+    assert opened == [0, 0] and errors == {}
+
+
+def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(config):
+    async def run():
+        async with serving(config) as (client, app):
+            router = app.endpoints.routers["exp"]
+            hung, stuck, going_on = router.arms["four"], threading.Event(), threading.Event()
+            hung._patience_s = 0.3
+            model = hung.model("writer")
+            step = model.step
+            model.step = lambda number: (stuck.set(), going_on.wait(60), step(number))[-1]
+            first = [asyncio.create_task(post(client, "/generate", ASK | {"session_id": f"s{k}"})) for k in range(8)]
+            await until(stuck.is_set)
+            others = [post(client, "/generate", ASK | {"session_id": f"t{k}"}) for k in range(8)]
+            answers = await asyncio.gather(*first, *others)
+            opened = router.circuits["four"].opened
+            going_on.set()
+            return answers, opened
+
+    answers, opened = asyncio.run(run())
+    assert {answer["arm"] for answer in answers} == {"one"}
+    assert sum(answer.get("fallback_for") == "four" for answer in answers) > 3
+    assert opened == 0  # all of one step
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/act"])
