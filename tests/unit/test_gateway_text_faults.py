@@ -51,44 +51,6 @@ def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, path, fi
 
 def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(config):
     async def run():
-        async with serving(config.model_copy(update={"max_batch": 1})) as (client, app):
-            router = app.endpoints.routers["exp"]
-            for arm in router.arms.values():
-                arm._patience_s = 0.3
-            stuck, going_on = router.arms["four"].model("writer"), threading.Event()
-            step = stuck.step
-            stuck.step = lambda number: (going_on.wait(20), step(number))[1]
-            answers = await asyncio.gather(
-                *(post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(12))
-            )
-            opened = router.circuits["four"].opened
-            going_on.set()
-            return answers, opened
-
-    answers, opened = asyncio.run(run())
-    assert {answer["arm"] for answer in answers} == {"one"} and any("fallback_for" in answer for answer in answers)
-    assert opened == 0  # all of one step
-
-
-@pytest.mark.parametrize(("path", "field"), [("/generate", None), ("/v1/act", "observations")])
-def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, path, field):
-    bundles = {"one": make_text_bundle(tmp_path, 1, broken=True), "four": make_text_bundle(tmp_path, 4, broken=True)}
-    body = {"prompt": "hello"} if path == "/generate" else {"observations": {"writer": "hello"}}
-
-    async def run():
-        async with serving(text_config(bundles, tmp_path)) as (client, app):
-            answers = [await client.post(path, json=body | {"session_id": f"s{k}"}) for k in range(12)]
-            app.failed_sessions.write()
-            opened = [circuit.opened for circuit in app.endpoints.routers["exp"].circuits.values()]
-            return answers, opened, dict(app.store.metric_values("exp", "error"))
-
-    answers, opened, errors = asyncio.run(run())
-    assert {(answer.status_code, answer.json()["error"]["field"]) for answer in answers} == {(400, field)}
-    assert opened == [0, 0] and errors == {}
-
-
-def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(config):
-    async def run():
         async with serving(config) as (client, app):
             router = app.endpoints.routers["exp"]
             hung, stuck, going_on = router.arms["four"], threading.Event(), threading.Event()

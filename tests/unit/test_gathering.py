@@ -88,12 +88,12 @@ def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent():
 
 def test_waiting_too_long_behind_calls_that_are_answered_is_no_failure():
     async def slow(given):
-        await asyncio.sleep(0.12)
+        await asyncio.sleep(0.3)
         return given
 
     async def run(monkeypatch):
         monkeypatch.setattr(gathering, "LARGEST", 1)
-        requests = Gathering(slow, replicas=1, deadline_s=0.3)
+        requests = Gathering(slow, replicas=1, deadline_s=1.0)
         return await asyncio.gather(*(requests.ask(n) for n in range(12)), return_exceptions=True)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
