@@ -15,6 +15,7 @@ import pytest
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment import Assignment, block_of
 from marl_ray.experiments.looks import Look
+from marl_ray.experiments.notices import Notices
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import (
@@ -314,3 +315,36 @@ def test_a_series_ends_with_everything_and_has_the_moments_asked_for(store):
     store.record_outcome("one", "u", 2.0, at=5.0)
     over(store)
     assert [(n.n, n.mean) for _, n in store.series("one")["a"]] == [(1, 2.0)]
+
+
+def test_a_change_is_due_until_it_is_delivered_and_one_replica_claims_it(store):
+    notices = Notices(store)
+    store.change("exp", Action.ROLLBACK, epoch=None, actor="ops", reason="r", arm="b")
+    ((entry, attempts),) = notices.due(["exp"], 0.0, 1e10)
+    assert (entry.action, entry.arm, attempts) == ("rollback", "b", 0)
+    assert notices.due(["other"], 0.0, 1e10) == []
+    assert [notices.claim(entry.id, 100.0, 200.0) for _ in range(2)] == [True, False]
+    assert notices.due(["exp"], 0.0, 150.0) == []
+    assert [(found.id, n) for found, n in notices.due(["exp"], 0.0, 201.0)] == [(entry.id, 1)]
+    assert notices.claim(entry.id, 201.0, 300.0)
+    notices.note(entry.id, delivered_at=202.0, next_at=0.0)
+    assert notices.due(["exp"], 0.0, 1e10) == []
+    assert not notices.claim(entry.id, 1e10, 2e10)
+
+
+def test_bundles_to_load_ahead_are_listed_once_for_a_while(store):
+    notices = Notices(store)
+    for reference, at in (("models:/a/1", 10.0), ("models:/b/1", 20.0), ("models:/a/1", 30.0)):
+        notices.preload(reference, at)
+    assert notices.preloads(0.0) == ["models:/b/1", "models:/a/1"]
+    assert notices.preloads(25.0) == ["models:/a/1"]
+
+
+def test_states_are_the_same_object_until_something_changes(store):
+    first = store.states()
+    assert store.states() is first
+    store.change("exp", Action.ROLLBACK, epoch=None, actor="ops", reason="r", arm="b")
+    second = store.states()
+    assert second is not first and "b" in second["exp"].rolled_back
+    store.open_experiment("next", config(a=1))
+    assert set(store.states()) == {"exp", "next"}

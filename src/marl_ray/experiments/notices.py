@@ -48,10 +48,8 @@ class Notices:
         again = {"attempts": notices.attempts + 1, "next_at": until}
         free = sa.and_(notices.delivered_at.is_(None), notices.next_at <= now)
         with self._store._transaction(self._store._writer) as connection:
-            claimed = connection.execute(
-                insert.on_conflict_do_update(index_elements=["audit_id"], set_=again, where=free)
-            )
-            return bool(claimed.rowcount == 1)
+            claims = insert.on_conflict_do_update(index_elements=["audit_id"], set_=again, where=free)
+            return connection.execute(claims.returning(notices.audit_id)).first() is not None
 
     def note(self, entry: int, *, delivered_at: float | None, next_at: float) -> None:
         """What came of a delivery: it was delivered, or is due again at `next_at`."""
