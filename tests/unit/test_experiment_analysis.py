@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ class Stored:
     def __init__(self, folder: Path):
         self.url = f"sqlite:///{folder}/experiments.db"
         self.now = 1_700_000_000.0
+        self.clock: Callable[[], float] | None = lambda: self.now
 
     def fill(self, **more: Any) -> None:
         keys = {"name": "grid", "arms": {"ppo": {"bundle": "p"}, "mappo": {"bundle": "m"}}, "outcome_window_s": 10.0}
@@ -128,7 +130,7 @@ class Stored:
         stored = config.model_dump(mode="json") | {"salt": "s", "control": "ppo"}
         for arm in config.arms:
             stored["arms"][arm]["digest"] = f"digest-{arm}"
-        store = ExperimentStore(self.url, lambda: self.now)
+        store = ExperimentStore(self.url, self.clock)
         store.open_experiment("grid", stored)
         table, rng, rows = AssignmentTable(store.table("grid").weights, "s", 1), np.random.default_rng(0), []
         for k in range(600):
@@ -196,6 +198,16 @@ def test_plan_takes_what_the_experiment_says(stored, capsys):
     assert len(re.findall(r"\d\s*$", out, re.M)) == 3 and "days" not in out  # nobody has come today
     status, out, _ = run(capsys, "plan", "--effect", "0.05", "--sd", "0.5", "--bounds", "0,1")
     assert status == 0 and "exact test at every look" in out and "3,142" in out
+
+
+def test_plan_tells_days_by_the_traffic_of_the_last_day(tmp_path, capsys):
+    stored = Stored(tmp_path)
+    stored.clock = None
+    stored.fill(margin="20%", outcome_window_s=0.05)
+    time.sleep(0.15)
+    status, out, _ = run(capsys, "plan", "grid", "--database", stored.url)
+    assert status == 0 and len(re.findall(r"[\d,]+  0\.0 days$", out, re.M)) == 3
+    assert re.match(r"effect 0\.0\d+, sd", out)  # a fifth of the control's mean
 
 
 def test_refusals_are_one_line(stored, capsys):

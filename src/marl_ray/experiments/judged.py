@@ -13,6 +13,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from marl_ray.experiments import schema
+from marl_ray.experiments.analysis import Units
 from marl_ray.experiments.betting import BettingTest, Evidence
 from marl_ray.experiments.sums import Design
 from marl_ray.experiments.windows import grace_s
@@ -71,6 +72,18 @@ def judged_units(
     found = connection.execution_options(yield_per=PAGE).execute(query.order_by(units.stored_at, units.unit))
     for page in found.partitions():
         yield [JudgedUnit(*row[:3], missing if row[3] is None else float(row[3])) for row in page]
+
+
+def all_judged(connection: sa.Connection, name: str, design: Design, metrics: Iterable[str], moment: float) -> Units:
+    """Every unit that is judged at the moment, with its outcome and metrics."""
+    values: dict[str, np.ndarray] = {}
+    arms, epochs, until = list[str](), list[int](), judged_until(design, moment)
+    for metric in dict.fromkeys(["outcome", *metrics]):
+        pages = judged_units(connection, name, design, metric, -math.inf, until)
+        found = [unit for page in pages for unit in page]
+        values[metric] = np.array([math.nan if unit.value is None else unit.value for unit in found])
+        arms, epochs = [unit.arm for unit in found], [unit.epoch for unit in found]
+    return Units(np.array(arms, str), np.array(epochs, int), values)
 
 
 @dataclass

@@ -5,21 +5,19 @@ good; one outcome at most, and one value of each metric; a rolled-back arm keeps
 transactions of the changes that it tells of.
 """
 
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import sqlalchemy as sa
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments import schema
 from marl_ray.experiments.analysis import Units
 from marl_ray.experiments.betting import Evidence
-from marl_ray.experiments.judged import Bets, Question, judged_units, judged_until
+from marl_ray.experiments.judged import Bets, Question, all_judged
 from marl_ray.experiments.looks import Look, look_at
 from marl_ray.experiments.records import (
     OPEN,
@@ -310,18 +308,9 @@ class ExperimentStore(UnitStore):
 
     def judged_units(self, record: ExperimentRecord, metrics: Collection[str]) -> Units:
         """Every unit whose window is over, with its metrics (or `outcome`), as an analysis takes them. Reads all rows."""
-        design, name = look_design(record.config), record.name
-        until = judged_until(design, self.settled_at())
-        values: dict[str, np.ndarray] = {}
-        arms, epochs = list[str](), list[int]()
+        design, moment = look_design(record.config), self.settled_at()
         with self._transaction(self._snapshots) as connection:
-            for metric in dict.fromkeys(["outcome", *metrics]):
-                found = [
-                    unit for page in judged_units(connection, name, design, metric, -math.inf, until) for unit in page
-                ]
-                values[metric] = np.array([math.nan if unit.value is None else unit.value for unit in found])
-                arms, epochs = [unit.arm for unit in found], [unit.epoch for unit in found]
-        return Units(np.array(arms, str), np.array(epochs, int), values)
+            return all_judged(connection, record.name, design, metrics, moment)
 
     def arrivals(self, name: str, since: float) -> dict[str, int]:
         """Arm -> units that have met it since a moment (seconds since 1970)."""
