@@ -33,6 +33,18 @@ async def _admit(gateway: "Gateway", request: Request) -> None:
         raise
 
 
+async def _may_read(gateway: "Gateway", request: Request, form: dict[str, str]) -> bool:
+    """Whether the key of a form, or of its request, opens reading."""
+    try:
+        gateway.keys.check_secret(form.get("key", ""), "read")
+    except RequestError:
+        try:
+            await gateway.admit_reader(request)
+        except RequestError:
+            return False
+    return True
+
+
 async def document(gateway: "Gateway", request: Request) -> Response:
     """`GET /openapi.json`."""
     from marl_ray.serving.routes import ROUTES  # which name this function
@@ -99,10 +111,9 @@ async def change(gateway: "Gateway", request: Request) -> Response:
         message = f"{error.field}: {error}" if error.field else str(error)
         if error.status in (401, 403):
             message = "admin key: expected the secret of a key with the scope admin"
-        try:
-            await gateway.admit_reader(request)
-        except RequestError:  # who may not read learns no more than that
-            raise error from None
+        if not await _may_read(gateway, request, form):
+            error.headers = ASKS if error.status == 401 else error.headers
+            raise  # who may not read learns no more than that
         make = partial(_experiment_page, gateway, router, base, message, form)
         return _page(await gateway.readings.read(object(), make), error.status)
     # A fresh page: reloading it must not send the form again.
