@@ -28,6 +28,7 @@ from marl_ray.serving.breaker import CircuitState
 from marl_ray.serving.decisions import ERRORS, config_of, decide, findings
 from marl_ray.serving.gateway import Gateway
 from marl_ray.serving.http import RequestError
+from marl_ray.serving.passes import Passes
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -134,7 +135,7 @@ def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypatch):
     served = load_actor_critics(bundle(tmp_path, 1, False))
 
     async def run():
-        batcher = ArmBatcher(served, 64, np.random.default_rng(0))
+        batcher = ArmBatcher(served, Passes(64, np.random.default_rng(0)))
         seen = [np.array(STRANGE if k == 7 else GOOD, np.float32) for k in range(20)]
         return await asyncio.gather(*(batcher.act({"agent": one}, False) for one in seen), return_exceptions=True)
 
@@ -231,7 +232,7 @@ class Elsewhere:
     """An arm in another process, whose calls end as `ends` says."""
 
     def __init__(self, served: Bundle, *ends: Exception):
-        self.bundle, self._here = served, ArmBatcher(served, 64, np.random.default_rng(0))
+        self.bundle, self._here = served, ArmBatcher(served, Passes(64, np.random.default_rng(0)))
         self.ends = list(ends)
 
     async def act(self, observations, greedy, masks=None):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from marl_ray.policies.bundle import load_bundle
-from marl_ray.serving.arms import Answer, ArmBatcher
+from marl_ray.serving.arms import ArmBatcher
+from marl_ray.serving.passes import Answer, Passes
 from marl_ray.serving.shadow import COMPLAINT_S, Shadows
 
 SEEN = {"a": np.array([0, 1, 2]), "b": np.array([2, 3, 4])}
@@ -51,7 +52,9 @@ def test_a_real_arm_is_compared(bundles):
     agents = {"agent_0": np.array([0, 1, 2]), "agent_1": np.array([2, 3, 4])}
 
     async def body():
-        one, four = (ArmBatcher(load_bundle(bundles[arm]), 64, np.random.default_rng(0)) for arm in ("one", "four"))
+        one, four = (
+            ArmBatcher(load_bundle(bundles[arm]), Passes(64, np.random.default_rng(0))) for arm in ("one", "four")
+        )
         shadows = Shadows(4)
         for arm, batcher in (("one", one), ("four", four)):
             shadows.send(arm, batcher.act, agents, {}, await one.act(agents, True))

@@ -6,10 +6,10 @@ bundles and has those of actor-critics; those of language models are in `token_b
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,17 +64,22 @@ class ServedPolicy:
     actor: Network
 
     def act(
-        self, observations: np.ndarray, noise: np.ndarray | None = None, allowed: np.ndarray | None = None
+        self,
+        observations: np.ndarray,
+        noise: np.ndarray | None = None,
+        allowed: np.ndarray | None = None,
+        infer: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Actions for the environment (N, *shape) and their log-probabilities (N,).
 
         `observations` is (N, *observation shape); `noise` (N, distribution.noise) are uniforms in [0, 1), and without them
-        the most likely action is taken. `allowed` (N, actions) bool masks a Discrete action.
+        the most likely action is taken. `allowed` (N, actions) bool masks a Discrete action. `infer` computes outputs
+        (N, out) from rows (N, D) in place of the policy's own network.
         """
         flat = to_row(self.observation_space, observations).reshape(len(observations), -1)
         rows = torch.as_tensor(flat.astype(row_dtype(self.observation_space), copy=False))
         permitted = None if allowed is None else torch.as_tensor(allowed)
-        outputs = self.distribution.normalize(self.actor.infer(rows), permitted)
+        outputs = self.distribution.normalize((infer or self.actor.infer)(rows), permitted)
         if noise is None:
             actions = self.distribution.mode(outputs)
         else:
@@ -179,11 +184,13 @@ class Bundle:
         requests: Sequence[Mapping[str, np.ndarray]],
         noise: np.random.Generator | None = None,
         masks: Sequence[Mapping[str, np.ndarray]] = (),
+        infer: Callable[[str, list[int], Tensor], Tensor] | None = None,
     ) -> list[dict[str, tuple[np.ndarray, float]]]:
         """Actions and log-probabilities for many requests (agent -> observation) with one forward pass per policy.
 
         With a generator actions are sampled, without one they are the most likely. `masks` are each request's action masks
-        (agent -> allowed actions), where there are any.
+        (agent -> allowed actions), where there are any. `infer` computes outputs (N, out) from a policy's name, each row's
+        request and rows (N, D), in place of the policies' own networks.
         """
         answers: list[dict[str, tuple[np.ndarray, float]]] = [{} for _ in requests]
         for name, policy in self.policies.items():
@@ -198,7 +205,8 @@ class Bundle:
             if any(masks):
                 everything = np.ones(policy.distribution.parameters, bool)
                 allowed = np.stack([masks[i].get(agent, everything) for i, agent in asked])
-            actions, log_probs = policy.act(rows, uniforms, allowed)
+            inferred = None if infer is None else partial(infer, name, [i for i, _ in asked])
+            actions, log_probs = policy.act(rows, uniforms, allowed, inferred)
             for (i, agent), action, log_prob in zip(asked, actions, log_probs.tolist(), strict=True):
                 answers[i][agent] = (action, log_prob)
         return answers

@@ -1,18 +1,12 @@
-"""The arms of an experiment, loaded, and the batching of their forward passes."""
+"""The arms of an experiment, loaded."""
 
-import asyncio
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
-
-import numpy as np
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle
 from marl_ray.policies.manifest import pinned
-from marl_ray.serving.arm_errors import ArmError, NotFiniteError, new_pass
+from marl_ray.serving.passes import Answer, Observations, Passes
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -20,10 +14,6 @@ if TYPE_CHECKING:
     from marl_ray.policies.token_bundle import TokenBundle
 
 AnyBundle: TypeAlias = "Bundle | TokenBundle"
-Observations = Mapping[str, np.ndarray]
-"""Agent -> observation, checked by `Bundle.check`."""
-Answer = dict[str, tuple[np.ndarray, float]]
-"""Agent -> action and its log-probability."""
 
 
 def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
@@ -45,74 +35,19 @@ def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle]":
     return bundle.manifest.family == "token"
 
 
-@dataclass(slots=True)
-class _Waiting:
-    observations: Observations
-    masks: Observations
-    greedy: bool
-    answer: "asyncio.Future[Answer]"
-
-
 class ArmBatcher:
-    """Forward passes of one arm: requests that are there at the same time share one, and none waits for company.
+    """An arm in this process, whose requests share forward passes (`passes`) with those of its experiment's other arms."""
 
-    A batcher has one bundle, so arms cannot mix. A pass runs on the event loop: it takes a fraction of a millisecond,
-    less than a way to a thread and back, and requests that arrive meanwhile are the next batch.
-    """
-
-    def __init__(self, bundle: Bundle, max_batch: int, noise: np.random.Generator):
-        """`max_batch` limits the observations of one pass; a single request with more still goes as a whole."""
+    def __init__(self, bundle: Bundle, passes: Passes):
         self.bundle = bundle
-        self._max_batch = max_batch
-        self._noise = noise
-        self._waiting: list[_Waiting] = []
+        self._passes = passes
+        passes.join(bundle)
 
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
         """Actions and log-probabilities for one request; `masks` are its agents' allowed actions, as far as given.
 
         ArmError if the pass fails, NotFiniteError if a log-probability is not finite."""
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(observations, masks or {}, greedy, loop.create_future())
-        if not self._waiting:
-            # Runs after all callbacks that are ready now, and those are the other requests of this moment.
-            loop.call_soon(self._run)
-        self._waiting.append(waiting)
-        return await waiting.answer
+        return await self._passes.act(self.bundle, observations, greedy, masks or {})
 
-    def _run(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for greedy in (True, False):
-            for batch in self._cut([w for w in waiting if w.greedy is greedy and not w.answer.done()]):
-                for w, answer in zip(batch, self._answers(batch, greedy, new_pass()), strict=True):
-                    if isinstance(answer, ArmError):
-                        w.answer.set_exception(answer)
-                    else:
-                        w.answer.set_result(answer)
-
-    def _answers(self, batch: Sequence[_Waiting], greedy: bool, number: int) -> list[Answer | ArmError]:
-        """An answer per request of one pass, or why there is none."""
-        try:
-            noise = None if greedy else self._noise
-            answers = self.bundle.act([w.observations for w in batch], noise, [w.masks for w in batch])
-        except Exception as error:  # each request reports it; the batcher goes on
-            if len(batch) == 1:
-                return [ArmError(f"its pass failed: {error!r}", number)]
-            # One by one, so that the input of one request takes none of the others with it.
-            return [self._answers([w], greedy, number)[0] for w in batch]
-        return [
-            answer
-            if all(math.isfinite(log_prob) for _, log_prob in answer.values())
-            else NotFiniteError("log-probabilities are not finite", number)
-            for answer in answers
-        ]
-
-    def _cut(self, waiting: list[_Waiting]) -> list[list[_Waiting]]:
-        batches: list[list[_Waiting]] = []
-        size = self._max_batch
-        for w in waiting:
-            if size + len(w.observations) > self._max_batch:
-                batches.append([])
-                size = 0
-            batches[-1].append(w)
-            size += len(w.observations)
-        return batches
+    def close(self) -> None:
+        self._passes.leave(self.bundle)

@@ -49,6 +49,7 @@ from marl_ray.serving.limits import RateLimiter
 from marl_ray.serving.loading import Bundles, LoadedExperiment, check_log, load_configured
 from marl_ray.serving.look_ups import LookUps
 from marl_ray.serving.metrics import ArmMeters, Metrics
+from marl_ray.serving.passes import Passes
 from marl_ray.serving.reading import Readings
 from marl_ray.serving.router import Arm, Router
 from marl_ray.serving.routes import Route, find
@@ -98,6 +99,8 @@ class Gateway:
         self.endpoints = Endpoints()
         self.failed_sessions = FailedSessions(self)
         self._deadlines = Deadlines()
+        self._passes: dict[str, Passes] = {}
+        """Experiment -> its arms' forward passes."""
         self.models: dict[str, AnyBundle] = {}
         """Bundles loaded ahead of any experiment, by reference into the registry, where versions never change."""
         self.plots: dict[str, tuple[float, dict[str, list[list[float | None]]]]] = {}
@@ -172,7 +175,8 @@ class Gateway:
 
                 # An arm that hangs must leave time for the control to answer in its stead.
                 return TextBatcher(bundle, self.config.max_batch, self.config.request_timeout_s / 2)
-            return ArmBatcher(bundle, self.config.max_batch, self._noise)
+            passes = self._passes.setdefault(experiment.name, Passes(self.config.max_batch, self._noise))
+            return ArmBatcher(bundle, passes)
         if self._host is None:
             raise MarlRayError(
                 f"experiments.{experiment.name}.placement: deployment needs Ray Serve; expected replica here"

@@ -20,8 +20,9 @@ from marl_ray.config.experiment import most
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle, load_bundle
 from marl_ray.serving.arm_errors import ArmError, LostError, busy, new_pass
-from marl_ray.serving.arms import Answer, AnyBundle, ArmBatcher, Observations, is_text
+from marl_ray.serving.arms import AnyBundle, ArmBatcher, is_text
 from marl_ray.serving.gathering import Gathering
+from marl_ray.serving.passes import Answer, Observations, Passes
 from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
 from marl_ray.serving.texts import TextArm
 
@@ -43,7 +44,7 @@ class ArmHost:
         torch.set_num_threads(1)
         bundle = verified(reference, digest, tracking_uri)
         assert isinstance(bundle, Bundle)
-        self._batcher = ArmBatcher(bundle, max_batch, np.random.default_rng())
+        self._batcher = ArmBatcher(bundle, Passes(max_batch, np.random.default_rng()))
 
     async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
         """An answer per request, or why there is none: one that fails is of no matter to the others of its call."""

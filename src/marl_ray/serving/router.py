@@ -10,10 +10,11 @@ from marl_ray.experiments.assignment import Assignment, AssignmentTable, PastTab
 from marl_ray.experiments.states import Status
 from marl_ray.experiments.store import AssignmentState, Exposure, StoreError
 from marl_ray.policies.bundle import Bundle
-from marl_ray.serving.arms import Answer, AnyBundle, Observations, is_text
+from marl_ray.serving.arms import AnyBundle, is_text
 from marl_ray.serving.breaker import Breaker
 from marl_ray.serving.exposures import ExposureLog
 from marl_ray.serving.http import RequestError
+from marl_ray.serving.passes import Answer, Observations
 from marl_ray.serving.shadow import Shadows
 from marl_ray.serving.texts import TextArm
 

@@ -1,0 +1,114 @@
+"""Bundles in one pass answer as each of them does alone."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from marl_ray.config import NetworkConfig
+from marl_ray.policies.actor_critic import ActorCritic
+from marl_ray.policies.bundle import Bundle, PolicyParts, load_bundle, save_bundle
+from marl_ray.policies.manifest import Lineage
+from marl_ray.policies.stacked import Stack, stackable
+from marl_ray.serving.arms import ArmBatcher
+from marl_ray.serving.passes import Passes
+
+SPACES = {
+    "categories": spaces.MultiDiscrete([3, 5, 2]),
+    "vector": spaces.Box(-1, 1, (6,), np.float32),
+    "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+}
+
+
+def bundle(folder, observation: spaces.Space, seed: int, network: NetworkConfig | None = None) -> Bundle:
+    """Random weights, two agents with a policy of their own each."""
+    import torch
+
+    torch.manual_seed(seed)
+    network, action = network or NetworkConfig(hidden=(16, 8)), spaces.MultiDiscrete([4, 3])
+    parts = {}
+    for name in ("p", "q"):
+        actor = ActorCritic(observation, action, network).actor
+        for value in actor.parameters():
+            torch.nn.init.normal_(value, std=0.5)
+        parts[name] = PolicyParts(network, observation, action, actor.state_dict())
+    lineage = Lineage(run="r", algorithm={}, config_hash="", code_version="", seed=seed, env={}, steps=0, metrics={})
+    return load_bundle(save_bundle(folder, {"a": "p", "b": "q"}, parts, lineage))
+
+
+def requests(bundle: Bundle, count: int, seed: int) -> list[dict[str, np.ndarray]]:
+    space = bundle.policies["p"].observation_space
+    space.seed(seed)
+    agents = (["a", "b"], ["b"], ["a"])
+    return [{agent: bundle.check(agent, space.sample().tolist()) for agent in agents[i % 3]} for i in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["categories", "vector"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_stack_answers_as_each_of_its_bundles(tmp_path, kind, count):
+    bundles = [bundle(tmp_path, SPACES[kind], seed) for seed in range(count)]
+    asked = requests(bundles[0], 24, 1)
+    which = np.random.default_rng(0).integers(count, size=len(asked)).tolist()
+    together = Stack(bundles).act(asked, which)
+    for request, place, answer in zip(asked, which, together, strict=True):
+        (alone,) = bundles[place].act([request])
+        assert alone.keys() == answer.keys()
+        for agent, (action, log_prob) in alone.items():
+            assert action.tolist() == answer[agent][0].tolist()
+            assert log_prob == pytest.approx(answer[agent][1], abs=1e-5)
+
+
+def test_sampling_in_a_stack_draws_from_each_bundles_own_distribution(tmp_path):
+    bundles = [bundle(tmp_path, SPACES["categories"], seed) for seed in range(2)]
+    request = requests(bundles[0], 1, 3)[0]
+    answers = Stack(bundles).act([request] * 8000, [0, 1] * 4000, np.random.default_rng(0))
+    for place, own in enumerate(bundles):
+        alone = own.act([request] * 4000, np.random.default_rng(1))
+        counts = [np.zeros((4, 3)), np.zeros((4, 3))]
+        for counted, found in zip(counts, (answers[place::2], alone), strict=True):
+            for answer in found:
+                counted[tuple(answer["a"][0])] += 1
+        assert np.abs(counts[0] - counts[1]).max() < 200
+
+
+def test_what_is_built_otherwise_is_not_stacked(tmp_path):
+    one = bundle(tmp_path, SPACES["categories"], 0)
+    assert stackable([one, bundle(tmp_path, SPACES["categories"], 1)])
+    assert not stackable([one, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 16)))])
+    assert not stackable(
+        [one, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 8), activation="relu"))]
+    )
+    assert not stackable([bundle(tmp_path, SPACES["image"], seed) for seed in range(2)])
+    large = NetworkConfig(hidden=(256, 256))
+    assert not stackable([bundle(tmp_path, SPACES["vector"], seed, large) for seed in range(2)])
+    with pytest.raises(ValueError, match="built alike"):
+        Stack([one, bundle(tmp_path, SPACES["vector"], 1)])
+
+
+def test_requests_of_two_arms_share_a_pass_and_one_that_fails_takes_no_other_with_it(tmp_path, monkeypatch):
+    bundles = [bundle(tmp_path, SPACES["vector"], seed) for seed in range(2)]
+    passes = Passes(64, np.random.default_rng(0))
+    arms = [ArmBatcher(own, passes) for own in bundles]
+    asked = requests(bundles[0], 12, 5)
+    taken = []
+    infer = Stack.act
+    monkeypatch.setattr(Stack, "act", lambda self, *given: taken.append(len(given[0])) or infer(self, *given))
+
+    async def play(those):
+        given = [arms[i % 2].act(request, True) for i, request in enumerate(those)]
+        return await asyncio.gather(*given, return_exceptions=True)
+
+    answers = asyncio.run(play(asked))
+    for i, (request, answer) in enumerate(zip(asked, answers, strict=True)):
+        (alone,) = bundles[i % 2].act([request])
+        assert {agent: action.tolist() for agent, (action, _) in answer.items()} == {
+            agent: action.tolist() for agent, (action, _) in alone.items()
+        }
+    assert taken == [12]
+    poisoned = [*asked[:5], {"a": np.zeros(3, np.float32)}, *asked[6:]]
+    found = asyncio.run(play(poisoned))
+    assert [i for i, answer in enumerate(found) if isinstance(answer, Exception)] == [5]
+    arms[1].close()
+    assert not any(isinstance(answer, Exception) for answer in asyncio.run(play(asked)))
+    assert taken == [12, 12]
