@@ -199,9 +199,9 @@ def test_concurrent_requests_share_passes_and_never_mix_arms(config, monkeypatch
     passes: list[tuple[str, int, bool]] = []
     original = Bundle.act
 
-    def counted(self, requests, noise=None, masks=()):
+    def counted(self, requests, noise=None, masks=(), infer=None):
         passes.append((self.digest, len(requests), noise is None))
-        return original(self, requests, noise, masks)
+        return original(self, requests, noise, masks, infer)
 
     monkeypatch.setattr(Bundle, "act", counted)
 
