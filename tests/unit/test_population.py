@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from toy_gateways import act, serving, with_gateway
+from toy_gateways import act, serving, until, with_gateway
 from toy_gateways import gateway_config as config_of
 
 from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
@@ -181,6 +181,44 @@ def test_units_outside_of_the_population_are_with_the_control_and_not_counted(bu
     assert stored == {unit for unit in right if in_share("exp", 0.5, unit)} and 20 < len(stored) < 60
     assert {right[unit]["arm"] for unit in right if unit not in stored} == {"one"}
     assert sum(arm.exposures for arm in summary.values()) == len(stored)
+
+
+def test_clusters_take_part_or_are_held_out_as_wholes(bundles, tmp_path):
+    config = gateway(bundles, tmp_path, {"share": 0.5}, holdouts={"exp": 0.3})
+    config = config.model_copy(
+        update={"experiments": [config.experiments[0].model_copy(update={"randomize": "cluster"})]}
+    )
+
+    async def body():
+        async with serving(config) as (client, app):
+            for cluster in (f"c{k}" for k in range(20)):
+                told = [await act(client, f"{cluster}-{k}", cluster_id=cluster) for k in range(2)]
+                app.exposures.flush()
+                out, inside = held_out("exp", 0.3, cluster), in_share("exp", 0.5, cluster)
+                stored = [app.store.assignment("exp", f"{cluster}-{k}") is not None for k in range(2)]
+                assert [answer.get("holdout", False) for answer in told] == [out, out]
+                assert stored == [inside and not out] * 2
+
+    asyncio.run(body())
+
+
+def test_treatments_get_no_copies_of_what_units_outside_of_the_population_ask(bundles, tmp_path):
+    config = gateway(bundles, tmp_path, {"share": 0.5})
+    config = config.model_copy(
+        update={"experiments": [config.experiments[0].model_copy(update={"strategy": "shadow"})]}
+    )
+
+    async def body():
+        async with serving(config) as (client, app):
+            for k in range(20):
+                await act(client, f"s{k}")
+            shadows = app.endpoints.routers["exp"].shadows
+            inside = sum(in_share("exp", 0.5, f"s{k}") for k in range(20))
+            await until(lambda: shadows.totals["four"].acts >= inside)
+            await shadows.close()
+            assert shadows.totals["four"].acts == inside
+
+    asyncio.run(body())
 
 
 def test_what_a_unit_has_met_it_keeps_whatever_its_attributes_are_later(bundles, tmp_path):
