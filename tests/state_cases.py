@@ -17,6 +17,7 @@ from store_cases import act, config, exposure, gradual, look
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment import Assignment, AssignmentTable
+from marl_ray.experiments.population import population_of
 from marl_ray.experiments.states import Action, StaleEpochError, Status
 from marl_ray.experiments.store import ExperimentStore, Outcome, Production
 
@@ -222,6 +223,19 @@ def test_an_endpoint_has_one_open_experiment_at_a_time(url):
         store.open_experiment("middle", config(a=1, b=1) | layered | {"layer_share": [0.4, 0.5]})
     with pytest.raises(MarlRayError, match="endpoint 'layered' still has experiment"):
         store.open_experiment("middle", config(a=1, b=1) | layered | {"layer": "m", "layer_share": [0.4, 0.5]})
+
+
+def test_each_population_is_an_epoch_and_remembered(url):
+    store = ExperimentStore(url)
+    given = [{}, {"share": 0.5, "attributes": {"x": ["a", True, 1.5]}}, {"share": 0.2, "attributes": {}}]
+    for epoch, population in enumerate(given, 1):
+        told = config(a=1, b=1) | ({"population": population} if population else {})
+        for _ in range(2):
+            assert store.open_experiment("exp", told).epoch == epoch
+        assert store.table("exp").population == population_of(told)
+        assert store.past_populations("exp") == {population_of({"population": one}) for one in given[:epoch]}
+    store.open_experiment("exp", config(a=1, b=1) | {"salt": "another"})
+    assert store.past_populations("exp") is None and store.past_populations("nobody") is None
 
 
 def _open(url: str, name: str, results: Any) -> None:

@@ -14,7 +14,9 @@ from toy_gateways import bearer, make_bundle, serving, with_gateway, write_keys
 from toy_text_gateways import ASK, CHAT, CONTEXT, config, events, make_text_bundle, post, rows, text_config, texts
 from toy_tokenizers import LLAMA2, bytes_with, spaced
 
+from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.assignment import held_out
 from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.stops import first_stop
@@ -94,6 +96,29 @@ def test_a_session_meets_one_arm_by_every_route(config):
 
     arms = with_gateway(config, body)
     assert all(len(one) == 1 for one in arms) and len(set().union(*arms)) == 2
+
+
+def test_texts_are_for_the_population_and_the_hold_out_too(texts, tmp_path):
+    config = text_config(texts, tmp_path, holdouts={"exp": 0.4})
+    given = {"population": {"attributes": {"country": ["de"]}}}
+    experiment = parse_config(ExperimentConfig, config.experiments[0].model_dump(mode="json") | given)
+    told = {"attributes": {"country": "de"}}
+
+    async def body(client):
+        for k in range(6):
+            out, fast = held_out("exp", 0.4, f"s{k}"), {"max_tokens": 1}
+            outside = await post(client, "/generate", ASK | fast | {"session_id": f"s{k}"})
+            said = await post(client, "/generate", ASK | fast | told | {"session_id": f"s{k}"})
+            chat = await client.post("/v1/chat/completions", json=CHAT | fast | told | {"user": f"s{k}"})
+            assert said.get("holdout", False) is outside.get("holdout", False) is out
+            assert (chat.headers.get("x-holdout"), chat.headers["x-arm"]) == ("true" if out else None, said["arm"])
+            assert outside["arm"] == "one"
+            outcome = await client.post("/v1/outcomes", json={"session_id": f"s{k}", "value": 1})
+            assert outcome.status_code == (404 if out else 200)
+        bad = await client.post("/v1/chat/completions", json=CHAT | {"attributes": {"country": None}})
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "attributes.country")
+
+    with_gateway(config.model_copy(update={"experiments": [experiment]}), body)
 
 
 def test_texts_are_acts_too(config):

@@ -1,10 +1,12 @@
 """The config of a gateway: its experiments, their arms and weights."""
 
+import math
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -148,6 +150,41 @@ class BreakerConfig(Config):
     """Of `on_open: rollback`: rounds of probes that fail in a row, `open_s` apart, without the circuit closing between."""
 
 
+def _attribute(value: Any) -> Any:
+    fine = (
+        0 < len(value) <= ATTRIBUTE_LENGTH and value.isprintable()
+        if isinstance(value, str)
+        else isinstance(value, bool | int | float) and math.isfinite(value)
+    )
+    if not fine:
+        raise ValueError(f"expected a boolean, a number, or a text of 1 to {ATTRIBUTE_LENGTH} printable characters")
+    return value
+
+
+ATTRIBUTES, ATTRIBUTE_NAME, ATTRIBUTE_LENGTH = 32, 100, 256
+"""Most attributes of a unit, and most characters of a name and of a text."""
+AttributeName = Annotated[str, Field(min_length=1, max_length=ATTRIBUTE_NAME)]
+AttributeValue = Annotated[bool | int | float | str, BeforeValidator(_attribute)]
+
+
+class PopulationConfig(Config):
+    """Which units take part; the others are with production and are not counted."""
+
+    share: float = Field(1.0, ge=LEAST, le=1)
+    """Share of the units (of clusters, with `randomize: cluster`), by a hash of the salt and the unit."""
+    attributes: dict[AttributeName, tuple[AttributeValue, ...]] = Field({}, max_length=ATTRIBUTES)
+    """Name -> values of the requests' `attributes`. A unit takes part whose request has one of the values of every name."""
+
+    @model_validator(mode="after")
+    def _sensible_attributes(self) -> "PopulationConfig":
+        for name, values in self.attributes.items():
+            if not name.isprintable():
+                raise ValueError(f"attributes: expected printable names, got {name!r}")
+            if not values:
+                raise ValueError(f"attributes.{name}: expected at least one value")
+        return self
+
+
 class ExperimentConfig(Config):
     """Arms that compete for units (sessions): a control and treatments."""
 
@@ -194,6 +231,8 @@ class ExperimentConfig(Config):
     """Experiments of one layer share a population; disjoint `layer_share`s make them mutually exclusive."""
     layer_share: tuple[Share, Share] = (0.0, 1.0)
     """[low, high) of the layer's units that take part; the others are not in the experiment."""
+    population: PopulationConfig = PopulationConfig()
+    """Which units take part, of those in the layer's share. A unit that has met its arm stays, whatever it is later."""
     breaker: BreakerConfig = BreakerConfig()
     shadow_concurrency: PositiveInt = 16
     """Of `shadow`: copies of requests under way per replica; more are dropped and counted."""
@@ -329,6 +368,9 @@ class GatewayConfig(Config):
     """What `serve deploy` starts. Experiments may also be created over HTTP; those are in the database alone."""
 
     experiments: list[ExperimentConfig] = []
+    holdouts: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Annotated[float, Field(ge=0, lt=1)]] = {}
+    """Endpoint -> share of its units that no experiment there gets, by a hash of both: they meet the newest experiment's
+    control, and what all experiments bring together is measured against them."""
     database: str = "sqlite:///runs/experiments.db"
     """SQLAlchemy URL of the experiment store."""
     tracking_uri: str | None = None

@@ -167,16 +167,32 @@ def in_layer(layer: str, share: tuple[float, float], unit: str) -> bool:
     Experiments of one layer with disjoint shares never have a unit in common; places in two layers are independent of
     each other and of every assignment.
     """
-    state = hashlib.blake2b(json.dumps(layer).encode(), digest_size=8, person=b"layer")
-    state.update(unit.encode())
-    # 53 bits, so that the float is exact and never 1.
-    place = (int.from_bytes(state.digest(), "big") >> 11) * 2.0**-53
-    return share[0] <= place < share[1]
+    return share[0] <= _place(b"layer", layer, unit) < share[1]
+
+
+def in_share(salt: str, share: float, unit: str) -> bool:
+    """Whether the unit is in the experiment's share (0 to 1) of all units. A larger share only adds units; places are
+    independent of layers, hold-outs and arms, and of other salts."""
+    return _place(b"population", salt, unit) < share
+
+
+def held_out(endpoint: str, share: float, unit: str) -> bool:
+    """Whether the unit is in the endpoint's hold-out of this share (0 to 1), whatever experiment there is. A larger share
+    only adds units; places are independent of everything else."""
+    return _place(b"holdout", endpoint, unit) < share
 
 
 def unit_hash(salt: str, arm: str, unit: str) -> float:
     """The draw of one arm for one unit: in (0, 1], from 64 bits of blake2b."""
     return _uniform(_prefix(salt, arm), unit.encode())
+
+
+def _place(kind: bytes, name: str, unit: str) -> float:
+    """Uniform in [0, 1)."""
+    state = hashlib.blake2b(json.dumps(name).encode(), digest_size=8, person=kind)
+    state.update(unit.encode())
+    # 53 bits, so that the float is exact and never 1.
+    return (int.from_bytes(state.digest(), "big") >> 11) * 2.0**-53
 
 
 def _prefix(salt: str, arm: str) -> "hashlib.blake2b":

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from marl_ray.config.experiment import counts_as
 from marl_ray.experiments import schema
+from marl_ray.experiments.population import EVERYONE, Population, population_of
 from marl_ray.experiments.states import Allocation, ExperimentRecord, State, Status, plan_of, shadows_of, weights_of
 from marl_ray.experiments.sums import Design
 from marl_ray.experiments.windows import WINDOW_S
@@ -43,6 +44,8 @@ class AssignmentState:
     block_s: float
     created: float
     """Seconds since 1970."""
+    population: Population = EVERYONE
+    """Of the layer's share, the units that take part."""
     origin: str | None = None
     """Who created it: `api`, or None for the config of a gateway."""
 
@@ -157,6 +160,7 @@ def assignment_state(record: ExperimentRecord) -> AssignmentState:
         randomize=design_of(config),
         block_s=config.get("block_s", 600.0),
         created=record.created,
+        population=population_of(config),
         origin=config.get("origin"),
     )
 
@@ -215,4 +219,5 @@ def assignment_part(config: dict[str, Any]) -> Any:
     digests = {arm: (part["digest"], part.get("allow_rolled_back", False)) for arm, part in config["arms"].items()}
     layer = config.get("layer"), list(config.get("layer_share", (0.0, 1.0)))
     blocks = config.get("block_s") if design == "switchback" else None
-    return config["salt"], digests, plan.weights, plan.control, plan.strategy, plan.stages, layer, design, blocks
+    units = layer, population_of(config), design, blocks
+    return config["salt"], digests, plan.weights, plan.control, plan.strategy, plan.stages, units

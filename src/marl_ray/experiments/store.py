@@ -19,6 +19,7 @@ from marl_ray.experiments.analysis import Units
 from marl_ray.experiments.betting import Evidence
 from marl_ray.experiments.judged import Bets, Question, all_judged
 from marl_ray.experiments.looks import Look, look_at
+from marl_ray.experiments.population import Population, population_of
 from marl_ray.experiments.records import (
     OPEN,
     AssignmentState,
@@ -378,6 +379,20 @@ class ExperimentStore(UnitStore):
     def past_weights(self, name: str) -> list[Mapping[str, float]] | None:
         """All weights that units have been assigned by, as the audit tells; None where it does not tell all, or where the
         salt has changed."""
+        states = self._past(name)
+        return (
+            None if states is None else [after.get("weights") or plan_of(after["config"]).weights for after in states]
+        )
+
+    def past_populations(self, name: str) -> frozenset[Population] | None:
+        """All populations that units have been taken from, likewise."""
+        states = self._past(name)
+        if states is None:
+            return None
+        return frozenset(population_of(after["config"]) for after in states if "config" in after)
+
+    def _past(self, name: str) -> list[dict[str, Any]] | None:
+        """What the audit tells of the experiment after each change, the oldest first; None as for `past_weights`."""
         audit = schema.audit.c
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == name).order_by(audit.id)
         with self._transaction() as connection:
@@ -386,7 +401,7 @@ class ExperimentStore(UnitStore):
         salts = {row.after["config"]["salt"] for row in rows if "config" in row.after}
         if record is None or not rows or rows[0].epoch > 1 or salts != {record.config["salt"]}:
             return None
-        return [row.after.get("weights") or plan_of(row.after["config"]).weights for row in rows]
+        return [row.after for row in rows]
 
     def production(self, endpoint: str) -> Production | None:
         """What serves the endpoint's units that are in no experiment: of the newest experiment there its winner if it

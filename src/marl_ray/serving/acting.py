@@ -12,7 +12,7 @@ import orjson
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle
 from marl_ray.serving.arm_errors import NotFiniteError, new_pass
-from marl_ray.serving.assigning import answered, cluster_of, expose, meet, session_id
+from marl_ray.serving.assigning import Met, answered, attributes_of, cluster_of, expose, meet, session_id
 from marl_ray.serving.cache import cache_key
 from marl_ray.serving.decision_log import Decision
 from marl_ray.serving.failures import Attempts
@@ -23,7 +23,7 @@ from marl_ray.serving.router import Arm, Router
 if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
 
-ACT_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "observations", "action_masks", "mode"})
+ACT_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "observations", "action_masks", "mode"})
 
 Arrays = dict[str, np.ndarray]
 
@@ -60,6 +60,7 @@ async def answer(gateway: "Gateway", request: Request, data: Mapping[str, Any]) 
     start = time.perf_counter()
     routers = gateway.endpoints.acting(data.get("experiment"))
     session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
+    attributes = attributes_of(data)
     mode = data.get("mode", "sample")
     if mode not in ("sample", "greedy"):
         raise RequestError(400, "mode", 'expected "sample" or "greedy"')
@@ -67,16 +68,16 @@ async def answer(gateway: "Gateway", request: Request, data: Mapping[str, Any]) 
     if not isinstance(given, dict) or not given:
         raise RequestError(400, "observations", "expected an object with at least one agent's observation")
     given_masks = _masks(data, given)
-    met = await meet(gateway, request, routers, session, cluster_id)
+    met = await meet(gateway, request, routers, session, cluster_id, attributes)
     router, greedy = met.router, mode == "greedy"
     if router.is_text:
         said = texts(router, given, given_masks)
         assignment = expose(gateway, met)
-        parts, arm = await request.while_there(_acted(gateway, router, session, assignment.arm, said, greedy, {}))
+        parts, arm = await request.while_there(_acted(gateway, met, assignment.arm, said, greedy, {}))
     else:
         observations, masks = _checked(router, met.assigned.assignment.arm, given, given_masks)
         assignment = expose(gateway, met)
-        parts, arm = await _acted(gateway, router, session, assignment.arm, observations, greedy, masks)
+        parts, arm = await _acted(gateway, met, assignment.arm, observations, greedy, masks)
     seconds = time.perf_counter() - start
     answered(met, seconds)
     if gateway.decisions is not None and met.takes_part:
@@ -93,8 +94,7 @@ async def answer(gateway: "Gateway", request: Request, data: Mapping[str, Any]) 
 
 async def _acted(
     gateway: "Gateway",
-    router: Router,
-    session: str,
+    met: Met,
     arm: str,
     observations: Mapping[str, Any],
     greedy: bool,
@@ -102,7 +102,8 @@ async def _acted(
 ) -> tuple[dict[str, Any], str]:
     """Actions and log-probabilities as JSON has them, and the arm that gave them: the control if the arm's circuit is
     open or its pass fails."""
-    attempts = Attempts(gateway, router, session, arm)
+    router = met.router
+    attempts = Attempts(gateway, router, met.session, arm)
     try:
         for name in router.answering(arm):
             circuit = router.circuits[name]
@@ -126,7 +127,7 @@ async def _acted(
                 continue
             circuit.success(ticket)
             attempts.answered_by = name
-            for shadow in router.state.shadows:
+            for shadow in router.state.shadows if met.takes_part else ():
                 if shadow in router.arms:
                     router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
             parts = {

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from marl_ray.experiments.assignment import Assignment
+from marl_ray.config.experiment import ATTRIBUTE_LENGTH, ATTRIBUTE_NAME, ATTRIBUTES
+from marl_ray.experiments.assignment import Assignment, held_out
+from marl_ray.experiments.population import Attributes
 from marl_ray.experiments.store import StoreError
 from marl_ray.serving.endpoints import current, draining, remembering
 from marl_ray.serving.http import Request, RequestError
@@ -29,6 +32,8 @@ class Met(NamedTuple):
     assigned: Assigned
     takes_part: bool
     """Whether it is a unit of the experiment; others are with an arm and are not counted."""
+    holdout: bool = False
+    """Whether it is in no experiment of the endpoint."""
 
     def head(self, assignment: Assignment, arm: str) -> dict[str, Any]:
         """What every answer says of its arm. The control may answer in the arm's stead, which does not change whose
@@ -39,31 +44,46 @@ class Met(NamedTuple):
             "epoch": assignment.epoch,
             "propensity": assignment.propensity,
         }
+        if self.holdout:
+            told["holdout"] = True
         return told | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
 
 
 async def meet(
-    gateway: "Gateway", request: Request, routers: Sequence[Router], session: str, cluster_id: str | None
+    gateway: "Gateway",
+    request: Request,
+    routers: Sequence[Router],
+    session: str,
+    cluster_id: str | None,
+    attributes: Attributes,
 ) -> Met:
     """The arm of a session, of the experiments behind one name; RequestError if the request asks for one in vain."""
     router = remembering(routers, session) if len(routers) > 1 else routers[0]
     if router is None:
         router = current(routers, session, cluster_id)
         for older in draining(routers, router):
-            if (await _asked(gateway, older, session))[1] is not None:
+            if await _has_met(gateway, older, session):
                 router = older
                 break
     forced = _override(gateway, request, router)
-    takes_part = forced is None and router.takes_part(session, cluster_id)
+    if forced is not None:
+        return Met(router, session, Assigned(forced), takes_part=False)
+    holdout = _is_held_out(gateway, router, session, cluster_id)
+    takes_part = router.takes_part(session, cluster_id)
+    if takes_part and (holdout or not router.includes(session, cluster_id, attributes)):
+        # A unit keeps the arm that it met when its attributes, the population or the hold-out were others.
+        takes_part = router.may_have_included(session, cluster_id) and await _has_met(gateway, router, session)
     if takes_part:
         assigned = router.recall(session, cluster_id) or await _assigned(gateway, router, session, cluster_id)
-    else:
-        assigned = Assigned(forced or router.with_control())
-    return Met(router, session, assigned, takes_part)
+        return Met(router, session, assigned, takes_part=True)
+    outside = router.with_control() if holdout else router.with_production()
+    return Met(router, session, Assigned(outside), takes_part=False, holdout=holdout)
 
 
 def expose(gateway: "Gateway", met: Met) -> Assignment:
     """The session meets its arm now. Before the pass: a session whose arm then fails has met that arm all the same."""
+    if met.holdout:
+        gateway.metrics.count_holdout(met.router.config.served_as)
     if not met.takes_part:
         return met.assigned.assignment
     first, assignment = met.router.expose(met.session, met.assigned)
@@ -84,6 +104,25 @@ async def _assigned(gateway: "Gateway", router: Router, session: str, cluster_id
     """The arm of a session that this replica does not remember for sure."""
     told, stored = await _asked(gateway, router, session)
     return router.settle(session, cluster_id, stored) if told else router.guess(session, cluster_id)
+
+
+async def _has_met(gateway: "Gateway", router: Router, session: str) -> bool:
+    """Whether the session has met an arm of the experiment, as far as this replica and the database know. That it has not
+    is believed for as long as replicas may differ anyway."""
+    if router.session(session) is not None:
+        return True
+    if router.is_absent(session):
+        return False
+    told, stored = await _asked(gateway, router, session)
+    if told and stored is None:
+        router.note_absent(session)
+    return stored is not None
+
+
+def _is_held_out(gateway: "Gateway", router: Router, session: str, cluster_id: str | None) -> bool:
+    endpoint = router.config.served_as
+    share = gateway.config.holdouts.get(endpoint, 0.0)
+    return share > 0 and held_out(endpoint, share, router.drawn_by(session, cluster_id))
 
 
 async def _asked(gateway: "Gateway", router: Router, session: str) -> tuple[bool, Assignment | None]:
@@ -135,6 +174,27 @@ def cluster_of(data: Mapping[str, Any]) -> str | None:
     if cluster_id is not None and not is_identifier(cluster_id):
         raise RequestError(400, "cluster_id", f"expected 1 to {SESSION_LENGTH} printable characters")
     return cluster_id
+
+
+def attributes_of(data: Mapping[str, Any]) -> Attributes:
+    """What the request tells of its unit, by name; nothing if it tells nothing."""
+    given = data.get("attributes")
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or len(given) > ATTRIBUTES:
+        raise RequestError(400, "attributes", f"expected an object of {ATTRIBUTES} names at most")
+    for name, value in given.items():
+        if not is_identifier(name, ATTRIBUTE_NAME):
+            raise RequestError(
+                400, "attributes", f"expected names of 1 to {ATTRIBUTE_NAME} printable characters, got {name[:50]!r}"
+            )
+        if not (isinstance(value, int | float) and math.isfinite(value)) and not is_identifier(value, ATTRIBUTE_LENGTH):
+            raise RequestError(
+                400,
+                f"attributes.{name}",
+                f"expected a boolean, a number, or a text of 1 to {ATTRIBUTE_LENGTH} printable characters",
+            )
+    return given
 
 
 def is_identifier(value: Any, length: int = SESSION_LENGTH) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from marl_ray.serving.assigning import meet, session_id
+from marl_ray.serving.assigning import attributes_of, meet, session_id
 from marl_ray.serving.generating import (
     SETTINGS,
     Whole,
@@ -41,7 +41,7 @@ NEUTRAL: dict[str, Any] = {
 CHAT_FIELDS = (
     SETTINGS
     | NEUTRAL.keys()
-    | {"model", "messages", "user", "max_completion_tokens", "stream", "stream_options", "logprobs"}
+    | {"model", "messages", "user", "attributes", "max_completion_tokens", "stream", "stream_options", "logprobs"}
 )
 _FIELDS = {"experiment": "model", "agent": "model", "prompt": "messages", "session_id": "user"}
 """What our own fields are called here."""
@@ -87,7 +87,7 @@ async def completions(gateway: "Gateway", request: Request) -> Response | Stream
     number = f"chatcmpl-{secrets.token_hex(12)}"
     known = data.get("user") is not None or request.header(b"x-session-id") is not None
     session = session_id(data.get("user"), request) if known else number
-    met = await meet(gateway, request, routers, session, None)
+    met = await meet(gateway, request, routers, session, None, attributes_of(data))
     text_only(met.router)
     asked = text_request(
         gateway,

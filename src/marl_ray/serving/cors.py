@@ -9,7 +9,7 @@ from marl_ray.serving.http import Headers, Request, Response
 METHODS = b"GET, POST"
 ASKS = b"authorization, content-type, x-arm, x-request-id, x-request-timeout-seconds, x-session-id"
 """Headers that a page may send."""
-TELLS = b"retry-after, x-arm, x-experiment, x-request-id, x-session-id"
+TELLS = b"retry-after, x-arm, x-experiment, x-holdout, x-request-id, x-session-id"
 """Headers that a page may read."""
 KEPT_S = b"600"
 """How long a browser may remember what it was told."""

@@ -119,6 +119,8 @@ class Gateway:
             self.open(part)
         self.follower = Follower(self)
         self.follower.look(waits=True)
+        for name in config.holdouts.keys() - {router.config.served_as for router in self.endpoints.routers.values()}:
+            _log.warning("holdouts.%s: no experiment serves this endpoint yet", name)
 
     def start(self) -> None:
         """Start writing exposures and following the store; the ASGI lifespan calls it."""

@@ -10,6 +10,7 @@ import orjson
 from marl_ray.serving.assigning import (
     Met,
     answered,
+    attributes_of,
     cluster_of,
     expose,
     meet,
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
 
 SETTINGS = frozenset({"max_tokens", "temperature", "top_p", "stop", "seed"})
-GENERATE_FIELDS = SETTINGS | {"experiment", "session_id", "cluster_id", "agent", "prompt", "top_k", "stream"}
+GENERATE_FIELDS = SETTINGS | {
+    "experiment", "session_id", "cluster_id", "attributes", "agent", "prompt", "top_k", "stream",
+}  # fmt: skip
 GREEDY_BELOW = 0.01
 """Temperatures below it are 0: divided by them, logits overflow."""
 LARGEST_TEMPERATURE = 2.0
@@ -74,7 +77,7 @@ async def generate(gateway: "Gateway", request: Request) -> Response | Stream:
     if not isinstance(prompt, str):
         raise RequestError(400, "prompt", "expected a text")
     settings = settings_of(data)
-    met = await meet(gateway, request, routers, session, cluster_of(data))
+    met = await meet(gateway, request, routers, session, cluster_of(data), attributes_of(data))
     text_only(met.router)
     agent = agent_of(met.router, data.get("agent"))
     writing = Writing(gateway, met, text_request(gateway, agent, prompt, settings, streamed=streamed))
@@ -152,6 +155,8 @@ class Writing:
     def headers(self) -> Headers:
         met = self._met
         told = {"x-experiment": met.router.config.name, "x-arm": self._arm, "x-session-id": met.session}
+        if met.holdout:
+            told["x-holdout"] = "true"
         return tuple((name.encode(), header_text(value)) for name, value in told.items())
 
     async def begin(self) -> None:

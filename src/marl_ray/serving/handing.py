@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from marl_ray.serving.assigning import cluster_of, expose, meet, session_id
+from marl_ray.serving.assigning import attributes_of, cluster_of, expose, meet, session_id
 from marl_ray.serving.http import Request, RequestError, Response
 
 if TYPE_CHECKING:
     from marl_ray.serving.gateway import Gateway
 
-ASSIGN_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "expose"})
+ASSIGN_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "expose"})
 
 
 async def assign(gateway: "Gateway", request: Request) -> Response:
@@ -20,10 +20,11 @@ async def assign(gateway: "Gateway", request: Request) -> Response:
     data = await request.object(ASSIGN_FIELDS)
     routers = gateway.endpoints.acting(data.get("experiment"))
     session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
+    attributes = attributes_of(data)
     exposes = data.get("expose", True)
     if not isinstance(exposes, bool):
         raise RequestError(400, "expose", "expected true or false")
-    met = await meet(gateway, request, routers, session, cluster_id)
+    met = await meet(gateway, request, routers, session, cluster_id, attributes)
     router = met.router
     router.bundle_of(met.assigned.assignment.arm)  # before the exposure: there must be an arm to name
     assignment = expose(gateway, met) if exposes else met.assigned.assignment

@@ -63,8 +63,10 @@ class ArmMeters:
 class _Hot(Collector):
     """The plain numbers, as Prometheus wants them."""
 
-    def __init__(self, arms: dict[str, dict[str, ArmMeters]], answers: dict[tuple[str, int], int]):
-        self._arms, self._answers = arms, answers
+    def __init__(
+        self, arms: dict[str, dict[str, ArmMeters]], answers: dict[tuple[str, int], int], holdouts: dict[str, int]
+    ):
+        self._arms, self._answers, self._holdouts = arms, answers, holdouts
 
     def collect(self) -> Iterator[Metric]:
         exposures = CounterMetricFamily("marl_ray_gateway_exposures", "Sessions first seen.", labels=OF_ARM)
@@ -93,7 +95,12 @@ class _Hot(Collector):
             requests.add_metric([endpoint, str(status)], count)
             if status >= 400:
                 errors.add_metric([endpoint, str(status)], count)
-        yield from (exposures, seconds, first, tokens, requests, errors)
+        holdouts = CounterMetricFamily(
+            "marl_ray_gateway_holdouts", "Acts of units that are held out of all experiments.", labels=("endpoint",)
+        )
+        for endpoint, acts in list(self._holdouts.items()):
+            holdouts.add_metric([endpoint], acts)
+        yield from (exposures, seconds, first, tokens, requests, errors, holdouts)
 
 
 class Metrics:
@@ -106,7 +113,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._arms: dict[str, dict[str, ArmMeters]] = {}
         self._answers: dict[tuple[str, int], int] = {}
-        self.registry.register(_Hot(self._arms, self._answers))
+        self._holdouts: dict[str, int] = {}
+        self.registry.register(_Hot(self._arms, self._answers, self._holdouts))
         self.failures = Counter(
             "marl_ray_gateway_arm_failures", "Passes of an arm that failed.", OF_ARM, registry=self.registry
         )
@@ -131,6 +139,10 @@ class Metrics:
         """One request answered."""
         key = (endpoint, status)
         self._answers[key] = self._answers.get(key, 0) + 1
+
+    def count_holdout(self, endpoint: str) -> None:
+        """One act of a unit that is held out."""
+        self._holdouts[endpoint] = self._holdouts.get(endpoint, 0) + 1
 
     def text(self) -> bytes:
         """The metrics in Prometheus' text format."""

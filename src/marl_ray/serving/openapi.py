@@ -11,6 +11,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from marl_ray import __version__
 from marl_ray.config import ExperimentConfig
+from marl_ray.config.experiment import ATTRIBUTE_LENGTH, ATTRIBUTE_NAME, ATTRIBUTES
 from marl_ray.config.sections import NAME_PATTERN
 from marl_ray.experiments.states import Status, Step
 from marl_ray.experiments.statistics import Verdict
@@ -49,18 +50,18 @@ Problem = TypedDict("Problem", {
 Error = TypedDict("Error", {"error": Problem})
 ActAnswer = TypedDict("ActAnswer", {
     "experiment": str, "arm": str, "epoch": int, "propensity": float, "actions": dict[str, Any],
-    "log_probs": dict[str, float], "fallback_for": NotRequired[str],
+    "log_probs": dict[str, float], "fallback_for": NotRequired[str], "holdout": NotRequired[bool],
 })
 AssignAnswer = TypedDict("AssignAnswer", {
     "experiment": str, "arm": str, "epoch": int, "propensity": float, "bundle": str, "digest": str, "exposed": bool,
-    "fallback_for": NotRequired[str],
+    "fallback_for": NotRequired[str], "holdout": NotRequired[bool],
 })
 PartError = TypedDict("PartError", {"status": int, "error": Problem})
 BatchAnswer = TypedDict("BatchAnswer", {"answers": list[ActAnswer | PartError]})
 Finish = Literal["stop", "length"]
 GenerateAnswer = TypedDict("GenerateAnswer", {
     "experiment": str, "arm": str, "epoch": int, "propensity": float, "text": str, "tokens": list[int],
-    "log_probs": list[float], "finish_reason": Finish, "fallback_for": NotRequired[str],
+    "log_probs": list[float], "finish_reason": Finish, "fallback_for": NotRequired[str], "holdout": NotRequired[bool],
 })
 ChatMessage = TypedDict("ChatMessage", {"role": Literal["assistant"], "content": str, "refusal": None})
 ChatToken = TypedDict("ChatToken", {"token": str, "logprob": float, "bytes": None, "top_logprobs": list[Any]})
@@ -143,6 +144,15 @@ _FIELDS: dict[str, Schema] = {
     "experiment": {"type": ["string", "null"], "description": "Endpoint or experiment; optional where there is one."},
     "session_id": _IDENTIFIER | {"description": "The unit, in printable characters; or else the header x-session-id."},
     "cluster_id": _IDENTIFIER | {"description": "Of experiments that randomize clusters: the match, the lobby."},
+    "attributes": {
+        "type": ["object", "null"],
+        "maxProperties": ATTRIBUTES,
+        "propertyNames": {"minLength": 1, "maxLength": ATTRIBUTE_NAME},
+        "additionalProperties": {"anyOf": [
+            {"type": ["number", "boolean"]}, {"type": "string", "minLength": 1, "maxLength": ATTRIBUTE_LENGTH},
+        ]},
+        "description": "What experiments with a population ask for, by name, in printable characters.",
+    },
     "observations": {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#/components/schemas/Array"}},
     "action_masks": {
         "type": "object",

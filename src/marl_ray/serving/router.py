@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, cast
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment import Assignment, AssignmentTable, PastTables, draw, in_layer
+from marl_ray.experiments.population import Attributes, Population
 from marl_ray.experiments.states import Status
 from marl_ray.experiments.store import AssignmentState, Exposure, StoreError
 from marl_ray.policies.bundle import Bundle
@@ -85,6 +86,8 @@ class Router:
         self.shadows = Shadows(config.shadow_concurrency)
         self._log = log
         self._remembered: dict[str, Session] = {}
+        self._absent: dict[str, float] = {}
+        """Unit -> until when it is not asked for again, monotonic seconds."""
         self.follow(state)
 
     def hold(self, arms: Mapping[str, Arm | TextArm]) -> None:
@@ -137,6 +140,7 @@ class Router:
         if not state.weights.keys() <= self.config.arms.keys():
             raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
         self._past = self._read_past(state)
+        self._populations = self._read_populations(state)
         self.table = AssignmentTable(state.weights, state.salt, state.epoch)
         self.state = state
         self._note_answering()
@@ -154,12 +158,55 @@ class Router:
             return None
         return None if earlier is None else PastTables([*earlier, state.weights], state.salt)
 
+    def _read_populations(self, state: AssignmentState) -> frozenset[Population] | None:
+        """All populations up to this state's; None where they are unknown."""
+        if state.epoch == 1 or state.population.is_everyone:
+            return frozenset({state.population})
+        try:
+            earlier = self._log.store.past_populations(self.config.name)
+        except StoreError:
+            return None
+        return None if earlier is None else earlier | {state.population}
+
+    def drawn_by(self, unit: str, cluster_id: str | None) -> str:
+        """Whose hash decides for the unit: its own or, where clusters are randomized, its cluster's. A unit that names no
+        cluster is a cluster of its own."""
+        return cluster_id or unit if self.config.randomize == "cluster" else unit
+
     def takes_part(self, unit: str, cluster_id: str | None = None) -> bool:
         """Whether the unit is in the experiment's share of its layer, with its whole cluster where clusters are
-        randomized; others are with the control and are not counted."""
+        randomized; others are with production and are not counted."""
         layer = self.state.layer
-        key = cluster_id or unit if self.config.randomize == "cluster" else unit
-        return layer is None or in_layer(layer, self.state.layer_share, key)
+        return layer is None or in_layer(layer, self.state.layer_share, self.drawn_by(unit, cluster_id))
+
+    def includes(self, unit: str, cluster_id: str | None, attributes: Attributes) -> bool:
+        """Whether the experiment's population has the unit now; it may have met an arm before."""
+        population = self.state.population
+        return population.is_everyone or population.includes(
+            self.state.salt, self.drawn_by(unit, cluster_id), attributes
+        )
+
+    def may_have_included(self, unit: str, cluster_id: str | None) -> bool:
+        """Whether the unit can have been in the population, now or in an earlier epoch, with some attributes."""
+        if self._populations is None:
+            return True
+        key = self.drawn_by(unit, cluster_id)
+        return any(population.may_include(self.state.salt, key) for population in self._populations)
+
+    def is_absent(self, unit: str) -> bool:
+        """Whether the store has lately known no exposure of the unit."""
+        return self._absent.get(unit, 0.0) > time.monotonic()
+
+    def note_absent(self, unit: str) -> None:
+        """The store knows no exposure of the unit: do not ask again for as long as replicas may differ anyway."""
+        self._absent.pop(unit, None)
+        if len(self._absent) >= REMEMBERED:
+            del self._absent[next(iter(self._absent))]  # the oldest
+        self._absent[unit] = time.monotonic() + OVERLAP_S
+
+    def with_production(self) -> Assignment:
+        """Who answers units outside of the experiment, by no draw."""
+        return Assignment(self.production, self.state.epoch, 1.0)
 
     def with_control(self) -> Assignment:
         """The control, by no draw."""
@@ -175,7 +222,7 @@ class Router:
         if known is not None:
             return Assigned(self._standing(known.assignment)) if known.sure else None
         past, randomize = self._past, self.config.randomize
-        key = cluster_id or unit if randomize == "cluster" else unit
+        key = self.drawn_by(unit, cluster_id)
         if randomize == "switchback" or past is None or len(past) > MOST_TABLES or not past.agree(key):
             return None
         return Assigned(*self._drawn(unit, cluster_id))
