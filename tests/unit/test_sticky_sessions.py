@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from toy_gateways import act, serving
+from toy_gateways import act, bearer, serving, write_keys
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.serving import router
@@ -54,3 +54,30 @@ def test_a_replica_that_was_cut_off_from_the_database_takes_up_what_others_assig
     theirs, outdated, later = asyncio.run(body())
     assert outdated != theirs
     assert later == theirs
+
+
+def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statement(bundles, tmp_path):
+    keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
+    where = {"database": f"sqlite:///{tmp_path}/x.db", "spool": f"{tmp_path}/spool", "api_keys": keys}
+    config = parse_config(GatewayConfig, where)
+    arms = {arm: {"bundle": bundle} for arm, bundle in bundles.items()}
+    statements = []
+
+    async def body() -> tuple[str, str]:
+        async with serving(config) as (client, app):
+            client.headers.update(bearer("ops"))
+            for number in range(6):
+                if number:
+                    await client.post(f"/v1/experiments/e{number - 1}/stop", json={"reason": "r"})
+                new = {"name": f"e{number}", "endpoint": "game", "arms": arms, "reason": "r"}
+                assert (await client.post("/v1/experiments", json=new)).status_code == 201
+                await act(client, f"s{number}")
+            app.exposures.flush()
+            read = app.look_ups._read
+            app.look_ups._read = lambda asked: statements.append(len(asked)) or read(asked)
+            fresh = (await act(client, "new"))["experiment"]
+            app.endpoints.routers["e2"]._remembered.clear()  # as after a restart
+            return fresh, (await act(client, "s2"))["experiment"]
+
+    assert asyncio.run(body()) == ("e5", "e2")
+    assert statements == [5, 5]

@@ -49,10 +49,9 @@ async def meet(
     router = remembering(routers, session) if len(routers) > 1 else routers[0]
     if router is None:
         router = current(routers, session, cluster_id)
-        for older in draining(routers, router):
-            if (await _asked(gateway, older, session))[1] is not None:
-                router = older
-                break
+        if older := draining(routers, router):
+            found = await _asked(gateway, older, session) or []
+            router = next((one for one, stored in zip(older, found, strict=False) if stored is not None), router)
     forced = _override(gateway, request, router)
     takes_part = forced is None and router.takes_part(session, cluster_id)
     if takes_part:
@@ -82,28 +81,31 @@ def answered(met: Met, seconds: float) -> None:
 
 async def _assigned(gateway: "Gateway", router: Router, session: str, cluster_id: str | None) -> Assigned:
     """The arm of a session that this replica does not remember for sure."""
-    told, stored = await _asked(gateway, router, session)
-    return router.settle(session, cluster_id, stored) if told else router.guess(session, cluster_id)
+    found = await _asked(gateway, [router], session)
+    return router.guess(session, cluster_id) if found is None else router.settle(session, cluster_id, found[0])
 
 
-async def _asked(gateway: "Gateway", router: Router, session: str) -> tuple[bool, Assignment | None]:
-    """Whether the database told, and the arm of the session's exposure there. One that is away or hangs is left alone for a
-    while, because acting goes on without it."""
+async def _asked(gateway: "Gateway", routers: Sequence[Router], session: str) -> list[Assignment | None] | None:
+    """The arm of the session's exposure in each of these experiments, or None if the database does not tell. One that is
+    away or hangs is left alone for a while, because acting goes on without it."""
     ticket = gateway.look_up_circuit.allow()
     if not ticket:
-        return False, None
+        return None
     try:
         async with asyncio.timeout(LOOK_UP_S):
-            stored = await gateway.look_ups.ask(router.config.name, session)
+            # At the same moment, so that they share a statement.
+            asked = [gateway.look_ups.ask(router.config.name, session) for router in routers]
+            found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
     except (StoreError, TimeoutError) as error:
         gateway.look_up_circuit.failure(ticket)
-        _log.error("%s: assigning without the store: %s", router.config.name, str(error) or "it does not answer")
-        return False, None
+        names = ", ".join(router.config.name for router in routers)
+        _log.error("%s: assigning without the store: %s", names, str(error) or "it does not answer")
+        return None
     except BaseException:
         gateway.look_up_circuit.forget(ticket)
         raise
     gateway.look_up_circuit.success(ticket)
-    return True, stored
+    return found
 
 
 def _override(gateway: "Gateway", request: Request, router: Router) -> Assignment | None:
