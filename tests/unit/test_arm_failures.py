@@ -97,13 +97,34 @@ def test_an_input_that_one_arm_alone_cannot_take_is_that_arms_failure(tmp_path):
     async def body():
         async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
             answers = {f"s{k}": (await ask(client, f"s{k}", STRANGE)).json() for k in range(40)}
-            return answers, circuits(app), errors_of(app), app.store.experiment("exp").state.rolled_back
+            early, states = errors_of(app), circuits(app)
+            app.endpoints.routers["exp"].circuits["four"]._until = 0.0  # time for a probe
+            later = {f"t{k}": (await ask(client, f"t{k}", STRANGE)).json() for k in range(40)}
+            return answers, later, states, early, errors_of(app), app.store.experiment("exp").state.rolled_back
 
-    answers, states, errors, rolled_back = asyncio.run(body())
-    assert {answer["arm"] for answer in answers.values()} == {"one"}
-    # Those that came while the circuit was open, too: they did not get their arm.
-    assert errors == {session: 1.0 for session, answer in answers.items() if "fallback_for" in answer}
-    assert len(errors) > 10 and states == {"one": CLOSED, "four": OPEN} and not rolled_back
+    answers, later, states, early, errors, rolled_back = asyncio.run(body())
+    assert {answer["arm"] for answer in (answers | later).values()} == {"one"}
+    failed, failed_later = ([s for s, answer in of.items() if "fallback_for" in answer] for of in (answers, later))
+    # The three that failed do not speak for those that came while the circuit was open, until a probe has failed as well.
+    assert early == dict.fromkeys(failed[:3], 1.0) and len(failed) > 10
+    assert errors == dict.fromkeys(failed[:3] + failed_later, 1.0) and len(failed_later) > 10
+    assert states == {"one": CLOSED, "four": OPEN} and not rolled_back
+
+
+def test_one_session_opens_no_circuit_and_fails_for_nobody_else(tmp_path):
+    arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, True)}
+
+    async def body():
+        async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3})) as (client, app):
+            table = app.endpoints.routers["exp"].table
+            session = next(f"s{k}" for k in range(99) if table.assign(f"s{k}").arm == "four")
+            answers = [(await ask(client, session, STRANGE)).json() for _ in range(40)]
+            await asyncio.gather(*(ask(client, session, STRANGE) for _ in range(40)))
+            return session, answers, circuits(app), errors_of(app)
+
+    session, answers, states, errors = asyncio.run(body())
+    assert all(answer["fallback_for"] == "four" for answer in answers)
+    assert errors == {session: 1.0} and set(states.values()) == {CLOSED}
 
 
 def test_inputs_that_the_control_alone_cannot_take_do_not_close_it_to_others(tmp_path):

@@ -211,3 +211,14 @@ class BreakerMachine(RuleBasedStateMachine):
 
 BreakerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestBreakerAgreesWithTheReference = BreakerMachine.TestCase
+
+
+def test_failures_of_one_session_in_a_row_count_once():
+    breaker, _ = make(failures=2)
+    for _ in range(5):
+        breaker.failure(breaker.allow(), session="a")
+    assert breaker.state is CircuitState.CLOSED
+    breaker.success(breaker.allow())
+    breaker.failure(breaker.allow(), session="a")
+    breaker.failure(breaker.allow())  # lost calls are anybody's
+    assert breaker.state is CircuitState.OPEN

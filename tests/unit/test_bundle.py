@@ -158,6 +158,14 @@ def test_an_observation_lies_within_its_box(tmp_path, space, right, wrong, messa
         bundle.check("a", wrong)
 
 
+def test_a_box_of_integers_takes_no_fractions(tmp_path):
+    space = spaces.Box(0, 255, (2,), np.uint8)
+    bundle = load_bundle(write(tmp_path / "bundle", ActorCritic(space, spaces.Discrete(3), NETWORK), space))
+    assert bundle.check("a", [0, 7.0]).tolist() == [0, 7]
+    with pytest.raises(MarlRayError, match=r"^observations.a: .* of integers, got fractional numbers$"):
+        bundle.check("a", [0, 0.5])
+
+
 def test_spaces_with_infinite_bounds_survive_the_manifest(tmp_path):
     """CartPole's: some entries bounded, some not; and a Box that is unbounded altogether."""
     mixed = spaces.Box(np.array([-4.8, -np.inf], np.float32), np.array([4.8, np.inf], np.float32))

@@ -119,6 +119,18 @@ def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp_path)
     assert (degraded.status_code, degraded.json()["missing"]) == (200, ["exp/four"])
 
 
+def test_an_experiment_that_loads_after_the_start_takes_no_replica_out_of_traffic(bundles, tmp_path):
+    async def body() -> Any:
+        async with serving(gateway_config(bundles, tmp_path / "x.db", names=("exp", "new"))) as (client, app):
+            app.follower.close()
+            app.endpoints.hold(app.endpoints.routers["new"], {})  # created over HTTP at another replica
+            return await client.get("/ready")
+
+    told = asyncio.run(body())
+    assert (told.status_code, told.json()["arms"]["new"]) == (200, {"one": "loading", "four": "loading"})
+    assert told.json()["missing"] == ["new/one", "new/four"]
+
+
 def test_a_replica_that_has_not_begun_is_not_ready(bundles, tmp_path):
     import httpx
 

@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from toy_gateways import gateway_config, serving, until
 
 from marl_ray.config.experiment import WebhookConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments import notices as queue
+from marl_ray.experiments import schema
 from marl_ray.experiments.notices import Notices
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.store import ExperimentStore
 from marl_ray.serving.gateway import Gateway
-from marl_ray.serving.webhook import Webhook
+from marl_ray.serving.webhook import LONGEST_PAUSE_S, Webhook
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 SECRET = "between us"
@@ -35,6 +38,7 @@ class Heard:
         self.answers: list[int] = []
         self.url = ""
         self.pause_s = 0.0
+        self.endless = False
 
 
 @contextmanager
@@ -47,7 +51,16 @@ def listening() -> Iterator[Heard]:
             heard.got.append((dict(self.headers.items()), body))
             time.sleep(heard.pause_s)
             self.send_response(heard.answers.pop(0) if heard.answers else 200)
+            if heard.endless:
+                self.send_header("content-length", "1000000")
             self.end_headers()
+            end = time.monotonic() + 1.5 * heard.endless
+            while time.monotonic() < end:
+                try:
+                    self.wfile.write(b".")
+                except OSError:
+                    return
+                time.sleep(0.01)
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -107,13 +120,13 @@ def test_a_rollback_is_told_once_signed_and_whole(heard, store):
 
 def test_what_is_refused_is_sent_again_until_it_is_taken(heard, store, caplog):
     heard.answers = [500, 503]
-    sender, notices = hook(heard, store), Notices(store)
+    sender, found = hook(heard, store), Notices(store)
     change(store, Action.ROLLBACK, "b")
     waits = []
     for _ in range(5):
         waits.append(sender.deliver())
-        for entry, _ in notices.due(["exp"], 0.0, time.time() + 60):  # the pause is over
-            notices.note(entry.id, delivered_at=None, next_at=0.0)
+        for entry, _ in found.due(["exp"], 0.0, time.time() + 60):  # the pause is over
+            found.note(entry.id, delivered_at=None, next_at=0.0)
     assert len(heard.got) == 3
     assert len({body for _, body in heard.got}) == 1
     assert waits[0] < waits[1] < waits[2]  # longer and longer pauses, then none is due
@@ -175,3 +188,36 @@ def test_a_secret_that_is_missing_is_named(bundles, tmp_path, monkeypatch):
         MarlRayError, match=r"^webhook\.secret_env: expected a secret in the environment variable HOOK$"
     ):
         Gateway(config)
+
+
+def test_entries_of_other_gateways_on_the_same_database_hold_up_none_of_ours(heard, store, monkeypatch):
+    monkeypatch.setattr(queue, "AT_ONCE", 2)
+    for number in range(2):
+        arms = {arm: {"digest": f"{arm}{number}", "weight": 1} for arm in "ab"}
+        store.open_experiment(f"theirs{number}", {"salt": "s", "arms": arms, "endpoint": f"their{number}"})
+        store.change(f"theirs{number}", Action.ROLLBACK, epoch=None, actor="ops", reason="r", arm="b")
+    change(store, Action.ROLLBACK, "b")
+    hook(heard, store).deliver()
+    assert [json.loads(body)["experiment"] for _, body in heard.got] == ["exp"]
+
+
+def test_pauses_stay_at_their_longest_however_often_it_was_tried(heard, store):
+    heard.answers = [500, 500]
+    sender = hook(heard, store, deadline_s=1e7)
+    change(store, Action.ROLLBACK, "b")
+    sender.deliver()
+    with store._transaction(store._writer) as connection:
+        connection.execute(sa.update(schema.notices).values(attempts=2_000, next_at=0.0))
+    sender.deliver()
+    found = Notices(store)
+    assert found.due(["exp"], 0.0, time.time() + LONGEST_PAUSE_S - 10) == []
+    assert len(found.due(["exp"], 0.0, time.time() + LONGEST_PAUSE_S + 10)) == 1
+
+
+def test_an_answer_that_does_not_end_holds_up_nothing(heard, store):
+    heard.endless = True
+    change(store, Action.ROLLBACK, "b")
+    began = time.monotonic()
+    hook(heard, store).deliver()
+    assert time.monotonic() - began < 1.0
+    assert Notices(store).due(["exp"], 0.0, time.time() + 1_000) == []

@@ -33,13 +33,14 @@ class Notices:
             sa.select(audit, sa.func.coalesce(notices.attempts, 0))
             .outerjoin(schema.notices, notices.audit_id == audit.c.id)
             .where(audit.c.at > since, audit.c.action.in_([action.value for action in TOLD]))
+            .where(audit.c.experiment.in_(list(experiments)))
             .where(sa.or_(notices.audit_id.is_(None), sa.and_(notices.delivered_at.is_(None), notices.next_at <= now)))
             .order_by(audit.c.id)
             .limit(AT_ONCE)
         )
         with self._store._transaction() as connection:
             rows = connection.execute(query).all()
-        return [(AuditEntry(*row[:-1]), row[-1]) for row in rows if row.experiment in experiments]
+        return [(AuditEntry(*row[:-1]), row[-1]) for row in rows]
 
     def claim(self, entry: int, now: float, until: float) -> bool:
         """Whether an entry of the audit is this caller's to deliver, until then."""

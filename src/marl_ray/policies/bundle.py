@@ -162,7 +162,10 @@ class Bundle:
                     f"observations.{agent}: expected {expected} within its bounds, got {single[at]:g} at {list(at)}, where "
                     f"they are {low[at]:g} and {high[at]:g}"
                 )
-        if not isinstance(space, spaces.Box):
+        if isinstance(space, spaces.Box):
+            if array.dtype.kind == "f" and np.issubdtype(space.dtype, np.integer) and (single % 1 != 0).any():
+                raise MarlRayError(f"observations.{agent}: expected {expected} of integers, got fractional numbers")
+        else:
             if array.dtype.kind == "f":
                 raise MarlRayError(f"observations.{agent}: expected {expected}, got fractional numbers")
             if not space.contains(array.astype(space.dtype)) or (array != array.astype(space.dtype)).any():

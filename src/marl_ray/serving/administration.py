@@ -278,18 +278,16 @@ async def health(gateway: "Gateway", request: Request) -> Response:
 
 
 async def ready(gateway: "Gateway", request: Request) -> Response:
-    """`GET /ready`: whether all that takes traffic is loaded; 503 while it is not. A treatment whose bundle is gone is
-    named as missing and does not count, as the control answers for it: else all replicas would go at once."""
+    """`GET /ready`: whether something answers for all that takes traffic; 503 while it does not. A treatment whose bundle is
+    gone is named as missing and does not count, as the control answers for it, nor does an experiment that has just been
+    created elsewhere and loads: else all replicas would go at once."""
     arms, routers = gateway.follower.arms(), gateway.endpoints.routers
     lacking = [f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"]
-    waiting = any("loading" in states.values() for states in arms.values())
+    here = [routers[name] for name, states in arms.items() if set(states.values()) != {"loading"} or routers[name].arms]
     answers = all(
-        routers[name].answering(arm)
-        for name in arms
-        for arm, weight in routers[name].state.weights.items()
-        if weight > 0
+        router.answering(arm) for router in here for arm, weight in router.state.weights.items() if weight > 0
     )
-    is_ready = gateway.started is not None and answers and not waiting
+    is_ready = gateway.started is not None and answers  # what there was at the start is loaded before it
     told = {
         "ready": is_ready,
         "arms": arms,

@@ -61,10 +61,9 @@ async def meet(
     router = remembering(routers, session) if len(routers) > 1 else routers[0]
     if router is None:
         router = current(routers, session, cluster_id)
-        for older in draining(routers, router):
-            if await _has_met(gateway, older, session):
-                router = older
-                break
+        if older := draining(routers, router):
+            has_met = await _have_met(gateway, older, session)
+            router = next((one for one, has in zip(older, has_met, strict=True) if has), router)
     forced = _override(gateway, request, router)
     if forced is not None:
         return Met(router, session, Assigned(forced), takes_part=False)
@@ -72,7 +71,8 @@ async def meet(
     takes_part = router.takes_part(session, cluster_id)
     if takes_part and (holdout or not router.includes(session, cluster_id, attributes)):
         # A unit keeps the arm that it met when its attributes, the population or the hold-out were others.
-        takes_part = router.may_have_included(session, cluster_id) and await _has_met(gateway, router, session)
+        takes_part = router.may_have_included(session, cluster_id)
+        takes_part = takes_part and (await _have_met(gateway, [router], session))[0]
     if takes_part:
         assigned = router.recall(session, cluster_id) or await _assigned(gateway, router, session, cluster_id)
         return Met(router, session, assigned, takes_part=True)
@@ -102,21 +102,22 @@ def answered(met: Met, seconds: float) -> None:
 
 async def _assigned(gateway: "Gateway", router: Router, session: str, cluster_id: str | None) -> Assigned:
     """The arm of a session that this replica does not remember for sure."""
-    told, stored = await _asked(gateway, router, session)
-    return router.settle(session, cluster_id, stored) if told else router.guess(session, cluster_id)
+    found = await _asked(gateway, [router], session)
+    return router.guess(session, cluster_id) if found is None else router.settle(session, cluster_id, found[0])
 
 
-async def _has_met(gateway: "Gateway", router: Router, session: str) -> bool:
-    """Whether the session has met an arm of the experiment, as far as this replica and the database know. That it has not
-    is believed for as long as replicas may differ anyway."""
-    if router.session(session) is not None:
-        return True
-    if router.is_absent(session):
-        return False
-    told, stored = await _asked(gateway, router, session)
-    if told and stored is None:
-        router.note_absent(session)
-    return stored is not None
+async def _have_met(gateway: "Gateway", routers: Sequence[Router], session: str) -> list[bool]:
+    """Whether the session has met an arm of each of these experiments, as far as this replica and the database know. That it
+    has not is believed for as long as replicas may differ anyway."""
+    unknown = [router for router in routers if router.session(session) is None and not router.is_absent(session)]
+    found = await _asked(gateway, unknown, session) if unknown else None
+    stored = set[str]()
+    for router, assignment in zip(unknown, found or (), strict=False):
+        if assignment is None:
+            router.note_absent(session)
+        else:
+            stored.add(router.config.name)
+    return [router.session(session) is not None or router.config.name in stored for router in routers]
 
 
 def _is_held_out(gateway: "Gateway", router: Router, session: str, cluster_id: str | None) -> bool:
@@ -125,24 +126,27 @@ def _is_held_out(gateway: "Gateway", router: Router, session: str, cluster_id: s
     return share > 0 and held_out(endpoint, share, router.drawn_by(session, cluster_id))
 
 
-async def _asked(gateway: "Gateway", router: Router, session: str) -> tuple[bool, Assignment | None]:
-    """Whether the database told, and the arm of the session's exposure there. One that is away or hangs is left alone for a
-    while, because acting goes on without it."""
+async def _asked(gateway: "Gateway", routers: Sequence[Router], session: str) -> list[Assignment | None] | None:
+    """The arm of the session's exposure in each of these experiments, or None if the database does not tell. One that is
+    away or hangs is left alone for a while, because acting goes on without it."""
     ticket = gateway.look_up_circuit.allow()
     if not ticket:
-        return False, None
+        return None
     try:
         async with asyncio.timeout(LOOK_UP_S):
-            stored = await gateway.look_ups.ask(router.config.name, session)
+            # At the same moment, so that they share a statement.
+            asked = [gateway.look_ups.ask(router.config.name, session) for router in routers]
+            found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
     except (StoreError, TimeoutError) as error:
         gateway.look_up_circuit.failure(ticket)
-        _log.error("%s: assigning without the store: %s", router.config.name, str(error) or "it does not answer")
-        return False, None
+        names = ", ".join(router.config.name for router in routers)
+        _log.error("%s: assigning without the store: %s", names, str(error) or "it does not answer")
+        return None
     except BaseException:
         gateway.look_up_circuit.forget(ticket)
         raise
     gateway.look_up_circuit.success(ticket)
-    return True, stored
+    return found
 
 
 def _override(gateway: "Gateway", request: Request, router: Router) -> Assignment | None:

@@ -67,14 +67,16 @@ class Breaker:
             return
         if self._state is CircuitState.CLOSED:
             self._in_a_row = 0
+            self._sessions.clear()
             return
         self._in_a_row += 1
         if self._in_a_row >= self._config.probes:
             self._enter(CircuitState.CLOSED)
             self.failed_rounds = 0
 
-    def failure(self, ticket: int, of: int | None = None) -> None:
-        """The request of this ticket failed, or took too long. Requests of one pass or call (`of`) count once."""
+    def failure(self, ticket: int, of: int | None = None, session: str | None = None) -> None:
+        """The request of this ticket failed, or took too long. Requests of one pass or call (`of`) count once, and so do
+        those of one `session` before the circuit opens: it may send the same input again and again."""
         if of is not None and of in self._passes:
             self.forget(ticket)
             return
@@ -83,6 +85,9 @@ class Breaker:
         if of is not None:
             self._passes.append(of)
         if self._state is CircuitState.CLOSED:
+            if session is not None and session in self._sessions:
+                return
+            self._sessions.add(session)
             self._in_a_row += 1
             if self._in_a_row < self._config.failures:
                 return
@@ -107,4 +112,5 @@ class Breaker:
         self._state = state
         self._first = self._last + 1  # ticket of this state
         self._in_a_row = 0  # failures when closed, successes when half-open
+        self._sessions: set[str | None] = set()  # whose failures those are
         self._probes: set[int] = set()  # tickets that are out, when half-open

@@ -4,10 +4,12 @@ It is judged once the request is over, by one rule: a failure counts against an 
 same request. The control answers in a treatment's stead anyway. Where the control fails, a treatment is asked for
 comparison, and what it answers is dropped. So an input that every arm fails on counts against none.
 
-- A session whose arm failed, or whose arm was not asked because its circuit is open, has `error` 1 if another arm answered.
-  The test of the guardrail `error` compares these sessions' share with the control's.
-- A treatment's failure counts in its circuit. Of the control only lost calls do: nobody answers in its stead, so an open
-  circuit of it spares waiting and nothing else. A lost call counts in any case, for it has nothing to do with the input.
+- A session whose arm failed has `error` 1 if another arm answered. So has one whose arm was not asked because its circuit is
+  open, once a round of probes has failed: before that, a few requests would speak for all the others of that time. The test
+  of the guardrail `error` compares these sessions' share with the control's.
+- A treatment's failure counts in its circuit; failures of one session in a row count once, unless the call was lost. Of the
+  control only lost calls count: nobody answers in its stead, so an open circuit of it spares waiting and nothing else. A
+  lost call counts in any case, for it has nothing to do with the input.
 - A treatment is rolled back for its circuit alone where the config says `on_open: rollback`, and only once `rounds` rounds
   of probes have failed in a row.
 """
@@ -79,7 +81,9 @@ class Attempts:
             self._count(arm, ticket, error, another_answered)
         # An arm that is not loaded here (its bundle is gone, or the experiment is over) has not failed.
         if another_answered and self.answered_by != self._arm and self._arm in self._router.arms:
-            self._note()
+            asked = any(arm == self._arm for arm, _, _ in self._failures)
+            if asked or self._router.circuits[self._arm].failed_rounds:
+                self._note()
 
     def broke_off(self, arm: str, ticket: int, error: Exception) -> None:
         """An arm failed after its answer had begun. Its own failure: it could take the input."""
@@ -95,7 +99,8 @@ class Attempts:
             circuit.forget(ticket)
             return
         opened = circuit.opened
-        circuit.failure(ticket, error.of if isinstance(error, ArmError) else None)
+        session = None if isinstance(error, LostError) else self._session
+        circuit.failure(ticket, error.of if isinstance(error, ArmError) else None, session)
         gateway.metrics.failures.labels(router.config.name, arm).inc()
         if circuit.opened == opened:
             return

@@ -1,6 +1,7 @@
 """Keeps a replica on the store's word: polls states, holds the arms that serve, and looks at the evidence."""
 
 import logging
+import math
 import random
 import secrets
 import threading
@@ -47,6 +48,8 @@ class Follower:
         self._closing = threading.Event()
         self._looking = threading.Lock()
         self._states: dict[str, AssignmentState] = {}
+        self._told_at = -math.inf
+        """When the store last told how it is, monotonic seconds."""
         self._tend_at = 0.0
         self._ended: dict[str, float] = {}
         """Experiment -> when it was over, of those that this process has seen running."""
@@ -140,8 +143,10 @@ class Follower:
         MarlRayError if the store cannot be read."""
         # One at a time, so that no state is followed after a later one.
         with self._looking:
+            asked_at, told_at = time.monotonic(), self._told_at
             states = self._gateway.store.states()
-            if states is self._states and time.monotonic() < self._tend_at:
+            if states is self._states and asked_at < self._tend_at:
+                self._told_at = asked_at
                 return
             routers = self._gateway.endpoints.routers
             for name, state in states.items():
@@ -149,7 +154,8 @@ class Follower:
                 if known is None:
                     self._take_in(name, state)
                 elif state != known.state:
-                    self._follow(known, state)
+                    self._follow(known, state, told_at)
+            self._told_at = asked_at
             self._tend(states, waits)
             if states is not self._states and self._gateway.webhook is not None:
                 self._gateway.webhook.poke()
@@ -166,9 +172,9 @@ class Follower:
             self._missing[name] = {}
             _log.error("experiment %s is not served here: %s", name, error)
 
-    def _follow(self, router: Router, state: AssignmentState) -> None:
+    def _follow(self, router: Router, state: AssignmentState, told_at: float) -> None:
         was_over = router.is_over
-        router.follow(state)
+        router.follow(state, told_at)
         if router.is_over and not was_over:
             self._ended[router.config.name] = time.time()
 

@@ -79,8 +79,8 @@ OutcomeAnswer = TypedDict("OutcomeAnswer", {
 })
 OutcomesAnswer = TypedDict("OutcomesAnswer", {"answers": list[OutcomeAnswer | PartError]})
 ExperimentRow = TypedDict("ExperimentRow", {
-    "name": str, "endpoint": str, "status": Status, "strategy": str, "stage": int, "epoch": int, "control": str,
-    "arms": dict[str, float], "created": float,
+    "name": str, "endpoint": str, "status": Status, "strategy": str, "stage": int, "stages": list[float], "epoch": int,
+    "control": str, "arms": dict[str, float], "created": float,
 })
 ExperimentList = TypedDict("ExperimentList", {"experiments": list[ExperimentRow]})
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
@@ -303,7 +303,7 @@ _OPERATIONS = {
     "series": _Operation("Outcomes over time", Curves, (404, *_READER), scope="read"),
     "change": _Operation("Change an experiment", Changed, (*_ADMIN, 404, 413, 503), "ChangeRequest", "admin"),
     "models": _Operation("The bundles that this replica holds", ModelList, (401, 403, 429), scope="read"),
-    "load": _Operation("Fetch and verify a bundle ahead of its experiment", Model, _ADMIN, scope="admin"),
+    "load": _Operation("Fetch and verify a bundle ahead of its experiment", Model, (*_ADMIN, 503), scope="admin"),
     "health": _Operation("Whether this replica lives", Health),
     "ready": _Operation("Whether this replica has all that takes traffic; 503 while it has not", Ready),
     "metrics": _Operation("Numbers for Prometheus, of this replica", None),

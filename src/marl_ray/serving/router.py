@@ -67,8 +67,8 @@ class Router:
     """Gives sessions their arm, for good, under the state that the store last told.
 
     In the first epoch the hash alone decides. Once weights have changed, the hash may disagree with what a session got
-    before, so a session this replica does not remember is looked up in the store first. The same holds where blocks of
-    time are assigned, because a session keeps the arm of the block that it began in.
+    before, so a session this replica does not remember is looked up in the store first. The same holds where clusters or
+    blocks of time are assigned, because a session keeps the arm of the cluster or block that it began in.
     """
 
     def __init__(
@@ -134,9 +134,10 @@ class Router:
     def is_over(self) -> bool:
         return self.state.status in (Status.PROMOTED, Status.ROLLED_BACK, Status.STOPPED)
 
-    def follow(self, state: AssignmentState) -> None:
+    def follow(self, state: AssignmentState, told_at: float | None = None) -> None:
         """Assign by another state from now on; it must name arms of the config only. One reference is swapped at a time,
-        and a table made of an older state is still a right one for the request that read it."""
+        and a table made of an older state is still a right one for the request that read it. `told_at` is when the store
+        last told that the state before was in force (monotonic seconds; now, when not given)."""
         if not state.weights.keys() <= self.config.arms.keys():
             raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
         self._past = self._read_past(state)
@@ -145,9 +146,9 @@ class Router:
         self.state = state
         self._note_answering()
         # Another replica may have met the same unit by the other table meanwhile, and have been the first to say so.
-        just_now = time.monotonic() - OVERLAP_S
+        since = (time.monotonic() if told_at is None else told_at) - OVERLAP_S
         for session in list(self._remembered.values()):
-            if session.at > just_now:
+            if session.at > since:
                 session.sure = False
 
     def _read_past(self, state: AssignmentState) -> PastTables | None:
@@ -222,8 +223,8 @@ class Router:
         if known is not None:
             return Assigned(self._standing(known.assignment)) if known.sure else None
         past, randomize = self._past, self.config.randomize
-        key = self.drawn_by(unit, cluster_id)
-        if randomize == "switchback" or past is None or len(past) > MOST_TABLES or not past.agree(key):
+        # With clusters and blocks the session may have come by another one before.
+        if randomize != "session" or past is None or len(past) > MOST_TABLES or not past.agree(unit):
             return None
         return Assigned(*self._drawn(unit, cluster_id))
 

@@ -28,6 +28,8 @@ SEND_S = 10.0
 CLAIM_S = 3 * SEND_S
 """How long another replica leaves an entry alone that this one sends."""
 LONGEST_PAUSE_S = 300.0
+DOUBLED = 9
+"""Attempts after which pauses, twice as long each time, have come to that."""
 CLOSE_S = 2.0
 _log = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ class Webhook:
             if self._closing.is_set() or not self._notices.claim(entry.id, now, now + CLAIM_S):
                 continue
             problem = self._send(entry, endpoints[entry.experiment])
-            wait = min(LONGEST_PAUSE_S, 2.0**attempts)
+            wait = LONGEST_PAUSE_S if attempts >= DOUBLED else 2.0**attempts
             sent = time.time() if problem is None else None
             self._notices.note(entry.id, delivered_at=sent, next_at=time.time() + wait)
             if problem is not None:
@@ -88,10 +90,11 @@ class Webhook:
             "x-marl-ray-signature": f"sha256={signature}",
         }
         try:
-            answer = httpx.post(self._config.url, content=body, headers=headers, timeout=SEND_S)
+            # The body of the answer is not read: one that never ends would hold up all other entries.
+            with httpx.stream("POST", self._config.url, content=body, headers=headers, timeout=SEND_S) as answer:
+                return None if answer.is_success else f"it answers {answer.status_code}"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return one_line(error)
-        return None if answer.is_success else f"it answers {answer.status_code}"
 
     def _run(self) -> None:
         failing, pause = False, 0.0
