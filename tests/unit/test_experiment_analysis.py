@@ -113,6 +113,28 @@ def test_plans_of_bounded_and_of_tiny_effects():
             plan(**{"effect": 1.0, "sd": 1.0} | given)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"effect": math.nan},
+        {"sd": math.inf},
+        {"effect": 1e300, "sd": 1e-300},
+        {"effect": 1e-200},
+        {"share": 1e-9},
+        {"alpha": 1e-300},
+        {"alpha": 0.6},
+        {"sd": 0.5, "bounds": (0.0, math.inf)},
+    ],
+)
+def test_numbers_that_nothing_can_be_planned_with_are_refused(given):
+    with pytest.raises(MarlRayError, match="expected"):
+        plan(**{"effect": 1.0, "sd": 1.0} | given)
+
+
+def test_an_effect_of_many_deviations_needs_the_fewest_units():
+    assert plan(effect=1e5, sd=1.0) == plan(effect=25.0, sd=1.0) == (4, 101, 101)
+
+
 class Stored:
     """A database with one experiment of 600 sessions."""
 
