@@ -113,6 +113,16 @@ def test_plans_of_bounded_and_of_tiny_effects():
             plan(**{"effect": 1.0, "sd": 1.0} | given)
 
 
+def test_an_epoch_in_which_nobody_has_any_of_the_denominator_is_left_out_of_a_ratio():
+    units = made(epochs=2)
+    steps = np.where(units.epochs == 1, 4.0, 0.0)
+    both = Units(units.arms, units.epochs, {"errors": np.abs(units.values["outcome"]), "steps": steps})
+    first = units.epochs == 1
+    alone = Units(units.arms[first], units.epochs[first], {name: of[first] for name, of in both.values.items()})
+    rows = [compare(of, ["errors/steps"], ["b"], "a", 0.05, None)[0] for of in (both, alone)]
+    assert rows[0].test == rows[1].test
+
+
 @pytest.mark.parametrize(
     "given",
     [
