@@ -19,6 +19,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment import Assignment, AssignmentTable
 from marl_ray.experiments.population import population_of
 from marl_ray.experiments.states import Action, StaleEpochError, Status
+from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import ExperimentStore, Outcome, Production
 
 
@@ -369,19 +370,25 @@ def test_a_database_without_migrations_is_taken_over_whole(url):
         )
         connection.execute(sa.text("INSERT INTO exposures VALUES ('exp', 'u', 'a', 2, 0.5, 13.0)"))
         connection.execute(sa.text("INSERT INTO exposures VALUES ('exp', 'v', 'b', 3, 0.75, 14.0)"))
-        connection.execute(sa.text("INSERT INTO outcomes VALUES ('exp', 'v', 0.25, 15.0)"))
+        connection.execute(sa.text("INSERT INTO outcomes VALUES ('exp', 'v', 0.25, 9000.0)"))
     old.dispose()
     store = ExperimentStore(url)
     record = store.experiment("exp")
     assert (record.config, record.epoch, record.created) == (config(a=1, b=3), 3, 12.5)
     assert (record.state.status, record.state.stage_since, record.weights) == (Status.RUNNING, 12.5, {"a": 1, "b": 3})
     assert store.assignment("exp", "u") == Assignment("a", 2, 0.5)
-    assert list(store.outcomes("exp")) == [Outcome("v", "b", 3, 0.75, 14.0, 0.25, 15.0)]
+    assert list(store.outcomes("exp")) == [Outcome("v", "b", 3, 0.75, 14.0, 0.25, 9_000.0)]
     assert look(store).exposed == {2: {"a": 1}, 3: {"b": 1}}
-    assert store.open_experiment("exp", config(a=1, b=3)).epoch == 3
+    # It came after two hours, when there were no windows, and counts; the first window is chosen under the sessions.
+    assert look(store).values["outcome"]["b"] == Summary(1, 0.25, 0.0)
+    assert store.open_experiment("exp", config(a=1, b=3) | {"outcome_window_s": 7200.0}).epoch == 3
+    assert look(store).values["outcome"]["b"].n == 1
+    with pytest.raises(MarlRayError, match=r"outcome_window_s: expected 7200\.0"):
+        store.open_experiment("exp", config(a=1, b=3))
     assert act(store, Action.ROLLBACK).weights == {"a": 1, "b": 0}
     assert [(entry.actor, entry.action, entry.epoch) for entry in store.audit("exp")] == [
         ("migration", "open", 3),
+        ("config", "open", 3),
         ("test", "rollback", 4),
     ]
     store.close()

@@ -204,7 +204,7 @@ def test_units_that_report_nothing_count_as_the_config_says(url):
         "violation": {"a": Summary(2, 0.5, 0.5), "b": Summary(1, 0.0, 0.0)},
     }
     # A config that counts them otherwise is a look of its own.
-    store.open_experiment("exp", config(a=1, b=1) | {"guardrails": rails})
+    store.open_experiment("exp", config(a=1, b=1) | {"guardrails": rails, "outcome_window_s": 600.0})
     assert look(store).values["outcome"] == {"a": Summary(1, 1.0, 0.0)}
     with pytest.raises(
         MarlRayError, match=r"outcome_window_s: expected 600\.0, by which its sessions are judged, got 5"

@@ -161,6 +161,18 @@ def test_a_part_of_a_mean_that_is_not_above_zero_proves_nothing(store, clock):
     assert json.dumps(told(store, config), allow_nan=False)
 
 
+@pytest.mark.parametrize("strategy", ["ab", "gradual"])
+def test_silence_that_counts_as_zeros_promotes_nobody(store, clock, strategy):
+    config = opened(
+        store, bounds=[0, 1], margin=0.05, missing=0, strategy=strategy, promotion="automatic", stages=[0.5, 1]
+    )
+    sessions(store, 1_000, lambda arm, k: None)
+    clock.now += 2 * WINDOW
+    decision = decide(store, config)
+    assert (decision.step, decision.reason) == (Step.HOLD, "no client has sent an outcome of any session")
+    assert told(store, config)["warnings"][0] == decision.reason
+
+
 def test_clusters_keep_the_other_test(store, clock):
     config = opened(store, bounds=[0, 1], randomize="cluster")
     sessions(store, 800, lambda arm, k: (k % 10 < 8) - 0.6 * (arm == "b" and k % 10 < 8), clusters=80)

@@ -13,6 +13,7 @@ from scipy import stats
 from marl_ray.experiments.adjust import summarise
 from marl_ray.experiments.assignment import AssignmentTable, block_group, block_of, block_span, draw
 from marl_ray.experiments.clusters import block_summaries, stratified, summary_of
+from marl_ray.experiments.reporting import unequal_reporting
 from marl_ray.experiments.sequential import harm, promotion
 from marl_ray.experiments.statistics import Summary
 
@@ -254,3 +255,11 @@ def test_outcomes_that_drift_while_the_share_is_raised_are_no_harm():
         pooled, within = pooled + found[0], within + found[1]
     assert within <= ALPHA * RUNS
     assert pooled > 0.5 * RUNS
+
+
+def test_strata_that_all_agree_have_their_mean_exactly():
+    # Rounded up by one place it would be no share of sessions any more, and every look would fail.
+    counts = [(1870, 370), (1243, 1334), (238, 495), (153, 1587)]
+    pair = stratified([(Summary(one, 1.0, 0.0), Summary(other, 1.0, 0.0)) for one, other in counts])
+    assert [arm.mean for arm in pair] == [1.0, 1.0]
+    assert not unequal_reporting(*pair, min_outcomes=50, units=True).alarm

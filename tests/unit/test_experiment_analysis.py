@@ -114,6 +114,38 @@ def test_plans_of_bounded_and_of_tiny_effects():
             plan(**{"effect": 1.0, "sd": 1.0} | given)
 
 
+def test_an_epoch_in_which_nobody_has_any_of_the_denominator_is_left_out_of_a_ratio():
+    units = made(epochs=2)
+    steps = np.where(units.epochs == 1, 4.0, 0.0)
+    both = Units(units.arms, units.epochs, {"errors": np.abs(units.values["outcome"]), "steps": steps})
+    first = units.epochs == 1
+    alone = Units(units.arms[first], units.epochs[first], {name: of[first] for name, of in both.values.items()})
+    rows = [compare(of, ["errors/steps"], ["b"], "a", 0.05, None)[0] for of in (both, alone)]
+    assert rows[0].test == rows[1].test
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"effect": math.nan},
+        {"sd": math.inf},
+        {"effect": 1e300, "sd": 1e-300},
+        {"effect": 1e-200},
+        {"share": 1e-9},
+        {"alpha": 1e-300},
+        {"alpha": 0.6},
+        {"sd": 0.5, "bounds": (0.0, math.inf)},
+    ],
+)
+def test_numbers_that_nothing_can_be_planned_with_are_refused(given):
+    with pytest.raises(MarlRayError, match="expected"):
+        plan(**{"effect": 1.0, "sd": 1.0} | given)
+
+
+def test_an_effect_of_many_deviations_needs_the_fewest_units():
+    assert plan(effect=1e5, sd=1.0) == plan(effect=25.0, sd=1.0) == (4, 101, 101)
+
+
 class Stored:
     """A database with one experiment of 600 sessions."""
 

@@ -124,6 +124,8 @@ def _ratio(units: Units, metric: str, arm: str, control: str, alpha: float) -> C
 
     def of(name: str, epoch: int) -> Summary:
         own = both & (units.arms == name) & (units.epochs == epoch)
+        if not bottom[own].any():  # nothing to be a part of: an epoch without a ratio
+            own[:] = False
         return ratio_summary(top[own], bottom[own])
 
     one, other = stratified((of(arm, int(e)), of(control, int(e))) for e in np.unique(units.epochs))

@@ -75,7 +75,10 @@ def _mixed(part: Summary, larger: float) -> float:
 
 def _combined(shares: list[float], parts: list[Summary], variances: list[float]) -> Summary:
     effective = 1 / math.fsum(share**2 / part.n for share, part in zip(shares, parts, strict=True))
-    mean = math.fsum(share * part.mean for share, part in zip(shares, parts, strict=True))
+    means = [part.mean for part in parts]
+    # Between its strata's, whatever the sum rounds to: of sessions that all failed no more than all have.
+    mean = math.fsum(share * mean for share, mean in zip(shares, means, strict=True))
+    mean = min(max(mean, min(means)), max(means))
     squared = math.fsum(share**2 / part.n * own for share, part, own in zip(shares, parts, variances, strict=True))
     # The sum behind it rounds: one stratum's count must not become one less.
     return Summary(int(effective * (1 + 1e-12)), mean, squared * effective)

@@ -67,15 +67,15 @@ def samples_needed(
     `effect` and `sd` are in units of the outcome. Normal formula first, then counted up with the noncentral t.
     """
     named = {
-        "sd": sd > 0,
-        "effect": effect != 0,
-        "ratio": ratio > 0,
+        "sd": 0 < sd < math.inf,
+        "effect": 0 < abs(effect) < math.inf,
+        "ratio": 0 < ratio < math.inf,
         "alpha": 0 < alpha < 1,
         "power": alpha < power < 1,
     }
     for name, good in named.items():
         if not good:
-            raise MarlRayError(f"{name}: expected sd, ratio > 0, effect not 0, and 0 < alpha < power < 1")
+            raise MarlRayError(f"{name}: expected finite sd, ratio > 0, effect not 0, and 0 < alpha < power < 1")
     from scipy.special import ndtri
 
     z = float(ndtri(1 - alpha / 2) + ndtri(power))

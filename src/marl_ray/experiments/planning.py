@@ -18,6 +18,8 @@ from marl_ray.experiments.statistics import TIGHTEST_AT, tune_rho
 
 PATHS, GROWTH = 2_000, 1.02
 """Simulated experiments, and how much larger each look is than the one before."""
+LEAST = 1e-6
+"""Of alpha, and of the effect in standard deviations."""
 MOST = 1e9
 """Units beyond which nothing is planned."""
 
@@ -47,10 +49,19 @@ def plan(
     deviation `sd` and the treatment gets `share` of the units of both. With `bounds` the betting test decides."""
     if not 0 < share < 1:
         raise MarlRayError(f"share: expected a number above 0 and below 1, got {share:g}")
-    if bounds is not None and not (bounds[0] < bounds[1] and sd <= (bounds[1] - bounds[0]) / 2):
+    if not LEAST <= alpha < 0.5:
+        raise MarlRayError(f"alpha: expected a number from {LEAST:g} to below 0.5, got {alpha:g}")
+    if not 0 < sd < math.inf:
+        raise MarlRayError(f"sd: expected a finite number above 0, got {sd:g}")
+    if not LEAST <= abs(effect) / sd < math.inf:
+        raise MarlRayError(f"effect: expected a finite number of {LEAST:g} sd at least, got {effect:g} with sd {sd:g}")
+    if min_outcomes / min(share, 1 - share) >= MOST:
+        raise MarlRayError(f"share: expected one that gives each arm {min_outcomes} of {MOST:g} units, got {share:g}")
+    if bounds is not None and not (bounds[0] < bounds[1] < math.inf and sd <= (bounds[1] - bounds[0]) / 2 < math.inf):
         raise MarlRayError(f"bounds: expected low < high at least two sd apart, got {bounds} with sd {sd:g}")
     ratio = share / (1 - share)
-    fixed = sum(samples_needed(effect=effect, sd=sd, alpha=alpha, power=power, ratio=ratio))
+    # Two units an arm show ten deviations, and far beyond the noncentral t is no number.
+    fixed = sum(samples_needed(effect=min(abs(effect), 10 * sd), sd=sd, alpha=alpha, power=power, ratio=ratio))
     units = np.exp(np.arange(math.log(min_outcomes / min(share, 1 - share)), math.log(MOST), math.log(GROWTH)))
     found = _found(units, abs(effect) / sd, share, alpha, min_outcomes, sd, bounds)
 

@@ -13,13 +13,15 @@ from marl_ray.experiments.states import ExperimentRecord, plan_of
 def check_design_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     """MarlRayError if what is assigned, or when it is judged, would change under units that are there."""
     before, after = look_design(old), look_design(new)
+    # From before there were windows: all that had come counts under any, and nobody could choose one.
+    chosen = "outcome_window_s" in old
     changed = [
         (key, one, other, what)
         for key, one, other, what in (
             ("randomize", before.randomize, after.randomize, "by which its sessions were assigned"),
             ("outcome_window_s", before.window_s, after.window_s, "by which its sessions are judged"),
         )
-        if one != other
+        if one != other and (chosen or key != "outcome_window_s")
     ]
     exposed = schema.exposures.c
     any_of_them = sa.select(exposed.unit).where(exposed.experiment == name).limit(1)

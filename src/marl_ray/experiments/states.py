@@ -298,7 +298,7 @@ class ArmEvidence:
     unequal: str | None = None
     """What its units report more or less often than the control's, in a sentence."""
     unguarded: str | None = None
-    """Which guardrail knows too little to speak, in a sentence."""
+    """Which guardrail knows too little to speak, or that no outcome has come at all, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +349,8 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Decisio
         )
     untested = [arm for arm in left if record.weights[arm] > 0 and not known[arm].tested]
     if untested:  # no proof of harm means nothing yet
-        return Decision(Step.HOLD, state.epoch, f"too few outcomes to test {', '.join(untested)} for harm")
+        told = next((lack for arm in untested if (lack := known[arm].unguarded)), None)
+        return Decision(Step.HOLD, state.epoch, told or f"too few outcomes to test {', '.join(untested)} for harm")
     proven = [arm for arm in left if known[arm].promotable]
     promotable = [arm for arm in proven if known[arm].unguarded is None]
     more = plan.stages[state.stage + 1 :]

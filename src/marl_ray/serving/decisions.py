@@ -47,6 +47,8 @@ ERRORS = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
 """The guardrail of every experiment: of a hundred sessions a treatment may fail one more than the control does. A guardrail
 `error` of the experiment's own takes its place."""
 
+SILENCE = "no client has sent an outcome of any session"
+
 LEAST_CHANGE = 0.01
 """A change of shares that is worth a new epoch."""
 
@@ -132,21 +134,22 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
     told = tuple(found for of_metric in reporting for found in of_metric)
     exposures = _of_stage(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
+    # Where no report counts as a number, silence is as many numbers, all alike, and evidence of no arm.
+    heard = any(look.reported.get("outcome", {}).values())
     for harmed, bound in zip(harms, promotions, strict=True):
         alarms = {found.metric: found for found in told if found.arm == harmed.arm and found.test.alarm}
         mine = [found for found in guardrails if found.arm == harmed.arm]
         proof = next((found.name for found in (harmed, *mine) if found.test.proven and found.name not in alarms), None)
-        tested = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
+        enough = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
+        lacks = (_lack(look, plan.control, config, rail) for rail in mine) if heard else [SILENCE]
         arms[harmed.arm] = ArmEvidence(
             exposures.get(harmed.arm, 0),
             harm=proof,
-            tested=tested,
-            promotable=bound.test.proven,
+            tested=enough and heard,
+            promotable=bound.test.proven and heard,
             estimate=bound.test.gain,
             unequal=next((found.sentence(plan.control) for found in alarms.values()), None),
-            unguarded=next(
-                (lack for rail in mine if tested and (lack := _lack(look, plan.control, config, rail))), None
-            ),
+            unguarded=next((lack for lack in lacks if lack), None) if enough else None,
         )
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
     return Findings(look, harms, guardrails, promotions, srm, told, Evidence(arms, srm.alarm))

@@ -8,10 +8,14 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
+    # What came before there were windows has counted whenever it came, and goes on to count: as if it came at once.
+    exposed = (
+        "(SELECT first_at FROM exposures WHERE exposures.experiment = {0}.experiment AND exposures.unit = {0}.unit)"
+    )
     for table, column, known in (
         ("exposures", "stored_at", "first_at"),
-        ("outcomes", "arrived_at", "at"),
-        ("unit_metrics", "arrived_at", "at"),
+        ("outcomes", "arrived_at", exposed.format("outcomes")),
+        ("unit_metrics", "arrived_at", exposed.format("unit_metrics")),
     ):
         op.add_column(table, sa.Column(column, sa.Float(53), nullable=False, server_default="0"))
         op.execute(f"UPDATE {table} SET {column} = {known}")
