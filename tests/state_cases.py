@@ -359,7 +359,8 @@ CREATE TABLE outcomes (experiment VARCHAR(100) NOT NULL, unit VARCHAR(256) NOT N
 """As the code before the migrations made it."""
 
 
-def test_a_database_without_migrations_is_taken_over_whole(url):
+def test_a_database_without_migrations_is_taken_over_whole(empty_url):
+    url = empty_url
     old = sa.create_engine(url)
     with old.begin() as connection:
         for statement in OLD_SCHEMA.split(";"):
@@ -394,7 +395,8 @@ def test_a_database_without_migrations_is_taken_over_whole(url):
     store.close()
 
 
-def test_another_programs_and_a_newer_database_are_refused_and_left_alone(url, make_url):
+def test_another_programs_and_a_newer_database_are_refused_and_left_alone(empty_url, make_url):
+    url = empty_url
     foreign = sa.create_engine(url)
     with foreign.begin() as connection:
         connection.execute(sa.text("CREATE TABLE experiments (experiment_id INTEGER, name VARCHAR(256))"))

@@ -38,7 +38,14 @@ def exposure(unit: str, arm: str, epoch: int = 1) -> Exposure:
 
 @pytest.fixture
 def url(make_url: Callable[[], str]) -> str:
+    """A database of the newest schema, with nothing in it."""
     return make_url()
+
+
+@pytest.fixture
+def empty_url(make_empty_url: Callable[[], str]) -> str:
+    """A database without a schema."""
+    return make_empty_url()
 
 
 class Clock:
@@ -132,7 +139,8 @@ def test_an_arm_with_sessions_keeps_its_bundle(store):
     assert store.experiment("exp").epoch == 2
 
 
-def test_replicas_that_start_and_write_together_agree(url):
+def test_replicas_that_start_and_write_together_agree(empty_url):
+    url = empty_url
     errors, epochs = [], []
 
     def replica(k: int) -> None:

@@ -18,19 +18,33 @@ from marl_ray.experiments.store import ExperimentStore
 
 
 @pytest.fixture(scope="module")
-def make_url() -> Iterator[Callable[[], str]]:
+def make_database() -> Iterator[Callable[[str], str]]:
+    """Makes a database out of another one, and returns its URL."""
     with postgres() as server:
         url, number = sa.make_url(server.url), count()
         admin = sa.create_engine(url.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
 
-        def make() -> str:
+        def make(template: str) -> str:
             name = f"test{next(number)}"
             with admin.connect() as connection:
-                connection.execute(sa.text(f"CREATE DATABASE {name}"))
+                connection.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE {template}"))
             return url.set(database=name).render_as_string()
 
         yield make
         admin.dispose()
+
+
+@pytest.fixture(scope="module")
+def make_empty_url(make_database: Callable[[str], str]) -> Callable[[], str]:
+    return lambda: make_database("template1")
+
+
+@pytest.fixture(scope="module")
+def make_url(make_database: Callable[[str], str]) -> Callable[[], str]:
+    migrated = make_database("template1")
+    ExperimentStore(migrated).close()  # once: migrations take half a second
+    name = str(sa.make_url(migrated).database)
+    return lambda: make_database(name)
 
 
 def test_a_look_misses_nothing_of_transactions_that_end_in_another_order(url):
