@@ -141,12 +141,12 @@ class RunConfig(Config):
         spec, train = self.spec_of(name), self.train
         algorithm = self.algorithm_of(name)
         parts, of = (train.env_copies, "train.env_copies") if self.whole_episodes else (train.horizon, "train.horizon")
+        given, fields = self._given_to(name), type(hyper).model_fields
         for key in ADAM if hyper.optimizer != "adamw" else ():
-            if key in self._given_to(name):
+            if key in given:
                 raise ValueError(f"{key} of policy {name!r}: expected optimizer=adamw, got {hyper.optimizer}")
         for key, part in READ_WITH.items():
-            default = type(hyper).model_fields[key].default if key in spec.reads else None
-            if self._given_to(name).get(key, default) != default and not getattr(hyper, part):
+            if key in given and given[key] != fields[key].default and not getattr(hyper, part):
                 raise ValueError(f"{key} of policy {name!r}: expected {part} beside it, without which nothing reads it")
         if hyper.minibatches > parts:
             raise ValueError(f"minibatches={hyper.minibatches} of policy {name!r} must not exceed {of}={parts}")

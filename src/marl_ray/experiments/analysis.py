@@ -85,8 +85,13 @@ def compare(
                 before, after = one.variance + other.variance, pair[0].variance + pair[1].variance
                 adjusted = Adjustment(welch(*pair, alpha), 1 - after / before if before > 0 else 0.0)
             found.append(Comparison(metric, arm, one, other, welch(one, other, alpha), adjusted=adjusted))
-    together = holm({f"{row.metric}\n{row.arm}": row.test.p_value for row in found})
-    return [replace(row, holm=together[f"{row.metric}\n{row.arm}"]) for row in found]
+    return with_holm(found)
+
+
+def with_holm(rows: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons of one analysis, each with its p-value adjusted for all of them."""
+    adjusted = holm({str(k): row.test.p_value for k, row in enumerate(rows)})
+    return [replace(row, holm=adjusted[str(k)]) for k, row in enumerate(rows)]
 
 
 def imbalance(units: Units, covariate: str, treatments: Sequence[str], control: str) -> dict[str, float]:

@@ -9,8 +9,7 @@ import numpy as np
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.adjust import holm
-from marl_ray.experiments.analysis import IMBALANCE, Comparison, compare, imbalance
+from marl_ray.experiments.analysis import IMBALANCE, Comparison, compare, imbalance, with_holm
 from marl_ray.experiments.fixed import WelchTest, welch
 from marl_ray.experiments.judged import Question
 from marl_ray.experiments.looks import Look
@@ -131,8 +130,7 @@ def _of_observations(look: Look, record: ExperimentRecord, metrics: Sequence[str
         for arm in plan.treatments:
             pair = look.pair(metric, arm, plan.control, len(plan.weights))
             rows.append(Comparison(metric, arm, *pair, welch(*pair, alpha)))
-    adjusted = holm({f"{k}": row.test.p_value for k, row in enumerate(rows)})
-    return [replace(row, holm=adjusted[f"{k}"]) for k, row in enumerate(rows)]
+    return with_holm(rows)
 
 
 def _with_bounds(

@@ -2,8 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -24,6 +25,22 @@ class _Waiting:
     masks: Observations
     greedy: bool
     answer: "asyncio.Future[Answer]"
+
+
+Act = Callable[[Sequence[_Waiting], np.random.Generator | None], list[Answer]]
+
+
+def _alone(batch: Sequence[_Waiting], noise: np.random.Generator | None) -> list[Answer]:
+    """A pass of one bundle's requests."""
+    return batch[0].bundle.act([w.observations for w in batch], noise, [w.masks for w in batch])
+
+
+def _together(
+    stack: Stack, places: Mapping[str, int], batch: Sequence[_Waiting], noise: np.random.Generator | None
+) -> list[Answer]:
+    """A pass of several bundles' requests; `places` are theirs in the stack, by digest."""
+    which = [places[w.bundle.digest] for w in batch]
+    return stack.act([w.observations for w in batch], which, noise, [w.masks for w in batch])
 
 
 class Passes:
@@ -68,25 +85,24 @@ class Passes:
         waiting, self._waiting = self._waiting, []
         for greedy in (True, False):
             asked = [w for w in waiting if w.greedy is greedy and not w.answer.done()]
-            for part in self._by_pass(asked):
+            for part, act in self._by_pass(asked):
                 for batch in self._cut(part):
-                    for w, answer in zip(batch, self._answers(batch, greedy, new_pass()), strict=True):
+                    for w, answer in zip(batch, self._answers(batch, act, greedy, new_pass()), strict=True):
                         if isinstance(answer, ArmError):
                             w.answer.set_exception(answer)
                         else:
                             w.answer.set_result(answer)
 
-    def _by_pass(self, asked: list[_Waiting]) -> list[list[_Waiting]]:
-        """Requests that may share a pass."""
+    def _by_pass(self, asked: list[_Waiting]) -> list[tuple[list[_Waiting], Act]]:
+        """Requests that may share a pass, and what computes it."""
         by_bundle: dict[str, list[_Waiting]] = {}
         for w in asked:
             by_bundle.setdefault(w.bundle.digest, []).append(w)
-        if len(by_bundle) < 2:
-            return list(by_bundle.values())
-        places, stack = self._stacked()
-        if stack is None or not by_bundle.keys() <= places.keys():
-            return list(by_bundle.values())
-        return [asked]
+        if len(by_bundle) > 1:
+            places, stack = self._stacked()
+            if stack is not None and by_bundle.keys() <= places.keys():
+                return [(asked, partial(_together, stack, places))]
+        return [(own, _alone) for own in by_bundle.values()]
 
     def _stacked(self) -> tuple[dict[str, int], Stack | None]:
         if self._stack is None:
@@ -95,22 +111,15 @@ class Passes:
             self._stack = places, Stack(list(bundles.values())) if stackable(list(bundles.values())) else None
         return self._stack
 
-    def _answers(self, batch: Sequence[_Waiting], greedy: bool, number: int) -> list[Answer | ArmError]:
+    def _answers(self, batch: Sequence[_Waiting], act: Act, greedy: bool, number: int) -> list[Answer | ArmError]:
         """An answer per request of one pass, or why there is none."""
-        noise, bundle = None if greedy else self._noise, batch[0].bundle
-        observations, masks = [w.observations for w in batch], [w.masks for w in batch]
         try:
-            if all(w.bundle is bundle for w in batch):
-                answers = bundle.act(observations, noise, masks)
-            else:
-                places, stack = self._stacked()
-                assert stack is not None
-                answers = stack.act(observations, [places[w.bundle.digest] for w in batch], noise, masks)
+            answers = act(batch, None if greedy else self._noise)
         except Exception as error:  # each request reports it; the others go on
             if len(batch) == 1:
                 return [ArmError(f"its pass failed: {error!r}", number)]
             # One by one, so that the input of one request takes none of the others with it.
-            return [self._answers([w], greedy, number)[0] for w in batch]
+            return [self._answers([w], _alone, greedy, number)[0] for w in batch]
         return [
             answer
             if all(math.isfinite(log_prob) for _, log_prob in answer.values())
