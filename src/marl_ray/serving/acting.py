@@ -137,14 +137,7 @@ async def _acted(
             if key is not None and gateway.cache is not None:
                 await gateway.cache.put(key, orjson.dumps(parts))
             return parts, name
-        if (other := attempts.comparison()) is not None:
-            try:
-                await _asked(gateway, router, other, observations, greedy, masks)
-                attempts.answered_by = other
-            except RequestError:
-                pass  # it is busy
-            except Exception as error:
-                attempts.comparison_failed(error)
+        await attempts.compare(lambda other: _asked(gateway, router, other, observations, greedy, masks))
         raise attempts.refusal("observations")
     finally:
         attempts.judge()

@@ -17,6 +17,7 @@ comparison, and what it answers is dropped. So an input that every arm fails on 
 import logging
 import threading
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from marl_ray.errors import MarlRayError
@@ -53,18 +54,26 @@ class Attempts:
         self._failures.append((arm, ticket, error))
         self._errors.append(error)
 
-    def comparison(self) -> str | None:
-        """The treatment to compare with: if the control alone was tried and failed, the first one that takes part and whose
-        circuit is closed."""
+    async def compare(self, ask: Callable[[str], Awaitable[object]]) -> None:
+        """If the control alone was tried and failed, ask a treatment the same, and drop what it answers."""
+        arm = self._comparison()
+        if arm is None:
+            return
+        try:
+            await ask(arm)
+            self.answered_by = arm
+        except RequestError:
+            pass  # it is busy
+        except Exception as error:
+            self._errors.append(error)
+
+    def _comparison(self) -> str | None:
+        """The first treatment that takes part and whose circuit is closed."""
         router = self._router
         if [arm for arm, _, _ in self._failures] != [router.control]:
             return None
         here = (arm for arm in router.arms if arm != router.control and arm not in router.state.rolled_back)
         return next((arm for arm in here if router.circuits[arm].state is CircuitState.CLOSED), None)
-
-    def comparison_failed(self, error: Exception) -> None:
-        """The treatment that the control was compared with failed too."""
-        self._errors.append(error)
 
     def refusal(self, field: str | None) -> RequestError:
         """What a client is told that no arm has answered; `field` is what it sent."""

@@ -182,8 +182,7 @@ class Writing:
                 attempts.answered_by = name
                 self._first_s = time.perf_counter() - self._start
                 return
-            if (other := attempts.comparison()) is not None:
-                await self._compare(attempts, other)
+            await attempts.compare(self._begun_by)
             raise attempts.refusal(None)
         finally:
             attempts.judge()
@@ -191,16 +190,11 @@ class Writing:
     def _attempts(self) -> Attempts:
         return Attempts(self._gateway, self._met.router, self._met.session, self._assignment.arm)
 
-    async def _compare(self, attempts: Attempts, arm: str) -> None:
-        """Whether this arm would begin a response."""
+    async def _begun_by(self, arm: str) -> None:
+        """Have this arm begin a response, and leave it."""
         reply = cast(TextArm, self._met.router.arms[arm]).write(self._asked)
         try:
             await _piece(reply)
-            attempts.answered_by = arm
-        except RequestError:
-            pass  # it is busy
-        except Exception as error:
-            attempts.comparison_failed(error)
         finally:
             reply.leave()
 

@@ -6,6 +6,7 @@ come. Histograms become counters by bucket, because Ray's own keep no sums: it m
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +15,6 @@ from ray import serve
 from ray.serve import metrics as ray_metrics
 
 PUSH_S = 2.0
-CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -26,18 +26,10 @@ class RayMetrics:
         self._read = read
         self._made: dict[str, Any] = {}
         self._told: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ray-metrics", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """Tell what is left and end the thread."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(CLOSE_S)
-        self.push()
+        """Tell them every few seconds, for as long as the process lives."""
+        threading.Thread(target=self._run, name="ray-metrics", daemon=True).start()
 
     def push(self) -> None:
         """Tell what has changed since the last time."""
@@ -64,7 +56,8 @@ class RayMetrics:
         return self._made[name]
 
     def _run(self) -> None:
-        while not self._closing.wait(PUSH_S):
+        while True:
+            time.sleep(PUSH_S)
             try:
                 self.push()
             except Exception:  # numbers are missed, and no request is
