@@ -31,7 +31,7 @@ from serving_tables import markdown
 
 from marl_ray.experiments.assignment import Assignment, AssignmentTable
 from marl_ray.experiments.srm import sample_ratio
-from marl_ray.serving.router import REMEMBERED, Session
+from marl_ray.serving.routing.router import REMEMBERED, Session
 
 OPTIMIZED = (
     "bare", "bare_alone", "bare_turns", "gateway", "bare_two_hops", "bare_two_hops_turns", "gateway_two_hops"

@@ -25,7 +25,7 @@ from marl_ray.config import NetworkConfig
 from marl_ray.envs import make_env
 from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.bundle import Lineage, PolicyParts, save_bundle
-from marl_ray.serving.deploy import deploy
+from marl_ray.serving.client.deploy import deploy
 
 CPUS = 0.25
 """What a replica books of Ray's accounts: several applications stand beside each other, one at a time has traffic."""

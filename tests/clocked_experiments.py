@@ -10,8 +10,8 @@ from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment import AssignmentTable
 from marl_ray.experiments.store import ExperimentStore, Exposure, Report
-from marl_ray.serving.decisions import findings
-from marl_ray.serving.report import describe
+from marl_ray.serving.evidence.report import describe
+from marl_ray.serving.evidence.rollout_control import findings
 
 WINDOW = 10.0
 ARMS = {"a": {"bundle": "bundle-a"}, "b": {"bundle": "bundle-b"}}

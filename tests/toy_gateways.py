@@ -16,7 +16,7 @@ from gymnasium import spaces
 from marl_ray.config import GatewayConfig, NetworkConfig, parse_config
 from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.bundle import Lineage, PolicyParts, save_bundle
-from marl_ray.serving.gateway import Gateway
+from marl_ray.serving.asgi import Gateway
 
 OBSERVATION = spaces.MultiDiscrete([3, 4, 5])
 ACTIONS = spaces.Discrete(6)

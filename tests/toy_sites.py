@@ -15,7 +15,7 @@ import uvicorn
 from toy_gateways import SEES, gateway_config, make_bundle, write_keys
 from toy_text_gateways import make_text_bundle, text_config
 
-from marl_ray.serving.gateway import Gateway
+from marl_ray.serving.asgi import Gateway
 
 torch.set_num_threads(1)
 SESSIONS = [f"known-{k}" for k in range(4)]

@@ -12,7 +12,7 @@ from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.config.model import GenerationConfig, ModelConfig
 from marl_ray.policies.token_bundle import save_token_bundle
 from marl_ray.policies.token_policy import build_token_policy, plain_copy
-from marl_ray.serving.gateway import Gateway
+from marl_ray.serving.asgi import Gateway
 
 CONTEXT = 2048
 ASK = {"session_id": "s", "prompt": "hello", "seed": 5}

@@ -120,7 +120,7 @@ def _write_key(folder: Path) -> str:
 
 def _deploy(folder: Path, dashboard_url: str) -> str:
     from marl_ray.cluster.local import free_port
-    from marl_ray.serving.deploy import deploy
+    from marl_ray.serving.client.deploy import deploy
 
     arms = {arm: {"bundle": f"models:/{load_config(RunConfig, path).name}/1"} for arm, path in ARMS.items()}
     deployed = deploy(
@@ -150,7 +150,7 @@ def _deploy(folder: Path, dashboard_url: str) -> str:
 def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
     """Start an experiment with a run's team before it has learnt anything; its name."""
     from marl_ray.envs import make_env
-    from marl_ray.serving.admin import deploy_bundle
+    from marl_ray.serving.client.admin import deploy_bundle
     from marl_ray.training.team import Team, build_models, export_bundle, team_agents
 
     bundle, env = folder / "untrained", make_env(config.env)
@@ -165,8 +165,8 @@ def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
 def play(url: str, name: str, env: EnvConfig, episodes: int) -> tuple[dict[str, Any], list[Any]]:
     """Play until the router has decided on the experiment, at most `episodes`; its report, and what was played."""
     from marl_ray.envs import make_env
-    from marl_ray.serving.admin import ask
-    from marl_ray.serving.client import play_episodes
+    from marl_ray.serving.client.admin import ask
+    from marl_ray.serving.client.play import play_episodes
 
     key, played = os.environ["MARL_RAY_API_KEY"], list[Any]()
     while len(played) < episodes:
@@ -186,7 +186,7 @@ def play(url: str, name: str, env: EnvConfig, episodes: int) -> tuple[dict[str, 
 
 def story(url: str, name: str) -> list[str]:
     """What the router did, as its audit log tells it."""
-    from marl_ray.serving.admin import ask
+    from marl_ray.serving.client.admin import ask
 
     entries = ask(url, f"/v1/experiments/{name}/audit")["audit"]
     return [

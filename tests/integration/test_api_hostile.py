@@ -9,7 +9,7 @@ import pytest
 from toy_gateways import SEES
 from toy_sites import TEXTS, client, site, text_site
 
-from marl_ray.serving.http import Request, RequestError
+from marl_ray.serving.http.protocol import Request, RequestError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 __all__ = ["client", "site", "text_site"]

@@ -15,16 +15,16 @@ import pytest
 
 from marl_ray.experiments.assignment import Assignment
 from marl_ray.experiments.store import ExperimentStore, Exposure, StoreError
-from marl_ray.serving.exposures import ExposureLog, _parse
-from marl_ray.serving.spool import Spool
+from marl_ray.serving.logs.exposures import ExposureLog, _parse
+from marl_ray.serving.logs.spool import Spool
 
 LIMIT = 10_000_000
 REPLICA = """
 import sys, time
 from marl_ray.experiments.assignment import Assignment
 from marl_ray.experiments.store import ExperimentStore, Exposure
-from marl_ray.serving.exposures import ExposureLog
-from marl_ray.serving.spool import Spool
+from marl_ray.serving.logs.exposures import ExposureLog
+from marl_ray.serving.logs.spool import Spool
 log = ExposureLog(ExperimentStore(sys.argv[1]), Spool(sys.argv[2], 10_000_000))
 log.start()
 for i in range(500):

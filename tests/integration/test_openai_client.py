@@ -17,9 +17,9 @@ from toy_gateways import write_keys
 from toy_text_gateways import make_text_bundle, text_config
 
 from marl_ray.cluster.local import LocalRay
-from marl_ray.serving.admin import deploy_bundle, lines
-from marl_ray.serving.deploy import deploy, undeploy
-from marl_ray.serving.gateway import Gateway
+from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.client.admin import deploy_bundle, lines
+from marl_ray.serving.client.deploy import deploy, undeploy
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

@@ -18,7 +18,7 @@ from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.bundle import Lineage, PolicyParts, save_bundle
-from marl_ray.serving.deploy import deploy, undeploy
+from marl_ray.serving.client.deploy import deploy, undeploy
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

@@ -16,7 +16,7 @@ from ray import serve
 from toy_gateways import SEES, make_bundle
 
 from marl_ray.cluster.local import LocalRay
-from marl_ray.serving.deploy import deploy, undeploy
+from marl_ray.serving.client.deploy import deploy, undeploy
 
 # Ray's own models, at import.
 pytestmark = [

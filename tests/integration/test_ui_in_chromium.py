@@ -23,7 +23,7 @@ from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment import AssignmentTable
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.store import ExperimentStore, Exposure
-from marl_ray.serving.gateway import Gateway
+from marl_ray.serving.asgi import Gateway
 
 __all__ = ["browser"]
 KEY = "ada"

@@ -22,13 +22,13 @@ from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import ExperimentStore, Exposure, Report, StoreError
 from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.bundle import Bundle, PolicyParts, load_actor_critics, save_bundle
-from marl_ray.serving.arm_errors import ArmError, LostError, NotFiniteError
-from marl_ray.serving.arms import ArmBatcher
-from marl_ray.serving.breaker import CircuitState
-from marl_ray.serving.decisions import ERRORS, config_of, decide, findings
-from marl_ray.serving.gateway import Gateway
-from marl_ray.serving.http import RequestError
-from marl_ray.serving.passes import Passes
+from marl_ray.serving.arms.actor_critic import ArmBatcher
+from marl_ray.serving.arms.errors import ArmError, LostError, NotFiniteError
+from marl_ray.serving.arms.passes import Passes
+from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.evidence.rollout_control import ERRORS, config_of, decide, findings
+from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.routing.breaker import CircuitState
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -221,7 +221,7 @@ def calls(*found: Any) -> tuple[Any, list[Call]]:
 def test_a_lost_call_is_sent_once_more(how):
     from ray.exceptions import ActorDiedError
 
-    from marl_ray.serving.hosts import answer_of
+    from marl_ray.serving.arms.remote import answer_of
 
     ends = {"died": ActorDiedError(), "connection": ConnectionError("reset"), "cancelled": asyncio.CancelledError()}
     lost = ends[how]
@@ -237,7 +237,7 @@ def test_what_the_arms_own_code_raises_and_a_full_queue_are_no_lost_calls():
     from ray.exceptions import RayTaskError
     from ray.serve.exceptions import BackPressureError
 
-    from marl_ray.serving.hosts import answer_of
+    from marl_ray.serving.arms.remote import answer_of
 
     send, sent = calls(RayTaskError("act", "Traceback ...", ValueError("x")), "answer")
     with pytest.raises(ArmError) as caught:

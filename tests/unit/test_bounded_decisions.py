@@ -17,10 +17,10 @@ from marl_ray.experiments.reporting import allowance
 from marl_ray.experiments.states import Action, Step
 from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import ExperimentStore, Report
-from marl_ray.serving.admin import lines
-from marl_ray.serving.asking import HARM, PROMOTION, questions_of
-from marl_ray.serving.decisions import decide
-from marl_ray.serving.ui import experiment_page
+from marl_ray.serving.client.admin import lines
+from marl_ray.serving.evidence.questions import HARM, PROMOTION, questions_of
+from marl_ray.serving.evidence.rollout_control import decide
+from marl_ray.serving.pages.render import experiment_page
 
 
 def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(store, clock, tmp_path):

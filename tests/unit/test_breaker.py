@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from marl_ray.config import BreakerConfig
-from marl_ray.serving.breaker import Breaker, CircuitState
+from marl_ray.serving.routing.breaker import Breaker, CircuitState
 
 CLOSED, OPEN, HALF_OPEN = CircuitState
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
 from marl_ray.serving import decision_log
-from marl_ray.serving.decision_log import Decision, DecisionLog, read_decisions, sorted_by_unit
+from marl_ray.serving.logs.act_log import Decision, DecisionLog, read_decisions, sorted_by_unit
 
 WRITER = """
 import sys, time
-from marl_ray.serving.decision_log import Decision, DecisionLog
+from marl_ray.serving.logs.act_log import Decision, DecisionLog
 log = DecisionLog(sys.argv[1], sys.argv[2] or None)
 log.start()
 for i in range(100):

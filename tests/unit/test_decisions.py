@@ -15,8 +15,8 @@ from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment import Assignment, AssignmentTable, draw
 from marl_ray.experiments.states import Action, Status, Step
 from marl_ray.experiments.store import ExperimentStore, Exposure
-from marl_ray.serving.decisions import config_of, decide, findings
-from marl_ray.serving.report import curves, describe
+from marl_ray.serving.evidence.report import curves, describe
+from marl_ray.serving.evidence.rollout_control import config_of, decide, findings
 
 
 @pytest.fixture

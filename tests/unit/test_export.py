@@ -19,8 +19,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment import Assignment
 from marl_ray.experiments.store import ExperimentStore, Exposure
 from marl_ray.serving import export as export_module
-from marl_ray.serving.decision_log import Decision, DecisionLog, read_decisions
-from marl_ray.serving.export import ExportSummary, export
+from marl_ray.serving.logs.act_log import Decision, DecisionLog, read_decisions
+from marl_ray.serving.logs.export import ExportSummary, export
 from marl_ray.trajectories import Trajectories
 
 AGENTS = ("left", "right")

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from toy_gateways import AGENTS, SEES, act, gateway_config, make_bundle, with_gateway
 
 from marl_ray.policies.bundle import Bundle
-from marl_ray.serving.http import route_path
+from marl_ray.serving.http.protocol import route_path
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

@@ -16,7 +16,7 @@ from toy_gateways import SEES, bearer, make_bundle, serving, until, windows_end,
 from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
 from marl_ray.experiments.states import Action, Status
 from marl_ray.experiments.store import ExperimentStore
-from marl_ray.serving.decision_log import read_decisions
+from marl_ray.serving.logs.act_log import read_decisions
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 OPS = bearer("ops")

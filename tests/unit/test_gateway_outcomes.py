@@ -12,8 +12,8 @@ from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import ExperimentStore, StoreError
 from marl_ray.serving import assigning
-from marl_ray.serving.exposures import ExposureLog
-from marl_ray.serving.gateway import Gateway
+from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.logs.exposures import ExposureLog
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
@@ -254,7 +254,7 @@ def test_weights_of_another_salt_are_no_past(bundles, tmp_path):
 
 
 def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
-    monkeypatch.setattr("marl_ray.serving.router.REMEMBERED", 3)
+    monkeypatch.setattr("marl_ray.serving.routing.router.REMEMBERED", 3)
 
     async def run():
         async with serving(config) as (client, app):

@@ -15,8 +15,8 @@ from marl_ray import __version__
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import Action
-from marl_ray.serving import gateway
-from marl_ray.serving.gateway import Gateway
+from marl_ray.serving import asgi
+from marl_ray.serving.asgi import Gateway
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 READ = ("/v1/experiments", "/v1/experiments/exp", "/v1/experiments/exp/audit", "/v1/experiments/exp/curves")
@@ -78,7 +78,7 @@ def test_what_a_browser_sends_by_itself_opens_reading_alone(keyed):
 
 
 def test_readers_have_a_limit_of_their_own_and_are_refused_slowly(bundles, tmp_path, monkeypatch):
-    monkeypatch.setattr(gateway, "REFUSAL_S", 0.05)
+    monkeypatch.setattr(asgi, "REFUSAL_S", 0.05)
     config = gateway_config(bundles, tmp_path / "x.db", read_limit={"per_s": 0.1, "burst": 3})
 
     async def body(client) -> tuple[list[int], Any, float, int]:

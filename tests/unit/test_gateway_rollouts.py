@@ -12,8 +12,8 @@ from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import Status
 from marl_ray.experiments.store import StoreError
-from marl_ray.serving import follower
-from marl_ray.serving.decisions import decide
+from marl_ray.serving import store_follower
+from marl_ray.serving.evidence.rollout_control import decide
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 ADMIN, PLAYER = "ops", "game"
@@ -242,7 +242,7 @@ def test_without_its_database_a_gateway_goes_on_with_the_last_weights(bundles, t
                     patch.setattr(type(app.store), name, away)
                 with pytest.raises(MarlRayError):
                     app.follower.look()
-                await asyncio.sleep(3 * follower.POLL_S)
+                await asyncio.sleep(3 * store_follower.POLL_S)
                 arms = {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(20)}
             app.exposures.flush()
             assert {name: app.store.assignment("exp", name).arm for name in arms} == arms

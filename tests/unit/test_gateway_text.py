@@ -23,8 +23,8 @@ from marl_ray.policies.engines.stops import first_stop
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.prompts import encode_prompt
 from marl_ray.policies.tiny import byte_tokenizer
-from marl_ray.serving.detokenizing import Detokenizer
-from marl_ray.serving.gateway import Gateway
+from marl_ray.serving.arms.detokenizer import Detokenizer
+from marl_ray.serving.asgi import Gateway
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

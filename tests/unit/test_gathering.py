@@ -6,9 +6,9 @@ import contextvars
 import pytest
 
 from marl_ray.serving import gathering
-from marl_ray.serving.arm_errors import LostError
-from marl_ray.serving.gathering import Gathering
-from marl_ray.serving.http import RequestError
+from marl_ray.serving.arms.call_batching import Gathering
+from marl_ray.serving.arms.errors import LostError
+from marl_ray.serving.http.protocol import RequestError
 
 
 class Callee:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from marl_ray.config import RateLimitConfig
 from marl_ray.serving import limits
-from marl_ray.serving.limits import RateLimiter
+from marl_ray.serving.http.rate_limits import RateLimiter
 
 
 class Clock:

@@ -10,7 +10,7 @@ import yaml
 
 from marl_ray.cluster.manifests import read_documents, serve_config
 from marl_ray.errors import MarlRayError
-from marl_ray.serving.lint import lint_serve_config, read_serve_config
+from marl_ray.serving.client.lint import lint_serve_config, read_serve_config
 
 ROOT = Path(__file__).parents[2]
 APP, DEPLOYMENT, ARGS = "applications.0", "applications.0.deployments.0", "applications.0.args"

@@ -10,8 +10,8 @@ import schemathesis
 from toy_gateways import with_gateway
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.serving.openapi import PAGES, openapi
-from marl_ray.serving.routes import ROUTES
+from marl_ray.serving.handlers.openapi import PAGES, openapi
+from marl_ray.serving.handlers.routes import ROUTES
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 DOCUMENT = json.loads(openapi(ROUTES, "", True))

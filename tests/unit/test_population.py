@@ -19,7 +19,7 @@ from marl_ray.experiments.population import population_of
 from marl_ray.experiments.records import assignment_part
 from marl_ray.experiments.states import Action
 from marl_ray.serving import router
-from marl_ray.serving.gateway import Gateway
+from marl_ray.serving.asgi import Gateway
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 UNITS = [f"u{k}" for k in range(5_000)]

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from marl_ray.serving import reading
-from marl_ray.serving.http import RequestError
-from marl_ray.serving.reading import Readings
+from marl_ray.serving import readings
+from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.readings import Readings
 
 
 def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_question():
@@ -57,8 +57,8 @@ def test_readers_without_pause_leave_it_alone_for_most_of_the_time():
 
 
 def test_a_rest_is_never_longer_than_a_second(monkeypatch):
-    monkeypatch.setattr(reading, "REST", 1e9)
-    monkeypatch.setattr(reading, "LONGEST_REST_S", 0.02)
+    monkeypatch.setattr(readings, "REST", 1e9)
+    monkeypatch.setattr(readings, "LONGEST_REST_S", 0.02)
 
     async def body() -> float:
         readings = Readings()

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
 from marl_ray.serving import spool as spool_module
-from marl_ray.serving.spool import Spool, spool_folder
+from marl_ray.serving.logs.spool import Spool, spool_folder
 
 LIMIT = 10_000_000
 WRITER = """
 import sys
-from marl_ray.serving.spool import Spool
+from marl_ray.serving.logs.spool import Spool
 spool = Spool(sys.argv[1], 10_000_000)
 assert spool.append([b"1", b"2"]) == 2
 print("ready", flush=True)
@@ -24,7 +24,7 @@ sys.stdin.read()
 """
 ADOPTER = """
 import sys
-from marl_ray.serving.spool import Spool
+from marl_ray.serving.logs.spool import Spool
 spool = Spool(sys.argv[1], 10_000_000)
 print("ready", flush=True)
 sys.stdin.readline()

@@ -26,7 +26,7 @@ from marl_ray.experiments.states import (
     weights_of,
 )
 from marl_ray.experiments.store import ExperimentStore
-from marl_ray.serving.decisions import decide
+from marl_ray.serving.evidence.rollout_control import decide
 
 THOMPSON: dict[str, Any] = {"strategy": "thompson", "reweigh_s": 1e-3, "floor": 0.1}
 PLAN = Plan("a", {"a": 1.0, "b": 1.0, "c": 1.0}, "thompson")

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.experiments.states import ALLOWED, Action, Status
-from marl_ray.serving.charts import curve_chart, resolution, shown, spans, towards
-from marl_ray.serving.http import RequestError
-from marl_ray.serving.ui import FIELDS, HEADERS, experiment_page, index_page, parse_form, stylesheet
+from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.pages.charts import curve_chart, resolution, shown, spans, towards
+from marl_ray.serving.pages.render import FIELDS, HEADERS, experiment_page, index_page, parse_form, stylesheet
 
 NOON = 1_795_262_400.0  # 2026-11-21T12:00:00Z
 VOID = {"meta", "link", "input", "br", "img", "hr"}

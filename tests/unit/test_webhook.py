@@ -23,8 +23,8 @@ from marl_ray.experiments import schema
 from marl_ray.experiments.notices import Notices
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.store import ExperimentStore
-from marl_ray.serving.gateway import Gateway
-from marl_ray.serving.webhook import LONGEST_PAUSE_S, Webhook
+from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.evidence.webhook import LONGEST_PAUSE_S, Webhook
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 SECRET = "between us"

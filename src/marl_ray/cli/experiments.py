@@ -42,7 +42,7 @@ def plan(
 ) -> None:
     """Units needed by one look at the end and by the test that decides at every look; with NAME also days."""
     from marl_ray.experiments import planning
-    from marl_ray.serving.analysis import Known, known_of
+    from marl_ray.serving.evidence.analysis import Known, known_of
 
     known = Known() if name is None else known_of(database, name)
     asked = {"effect": effect if effect is not None else known.effect, "sd": sd if sd is not None else known.sd}
@@ -106,6 +106,6 @@ def analyse(
 
     The outcome and the guardrails are compared, of sessions whose windows are over.
     """
-    from marl_ray.serving.analysis import analysis
+    from marl_ray.serving.evidence.analysis import analysis
 
     print("\n".join(analysis(database, name, covariate, tuple(metric or ()), alpha)))

@@ -28,7 +28,7 @@ def serve(
     timeout_s: Annotated[float, typer.Option(help="How long the deployment may take.")] = 120.0,
 ) -> None:
     """Deploy a gateway: check the Serve config strictly, deploy it, wait until it answers."""
-    from marl_ray.serving.deploy import deploy
+    from marl_ray.serving.client.deploy import deploy
 
     for name, url in deploy(config, address, timeout_s).urls.items():
         print(f"{name} runs at {url}")
@@ -39,7 +39,7 @@ def lint(
 ) -> None:
     """Check Serve configs and KubeRay manifests strictly; every finding is a line."""
     from marl_ray.cluster.manifests import is_manifest, lint_manifest, read_documents, replica_pods, serve_config
-    from marl_ray.serving.lint import lint_serve_config
+    from marl_ray.serving.client.lint import lint_serve_config
 
     findings: list[str] = []
     for path in files:
@@ -88,7 +88,7 @@ def deploy(
     url: GatewayUrl = LOCAL_GATEWAY,
 ) -> None:
     """Roll a bundle out against what is in production. Needs an admin key in MARL_RAY_API_KEY."""
-    from marl_ray.serving.admin import ask, deploy_bundle, lines
+    from marl_ray.serving.client.admin import ask, deploy_bundle, lines
 
     if (bundle is None) == (from_sweep is None):
         raise MarlRayError("deploy: expected either BUNDLE or --from-sweep SWEEP")
@@ -120,7 +120,7 @@ def export(
 ) -> None:
     """Write what was served, with its outcomes, as trajectories that `marl-ray train warm_start.data=...` reads."""
     from marl_ray.experiments.store import ExperimentStore
-    from marl_ray.serving.export import export as write
+    from marl_ray.serving.logs.export import export as write
 
     store = ExperimentStore(database)
     try:
@@ -151,7 +151,7 @@ def experiment_create(
 ) -> None:
     """Start an experiment on a running gateway. Needs an admin key in MARL_RAY_API_KEY."""
     from marl_ray.config import ExperimentConfig, load_config
-    from marl_ray.serving.admin import ask, lines
+    from marl_ray.serving.client.admin import ask, lines
 
     body = load_config(ExperimentConfig, config).model_dump(mode="json") | {"reason": reason}
     print("\n".join(lines(ask(url, "/v1/experiments", body))))
@@ -160,7 +160,7 @@ def experiment_create(
 @experiment_app.command("list")
 def experiment_list(url: GatewayUrl = LOCAL_GATEWAY) -> None:
     """All experiments of the gateway."""
-    from marl_ray.serving.admin import ask
+    from marl_ray.serving.client.admin import ask
 
     for row in ask(url, "/v1/experiments")["experiments"]:
         arms = ", ".join(f"{arm} {share:.1%}" for arm, share in row["arms"].items())
@@ -170,7 +170,7 @@ def experiment_list(url: GatewayUrl = LOCAL_GATEWAY) -> None:
 @experiment_app.command("status")
 def experiment_status(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> None:
     """State, traffic, outcomes and what they prove."""
-    from marl_ray.serving.admin import ask, lines
+    from marl_ray.serving.client.admin import ask, lines
 
     print("\n".join(lines(ask(url, f"/v1/experiments/{name}"))))
 
@@ -180,7 +180,7 @@ def experiment_watch(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> N
     """The same, live, until the experiment is over."""
     from rich.live import Live
 
-    from marl_ray.serving.admin import watch
+    from marl_ray.serving.client.admin import watch
 
     with Live(auto_refresh=False) as live:
         for text in watch(url, name):
@@ -192,7 +192,7 @@ def experiment_audit(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> N
     """Every change: when, by whom, why."""
     from datetime import UTC, datetime
 
-    from marl_ray.serving.admin import ask
+    from marl_ray.serving.client.admin import ask
 
     for entry in ask(url, f"/v1/experiments/{name}/audit")["audit"]:
         at = datetime.fromtimestamp(entry["at"], UTC).isoformat(timespec="seconds")
@@ -231,7 +231,7 @@ def _change_command(action: str, text: str) -> None:
         arm: Annotated[str | None, typer.Option(help="The treatment, if there are several.")] = None,
         url: GatewayUrl = LOCAL_GATEWAY,
     ) -> None:
-        from marl_ray.serving.admin import ask
+        from marl_ray.serving.client.admin import ask
 
         body = {"reason": reason} | ({"arm": arm} if arm else {})
         now = ask(url, f"/v1/experiments/{name}/{action}", body)

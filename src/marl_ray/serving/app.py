@@ -9,8 +9,8 @@ from ray import serve
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.store import ExperimentStore
-from marl_ray.serving.gateway import Gateway
-from marl_ray.serving.hosts import host
+from marl_ray.serving.arms.remote import host
+from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.loading import check_configured
 from marl_ray.serving.scaling import GATEWAY_ONGOING, scaling
 
@@ -24,7 +24,7 @@ class GatewayReplica:
     async def __init__(self, config: dict[str, Any]):  # type: ignore[misc]  # Serve awaits it
         import torch
 
-        from marl_ray.serving.ray_metrics import RayMetrics, replica
+        from marl_ray.serving.logs.ray_metrics import RayMetrics, replica
 
         # Replicas are the unit of parallelism; threads of one small forward pass would only get in each other's way.
         torch.set_num_threads(1)

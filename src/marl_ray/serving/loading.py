@@ -16,7 +16,7 @@ from marl_ray.experiments.store import ExperimentStore
 from marl_ray.policies.bundle import Bundle, load_bundle
 from marl_ray.policies.manifest import REGISTRY
 from marl_ray.policies.spaces import space_to_json
-from marl_ray.serving.arms import AnyBundle, is_text, pin
+from marl_ray.serving.arms.actor_critic import AnyBundle, is_text, pin
 
 DRAIN_S = 3600.0
 """How long sessions of an experiment that is over, or that has a successor, may finish with their arms."""

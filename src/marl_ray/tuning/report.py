@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from marl_ray import __version__
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import MetricConfig, SweepConfig
-from marl_ray.serving.ui import stylesheet
+from marl_ray.serving.pages.render import stylesheet
 from marl_ray.tuning.compare import LEAST_TRIALS, Curve, curve_of, differ, end_of, importances, improvement
 from marl_ray.tuning.costs import budgets_of, cost_cells, seed_summary, share_cells
 from marl_ray.tuning.figures import COLOURED, curve_chart, number, parallel, spans, strokes

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_ray.experiments.states import ALLOWED, Action
-from marl_ray.serving.charts import moment, resolution, shown, spans, towards
+from marl_ray.serving.pages.charts import moment, resolution, shown, spans, towards
 
 UNKNOWN = "—"
 _COLOURS = 6

@@ -1,0 +1,121 @@
+"""Requests that share calls of another process: a call costs many times what a request in it costs.
+
+Nobody waits for company: a request goes at once while few enough calls are under way. Those that come meanwhile go together
+as soon as one ends, so a call has the more requests the busier the other side is.
+"""
+
+import asyncio
+import contextvars
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar, cast
+
+from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
+from marl_ray.serving.http.deadlines import Deadlines
+from marl_ray.serving.http.protocol import RequestError
+
+Given = TypeVar("Given")
+Answer = TypeVar("Answer")
+
+CALLS = 2
+"""Calls per replica that are under way: one that it works on, and one that is there when it has done so."""
+LARGEST = 256
+"""Requests of one call at most."""
+
+
+class _Asked(Generic[Given, Answer]):
+    __slots__ = ("answer", "answered_before", "call", "given", "sent_at")
+
+    def __init__(self, given: Given, answer: "asyncio.Future[Answer]", answered_before: int):
+        self.given, self.answer, self.answered_before = given, answer, answered_before
+        self.call: int | None = None  # its number, and when it was sent; none while the request waits
+        self.sent_at = math.inf
+
+
+class Gathering(Generic[Given, Answer]):
+    """Requests to one callee, on one event loop."""
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[Given]], Awaitable[Sequence[Answer | Exception]]],
+        replicas: int,
+        deadline_s: float,
+    ):
+        """`call` gives an answer per request, or why there is none; one of `replicas` takes it. `deadline_s` is a request's
+        and a call's."""
+        self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
+        self._most = CALLS * replicas
+        self._deadlines = Deadlines()
+        self._waiting: list[_Asked[Given, Answer]] = []
+        self._under_way: dict[asyncio.Task[None], int] = {}
+        """Calls and their numbers, the oldest first."""
+        self._answered_calls = 0
+        self._sends_soon = False
+
+    async def ask(self, given: Given) -> Answer:
+        """The answer, or what the call raised: LostError after the deadline, with the number of its call. A request that
+        waited most of that time for room in a call is refused (RequestError 503) if other calls were answered meanwhile."""
+        loop = asyncio.get_running_loop()
+        asked = _Asked[Given, Answer](given, loop.create_future(), self._answered_calls)
+        self._waiting.append(asked)
+        if not self._sends_soon and len(self._under_way) < self._most:
+            # After all callbacks that are ready now, and those are the other requests of this moment.
+            self._sends_soon = True
+            loop.call_soon(self._send)
+        try:
+            return await self._deadlines.run(asked.answer, self._deadline_s)
+        except TimeoutError:
+            waited = loop.time() - asked.sent_at < self._deadline_s / 2
+            if waited and self._answered_calls > asked.answered_before:
+                raise busy(f"no room in a call for most of {self._deadline_s:g} s") from None
+            number = asked.call or next(iter(self._under_way.values()), new_pass())  # of a call that hangs
+            raise LostError(f"no answer within {self._deadline_s:g} s", number) from None
+
+    def _send(self) -> None:
+        self._sends_soon = False
+        while self._waiting and len(self._under_way) < self._most:
+            idle = max(1, self._replicas - len(self._under_way))
+            size = min(LARGEST, -(-len(self._waiting) // idle))
+            chosen, self._waiting = self._waiting[:size], self._waiting[size:]
+            asked = [one for one in chosen if not one.answer.done()]  # done: it was given up
+            if asked:
+                number = new_pass()
+                now = asyncio.get_running_loop().time()
+                for one in asked:
+                    one.call, one.sent_at = number, now
+                # In no client's context: Serve would give all requests that one's id, and cancel them with it.
+                task = asyncio.get_running_loop().create_task(
+                    self._answered(asked, number), context=contextvars.Context()
+                )
+                self._under_way[task] = number
+                task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.pop(task, None)
+        self._send()
+
+    async def _answered(self, asked: Sequence[_Asked[Given, Answer]], number: int) -> None:
+        found: Sequence[Answer | Exception]
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                found = await self._call([one.given for one in asked])
+            if len(found) != len(asked):
+                raise ValueError(f"expected {len(asked)} answers, got {len(found)}")
+            self._answered_calls += 1
+        except asyncio.CancelledError:
+            if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
+                raise
+            found = [LostError("the call was cancelled", number)] * len(asked)  # by the other side
+        except (ArmError, RequestError) as error:  # each request reports it
+            found = [error] * len(asked)
+        except TimeoutError:
+            found = [LostError(f"no answer within {self._deadline_s:g} s", number)] * len(asked)
+        except Exception as error:
+            found = [ArmError(str(error), number)] * len(asked)
+        for one, answer in zip(asked, found, strict=True):
+            if one.answer.done():
+                continue
+            if isinstance(answer, Exception):
+                one.answer.set_exception(answer)
+            else:
+                one.answer.set_result(answer)

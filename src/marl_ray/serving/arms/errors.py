@@ -1,0 +1,41 @@
+"""Why an arm did not answer a request, and which pass or call of it failed."""
+
+import itertools
+import secrets
+
+from marl_ray.serving.http.protocol import RequestError
+
+RETRY_AFTER_S = 1.0
+"""What clients of a busy arm are told to wait."""
+_numbers = itertools.count(secrets.randbits(62))
+
+
+def new_pass() -> int:
+    """The number of a pass or call. Numbers of other processes differ, but for a chance of about 1e-18 each."""
+    return next(_numbers)
+
+
+class ArmError(Exception):
+    """The arm failed on a request. `of` is the number of the pass or call that failed: requests that share one fail
+    together, and count once."""
+
+    def __init__(self, message: str, of: int):
+        super().__init__(message, of)  # both, because the error crosses processes by pickle
+        self.of = of
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NotFiniteError(ArmError):
+    """The arm computed log-probabilities that are not finite: of this input, or because its weights are broken."""
+
+
+class LostError(ArmError):
+    """No answer came back: the arm's process or the connection to it ended, or the deadline passed. It says nothing about
+    the input."""
+
+
+def busy(message: str) -> RequestError:
+    """The arm has no time for the request, which is no failure of it."""
+    return RequestError(503, None, f"the arm is busy: {message}", retry_after_s=RETRY_AFTER_S)

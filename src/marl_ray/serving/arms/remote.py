@@ -1,0 +1,157 @@
+"""Large policies: each arm in a Serve application of its own, asked through a handle.
+
+An application per bundle, not a deployment inside the gateway's application: so a changed gateway config restarts no
+policy, experiments that share a bundle share its replicas, and experiments created over HTTP can be hosted too.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from ray import serve
+from ray.exceptions import RayTaskError
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from marl_ray.config import ArmConfig
+from marl_ray.config.experiment import most
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundle import Bundle, load_bundle
+from marl_ray.serving.arms.actor_critic import AnyBundle, ArmBatcher, is_text
+from marl_ray.serving.arms.call_batching import Gathering
+from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
+from marl_ray.serving.arms.passes import Answer, Observations, Passes
+from marl_ray.serving.arms.protocol import TextArm
+from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
+
+START_S = 300.0
+"""How long an arm's deployment may take to start."""
+MAX_ONGOING_REQUESTS = 2_000
+_POLL_S = 0.25
+
+ActRequest: TypeAlias = tuple[Observations, bool, Observations]
+"""Observations, whether to take the likeliest actions, and masks."""
+
+
+class ArmHost:
+    """One replica of one arm of actor-critics."""
+
+    def __init__(self, reference: str, digest: str, tracking_uri: str | None, max_batch: int, deadline_s: float):
+        import torch
+
+        torch.set_num_threads(1)
+        bundle = verified(reference, digest, tracking_uri)
+        assert isinstance(bundle, Bundle)
+        self._batcher = ArmBatcher(bundle, Passes(max_batch, np.random.default_rng()))
+
+    async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
+        """An answer per request, or why there is none: one that fails is of no matter to the others of its call."""
+        found = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
+        # Others as text: an exception may be of a kind that the other side cannot read.
+        return [
+            ArmError(repr(one), new_pass()) if isinstance(one, BaseException) and not isinstance(one, ArmError) else one
+            for one in found
+        ]
+
+
+def verified(reference: str, digest: str, tracking_uri: str | None) -> AnyBundle:
+    """The bundle, which must be the one that was meant. Raises MarlRayError."""
+    bundle = load_bundle(reference, tracking_uri)
+    if bundle.digest != digest:
+        raise MarlRayError(f"bundle {reference!r}: expected digest {digest[:16]}, got {bundle.digest[:16]}")
+    return bundle
+
+
+async def answer_of(send: Callable[[], Any]) -> Any:
+    """The answer of a call through a handle. One that is lost is sent once more: acts may be repeated.
+
+    LostError if that one is lost too, ArmError if the arm's own code failed, RequestError 503 if Serve refuses it for the
+    length of its queue.
+    """
+    reason = ""
+    for _ in range(2):
+        response = send()
+        try:
+            return await response
+        except BackPressureError as error:
+            raise busy(str(error)) from None
+        except RayTaskError as error:
+            raise ArmError(repr(error), new_pass()) from None
+        except asyncio.CancelledError:
+            response.cancel()  # else the replica would still work on what nobody waits for
+            if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
+                raise
+            reason = "the call was cancelled"  # by the other side
+        except Exception as error:  # of an actor that died, of a connection, of Serve: many kinds, each means that
+            reason = repr(error)
+    raise LostError(f"two calls were lost, the last one by {reason}", new_pass())
+
+
+class RemoteArm:
+    """An arm behind a handle, whose calls requests share."""
+
+    def __init__(self, bundle: Bundle, handle: DeploymentHandle, deadline_s: float, replicas: int):
+        self.bundle = bundle
+        # Once, because it costs as much as a request; and what crosses is arrays and numbers, which plain pickle (between
+        # processes of one application) packs in a fraction of cloudpickle's time.
+        act = handle.options(method_name="act", request_serialization="pickle", response_serialization="pickle")
+
+        async def call(requests: Sequence[ActRequest]) -> list[Answer | Exception]:
+            answers: list[Answer | Exception] = await answer_of(lambda: act.remote(requests))
+            return answers
+
+        self._requests: Gathering[ActRequest, Answer] = Gathering(call, replicas, deadline_s)
+
+    async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
+        """As `ArmBatcher.act`; LostError if no answer comes back, RequestError 503 if the arm has no time."""
+        return await self._requests.ask((observations, greedy, masks or {}))
+
+
+def host(
+    bundle: AnyBundle,
+    reference: str,
+    size: ArmConfig,
+    *,
+    tracking_uri: str | None,
+    max_batch: int,
+    deadline_s: float,
+) -> RemoteArm | TextArm:
+    """The arm's application, started if it does not run yet; waits until it does. Raises MarlRayError."""
+    name = f"arm-{bundle.digest[:16]}"
+    states = serve.status().applications
+    if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):
+        kind: type = ArmHost
+        ongoing = ARM_ONGOING
+        if is_text(bundle):
+            from marl_ray.serving.arms.remote_text import TextHost  # transformers takes seconds to import
+
+            kind = TextHost
+            ongoing = max(1.0, TEXT_SHARE * max_batch)
+        make: Any = serve.deployment(
+            name=kind.__name__,
+            **scaling(size.replicas, ongoing),
+            max_ongoing_requests=MAX_ONGOING_REQUESTS,
+            ray_actor_options={"num_cpus": size.cpus, "num_gpus": size.gpus},
+        )(kind)
+        # Two gateway replicas that come here together start it twice, which Serve makes one.
+        application = make.bind(reference, bundle.digest, tracking_uri, max_batch, deadline_s)
+        serve.run_many([serve.RunTarget(application, name, None)], wait_for_applications_running=False)
+    deadline = time.monotonic() + START_S
+    while (status := serve.status().applications[name]).status != "RUNNING":
+        if status.status == "DEPLOY_FAILED" or time.monotonic() > deadline:
+            raise MarlRayError(f"bundle {reference!r}: its deployment {name} is {status.status}: {status.message}")
+        time.sleep(_POLL_S)
+    try:
+        handle = serve.get_app_handle(name)
+    except RayServeException as error:
+        raise MarlRayError(f"bundle {reference!r}: {error}") from error
+    if isinstance(bundle, Bundle):
+        # Of the running application, which another experiment may have started with other wishes.
+        counts = [part.replica_states for part in status.deployments.values()]
+        running = sum(count for one in counts for state, count in one.items() if state == "RUNNING")
+        return RemoteArm(bundle, handle, deadline_s, max(1, running, most(size.replicas)))
+    from marl_ray.serving.arms.remote_text import RemoteTextArm
+
+    return RemoteTextArm(bundle, handle, deadline_s)

@@ -1,0 +1,89 @@
+"""Large language models: each arm in a Serve application of its own, which streams through a handle."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from ray.exceptions import RayTaskError
+from ray.serve.exceptions import BackPressureError
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+from marl_ray.policies.token_bundle import TokenBundle
+from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
+from marl_ray.serving.arms.protocol import Piece, Refusal, TextRequest
+from marl_ray.serving.arms.remote import verified
+from marl_ray.serving.arms.text import TextBatcher
+from marl_ray.serving.http.deadlines import Deadlines
+
+
+class TextHost:
+    """One replica of one arm. It computes with as many threads as Ray gives it CPUs."""
+
+    def __init__(self, reference: str, digest: str, tracking_uri: str | None, max_batch: int, deadline_s: float):
+        bundle = verified(reference, digest, tracking_uri)
+        assert isinstance(bundle, TokenBundle)
+        self._batcher = TextBatcher(bundle, max_batch, deadline_s)
+
+    async def write(self, request: TextRequest) -> AsyncIterator[Piece | Refusal | ArmError]:
+        """All pieces, or the arm's failure as the last one; the response is given up when the call is cancelled."""
+        reply = self._batcher.write(request)
+        try:
+            while True:
+                piece = await reply.next()
+                yield piece
+                if isinstance(piece, Refusal) or piece.finish is not None:
+                    return
+        except ArmError as error:  # raised, it would come out as one of Ray's
+            yield error
+        finally:
+            reply.leave()
+
+
+class RemoteTextArm:
+    """An arm behind a handle."""
+
+    def __init__(self, bundle: TokenBundle, handle: DeploymentHandle, deadline_s: float):
+        """`deadline_s` is the host's own for a token; a host that says nothing at all gets half of it more."""
+        self.bundle = bundle
+        self._write: Any = handle.options(
+            method_name="write", stream=True, request_serialization="pickle", response_serialization="pickle"
+        )
+        self._deadlines, self._deadline_s = Deadlines(), 1.5 * deadline_s
+
+    def write(self, request: TextRequest) -> "_RemoteReply":
+        return _RemoteReply(lambda: self._write.remote(request), self._deadlines, self._deadline_s)
+
+    def close(self) -> None:
+        """Nothing is held here."""
+
+
+class _RemoteReply:
+    """A response that another process writes, a `Reply`. A call that is lost before the first piece is sent once more."""
+
+    def __init__(self, send: Callable[[], DeploymentResponseGenerator[Any]], deadlines: Deadlines, deadline_s: float):
+        self._send, self._deadlines, self._deadline_s = send, deadlines, deadline_s
+        self._pieces = send()
+        self._may_repeat = True
+
+    async def next(self) -> Piece | Refusal:
+        """As of `Reply`; LostError after the deadline."""
+        try:
+            piece: Piece | Refusal | ArmError = await self._deadlines.run(anext(self._pieces), self._deadline_s)
+        except TimeoutError:
+            raise LostError(f"no token within {self._deadline_s:g} s", new_pass()) from None
+        except BackPressureError as error:
+            return Refusal(503, None, f"the arm is busy: {error}", RETRY_AFTER_S)
+        except RayTaskError as error:
+            raise ArmError(repr(error), new_pass()) from None
+        except Exception as error:  # of an actor that died, of a connection, of Serve: many kinds, each means that
+            if not self._may_repeat:
+                raise LostError(f"the call was lost: {error!r}", new_pass()) from None
+            self._may_repeat = False
+            self._pieces = self._send()
+            return await self.next()
+        self._may_repeat = False
+        if isinstance(piece, ArmError):
+            raise piece
+        return piece
+
+    def leave(self) -> None:
+        self._pieces.cancel()

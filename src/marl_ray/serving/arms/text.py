@@ -1,0 +1,301 @@
+"""An arm of language models in this process: continuous batching.
+
+One thread per arm takes a step for all responses on their way, token by token; between steps new ones join and those that
+are done, or whose client has left, leave. An arm has one bundle, so arms never mix in a batch.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from marl_ray.config.model import GenerationConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import Prompt, Token
+from marl_ray.policies.engines.decoder import Decoder
+from marl_ray.policies.engines.torch_engine import CACHE_BYTES, cached_model
+from marl_ray.policies.prompts import encode_chat, encode_prompt, uses_template
+from marl_ray.policies.token_bundle import TokenBundle
+from marl_ray.serving.arms.detokenizer import Detokenizer
+from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError, new_pass
+from marl_ray.serving.arms.protocol import Messages, Piece, Refusal, TextRequest
+
+WAITING = 256
+"""Responses of one arm that may wait for room in the batch; more are refused with 503."""
+CLOSE_S = 10.0
+"""How long closing waits for the step under way."""
+
+Arrived = Token | ArmError | Refusal
+_log = logging.getLogger(__name__)
+
+
+class TextBatcher:
+    """The responses of one arm."""
+
+    def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float):
+        """At most `max_batch` responses are written at once, fewer where the memory for their caches is less; one that
+        waits longer than `patience_s` for its turn is refused, and one that gets no token for as long has failed. Loads
+        all models. Raises MarlRayError for one that cannot be decoded here."""
+        self.bundle = bundle
+        self.step_number = new_pass()
+        """Of the step that is under way, or was the last one."""
+        self._patience_s = patience_s
+        self._models = {name: _Model(policy) for name, policy in bundle.policies.items()}
+        device = next(iter(bundle.policies.values())).device
+        memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
+        largest = sum(model.bytes_per_row for model in self._models.values())
+        self._room = max(1, min(max_batch, memory // largest))
+        self._wake = threading.Condition()
+        # Shared with the thread, under the lock:
+        self._waiting: deque[_Writing] = deque()
+        self._left: list[_Writing] = []
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def rows(self) -> int:
+        """Responses that are written or wait now."""
+        return sum(len(model.rows) for model in self._models.values()) + len(self._waiting)
+
+    def write(self, request: TextRequest) -> "_Writing":
+        return _Writing(self, request, self._patience_s)
+
+    def model(self, agent: str) -> "_Model":
+        return self._models[self.bundle.agents[agent]]
+
+    def close(self) -> None:
+        """As of `TextArm`: the thread ends."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+
+    def join(self, writing: "_Writing") -> bool:
+        """Queue a response; False if the queue is full."""
+        with self._wake:
+            if len(self._waiting) >= WAITING:
+                return False
+            self._waiting.append(writing)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="text-arm", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+        return True
+
+    def leave(self, writing: "_Writing") -> None:
+        """Take a response out, whether it waits or is being written."""
+        with self._wake:
+            self._left.append(writing)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._waiting or self._left or self._closing or self._busy()):
+                    self._wake.wait()
+                for writing in self._left:
+                    writing.model.remove(writing)
+                left = set(self._left)
+                self._left = []
+                self._waiting = deque(writing for writing in self._waiting if writing not in left)
+                room = self._room - self._busy()
+                new = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+                if self._closing:
+                    self._end([*new, *self._waiting])
+                    return
+            for model in self._models.values():
+                self._step(model, [writing for writing in new if writing.model is model])
+
+    def _step(self, model: "_Model", new: list["_Writing"]) -> None:
+        self.step_number = new_pass()
+        try:
+            model.add(new)
+            tokens = model.step(self.step_number)
+        except Exception as error:  # each request reports it; the arm goes on with an empty batch
+            _log.error("a batch of %d responses failed: %r", len(model.rows) + len(new), error)
+            failing = dict.fromkeys([*model.rows.values(), *new])
+            model.clear()
+            failed = ArmError(f"its step failed: {error!r}", self.step_number)
+            _deliver([(writing, failed) for writing in failing])
+        else:
+            _deliver(tokens)
+
+    def _busy(self) -> int:
+        return sum(len(model.rows) for model in self._models.values())
+
+    def _end(self, waiting: Sequence["_Writing"]) -> None:
+        rows = [writing for model in self._models.values() for writing in model.rows.values()]
+        # No failure, which would count against the arm.
+        closed = Refusal(503, None, "this replica is closing", RETRY_AFTER_S)
+        _deliver([(writing, closed) for writing in (*rows, *waiting)])
+
+
+class _Model:
+    """One language model of an arm and the rows that it writes; all but `encode` belongs to the arm's thread."""
+
+    def __init__(self, policy: Any):
+        self._policy = policy
+        self._cached = cached_model(policy)
+        self.tokenizer, self.generation = policy.tokenizer, policy.generation
+        self.bytes_per_row: int = self._cached.shape.bytes_per_token * policy.config.context
+        self.clear()
+
+    def clear(self) -> None:
+        """An empty batch."""
+        self._decoder = Decoder(self._cached, self.tokenizer, self._policy.end_tokens)
+        self.rows: dict[int, _Writing] = {}
+
+    def encode(self, prompt: str | Messages) -> list[int]:
+        """Token ids of a prompt; MarlRayError if it has none."""
+        chat, tokenizer = self._policy.config.chat, self.tokenizer
+        if isinstance(prompt, str):
+            return encode_prompt(tokenizer, prompt, chat)
+        if not uses_template(tokenizer, chat):
+            return encode_prompt(tokenizer, "\n".join(content for _, content in prompt), False)
+        return encode_chat(tokenizer, [{"role": role, "content": content} for role, content in prompt])
+
+    def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
+        """The request's; MarlRayError if prompt and response do not fit the context."""
+        context = self._policy.config.context
+        # A default may be shortened by a long prompt, what was asked for may not.
+        room = max(1, min(self.generation.max_tokens, context - prompt_tokens))
+        settings: GenerationConfig = self.generation.model_copy(update={"max_tokens": room, **request.changes})
+        if prompt_tokens + settings.max_tokens > context:
+            raise MarlRayError(
+                f"prompt: {prompt_tokens} tokens and max_tokens={settings.max_tokens} exceed the context of {context}"
+            )
+        return settings
+
+    def add(self, new: Sequence["_Writing"]) -> None:
+        groups: dict[GenerationConfig, list[_Writing]] = {}
+        for writing in new:
+            groups.setdefault(writing.generation, []).append(writing)
+        for generation, group in groups.items():
+            # The request's seed is the stream of a common one, so that prompts can be read together.
+            handles = self._decoder.add([writing.prompt for writing in group], 0, generation)
+            self.rows.update(zip(handles, group, strict=True))
+            for writing in group:
+                writing.joined = True
+
+    def step(self, number: int) -> list[tuple["_Writing", Arrived]]:
+        """The next token of every row, or its failure where its logits are not finite."""
+        found: list[tuple[_Writing, Arrived]] = []
+        not_finite: list[int] = []
+        for token in self._decoder.step(not_finite):
+            found.append((self.rows[token.handle], token))
+            if token.finish is not None:
+                del self.rows[token.handle]
+        for handle in not_finite:
+            found.append((self.rows.pop(handle), NotFiniteError("the logits are not finite", number)))
+        return found
+
+    def remove(self, writing: "_Writing") -> None:
+        """Give a row up, if it is one."""
+        handle = next((handle for handle, other in self.rows.items() if other is writing), None)
+        if handle is not None:
+            del self.rows[handle]
+            self._decoder.remove(handle)
+
+
+class _Writing:
+    """One response on its way, a `Reply`. Made and asked on the event loop; the arm's thread reads its prompt."""
+
+    prompt: Prompt
+    generation: GenerationConfig
+
+    def __init__(self, arm: TextBatcher, request: TextRequest, patience_s: float):
+        self.model = arm.model(request.agent)
+        self.joined = False
+        """It is in the batch."""
+        self.loop = asyncio.get_running_loop()
+        self._arm, self._request, self._patience_s = arm, request, patience_s
+        self._new: list[Token] = []
+        self._end: ArmError | Refusal | None = None
+        self._arrived = asyncio.Event()
+        self._queued = self._begun = self._finished = False
+        self._text = Detokenizer(self.model.tokenizer)
+
+    async def next(self) -> Piece | Refusal:
+        if not self._queued and (refusal := await self._begin()) is not None:
+            return refusal
+        step_before = self._arm.step_number
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            if not self.joined and self._arm.step_number != step_before:
+                return _refused(f"no room in the batch within {self._patience_s:g} s")
+            if not self._new:
+                raise LostError(f"no token within {self._patience_s:g} s", self._arm.step_number) from None
+        if isinstance(self._end, Refusal):
+            return self._end
+        if self._end is not None:
+            raise self._end
+        tokens, self._new = self._new, []
+        self._arrived.clear()
+        self._begun = True
+        finish = tokens[-1].finish
+        self._finished = finish is not None
+        ids = [token.id for token in tokens]
+        return Piece(
+            self._text.add(ids, self._finished),
+            ids,
+            [token.log_prob for token in tokens],
+            finish,
+            len(self.prompt.ids),
+            [self.model.tokenizer.decode([number]) for number in ids] if self._request.names else [],
+        )
+
+    def leave(self) -> None:
+        if self._queued and not self._finished:
+            self._finished = True
+            self._arm.leave(self)
+
+    async def _begin(self) -> Refusal | None:
+        request, model = self._request, self.model
+        try:
+            # In a thread: a long prompt would hold up everybody.
+            ids = await asyncio.to_thread(model.encode, request.prompt)
+            self.generation = model.settings(request, len(ids))
+            if not ids:
+                raise MarlRayError("prompt: expected at least one token")
+        except MarlRayError as error:
+            return Refusal(400, "prompt", str(error).removeprefix("prompt: "))
+        self.prompt = Prompt(tuple(ids), request.seed, request.greedy)
+        if request.hide_stop:
+            self._text = Detokenizer(model.tokenizer, self.generation.stop)
+        self._queued = self._arm.join(self)
+        return None if self._queued else _refused(f"{WAITING} responses wait already")
+
+    def take(self, arrived: Arrived) -> None:
+        """Of the arm's thread, on the event loop."""
+        if not isinstance(arrived, Token):
+            self._end = arrived
+        else:
+            self._new.append(arrived)
+            if self._begun and arrived.finish is None and not self._request.streamed:
+                return
+        self._arrived.set()
+
+
+def _refused(message: str) -> Refusal:
+    return Refusal(503, None, f"the arm is busy: {message}", RETRY_AFTER_S)
+
+
+def _deliver(arrived: Sequence[tuple[_Writing, Arrived]]) -> None:
+    """Hand tokens over to the event loop, all of them at once."""
+
+    def take(part: Sequence[tuple[_Writing, Arrived]]) -> None:
+        for writing, token in part:
+            writing.take(token)
+
+    for loop, part in itertools.groupby(arrived, key=lambda pair: pair[0].loop):
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(take, list(part))

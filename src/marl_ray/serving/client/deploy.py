@@ -1,0 +1,149 @@
+"""Hand a Serve config to a cluster and wait until it runs."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.serving.client.lint import read_serve_config
+
+if TYPE_CHECKING:
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+REQUEST_S = 60.0
+"""How long one request to the dashboard may take; the first one starts Serve's controller."""
+_POLL_S = 0.25
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Running applications: name -> URL, as reached from the machine whose address the Serve config names."""
+
+    urls: dict[str, str]
+
+
+def deploy(
+    config: str | Path | Mapping[str, Any], dashboard_url: str = "http://127.0.0.1:8265", timeout_s: float = 300.0
+) -> Deployed:
+    """Deploy a Serve config and wait until every application runs.
+
+    The config is the whole truth: applications of an earlier config that it does not name are deleted. Raises
+    MarlRayError if the config is wrong, the cluster cannot be reached, an application fails to deploy (with the reason)
+    or does not run within `timeout_s` seconds (it is left as it is).
+    """
+    deadline = time.monotonic() + timeout_s
+    data = read_serve_config(config)
+    client = _connect(dashboard_url)
+    _check_http_options(data, _details(client))
+    _put(client, data, dashboard_url, deadline)
+    names = [application.get("name", "default") for application in data["applications"]]
+    while True:
+        details = _details(client)
+        states = {name: details["applications"].get(name, {"status": "MISSING", "message": ""}) for name in names}
+        for name, state in states.items():
+            if state["status"] in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise MarlRayError(f"application {name!r} is {state['status']}: {_reason(_messages(state))}")
+        proxies = [proxy["status"] for proxy in details["proxies"].values()]
+        proxies_ready = set(proxies) == {"HEALTHY"} or data.get("proxy_location") == "Disabled"
+        if proxies_ready and all(state["status"] == "RUNNING" for state in states.values()):
+            http = details["http_options"]
+            prefixes = {name: (state.get("route_prefix") or "/").rstrip("/") for name, state in states.items()}
+            return Deployed({name: f"http://{http['host']}:{http['port']}{prefixes[name]}" for name in names})
+        if time.monotonic() > deadline:
+            waiting = ", ".join(f"{name!r} is {state['status']}" for name, state in states.items())
+            raise MarlRayError(f"after {timeout_s:g} s not everything runs: {waiting}")
+        time.sleep(_POLL_S)
+
+
+def _put(client: "ServeSubmissionClient", data: dict[str, Any], dashboard_url: str, deadline: float) -> None:
+    """Hand the config over. The first request starts Serve's controller, and on a busy machine the dashboard may give up
+    on it (5xx); the request says what shall be, not what to do, so it is repeated until the deadline."""
+    while True:
+        try:
+            client.deploy_applications(data)
+            return
+        except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
+            busy = isinstance(error, OSError) or "status code 5" in str(error)
+            if not busy or time.monotonic() > deadline:
+                reason = _reason(str(error)) or type(error).__name__
+                raise MarlRayError(f"{dashboard_url}: Serve refuses the config: {reason}") from error
+        time.sleep(1.0)
+
+
+def undeploy(dashboard_url: str = "http://127.0.0.1:8265", timeout_s: float = 60.0) -> None:
+    """Delete all applications, stop Serve and wait until it is gone. Raises MarlRayError after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    client = _connect(dashboard_url)
+    try:
+        client.delete_applications()
+    except (OSError, RuntimeError) as error:
+        raise MarlRayError(f"{dashboard_url}: Serve does not stop: {_reason(str(error))}") from error
+    while left := _details(client)["applications"]:
+        if time.monotonic() > deadline:
+            raise MarlRayError(f"after {timeout_s:g} s these applications still run: {', '.join(left)}")
+        time.sleep(_POLL_S)
+
+
+def _check_http_options(data: Mapping[str, Any], details: Mapping[str, Any]) -> None:
+    """Serve keeps the HTTP options it was started with and only logs a warning about others."""
+    running = details.get("http_options") if details.get("controller_info", {}).get("actor_id") else None
+    for key, wanted in (data.get("http_options") or {}).items():
+        if running and running.get(key, wanted) != wanted:
+            raise MarlRayError(
+                f"http_options.{key}: Serve already runs with {running[key]!r}, not {wanted!r}; stop it first"
+            )
+
+
+def _connect(dashboard_url: str) -> "ServeSubmissionClient":
+    if not dashboard_url.startswith(("http://", "https://")):
+        raise MarlRayError(f"{dashboard_url!r}: expected the dashboard's URL, such as http://127.0.0.1:8265")
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+    from ray.exceptions import AuthenticationError
+
+    class Client(ServeSubmissionClient):
+        """Ray's client sets no deadline on its requests."""
+
+        def _do_request(self, *args: Any, **kwargs: Any) -> Any:
+            kwargs.setdefault("timeout", REQUEST_S)
+            return super()._do_request(*args, **kwargs)
+
+    # Ray's client attaches a token only where RAY_AUTH_MODE=token is set too.
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    try:
+        return Client(dashboard_url, headers={"Authorization": f"Bearer {token}"} if token else None)
+    except AuthenticationError as error:
+        raise MarlRayError(f"{dashboard_url}: the cluster asks for another token than RAY_AUTH_TOKEN's") from error
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        hint = "`ray start --head` starts one"
+        raise MarlRayError(f"{dashboard_url}: no Ray dashboard answers ({hint}): {one_line(error)}") from error
+
+
+def _details(client: "ServeSubmissionClient") -> dict[str, Any]:
+    try:
+        details: dict[str, Any] = client.get_serve_details()
+    except (OSError, RuntimeError) as error:
+        raise MarlRayError(f"the dashboard does not tell the state of Serve: {_reason(str(error))}") from error
+    return details
+
+
+def _messages(state: Mapping[str, Any]) -> str:
+    deployments = state.get("deployments", {}).values()
+    return "\n".join(
+        [str(state.get("message", "")), *(str(deployment.get("message", "")) for deployment in deployments)]
+    )
+
+
+def _reason(text: str) -> str:
+    """The line of a traceback that says what went wrong: our own error's if there is one, else the last line.
+
+    Of a chain of errors the outermost stands last.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in reversed(lines):
+        head, found, message = line.partition("MarlRayError: ")
+        if found and not head.startswith("raise"):
+            return message
+    return lines[-1] if lines else "no reason given"

@@ -1,0 +1,1 @@
+"""What the outcomes prove of an experiment, and what is done about it."""

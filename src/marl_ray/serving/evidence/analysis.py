@@ -1,0 +1,180 @@
+"""What `marl-ray experiment plan` and `analyse` read from the experiment store, and how they tell it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from marl_ray.config import ExperimentConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.analysis import IMBALANCE, Comparison, compare, imbalance, with_holm
+from marl_ray.experiments.fixed import WelchTest, welch
+from marl_ray.experiments.judged import Question
+from marl_ray.experiments.looks import Look
+from marl_ray.experiments.states import ExperimentRecord
+from marl_ray.experiments.statistics import Interval
+from marl_ray.experiments.store import ExperimentStore
+from marl_ray.serving.evidence.rollout_control import config_of
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What an experiment says of the next one like it; None where it says nothing."""
+
+    effect: float | None = None
+    sd: float | None = None
+    alpha: float = 0.05
+    share: float = 0.5
+    min_outcomes: int = 50
+    bounds: tuple[float, float] | None = None
+    per_day: float | None = None
+    """Units of treatment and control together that have come in the last day."""
+
+
+@contextmanager
+def _opened(database: str, name: str) -> Iterator[tuple[ExperimentStore, ExperimentRecord, ExperimentConfig]]:
+    store = ExperimentStore(database)
+    try:
+        record = store.experiment(name)
+        if record is None:
+            known = ", ".join(store.names()) or "none"
+            raise MarlRayError(f"experiment {name!r} is not in the database; it has {known}")
+        yield store, record, config_of(record)
+    finally:
+        store.close()
+
+
+def known_of(database: str, name: str) -> Known:
+    """What the stored experiment says, of its control and the treatment with the least traffic. MarlRayError if it is
+    unknown or assigns no sessions."""
+    with _opened(database, name) as (store, record, config):
+        _check_sessions(config, "plan")
+        look, plan = store.look(record), record.plan
+        control = look.summary("outcome", plan.control)
+        shares = {arm: weight for arm, weight in record.weights.items() if weight > 0}
+        least = min((arm for arm in plan.treatments if arm in shares), key=lambda arm: shares[arm], default=None)
+        share = 0.5
+        if least is not None and plan.control in shares:
+            share = shares[least] / (shares[least] + shares[plan.control])
+        margin = config.margin
+        relative = None if isinstance(margin, float) else margin.relative * control.mean if control.n else None
+        moment = store.settled_at()
+        since = max(moment - DAY_S, record.created)
+        came = store.arrivals(name, since)
+        pair = came.get(plan.control, 0) + (came.get(least, 0) if least else 0)
+        return Known(
+            effect=margin if isinstance(margin, float) else relative,
+            sd=math.sqrt(control.variance) if control.n > 1 and control.variance > 0 else None,
+            alpha=config.alpha / max(1, len(plan.treatments)),
+            share=share,
+            min_outcomes=config.min_outcomes,
+            bounds=config.range_of("outcome"),
+            per_day=pair * DAY_S / (moment - since) if moment > since else None,
+        )
+
+
+def analysis(database: str, name: str, covariate: str | None, more: Sequence[str], alpha: float | None) -> list[str]:
+    """The analysis of a stored experiment, line by line."""
+    with _opened(database, name) as (store, record, config):
+        level = config.alpha if alpha is None else alpha
+        if not 0 < level < 1:
+            raise MarlRayError(f"--alpha: expected a number above 0 and below 1, got {level:g}")
+        metrics = list(dict.fromkeys(["outcome", *(rail.name for rail in config.guardrails), *more]))
+        plan = record.plan
+        if not plan.treatments:
+            raise MarlRayError(f"experiment {name!r}: has one arm alone, and nothing to compare it with")
+        lines = list[str]()
+        if config.randomize != "session":
+            if covariate is not None or any("/" in metric for metric in more):
+                _check_sessions(config, "--covariate and ratios")
+            rows = _of_observations(store.look(record), record, metrics, level)
+            what = {"cluster": "clusters", "switchback": "blocks"}[config.randomize]
+        else:
+            parts = [part for metric in metrics for part in metric.split("/")]
+            wanted = dict.fromkeys([*parts, *([covariate] if covariate else [])])
+            units = store.judged_units(record, list(wanted))
+            given = {m: of for m in wanted if (of := config.range_of(m)) is not None}
+            units = replace(
+                units, values={m: np.clip(v, *given[m]) if m in given else v for m, v in units.values.items()}
+            )
+            told = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
+            lines += [f"  {metric}: no judged session has it" for metric in metrics if metric not in told]
+            rows = compare(units, told, plan.treatments, plan.control, level, covariate)
+            rows = _with_bounds(store, record, config, rows, level)
+            if covariate is not None:
+                for arm, p in imbalance(units, covariate, plan.treatments, plan.control).items():
+                    if p < IMBALANCE:
+                        lines.append(
+                            f"  warning: {arm} differs from the control in {covariate} (p {p:.2g}): it is not from before"
+                        )
+            what = "sessions"
+        where = f"{name}: {record.state.status}, epoch {record.epoch}"
+        head = f"{where}, two-sided at level {level:g}, of {what} whose windows are over"
+        return [head, *lines, *(line for row in rows for line in _told(row, plan.control, level, covariate))]
+
+
+def _check_sessions(config: ExperimentConfig, what: str) -> None:
+    if config.randomize != "session":
+        raise MarlRayError(
+            f"{what}: expected an experiment that assigns sessions, this one assigns by {config.randomize}"
+        )
+
+
+def _of_observations(look: Look, record: ExperimentRecord, metrics: Sequence[str], alpha: float) -> list[Comparison]:
+    plan, rows = record.plan, []
+    for metric in metrics:
+        for arm in plan.treatments:
+            pair = look.pair(metric, arm, plan.control, len(plan.weights))
+            rows.append(Comparison(metric, arm, *pair, welch(*pair, alpha)))
+    return with_holm(rows)
+
+
+def _with_bounds(
+    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, rows: list[Comparison], alpha: float
+) -> list[Comparison]:
+    """With the exact bounds of the metrics that have a range."""
+    asked: dict[tuple[str, str, int], Question] = {}
+    for row in rows:
+        known = config.range_of(row.metric)
+        if known is None:
+            continue
+        for side in (1, -1):
+            asked[row.metric, row.arm, side] = Question(row.metric, row.arm, record.plan.control, side, *known, 0.0)
+    bets = store.look(record, questions=tuple(asked.values())).bets if asked else {}
+
+    def bounded(row: Comparison) -> Comparison:
+        sides = [asked.get((row.metric, row.arm, side)) for side in (1, -1)]
+        low, high = (bets[question].bound(alpha / 2) if question else math.nan for question in sides)
+        if math.isnan(low):
+            return row
+        return replace(row, always=Interval(row.test.difference.estimate, low, high))
+
+    return [bounded(row) for row in rows]
+
+
+def _told(row: Comparison, control: str, alpha: float, covariate: str | None) -> list[str]:
+    means = f"{row.treatment.mean:.4g} of {row.treatment.n:,} against {row.control.mean:.4g} of {row.control.n:,}"
+    lines = [
+        f"  {row.metric}: {row.arm} {means} ({control})",
+        f"    Welch    {_test(row.test)}, {row.holm:.3g} by Holm",
+    ]
+    if row.adjusted is not None:
+        lines.append(
+            f"    CUPED    {_test(row.adjusted.test)}, {covariate} explains {row.adjusted.removed:.0%} of the variance"
+        )
+    if row.always is not None:
+        low, high = (f"{end:+.4g}" if math.isfinite(end) else "-" for end in (row.always.low, row.always.high))
+        lines.append(f"    exact    [{low}, {high}] at every look together")
+    return lines
+
+
+def _test(test: WelchTest) -> str:
+    gap, percent = test.difference, test.percent
+    if not math.isfinite(gap.high):
+        return "too few observations that differ"
+    relative = f" ({percent.estimate:+.3g} %)" if math.isfinite(percent.estimate) else ""
+    return f"{gap.estimate:+.4g}{relative} [{gap.low:+.4g}, {gap.high:+.4g}], p {test.p_value:.3g}"

@@ -1,0 +1,176 @@
+"""An experiment as the API shows it: its arms, their outcomes, and what these prove."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from marl_ray.config import ExperimentConfig
+from marl_ray.experiments.judged import Question
+from marl_ray.experiments.looks import Look
+from marl_ray.experiments.sequential import difference_interval, mean_interval
+from marl_ray.experiments.states import ExperimentRecord, advance
+from marl_ray.experiments.statistics import Interval, Summary, verdict
+from marl_ray.experiments.units import NO_OUTCOME, ArmSummary
+from marl_ray.serving.evidence.questions import HARM, PROMOTION, Finding, plain_outcome_of
+from marl_ray.serving.evidence.rollout_control import Findings, Reporting
+
+Series = Mapping[str, Iterable[tuple[float, Summary]]]
+"""Arm -> (seconds since 1970, the observations until then), by time."""
+_UNMET = ArmSummary(0, 0, NO_OUTCOME)
+
+
+def describe(
+    record: ExperimentRecord,
+    config: ExperimentConfig,
+    arms: Mapping[str, Mapping[str, Any]],
+    found: Findings,
+    shadow: Mapping[str, Mapping[str, float]],
+    now: float | None = None,
+) -> dict[str, Any]:
+    """JSON of one experiment; `null` stands for what is not known yet.
+
+    `arms` has what is known of their bundles (`digest`, `lineage`), or nothing; `shadow` is the store's totals. All
+    intervals of the differences hold together, at all looks at once, with probability 1 - config.alpha.
+    """
+    plan, state, look = record.plan, record.state, found.look
+    total = math.fsum(record.weights.values())
+    outcomes = {arm: look.summary("outcome", arm) for arm in plan.weights}
+    largest = max(outcome.variance for outcome in outcomes.values())
+    decision = advance(record, found.evidence, time.time() if now is None else now)
+    rows: dict[str, Any] = {}
+    for arm, outcome in outcomes.items():
+        units, stored, known = look.units.get(arm, _UNMET), record.config["arms"][arm], arms.get(arm, {})
+        around = mean_interval(outcome, largest, alpha=config.alpha, min_outcomes=config.min_outcomes)
+        rows[arm] = {
+            "bundle": stored.get("bundle"),
+            "digest": known.get("digest", stored["digest"]),
+            "lineage": known.get("lineage"),
+            "propensity": record.weights[arm] / total,
+            "rolled_back": arm in state.rolled_back,
+            "exposures": units.exposures,
+            "judged": units.judged,
+            "in_window": units.exposures - units.judged,
+            "outcomes": units.outcomes.n,
+            "observations": outcome.n,
+            "mean": _number(outcome.mean),
+            "variance": _number(outcome.variance) if outcome.n > 1 else None,
+            "interval": _bounds(around),
+        }
+    for harm, promotion in zip(found.harm, found.promotion, strict=True):
+        alpha = config.alpha / len(plan.treatments)
+        apart = _difference(harm, found.look, config, plan.control, alpha)
+        between = Interval(apart.estimate, apart.low - harm.allowance, apart.high + harm.allowance)
+        rows[harm.arm] |= {
+            "difference": _number(between.estimate),
+            "difference_interval": _bounds(between),
+            "verdict": verdict(between, harm.margin).value,
+            "harm": _test(harm),
+            "promotion": _test(promotion),
+        }
+    return {
+        "name": record.name,
+        "endpoint": config.served_as,
+        "created": record.created,
+        "status": state.status.value,
+        "winner": state.winner,
+        "strategy": config.strategy,
+        "randomize": config.randomize,
+        "stages": list(plan.stages),
+        "stage": state.stage,
+        "epoch": state.epoch,
+        "control": plan.control,
+        "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
+        "srm": {"p_value": found.srm.p_value, "alarm": found.srm.alarm},
+        "reporting": [_reporting(reports) for reports in found.reporting],
+        "warnings": [*found.warnings, *_warnings(config)],
+        "guardrails": [_guardrail(rail) for rail in found.guardrails],
+        "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
+        "config": config.model_dump(mode="json"),
+        "arms": rows,
+    }
+
+
+def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[float | None]]]:
+    """Arm -> rows of time, observations, mean and its bounds (null while unknown), for `store.series`.
+
+    Each arm's bounds hold at all times at once with probability 1 - config.alpha.
+    """
+    found: dict[str, list[list[float | None]]] = {}
+    for arm, moments in series.items():
+        rows = found.setdefault(arm, [])
+        for at, seen in moments:
+            around = mean_interval(seen, seen.variance, alpha=config.alpha, min_outcomes=config.min_outcomes)
+            rows.append([at, seen.n, _number(seen.mean), *(_bounds(around) or (None, None))])
+    return found
+
+
+def _warnings(config: ExperimentConfig) -> list[str]:
+    """What may mislead the tests, in a sentence each."""
+    if len(config.arms) < 2 or not config.unbounded:
+        return []
+    return [f"A rare large value can mislead the tests of {', '.join(config.unbounded)}: declare bounds or winsorize."]
+
+
+def _difference(found: Finding, look: Look, config: ExperimentConfig, control: str, alpha: float) -> Interval:
+    """Bounds of treatment - control by the tests that decide: those of a bounded outcome's bets, half of alpha each."""
+    measure = plain_outcome_of(config)
+    asked = [measure.question(side, found.arm, control) for side in (PROMOTION, HARM)]
+    # The bets of the decisions are the same but for the margin.
+    bets = [next((of for q, of in look.bets.items() if one is not None and _same(q, one)), None) for one in asked]
+    if measure.range is None or None in bets or min(found.treatment.n, found.control.n) < config.min_outcomes:
+        return difference_interval(found.treatment, found.control, alpha=alpha, min_outcomes=config.min_outcomes)
+    low, high = (bet.bound(alpha / 2) for bet in bets if bet is not None)
+    most = measure.range[1] - measure.range[0]
+    return Interval(found.treatment.mean - found.control.mean, max(low, -most), min(high, most))
+
+
+def _same(one: Question, other: Question) -> bool:
+    return replace(one, margin=other.margin) == other
+
+
+def _test(found: Finding) -> dict[str, Any]:
+    gain, bound, e_value, proven = found.test
+    return {
+        "margin": found.margin,
+        "alpha": found.alpha,
+        "gain": _number(gain),
+        "bound": _number(bound),
+        "e_value": e_value,
+        "proven": proven,
+    }
+
+
+def _reporting(found: Reporting) -> dict[str, Any]:
+    return {
+        "metric": found.metric,
+        "arm": found.arm,
+        "reported": found.reported,
+        "judged": found.judged,
+        "control_reported": found.control_reported,
+        "control_judged": found.control_judged,
+        "p_value": found.test.p_value,
+        "alarm": found.test.alarm,
+    }
+
+
+def _guardrail(found: Finding) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "arm": found.arm,
+        "better": found.better,
+        "n": found.treatment.n,
+        "control_n": found.control.n,
+        "mean": _number(found.treatment.mean),
+        "control_mean": _number(found.control.mean),
+        **_test(found),
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _bounds(interval: Interval) -> list[float] | None:
+    return [interval.low, interval.high] if math.isfinite(interval.high - interval.low) else None

@@ -1,0 +1,246 @@
+"""From what the store knows to what is done with an experiment: the statistics asked, the decision taken, and written.
+
+Every replica may decide. A decision names the epoch it was made on, so of several replicas one is heard; and harm needs no
+majority: the first replica to see the proof rolls the arm back.
+"""
+
+import contextlib
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
+from marl_ray.config.experiment import GuardrailConfig
+from marl_ray.experiments.looks import Look
+from marl_ray.experiments.reporting import ALARM, Unequal, unequal_reporting
+from marl_ray.experiments.srm import Mismatch, sample_ratio_of_epochs
+from marl_ray.experiments.states import (
+    Action,
+    ArmEvidence,
+    Decision,
+    Evidence,
+    ExperimentRecord,
+    StaleEpochError,
+    Status,
+    Step,
+    advance,
+)
+from marl_ray.experiments.store import ExperimentStore
+from marl_ray.experiments.thompson import thompson_weights
+from marl_ray.serving.evidence.questions import (
+    HARM,
+    PROMOTION,
+    Finding,
+    Measure,
+    ask,
+    guardrail_of,
+    outcome_of,
+    questions_of,
+)
+
+ACTOR = "gateway"
+ACTIONS = {Step.NEXT_STAGE: Action.NEXT_STAGE, Step.PROMOTE: Action.PROMOTE, Step.ROLLBACK: Action.ROLLBACK}
+
+ERRORS = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
+"""The guardrail of every experiment: of a hundred sessions a treatment may fail one more than the control does. A guardrail
+`error` of the experiment's own takes its place."""
+
+SILENCE = "no client has sent an outcome of any session"
+
+LEAST_CHANGE = 0.01
+"""A change of shares that is worth a new epoch."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """How many units of a treatment and of the control report a metric, of those whose windows are over."""
+
+    metric: str
+    """`outcome` or a guardrail's."""
+    arm: str
+    reported: int
+    judged: int
+    control_reported: int
+    control_judged: int
+    test: Unequal
+
+    def sentence(self, control: str) -> str:
+        """The alarm in words."""
+        of_arm, of_control = (
+            f"{arm!r} reports {self.metric!r} of {reported} of {judged} sessions"
+            for arm, reported, judged in (
+                (self.arm, self.reported, self.judged),
+                (control, self.control_reported, self.control_judged),
+            )
+        )
+        return f"{of_arm}, {of_control}: what is missing may decide, so nothing does"
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Everything that was asked in one look."""
+
+    look: Look
+    harm: tuple[Finding, ...]
+    """Of the outcome, by treatment."""
+    guardrails: tuple[Finding, ...]
+    """By treatment, then in the config's order."""
+    promotion: tuple[Finding, ...]
+    srm: Mismatch
+    reporting: tuple[Reporting, ...]
+    """Of what does not count where it is missing, by metric, then treatment."""
+    evidence: Evidence
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why nothing is promoted although the outcomes may prove it, in sentences."""
+        arms = self.evidence.arms.values()
+        return tuple(told for arm in arms for told in (arm.unequal, arm.unguarded) if told is not None)
+
+
+def config_of(record: ExperimentRecord) -> ExperimentConfig:
+    """The config that the store keeps, without what was added to it. MarlRayError if this version does not know it."""
+    known, of_arm = ExperimentConfig.model_fields, ArmConfig.model_fields
+    arms = {arm: {k: v for k, v in part.items() if k in of_arm} for arm, part in record.config["arms"].items()}
+    data = {key: value for key, value in record.config.items() if key in known}
+    whole = data | {"name": record.name, "arms": arms}
+    return parse_config(ExperimentConfig, whole, source=f"experiment {record.name!r}")
+
+
+def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
+    """The experiment's own guardrails, and that on `error`."""
+    own = config.guardrails
+    return own if any(rail.name == ERRORS.name for rail in own) else (*own, ERRORS)
+
+
+def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
+    """What outcomes, guardrails and counts prove. Alphas are shared by the treatments (Bonferroni)."""
+    plan, excluding = record.plan, _excluding(config)
+
+    def asked(side: int, measure: Measure, alpha: float) -> tuple[Finding, ...]:
+        share = alpha / len(plan.treatments) if plan.treatments else alpha
+        rules: Any = {"alpha": share, "min_outcomes": config.min_outcomes, "excluding": measure.name in excluding}
+        return tuple(ask(side, look, measure, arm, plan, **rules) for arm in plan.treatments)
+
+    harms = asked(HARM, outcome_of(config), config.alpha_rollback)
+    promotions = asked(PROMOTION, outcome_of(config), config.alpha)
+    rails = [asked(HARM, guardrail_of(config, rail), rail.alpha) for rail in guardrails_of(config)]
+    guardrails = tuple(found for of_arm in zip(*rails, strict=True) for found in of_arm)
+    reporting = tuple(_reporting(look, record, config, metric) for metric in excluding)
+    told = tuple(found for of_metric in reporting for found in of_metric)
+    exposures = _of_stage(look, record)
+    arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
+    # Where no report counts as a number, silence is as many numbers, all alike, and evidence of no arm.
+    heard = any(look.reported.get("outcome", {}).values())
+    for harmed, bound in zip(harms, promotions, strict=True):
+        alarms = {found.metric: found for found in told if found.arm == harmed.arm and found.test.alarm}
+        mine = [found for found in guardrails if found.arm == harmed.arm]
+        proof = next((found.name for found in (harmed, *mine) if found.test.proven and found.name not in alarms), None)
+        enough = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
+        lacks = (_lack(look, plan.control, config, rail) for rail in mine) if heard else [SILENCE]
+        arms[harmed.arm] = ArmEvidence(
+            exposures.get(harmed.arm, 0),
+            harm=proof,
+            tested=enough and heard,
+            promotable=bound.test.proven and heard,
+            estimate=bound.test.gain,
+            unequal=next((found.sentence(plan.control) for found in alarms.values()), None),
+            unguarded=next((lack for lack in lacks if lack), None) if enough else None,
+        )
+    srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
+    return Findings(look, harms, guardrails, promotions, srm, told, Evidence(arms, srm.alarm))
+
+
+def _excluding(config: ExperimentConfig) -> list[str]:
+    """What units without it do not count in."""
+    rails = [rail.name for rail in config.guardrails if rail.name != "outcome" and rail.counts_missing_as is None]
+    return ["outcome", *rails] if config.missing == "exclude" else rails
+
+
+def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, metric: str) -> list[Reporting]:
+    """How often each treatment's units report the metric, against the control's; the alarm's level is shared by them."""
+    plan, counts = record.plan, look.reported.get(metric, {})
+
+    def of(arm: str) -> tuple[int, int]:
+        return counts.get(arm, 0), look.units[arm].judged if arm in look.units else 0
+
+    found = []
+    for arm in plan.treatments:
+        pair = look.reporting.pair(metric, arm, plan.control, len(plan.weights))
+        level, units = ALARM / len(plan.treatments), config.randomize == "session"
+        test = unequal_reporting(*pair, min_outcomes=config.min_outcomes, units=units, alpha=level)
+        found.append(Reporting(metric, arm, *of(arm), *of(plan.control), test))
+    return found
+
+
+def _lack(look: Look, control: str, config: ExperimentConfig, rail: Finding) -> str | None:
+    """Why a guardrail cannot speak of the arm, in a sentence; None if it can."""
+    if rail.name != "error" and rail.name not in look.reported:  # errors are the gateway's own to note
+        return f"no client has sent {rail.name!r} of a session, which a guardrail asks for"
+    for arm, found in ((rail.arm, rail.treatment), (control, rail.control)):
+        if found.n < config.min_outcomes:
+            return f"the guardrail {rail.name!r} has {found.n} of {config.min_outcomes} observations of arm {arm!r}"
+    return None
+
+
+def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
+    """Arm -> units that met it since the stage began: those assigned in its epochs, whenever they were written."""
+    counts: dict[str, int] = {}
+    for epoch, by_arm in look.exposed.items():
+        for arm, n in by_arm.items() if epoch >= record.state.stage_epoch else ():
+            counts[arm] = counts.get(arm, 0) + n
+    return counts
+
+
+def findings(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
+    """`find` on what the store knows now."""
+    return find(store.look(record, questions=questions_of(config, record.plan)), record, config)
+
+
+def decide(store: ExperimentStore, config: ExperimentConfig) -> Decision | None:
+    """Look once, and do what the look calls for. None for an experiment that is over or unknown.
+
+    An experiment that promotes by hand keeps running when its promotion bound holds.
+    """
+    record = store.experiment(config.name)
+    if record is None or record.state.status not in (Status.RUNNING, Status.PAUSED, Status.PROMOTED):
+        return None
+    found, now = findings(store, record, config), time.time()
+    decision = advance(record, found.evidence, now)
+    action = ACTIONS.get(decision.step)
+    if action is None or (action is Action.PROMOTE and not config.promotes):
+        if config.strategy == "thompson":
+            _reallocate(store, record, config, found, now)
+        return decision
+    try:
+        store.change(config.name, action, epoch=decision.epoch, actor=ACTOR, reason=decision.reason, arm=decision.arm)
+    except StaleEpochError:
+        return None  # another replica was faster, or a person
+    _log.warning("experiment %s: %s %s: %s", config.name, action, decision.arm or "", decision.reason)
+    return decision
+
+
+def _reallocate(
+    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, found: Findings, now: float
+) -> None:
+    """Set the weights anew if it is time, every arm has outcomes enough, and arms are met and report as they should."""
+    state, plan = record.state, record.plan
+    since = state.stage_since if state.allocation is None else state.allocation.at
+    left = [arm for arm in plan.weights if arm not in state.rolled_back]
+    enough = all(found.look.summary("outcome", arm).n >= config.min_outcomes for arm in left)
+    if state.status is not Status.RUNNING or now - since < config.reweigh_s or len(left) < 2 or not enough:
+        return
+    if found.srm.alarm or any(one.test.alarm for one in found.reporting):
+        return
+    chosen = thompson_weights(found.look.gains("outcome", plan.control, left, len(plan.weights)), config.floor)
+    weights = {arm: chosen.get(arm, 0.0) for arm in plan.weights}
+    total = math.fsum(record.weights.values())
+    if max(abs(weights[arm] - record.weights[arm] / total) for arm in weights) < LEAST_CHANGE:
+        return
+    told = ", ".join(f"{arm} {share:.1%}" for arm, share in weights.items())
+    with contextlib.suppress(StaleEpochError):  # another replica was faster, or a person
+        store.reallocate(record.name, weights, epoch=record.epoch, actor=ACTOR, reason=f"chances to be best: {told}")

@@ -1,0 +1,1 @@
+"""One file per group of paths: what the gateway does for each request."""

@@ -1,0 +1,418 @@
+"""The gateway's OpenAPI 3.1 document, made of the table of routes and of pydantic models."""
+# ruff: noqa: UP013, UP035 (with a line per field the answers would take three pages; pydantic wants this TypedDict)
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import orjson
+from pydantic import Field, TypeAdapter
+from typing_extensions import NotRequired, TypedDict
+
+from marl_ray import __version__
+from marl_ray.config import ExperimentConfig
+from marl_ray.config.experiment import ATTRIBUTE_LENGTH, ATTRIBUTE_NAME, ATTRIBUTES
+from marl_ray.config.sections import NAME_PATTERN
+from marl_ray.experiments.states import Status, Step
+from marl_ray.experiments.statistics import Verdict
+from marl_ray.experiments.store import AuditEntry, Production
+from marl_ray.policies.bundle import Lineage
+from marl_ray.serving.handlers.act import ACT_FIELDS
+from marl_ray.serving.handlers.assign import ASSIGN_FIELDS
+from marl_ray.serving.handlers.experiments import CHANGE_FIELDS, REASON_LENGTH
+from marl_ray.serving.handlers.generate import (
+    GENERATE_FIELDS,
+    LARGEST_TEMPERATURE,
+    LARGEST_TOKENS,
+    SEEDS,
+    STOP_LENGTH,
+    STOPS,
+)
+from marl_ray.serving.handlers.openai.chat import CHAT_FIELDS, NEUTRAL, ROLES
+from marl_ray.serving.handlers.outcomes import LARGEST_OUTCOME, OUTCOME_FIELDS
+from marl_ray.serving.http.keys import Permission
+from marl_ray.serving.routing.assignment import SESSION_LENGTH
+
+if TYPE_CHECKING:
+    from marl_ray.serving.handlers.routes import Route
+
+PAGES = ("/ui", "/docs")
+"""What people read begins with these; the document is about the rest."""
+Schema = dict[str, Any]
+
+
+# fmt: off
+Problem = TypedDict("Problem", {
+    "field": str | None, "message": str,
+    # Of /v1/chat/completions, for OpenAI's clients:
+    "type": NotRequired[str], "param": NotRequired[str | None], "code": NotRequired[str | None],
+})
+Error = TypedDict("Error", {"error": Problem})
+ActAnswer = TypedDict("ActAnswer", {
+    "experiment": str, "arm": str, "epoch": int, "propensity": float, "actions": dict[str, Any],
+    "log_probs": dict[str, float], "fallback_for": NotRequired[str], "holdout": NotRequired[bool],
+})
+AssignAnswer = TypedDict("AssignAnswer", {
+    "experiment": str, "arm": str, "epoch": int, "propensity": float, "bundle": str, "digest": str, "exposed": bool,
+    "fallback_for": NotRequired[str], "holdout": NotRequired[bool],
+})
+PartError = TypedDict("PartError", {"status": int, "error": Problem})
+BatchAnswer = TypedDict("BatchAnswer", {"answers": list[ActAnswer | PartError]})
+Finish = Literal["stop", "length"]
+GenerateAnswer = TypedDict("GenerateAnswer", {
+    "experiment": str, "arm": str, "epoch": int, "propensity": float, "text": str, "tokens": list[int],
+    "log_probs": list[float], "finish_reason": Finish, "fallback_for": NotRequired[str], "holdout": NotRequired[bool],
+})
+ChatMessage = TypedDict("ChatMessage", {"role": Literal["assistant"], "content": str, "refusal": None})
+ChatToken = TypedDict("ChatToken", {"token": str, "logprob": float, "bytes": None, "top_logprobs": list[Any]})
+ChatLogProbs = TypedDict("ChatLogProbs", {"content": list[ChatToken], "refusal": None})
+ChatChoice = TypedDict("ChatChoice", {
+    "index": int, "message": ChatMessage, "finish_reason": Finish, "logprobs": ChatLogProbs | None,
+})
+ChatUsage = TypedDict("ChatUsage", {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int})
+ChatAnswer = TypedDict("ChatAnswer", {
+    "id": str, "object": Literal["chat.completion"], "created": int, "model": str, "system_fingerprint": str,
+    "choices": list[ChatChoice], "usage": ChatUsage,
+})
+OutcomeAnswer = TypedDict("OutcomeAnswer", {
+    "experiment": str, "arm": str, "value": NotRequired[float], "counts": bool, "note": NotRequired[str],
+})
+OutcomesAnswer = TypedDict("OutcomesAnswer", {"answers": list[OutcomeAnswer | PartError]})
+ExperimentRow = TypedDict("ExperimentRow", {
+    "name": str, "endpoint": str, "status": Status, "strategy": str, "stage": int, "stages": list[float], "epoch": int,
+    "control": str, "arms": dict[str, float], "created": float,
+})
+ExperimentList = TypedDict("ExperimentList", {"experiments": list[ExperimentRow]})
+Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
+TestReport = TypedDict("TestReport", {
+    "margin": float, "alpha": float, "gain": float | None, "bound": float | None, "e_value": float | None, "proven": bool,
+})
+GuardrailReport = TypedDict("GuardrailReport", {
+    "name": str, "arm": str, "better": Literal["lower", "higher"], "n": int, "control_n": int, "mean": float | None,
+    "control_mean": float | None, "margin": float, "alpha": float, "gain": float | None, "bound": float | None,
+    "e_value": float | None, "proven": bool,
+})
+ArmReport = TypedDict("ArmReport", {
+    "bundle": str | None, "digest": str, "lineage": Lineage | None, "propensity": float, "rolled_back": bool,
+    "exposures": int, "judged": int, "in_window": int, "outcomes": int, "observations": int,
+    "mean": float | None, "variance": float | None,
+    "interval": Interval | None,
+    # Of treatments only:
+    "difference": NotRequired[float | None], "difference_interval": NotRequired[Interval | None],
+    "verdict": NotRequired[Verdict], "harm": NotRequired[TestReport], "promotion": NotRequired[TestReport],
+})
+DecisionReport = TypedDict("DecisionReport", {"step": Step, "arm": str | None, "reason": str})
+SampleRatio = TypedDict("SampleRatio", {"p_value": float, "alarm": bool})
+ReportingReport = TypedDict("ReportingReport", {
+    "metric": str, "arm": str, "reported": int, "judged": int, "control_reported": int, "control_judged": int,
+    "p_value": float, "alarm": bool,
+})
+Report = TypedDict("Report", {
+    "name": str, "endpoint": str, "created": float, "status": Status, "winner": str | None, "strategy": str,
+    "randomize": str, "stages": list[float], "stage": int, "epoch": int, "control": str, "decision": DecisionReport,
+    "srm": SampleRatio, "reporting": list[ReportingReport], "warnings": list[str], "guardrails": list[GuardrailReport],
+    "shadow": dict[str, dict[str, float]],
+    "config": ExperimentConfig, "arms": dict[str, ArmReport],
+})
+Audit = TypedDict("Audit", {"experiment": str, "audit": list[AuditEntry]})
+# Seconds since 1970, observations until then, their mean and its bounds.
+Point = Annotated[list[float | None], Field(min_length=5, max_length=5)]
+Curves = TypedDict("Curves", {"experiment": str, "curves": dict[str, list[Point]]})
+Changed = TypedDict("Changed", {"experiment": str, "status": Status, "epoch": int})
+Endpoint = TypedDict("Endpoint", {"experiments": list[str], "production": Production | None})
+EndpointList = TypedDict("EndpointList", {"endpoints": dict[str, Endpoint]})
+Model = TypedDict("Model", {
+    "version": str, "bundle": str, "family": str, "agents": dict[str, str], "lineage": Lineage, "arms": list[str],
+})
+ModelName = TypedDict("ModelName", {"id": str, "object": Literal["model"], "created": int, "owned_by": str})
+ModelList = TypedDict("ModelList", {"object": Literal["list"], "data": list[ModelName], "models": list[Model]})
+Health = TypedDict("Health", {"status": Literal["ok"], "experiments": list[str]})
+Loaded = Literal["loaded", "loading", "missing"]
+Ready = TypedDict("Ready", {
+    "ready": bool, "arms": dict[str, dict[str, Loaded]], "missing": list[str], "device": str, "version": str,
+    "since": float | None, "uptime_s": float | None,
+})
+# fmt: on
+
+_IDENTIFIER: Schema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
+_NUMBER: Schema = {"type": "number", "minimum": -LARGEST_OUTCOME, "maximum": LARGEST_OUTCOME}
+_REASON: Schema = {"type": "string", "minLength": 1, "maxLength": REASON_LENGTH, "description": "For the audit log."}
+_TOKENS: Schema = {"type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_TOKENS}
+_STOP: Schema = {"type": "string", "minLength": 1, "maxLength": STOP_LENGTH}
+_FLAG: Schema = {"type": ["boolean", "null"]}
+_FIELDS: dict[str, Schema] = {
+    "experiment": {"type": ["string", "null"], "description": "Endpoint or experiment; optional where there is one."},
+    "session_id": _IDENTIFIER | {"description": "The unit, in printable characters; or else the header x-session-id."},
+    "cluster_id": _IDENTIFIER | {"description": "Of experiments that randomize clusters: the match, the lobby."},
+    "attributes": {
+        "type": ["object", "null"],
+        "maxProperties": ATTRIBUTES,
+        "propertyNames": {"minLength": 1, "maxLength": ATTRIBUTE_NAME},
+        "additionalProperties": {"anyOf": [
+            {"type": ["number", "boolean"]}, {"type": "string", "minLength": 1, "maxLength": ATTRIBUTE_LENGTH},
+        ]},
+        "description": "What experiments with a population ask for, by name, in printable characters.",
+    },
+    "observations": {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#/components/schemas/Array"}},
+    "action_masks": {
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": {"enum": [0, 1, False, True]}},
+        "description": "By agent, of those observed: whether each action is allowed.",
+    },
+    "mode": {"enum": ["sample", "greedy"], "default": "sample"},
+    "expose": {"type": "boolean", "default": True, "description": "Whether the session meets the arm with this."},
+    "agent": {"type": ["string", "null"], "description": "Whose text; optional where one policy plays all agents."},
+    "prompt": {"type": "string"},
+    "max_tokens": _TOKENS,
+    "max_completion_tokens": _TOKENS | {"description": "The same as max_tokens; only one may be given."},
+    "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": LARGEST_TEMPERATURE, "description": "0 is greedy."},
+    "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"type": ["integer", "null"], "minimum": 0, "maximum": LARGEST_TOKENS, "description": "0 is all tokens."},
+    "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": STOPS}, {"type": "null"}]},
+    "seed": {"type": ["integer", "null"], "minimum": -SEEDS, "maximum": SEEDS - 1},
+    "stream": _FLAG | {"description": "Answer by server-sent events."},
+    "stream_options": {
+        "type": ["object", "null"], "properties": {"include_usage": _FLAG}, "additionalProperties": False,
+        "description": "Only with stream.",
+    },
+    "logprobs": _FLAG,
+    "model": {"type": "string", "description": "An endpoint, or ENDPOINT/AGENT, as /v1/models lists them."},
+    "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatRequestMessage"}},
+    "user": _IDENTIFIER | {"description": "The unit; or else the header x-session-id, or this request alone."},
+    **{name: {"enum": [neutral, None], "description": "Nothing else is supported."} for name, neutral in NEUTRAL.items()},
+    "value": _NUMBER | {"description": "The session's outcome; larger is better. Optional where metrics are given."},
+    "at": {
+        "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "format": "date-time"}, {"type": "null"}],
+        "description": "When it came about: seconds since 1970, or a time with its zone. For charts and exports.",
+    },
+    "metrics": {
+        "type": "object",
+        "propertyNames": {"minLength": 1, "maxLength": 100, "not": {"const": "outcome"}},
+        "additionalProperties": _NUMBER,
+        "description": "What guardrails ask for, by name.",
+    },
+    "reason": _REASON,
+    "arm": {"type": ["string", "null"], "description": "The treatment that is meant, where it could be several."},
+    "epoch": {"type": ["integer", "null"], "description": "The epoch that the change was decided on."},
+}  # fmt: skip
+
+
+def _object(fields: Iterable[str], *required: str, example: Schema | None = None) -> Schema:
+    properties = {field: _FIELDS[field] for field in sorted(fields)}
+    made = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return made | ({"examples": [example]} if example is not None else {})
+
+
+_TEXT_PART: Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_SCHEMAS: dict[str, Schema] = {
+    "Array": {
+        "anyOf": [{"type": ["number", "boolean"]}, {"type": "array", "items": {"$ref": "#/components/schemas/Array"}}]
+    },
+    "ActRequest": _object(ACT_FIELDS, "observations", example={
+        "session_id": "episode-17",
+        "observations": {"agent_0": [0, 1, 2], "agent_1": [2, 3, 4]},
+        "mode": "sample",
+    }),
+    "BatchRequest": {
+        "type": "object",
+        "properties": {"requests": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ActRequest"}}},
+        "required": ["requests"],
+        "additionalProperties": False,
+    },
+    "AssignRequest": _object(ASSIGN_FIELDS, example={"session_id": "episode-18"}),
+    "GenerateRequest": _object(GENERATE_FIELDS, "prompt"),
+    "ChatRequest": _object(CHAT_FIELDS, "model", "messages"),
+    "ChatRequestMessage": {
+        "type": "object",
+        "properties": {
+            "role": {"enum": list(ROLES)},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TEXT_PART}]},
+            "refusal": {"type": "null"},
+        },
+        "required": ["role", "content"],
+        "additionalProperties": False,
+    },
+    "OutcomeRequest": _object(OUTCOME_FIELDS, example={
+        "session_id": "episode-17", "value": 0.83, "metrics": {"cost": 3},
+    }),
+    "OutcomesRequest": {
+        "type": "object",
+        "properties": {
+            "outcomes": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/OutcomeRequest"}},
+        },
+        "required": ["outcomes"],
+        "additionalProperties": False,
+    },
+    "ChangeRequest": _object(CHANGE_FIELDS, "reason", example={"reason": "players complain", "epoch": 1}),
+}  # fmt: skip
+
+
+class _Operation(NamedTuple):
+    summary: str
+    answer: Any
+    """None where it is text."""
+    problems: tuple[int, ...] = ()
+    """Statuses besides those that every operation may answer with."""
+    body: str | None = None
+    scope: Permission | None = None
+    headers: tuple[str, ...] = ()
+    streams: bool = False
+    """Answers by server-sent events too."""
+
+
+_ADMIN = (401, 403, 409, 429)
+_CLIENT = (401, 403, 404, 413, 429)
+_READER = (401, 403, 429, 503)
+_OPERATIONS = {
+    "act": _Operation(
+        "Actions for the agents observed", ActAnswer, (*_CLIENT, 503), "ActRequest", "inference", ("x-session-id", "x-arm"),
+    ),
+    "batch": _Operation(
+        "Many acts at once, each answered by itself", BatchAnswer, (401, 403, 413, 429), "BatchRequest", "inference",
+        ("x-session-id", "x-arm"),
+    ),
+    "assign": _Operation(
+        "A session's arm, without a pass", AssignAnswer, (*_CLIENT, 503), "AssignRequest", "inference",
+        ("x-session-id", "x-arm"),
+    ),
+    "generate": _Operation(
+        "Text of token policies", GenerateAnswer, (*_CLIENT, 422, 503), "GenerateRequest", "inference",
+        ("x-session-id", "x-arm"), streams=True,
+    ),
+    "completions": _Operation(
+        "Text of token policies, as OpenAI's clients ask for it", ChatAnswer, (*_CLIENT, 422, 503), "ChatRequest",
+        "inference", ("x-session-id", "x-arm"), streams=True,
+    ),
+    "outcome": _Operation(
+        "How a session went", OutcomeAnswer, (*_CLIENT, 409, 503), "OutcomeRequest", "outcomes", ("x-session-id",),
+    ),
+    "outcomes": _Operation(
+        "Many outcomes at once, each answered by itself", OutcomesAnswer, (401, 403, 413, 429, 503), "OutcomesRequest",
+        "outcomes", ("x-session-id",),
+    ),
+    "endpoints": _Operation("What clients act on, and what serves it", EndpointList, _READER, scope="read"),
+    "experiments": _Operation("All experiments in a few words", ExperimentList, (401, 403, 429), scope="read"),
+    "create": _Operation("Begin an experiment", Report, (*_ADMIN, 413, 503), "ExperimentRequest", "admin"),
+    "experiment": _Operation("An experiment and what its outcomes prove", Report, (404, *_READER), scope="read"),
+    "audit": _Operation("Every change of an experiment", Audit, (404, *_READER), scope="read"),
+    "series": _Operation("Outcomes over time", Curves, (404, *_READER), scope="read"),
+    "change": _Operation("Change an experiment", Changed, (*_ADMIN, 404, 413, 503), "ChangeRequest", "admin"),
+    "models": _Operation("The bundles that this replica holds", ModelList, (401, 403, 429), scope="read"),
+    "load": _Operation("Fetch and verify a bundle ahead of its experiment", Model, (*_ADMIN, 503), scope="admin"),
+    "health": _Operation("Whether this replica lives", Health),
+    "ready": _Operation("Whether this replica has all that takes traffic; 503 while it has not", Ready),
+    "metrics": _Operation("Numbers for Prometheus, of this replica", None),
+    "document": _Operation("This document", None),
+}  # fmt: skip
+_PROBLEMS = {
+    400: "A field is unknown, missing or wrong.",
+    401: "No known key.",
+    403: "The key lacks the scope.",
+    404: "No such experiment, or no such session in it.",
+    409: "Not possible now: it exists already, is decided already, or the epoch is over.",
+    413: "Larger than the gateway's config allows.",
+    422: "The experiment's policies are of another kind.",
+    429: "The key has used up its rate.",
+    503: "The database is away, or no arm answers.",
+    504: "Not done in time.",
+}
+_TEXT: Schema = {"type": "string"}
+_EVENT: Schema = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+"""Of each event; its data is a part of the answer, as JSON."""
+_PARAMETERS: dict[str, Schema] = {
+    "x-request-timeout-seconds": {"type": "number", "exclusiveMinimum": 0},
+    "x-session-id": _TEXT | {"description": "The unit, where the body names none."},
+    "x-arm": _TEXT | {"description": "Needs an admin key: act with this arm, outside of the experiment."},
+    "name": _TEXT | {"pattern": NAME_PATTERN},
+    "version": _TEXT | {"pattern": "^[^/]+:[^/]+$", "description": "NAME:VERSION of the model registry."},
+}
+_HEADERS: Schema = {"x-request-id": {"schema": _TEXT, "description": "The caller's own if it sent a sane one."}}
+
+
+@lru_cache(maxsize=8)
+def openapi(routes: tuple["Route", ...], base: str, keyed: bool) -> bytes:
+    """The document, as JSON. `base` is the prefix that the gateway is mounted at; `keyed` says whether it has keys."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        if not route.template.startswith(PAGES):
+            paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, keyed)
+    return orjson.dumps(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "marl-ray gateway",
+                "version": __version__,
+                "description": "Units (sessions) meet arms (bundles of policies), and tell how it went.",
+            },
+            "servers": [{"url": base or "/"}],
+            "paths": paths,
+            "components": {
+                "schemas": _SCHEMAS | _models(),
+                "parameters": {name: _parameter(name, schema) for name, schema in _PARAMETERS.items()},
+                "responses": {str(status): _problem(status) for status in _PROBLEMS},
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            },
+        }
+    )
+
+
+def _models() -> dict[str, Schema]:
+    models = [Error, ExperimentConfig, *(asked.answer for asked in _OPERATIONS.values() if asked.answer is not None)]
+    inputs: Any = [(number, "validation", TypeAdapter(model)) for number, model in enumerate(models)]
+    made = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")[1]
+    schemas: dict[str, Schema] = made["$defs"]
+    schemas["GuardrailConfig"]["required"].remove("better")  # which is known of some metrics
+    new = schemas["ExperimentConfig"]
+    parts = {"properties": new["properties"] | {"reason": _REASON}, "required": [*new["required"], "reason"]}
+    return schemas | {"ExperimentRequest": new | parts | {"title": "ExperimentRequest"}}
+
+
+def _operation(route: "Route", keyed: bool) -> dict[str, Any]:
+    kind, last = route.handler.__name__, route.template.rpartition("/")[2]
+    asked = _OPERATIONS[kind]
+    headers = _HEADERS
+    content: Schema = {"application/json": {"schema": {"type": "object"}}}
+    if kind == "metrics":
+        content = {"text/plain": {"schema": _TEXT}}
+    elif asked.answer is not None:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{asked.answer.__name__}"}}}
+    if asked.streams:
+        content |= {"text/event-stream": {"schema": _EVENT}}
+    good = {"description": "Done.", "headers": headers, "content": content}
+    statuses = sorted({400, 504, *asked.problems})
+    responses = {"201" if kind == "create" else "200": good}
+    if kind == "ready":
+        responses["503"] = good | {"description": "Not ready; `missing` has what for."}
+    path = [part.strip("{}") for part in route.template.split("/") if part.startswith("{")]
+    operation: dict[str, Any] = {
+        "operationId": last if kind == "change" else kind,
+        "summary": f"{asked.summary}: {last}" if kind == "change" else asked.summary,
+        "parameters": [
+            {"$ref": f"#/components/parameters/{name}"} for name in (*path, *asked.headers, "x-request-timeout-seconds")
+        ],
+        "responses": responses | {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
+    }
+    if asked.body is not None:
+        schema = {"$ref": f"#/components/schemas/{asked.body}"}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if asked.scope is not None:
+        operation["description"] = f"Needs a key with the scope {asked.scope!r}, where keys are configured."
+        if keyed or asked.scope == "admin":
+            operation["security"] = [{"key": []}]
+    return operation
+
+
+def _parameter(name: str, schema: Schema) -> Schema:
+    where = "header" if name.startswith("x-") else "path"
+    return {"name": name, "in": where, "required": where == "path", "schema": schema}
+
+
+def _problem(status: int) -> Schema:
+    retry = {"retry-after": {"schema": {"type": "integer"}, "description": "Seconds."}} if status in (429, 503) else {}
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {"description": _PROBLEMS[status], "headers": _HEADERS | retry, "content": content}

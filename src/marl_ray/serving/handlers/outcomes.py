@@ -1,0 +1,197 @@
+"""Requests that tell how sessions went: `/v1/outcomes`, and `/v1/outcomes/batch`, which is many of them."""
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from marl_ray.config.experiment import most
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store import OutcomeConflictError, Recorded, Report, UnknownUnitError
+from marl_ray.experiments.units import METRIC_LENGTH
+from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
+from marl_ray.serving.routing.assignment import is_identifier, session_id
+from marl_ray.serving.routing.router import Router
+
+if TYPE_CHECKING:
+    from marl_ray.serving.asgi import Gateway
+
+LARGEST_OUTCOME = 1e100
+"""Larger numbers would overflow the database's sums of squares."""
+OTHER_REPLICAS_S = (0.1, 0.2, 0.4)
+"""Pauses in which another replica's queued exposure has reached the store, before an outcome is refused."""
+CLOCKS_S = 5.0
+"""How far a client's clock may be ahead of this one."""
+OUTCOME_FIELDS = frozenset({"experiment", "session_id", "value", "metrics", "at"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A request's outcome."""
+
+    asked: str
+    """The endpoint or experiment that it names, or the only one."""
+    routers: Sequence[Router]
+    """Experiments that may know the session, the newest first."""
+    session: str
+    values: Mapping[str, float]
+    at: float | None
+
+
+Answer = dict[str, Any] | RequestError
+
+
+async def outcome(gateway: "Gateway", request: Request) -> Response:
+    """`POST /v1/outcomes`."""
+    key = gateway.admit(request, "outcomes")
+    told = _told(gateway, request, await request.object(OUTCOME_FIELDS))
+    answer = (await _record(gateway, key, [told]))[0]
+    if isinstance(answer, RequestError):
+        raise answer
+    return Response(orjson.dumps(answer))
+
+
+async def outcomes(gateway: "Gateway", request: Request) -> Response:
+    """`POST /v1/outcomes/batch`: each part is answered as by `/v1/outcomes`, or with its own status and error."""
+    key = gateway.keys.check(request, "outcomes")
+    parts, limit = (await request.object(frozenset({"outcomes"}))).get("outcomes"), gateway.config.max_batch_requests
+    if not isinstance(parts, list) or not parts:
+        raise RequestError(400, "outcomes", "expected a list with at least one outcome")
+    if len(parts) > limit:
+        raise RequestError(413, "outcomes", f"expected at most {limit} outcomes, got {len(parts)}")
+    gateway.limit(key, len(parts))
+
+    def read(part: Any) -> _Told | RequestError:
+        try:
+            return _told(gateway, request, known_fields(part, OUTCOME_FIELDS))
+        except RequestError as error:
+            return error
+
+    read_parts = [read(part) for part in parts]
+    recorded = iter(await _record(gateway, key, [told for told in read_parts if isinstance(told, _Told)]))
+    answers = [next(recorded) if isinstance(told, _Told) else told for told in read_parts]
+    return Response(orjson.dumps({"answers": [_part(answer) for answer in answers]}))
+
+
+def _part(answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, RequestError):
+        return {"status": answer.status, **orjson.loads(answer.body())}
+    return answer
+
+
+def _told(gateway: "Gateway", request: Request, data: Mapping[str, Any]) -> _Told:
+    """What a request tells, or RequestError."""
+    routers = gateway.endpoints.served(data.get("experiment"))
+    session = session_id(data.get("session_id"), request)
+    metrics = data.get("metrics", {})
+    if not isinstance(metrics, dict) or not all(_is_number(number) for number in metrics.values()):
+        raise RequestError(400, "metrics", "expected an object of numbers by name")
+    if not all(is_identifier(name, METRIC_LENGTH) and name != "outcome" for name in metrics):
+        names = f"names of 1 to {METRIC_LENGTH} printable characters other than 'outcome'"
+        raise RequestError(400, "metrics", f"expected {names}")
+    values = {name: float(number) for name, number in metrics.items()}
+    if "value" in data or not metrics:
+        value: Any = data.get("value")
+        if not _is_number(value):
+            raise RequestError(400, "value", f"expected a number of size {LARGEST_OUTCOME:g} at most")
+        values["outcome"] = float(value)
+    return _Told(
+        data.get("experiment") or routers[0].config.served_as, routers, session, values, _moment(data.get("at"))
+    )
+
+
+def _moment(given: Any) -> float | None:
+    """Seconds since 1970 of a request's `at`, or RequestError."""
+    if given is None:
+        return None
+    expected = "expected seconds since 1970, or a time with its zone such as 2026-01-31T12:00:00Z"
+    seconds = math.nan
+    if isinstance(given, str):
+        try:
+            parsed = datetime.fromisoformat(given)
+            seconds = parsed.timestamp() if parsed.tzinfo is not None else math.nan
+        except (ValueError, OverflowError):
+            pass
+    elif _is_number(given):
+        seconds = float(given)
+    if not seconds >= 0:
+        raise RequestError(400, "at", expected)
+    now = time.time()
+    if seconds > now + CLOCKS_S:
+        raise RequestError(400, "at", f"{expected}, that is not in the future")
+    return min(seconds, now)
+
+
+async def _record(gateway: "Gateway", actor: str, told: Sequence[_Told]) -> list[Answer]:
+    """Write outcomes, each to the newest of its experiments that knows the session."""
+    found = await gateway.in_thread(_write, gateway, actor, told)
+    # ... which another replica's queue may still hold, for moments.
+    for pause in OTHER_REPLICAS_S if most(gateway.config.replicas) > 1 else ():
+        left = [k for k, one in enumerate(found) if isinstance(one, UnknownUnitError)]
+        if not left:
+            break
+        await asyncio.sleep(pause)
+        again = await gateway.in_thread(_write, gateway, actor, [told[k] for k in left])
+        for k, one in zip(left, again, strict=True):
+            found[k] = one
+    return [_answer(one, result) for one, result in zip(told, found, strict=True)]
+
+
+def _write(gateway: "Gateway", actor: str, told: Sequence[_Told]) -> list[tuple[Router, Recorded] | MarlRayError]:
+    """One transaction for each experiment."""
+    gateway.exposures.flush()  # the session's exposure may be waiting here
+    found: dict[int, tuple[Router, Recorded] | MarlRayError] = {}
+    left, depth = list(range(len(told))), 0
+    while left:
+        of_router: dict[str, tuple[Router, list[int]]] = {}
+        for k in left:
+            router = told[k].routers[depth]
+            of_router.setdefault(router.config.name, (router, []))[1].append(k)
+        for name, (router, numbers) in of_router.items():
+            reports = [_report(router, told[k]) for k in numbers]
+            for k, recorded in zip(numbers, gateway.store.record(name, reports, actor), strict=True):
+                found[k] = recorded if isinstance(recorded, MarlRayError) else (router, recorded)
+                if router.is_over and not isinstance(recorded, MarlRayError):
+                    gateway.follower.note_late(name)
+        depth += 1
+        left = [k for k in left if isinstance(found[k], UnknownUnitError) and depth < len(told[k].routers)]
+    return [found[k] for k in range(len(told))]
+
+
+def _report(router: Router, told: _Told) -> Report:
+    """With what this replica has measured of the session itself, where a guardrail asks for it."""
+    known, asked = router.session(told.session), {rail.name for rail in router.config.guardrails}
+    measured: dict[str, float] = {}
+    if known is not None and "outcome" in told.values:
+        measured["error"] = float(known.failed)
+        if known.acts:
+            measured["latency_s"] = known.seconds / known.acts
+    measured = {name: value for name, value in measured.items() if name in asked and name not in told.values}
+    return Report(told.session, told.values, told.at, measured)
+
+
+def _answer(told: _Told, found: tuple[Router, Recorded] | MarlRayError) -> Answer:
+    if isinstance(found, UnknownUnitError):
+        return RequestError(404, "session_id", f"no session {told.session!r} has acted in experiment {told.asked!r}")
+    if isinstance(found, MarlRayError):
+        field, _, message = str(found).partition(": ")
+        return RequestError(409 if isinstance(found, OutcomeConflictError) else 400, field, message)
+    router, recorded = found
+    answer: dict[str, Any] = {"experiment": router.config.name, "arm": recorded.assignment.arm}
+    if "outcome" in told.values:
+        answer["value"] = told.values["outcome"]
+    answer["counts"] = recorded.late_s is None
+    if recorded.late_s is not None:
+        window = router.config.outcome_window_s
+        late = f"{recorded.late_s:.1f} s after the session's outcome window of {window:g} s"
+        answer["note"] = f"it came {late}: it is kept and does not count"
+    return answer
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= LARGEST_OUTCOME

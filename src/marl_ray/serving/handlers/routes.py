@@ -1,0 +1,85 @@
+"""Which function answers which request. The OpenAPI document is made of the same table."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from marl_ray.experiments.states import Action
+from marl_ray.serving.handlers import act, assign, experiments, generate, outcomes, ui
+from marl_ray.serving.handlers.openai import chat
+from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream
+
+if TYPE_CHECKING:
+    from marl_ray.serving.asgi import Gateway
+
+Handler = Callable[["Gateway", Request], Awaitable[Response | Stream]]
+
+
+class Route(NamedTuple):
+    """One operation: `{name}` in the template stands for one part of a path."""
+
+    method: str
+    template: str
+    handler: Handler
+    loads: bool = False
+    """Fetches bundles, which may take longer than requests may."""
+    problem: Callable[[RequestError], bytes] = RequestError.body
+    """How an error is written."""
+
+
+_EXPERIMENT = "/v1/experiments/{name}"
+ROUTES = (
+    Route("POST", "/v1/act", act.act),
+    Route("POST", "/batch", act.batch),
+    Route("POST", "/v1/assign", assign.assign),
+    Route("POST", "/generate", generate.generate),
+    Route("POST", "/v1/chat/completions", chat.completions, problem=chat.problem),
+    Route("POST", "/v1/outcomes", outcomes.outcome),
+    Route("POST", "/v1/outcomes/batch", outcomes.outcomes),
+    Route("GET", "/v1/endpoints", experiments.endpoints),
+    Route("GET", "/v1/experiments", experiments.experiments),
+    Route("POST", "/v1/experiments", experiments.create, loads=True),
+    Route("GET", _EXPERIMENT, experiments.experiment),
+    Route("GET", f"{_EXPERIMENT}/audit", experiments.audit),
+    Route("GET", f"{_EXPERIMENT}/curves", experiments.series),
+    *(Route("POST", f"{_EXPERIMENT}/{action.value}", experiments.change) for action in Action),
+    Route("GET", "/v1/models", experiments.models),
+    Route("POST", "/models/{version}/load", experiments.load, loads=True),
+    Route("GET", "/health", experiments.health),
+    Route("GET", "/ready", experiments.ready),
+    Route("GET", "/metrics", experiments.metrics),
+    Route("GET", "/openapi.json", ui.document),
+    Route("GET", "/docs", ui.docs),
+    Route("GET", "/ui", ui.index),
+    Route("GET", "/ui/style.css", ui.stylesheet),
+    Route("GET", "/ui/experiments/{name}", ui.experiment),
+    Route("GET", "/ui/experiments/{name}/live", ui.experiment),
+    *(Route("POST", f"/ui/experiments/{{name}}/{action.value}", ui.change) for action in Action),
+)
+_FIXED: dict[str, dict[str, Route]] = {}
+_SHAPES: dict[int, list[tuple[list[str], Route]]] = {}
+for _route in ROUTES:
+    if "{" in _route.template:
+        _parts = _route.template.split("/")
+        _SHAPES.setdefault(len(_parts), []).append((_parts, _route))
+    else:
+        _FIXED.setdefault(_route.template, {})[_route.method] = _route
+
+
+def find(path: str, method: str) -> Route:
+    """The route of a request, or RequestError 404 or 405."""
+    found = _FIXED.get(path)
+    if found is None:
+        parts = path.split("/")
+        found = {
+            route.method: route
+            for shape, route in _SHAPES.get(len(parts), ())
+            if all(part == given or (part[:1] == "{" and given) for part, given in zip(shape, parts, strict=True))
+        }
+    if not found:
+        raise RequestError(404, None, f"no such path {path!r}, expected one of those in /openapi.json")
+    if method not in found:
+        allowed = ", ".join(found)
+        error = RequestError(405, None, f"method {method} is not allowed on {path}, expected {allowed}")
+        error.headers = ((b"allow", allowed.encode()),)
+        raise error
+    return found[method]

@@ -1,0 +1,36 @@
+"""Cross-origin requests: which pages of other sites a browser lets ask this gateway.
+
+Credentials (cookies, or what a browser has for a site) are never allowed, so a foreign page knows no more than the keys that
+it brings itself, and `*` is safe.
+"""
+
+from marl_ray.serving.http.protocol import Headers, Request, Response
+
+METHODS = b"GET, POST"
+ASKS = b"authorization, content-type, x-arm, x-request-id, x-request-timeout-seconds, x-session-id"
+"""Headers that a page may send."""
+TELLS = b"retry-after, x-arm, x-experiment, x-holdout, x-request-id, x-session-id"
+"""Headers that a page may read."""
+KEPT_S = b"600"
+"""How long a browser may remember what it was told."""
+
+
+def told(origins: tuple[str, ...], request: Request) -> Headers:
+    """What every answer says of its reader's origin."""
+    if "*" in origins:
+        return ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", TELLS))
+    vary = ((b"vary", b"origin"),) if origins else ()
+    origin = request.headers.get(b"origin")
+    if origin is None or origin.decode("latin-1") not in origins:
+        return vary
+    return (*vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", TELLS))
+
+
+def preflight(origins: tuple[str, ...], request: Request, method: str) -> Response | None:
+    """The answer to a browser's question before a request; None if it is none, or of an origin that may not ask."""
+    asked = method == "OPTIONS" and b"access-control-request-method" in request.headers
+    allowed = {name for name, _ in told(origins, request)}
+    if not asked or b"access-control-allow-origin" not in allowed:
+        return None
+    named = ((b"access-control-allow-methods", METHODS), (b"access-control-allow-headers", ASKS))
+    return Response(b"", 204, headers=(*named, (b"access-control-max-age", KEPT_S)))

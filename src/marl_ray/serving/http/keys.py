@@ -1,0 +1,84 @@
+"""API keys: who may act, post outcomes, read about experiments, and change them."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from marl_ray.config import read_yaml
+from marl_ray.config.base import Config
+from marl_ray.errors import MarlRayError
+from marl_ray.serving.http.protocol import Request, RequestError
+
+Permission = Literal["inference", "outcomes", "read", "admin"]
+ANYONE = "anyone"
+
+
+class Key(Config):
+    """One key, as the file of keys has it: its name, what it opens, and the sha256 (hex) of the secret."""
+
+    name: str = Field(min_length=1, max_length=100)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    scopes: tuple[Permission, ...] = Field(min_length=1)
+
+
+class KeyFile(Config):
+    """The file of keys."""
+
+    keys: tuple[Key, ...] = Field(min_length=1)
+
+
+class Keys:
+    """The keys of a gateway. Without a file anybody may act, post outcomes and read, and nobody may change an experiment."""
+
+    def __init__(self, path: str | None):
+        """Read the file of keys; MarlRayError naming `api_keys` if it is not one."""
+        self.keys: tuple[Key, ...] = ()
+        if path is not None:
+            data = read_yaml(Path(path))
+            try:
+                self.keys = KeyFile.model_validate(data).keys
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(map(str, first["loc"]))
+                raise MarlRayError(f"api_keys: {path!r}: {where}: {first['msg']}") from error
+
+    def check(self, request: Request, *permissions: Permission) -> str:
+        """The name of the key that a request shows (`authorization: Bearer KEY`), which has one of these scopes; or
+        RequestError 401 or 403."""
+        if not self.keys:
+            return self.check_secret("", *permissions) if permissions == ("admin",) else ANYONE
+        shown = request.header(b"authorization") or ""
+        kind, _, secret = shown.partition(" ")
+        if kind.lower() == "basic" and "read" in permissions:
+            # What browsers send by themselves, also for other sites' pages: for reading alone.
+            return self.check_secret(_password(secret), "read")
+        return self.check_secret(secret if kind.lower() == "bearer" else "", *permissions)
+
+    def check_secret(self, secret: str, *permissions: Permission) -> str:
+        """The name of the key with this secret, or RequestError 401 or 403. The scope `admin` holds `read`."""
+        digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+        # All keys are compared, each in constant time: how long it takes tells nothing.
+        found = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
+        if not self.keys and permissions == ("admin",):
+            raise RequestError(403, "authorization", "no api_keys are configured, so nobody may change experiments")
+        if not found:
+            raise RequestError(401, "authorization", "expected a known key: authorization: Bearer KEY")
+        scopes = {*found[0].scopes, *(("read",) if "admin" in found[0].scopes else ())}
+        if not scopes & set(permissions):
+            wanted = " or ".join(map(repr, permissions))
+            raise RequestError(403, "authorization", f"key {found[0].name!r} lacks the scope {wanted}")
+        return found[0].name
+
+
+def _password(credentials: str) -> str:
+    """The password of `authorization: Basic`, whose user may be any; empty if there is none."""
+    try:
+        text = base64.b64decode(credentials, validate=True).decode("utf-8", "surrogateescape")
+    except (binascii.Error, ValueError):
+        return ""
+    return text.partition(":")[2]

@@ -1,0 +1,1 @@
+"""What is written off the hot path: exposures, acts, metrics."""

@@ -1,0 +1,345 @@
+"""What every act saw and did, in segments of JSON lines, from which trajectories are made.
+
+    FOLDER/EXPERIMENT/decisions-PID-RANDOM.jsonl.partial     being written
+    FOLDER/EXPERIMENT/decisions-PID-RANDOM.jsonl.zst         complete
+
+A segment is complete, and then never changes, once it has its final name. Where FOLDER is a URI (`s3://bucket/prefix`),
+segments are written to a local staging folder and uploaded when they are complete.
+
+`kill -9` loses the decisions of the last quarter of a second; what was written lies in a partial segment, which is read
+like the others, and which the next log of the same folder (or staging folder) completes. The log is for learning, not for
+the experiment's statistics: where the disk or the bucket fails for long, decisions are dropped and counted.
+"""
+
+import heapq
+import logging
+import os
+import re
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+import pyarrow as pa
+from pyarrow import fs
+from pydantic import TypeAdapter, ValidationError
+
+from marl_ray.config.sections import NAME_PATTERN
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.serving.logs.spool import Segment
+
+PREFIX, PARTIAL, COMPLETE = "decisions-", ".jsonl.partial", ".jsonl.zst"
+CAPACITY = 10_000
+"""Decisions that may wait in memory; beyond that they are dropped and counted."""
+WRITE_INTERVAL_S = 0.25
+SEGMENT_BYTES = 16_000_000
+"""Of JSON: complete segments are a fraction of that."""
+SEGMENT_S = 60.0
+LIMIT_BYTES = 2_000_000_000
+"""Bound of the segments that wait to be completed; beyond it decisions are dropped and counted."""
+RETRY_S = 5.0
+CLOSE_S = 20.0
+"""How long closing waits for the last segments to be completed."""
+RUN_BYTES = 100_000_000
+"""What sorting keeps in memory."""
+ROW_BYTES = 200
+"""What a row in memory takes besides its line."""
+UNIT_AND_TIME = itemgetter(0, 1)
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One act: of one unit, by one arm's bundle (`digest`). `at` is seconds since 1970."""
+
+    experiment: str
+    unit: str
+    arm: str
+    digest: str
+    epoch: int
+    propensity: float
+    at: float
+    greedy: bool
+    observations: dict[str, Any]
+    """Agent -> observation as plain (nested) lists."""
+    actions: dict[str, Any]
+    """Agent -> action, a number or list."""
+    log_probs: dict[str, float]
+    """Agent -> log-probability of the action under the policy that took it."""
+    masks: dict[str, list[Any]] = field(default_factory=dict)
+    """Agent -> what was allowed (0 or 1 per action), for agents that gave a mask."""
+
+
+_DECISION = TypeAdapter(Decision)
+
+
+def open_folder(folder: str, argument: str) -> tuple[fs.FileSystem, str]:
+    """The file system and path of a local folder or URI; MarlRayError naming the argument if there is no such."""
+    try:
+        if "://" in folder:
+            filesystem, path = fs.FileSystem.from_uri(folder)
+            return filesystem, path.rstrip("/")
+        return fs.LocalFileSystem(), os.path.abspath(folder)
+    except (pa.ArrowException, OSError) as error:
+        raise MarlRayError(f"{argument}: {folder!r} cannot be used: {one_line(error)}") from error
+
+
+@dataclass(frozen=True)
+class _Writing:
+    segment: Segment
+    since: float
+
+
+class DecisionLog:
+    """Decisions on their way to their folder. `put` never blocks and does no work."""
+
+    def __init__(
+        self,
+        folder: str,
+        staging: str | None = None,
+        capacity: int = CAPACITY,
+        segment_bytes: int = SEGMENT_BYTES,
+        segment_s: float = SEGMENT_S,
+        limit_bytes: int = LIMIT_BYTES,
+    ):
+        """MarlRayError if a local folder cannot be written to. `staging` is for a URI: a local folder of this machine, from
+        which the next log uploads what a killed process left; without it, that is lost."""
+        filesystem, self._root = open_folder(folder, "decision_log")
+        self._remote = filesystem if "://" in folder else None
+        if self._remote is not None:
+            self._local = Path(staging or tempfile.mkdtemp(prefix="marl-ray-decisions-"))
+        else:
+            self._local = Path(self._root)
+        try:
+            self._local.mkdir(parents=True, exist_ok=True)
+            Segment.create(self._local, PREFIX, PARTIAL).remove()
+        except OSError as error:
+            raise MarlRayError(f"decision_log: {str(self._local)!r} cannot be written to: {one_line(error)}") from error
+        self._segment_bytes, self._segment_s, self._limit = segment_bytes, segment_s, limit_bytes
+        self._queue: deque[Decision] = deque()
+        self._capacity = capacity
+        self._refused = self._lost = 0
+        self._open: dict[str, _Writing] = {}
+        self._sealed: deque[Segment] = deque()
+        self._closing, self._written, self._wake = threading.Event(), threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def waiting(self) -> int:
+        """Decisions in memory."""
+        return len(self._queue)
+
+    @property
+    def dropped(self) -> int:
+        """Decisions that were dropped, for want of room or for a failing disk."""
+        return self._refused + self._lost
+
+    def start(self) -> None:
+        """Start the threads; twice is once."""
+        if not self._threads:
+            loops = (self._write_on, self._complete_on)
+            self._threads = [threading.Thread(target=loop, name="decision-log", daemon=True) for loop in loops]
+            for thread in self._threads:
+                thread.start()
+
+    def put(self, record: Decision) -> bool:
+        """Queue a decision, whose parts must not change any more; False if the queue is full."""
+        if len(self._queue) >= self._capacity:
+            self._refused += 1
+            return False
+        self._queue.append(record)
+        return True
+
+    def close(self) -> None:
+        """Write and complete what is left; a segment that cannot be uploaded in time stays in the staging folder."""
+        if not self._threads:
+            self.start()
+        self._closing.set()
+        for thread in self._threads:
+            thread.join(CLOSE_S)
+        if self._sealed:
+            _log.error("%d segments of decisions are left in %s", len(self._sealed), self._local)
+
+    def _write_on(self) -> None:
+        failing, last = False, False
+        while not last:
+            last = self._closing.wait(WRITE_INTERVAL_S)
+            for experiment, lines in self._encoded().items():
+                try:
+                    self._write(experiment, b"".join(lines))
+                    failing = False
+                except OSError as error:
+                    self._lost += len(lines)
+                    if not failing:
+                        _log.error("decisions are dropped: %s", one_line(error))
+                    failing = True
+            for experiment, writing in list(self._open.items()):
+                full = writing.segment.size >= self._segment_bytes
+                if last or full or time.monotonic() - writing.since >= self._segment_s:
+                    self._sealed.append(self._open.pop(experiment).segment)
+                    self._wake.set()
+        self._written.set()
+        self._wake.set()
+
+    def _encoded(self) -> dict[str, list[bytes]]:
+        """What waits, as lines by experiment."""
+        found: dict[str, list[bytes]] = {}
+        for _ in range(len(self._queue)):
+            record = self._queue.popleft()
+            try:
+                line = orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+            except TypeError as error:
+                self._lost += 1
+                _log.error("a decision of %s is dropped: %s", record.experiment, one_line(error))
+            else:
+                found.setdefault(record.experiment, []).append(line)
+        return found
+
+    def _write(self, experiment: str, data: bytes) -> None:
+        waiting = [*(writing.segment for writing in self._open.values()), *list(self._sealed)]
+        if sum(segment.size for segment in waiting) + len(data) > self._limit:
+            raise OSError(f"{self._limit} bytes wait in {self._local}")
+        if experiment not in self._open:
+            if not re.fullmatch(NAME_PATTERN, experiment):  # it becomes a folder's name
+                raise OSError(f"experiment {experiment!r} has no usable name")
+            folder = self._local / experiment
+            folder.mkdir(exist_ok=True)
+            self._open[experiment] = _Writing(Segment.create(folder, PREFIX, PARTIAL), time.monotonic())
+        self._open[experiment].segment.append(data)
+
+    def _complete_on(self) -> None:
+        failing, last = False, False
+        try:
+            left = (Segment.adopt(path) for path in self._local.glob(f"*/{PREFIX}*{PARTIAL}"))
+            self._sealed.extend(segment for segment in left if segment is not None)
+        except OSError as error:
+            _log.error("decisions of dead processes stay in %s: %s", self._local, one_line(error))
+        while not last:
+            last = self._written.is_set()
+            try:
+                while self._sealed:
+                    self._complete(self._sealed[0])
+                    self._sealed.popleft()
+                failing = False
+            except (OSError, pa.ArrowException) as error:
+                if not failing:
+                    _log.error("segments of decisions wait in %s: %s", self._local, one_line(error))
+                failing = True
+            if not last:
+                self._wake.wait(RETRY_S)
+                self._wake.clear()
+
+    def _complete(self, segment: Segment) -> None:
+        """Give a segment its final name, compressed and in its place, and remove the partial one."""
+        data = _whole_lines(os.pread(segment.fd, segment.size, 0))
+        if data:
+            experiment, name = segment.path.parent.name, segment.path.name.removesuffix(PARTIAL) + COMPLETE
+            temporary = segment.path.with_name(f"{name}.tmp")
+            with temporary.open("wb") as file:
+                file.write(pa.Codec("zstd").compress(data, asbytes=True))
+                file.flush()
+                os.fsync(file.fileno())
+            if self._remote is None:
+                os.replace(temporary, segment.path.with_name(name))
+            else:
+                upload(temporary, self._remote, f"{self._root}/{experiment}/{name}")
+                temporary.unlink()
+        segment.remove()
+
+
+def upload(source: Path, filesystem: fs.FileSystem, path: str) -> None:
+    if filesystem.type_name != "s3":  # which has no folders
+        filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+    fs.copy_files(str(source), path, source_filesystem=fs.LocalFileSystem(), destination_filesystem=filesystem)
+
+
+def _whole_lines(data: bytes) -> bytes:
+    return data[: data.rfind(b"\n") + 1]
+
+
+def read_decisions(folder: str, experiment: str) -> Iterator[Decision]:
+    """The decisions of an experiment, unit by unit in the order of their names, each unit's in time order.
+
+    A local folder's partial segments are read too, up to the last whole line. Memory is bounded: what is more than
+    `RUN_BYTES` is sorted on disk, in the folder for temporary files. MarlRayError if the folder or a segment cannot be read.
+    """
+    unreadable = 0
+
+    def parse(line: bytes) -> tuple[str, float, Decision] | None:
+        nonlocal unreadable
+        try:
+            decision = _DECISION.validate_json(line)
+        except ValidationError:
+            unreadable += 1
+            return None
+        return decision.unit, decision.at, decision
+
+    yield from sorted_by_unit(_lines(folder, experiment), parse)
+    if unreadable:
+        _log.error("%s: %d unreadable lines are left out", folder, unreadable)
+
+
+def _lines(folder: str, experiment: str) -> Iterator[bytes]:
+    filesystem, root = open_folder(folder, "decisions")
+    try:
+        selector = fs.FileSelector(f"{root}/{experiment}", allow_not_found=True)
+        paths = {info.path for info in filesystem.get_file_info(selector)}
+        for path in sorted(paths):
+            complete = path.removesuffix(PARTIAL) + COMPLETE
+            if path.endswith(COMPLETE):
+                yield from _read(filesystem, path)
+            elif path.endswith(PARTIAL) and complete not in paths:
+                try:
+                    yield from _read(filesystem, path)
+                except FileNotFoundError:  # completed since
+                    yield from _read(filesystem, complete)
+    except (OSError, pa.ArrowException) as error:
+        raise MarlRayError(f"decisions: {folder!r} cannot be read: {one_line(error)}") from error
+
+
+def _read(filesystem: fs.FileSystem, path: str) -> list[bytes]:
+    with filesystem.open_input_stream(path) as stream:  # which decompresses by the name's end
+        return _whole_lines(stream.read()).split(b"\n")[:-1]
+
+
+def sorted_by_unit(
+    lines: Iterable[bytes], parse: Callable[[bytes], tuple[str, float, T] | None], run_bytes: int = RUN_BYTES
+) -> Iterator[T]:
+    """What `parse` makes of the lines, in the order of the units and times that it gives. Lines that it gives None for are
+    left out. Sorted runs of `run_bytes` go to temporary files, and are merged; a line is parsed twice then."""
+    with tempfile.TemporaryDirectory(prefix="marl-ray-sort-") as folder:
+        runs: list[Iterator[tuple[str, float, T]]] = []
+        run: list[tuple[str, float, bytes]] = []
+        size = 0
+        for line in lines:
+            row = parse(line)
+            if row is None:
+                continue
+            run.append((row[0], row[1], line))
+            size += len(line) + ROW_BYTES
+            if size >= run_bytes:
+                path = Path(folder) / str(len(runs))
+                run.sort(key=UNIT_AND_TIME)
+                with path.open("wb") as file:
+                    file.writelines(line + b"\n" for _, _, line in run)
+                runs.append(filter(None, map(parse, _lines_of(path))))
+                run, size = [], 0
+        run.sort(key=UNIT_AND_TIME)
+        runs.append(filter(None, map(parse, (line for _, _, line in run))))
+        for _, _, found in heapq.merge(*runs, key=UNIT_AND_TIME):
+            yield found
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in file:
+            yield line[:-1]

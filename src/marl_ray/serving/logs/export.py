@@ -1,0 +1,224 @@
+"""From the decision log and the outcomes to trajectories, as Parquet: what the gateway served is what one trains on next.
+
+A row is one decision sequence of `marl_ray.trajectories`: one agent's decisions in one unit (session), T steps. All lists
+but `agent`'s own values have T entries.
+"""
+
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.experiments.store import ExperimentStore, Outcome
+from marl_ray.serving.logs.act_log import Decision, open_folder, read_decisions, sorted_by_unit, upload
+
+SCHEMA_VERSION = "1"
+COST = "cost"
+"""The metric that becomes the constraint cost."""
+GROUP_ROWS = 5_000
+GROUP_NUMBERS = 1_000_000
+"""Numbers in a row group, about."""
+STEP_NUMBERS = 12
+"""Of them, a step's besides its observation's."""
+
+_STEPS = pa.list_(pa.float64())
+_ROWS = pa.list_(_STEPS)
+SCHEMA = pa.schema(
+    [
+        ("experiment", pa.string()),
+        ("unit", pa.string()),
+        ("arm", pa.string()),
+        ("digest", pa.string()),
+        ("epoch", pa.int64()),
+        ("propensity", pa.float64()),  # of the unit's arm
+        ("agent", pa.string()),
+        ("group", pa.int64()),  # a unit is a group of its own
+        ("episode", pa.int64()),
+        ("turn", pa.int64()),
+        ("greedy", pa.bool_()),  # if any of the steps was
+        ("exposed_at", pa.float64()),  # seconds since 1970
+        ("outcome", pa.float64()),
+        ("outcome_at", pa.float64()),
+        ("observations", _ROWS),  # (T, D), flat as by `policies.spaces.to_row`
+        ("actions", _ROWS),  # (T, A), A = 1 for Discrete
+        ("log_probs", _STEPS),
+        ("action_masks", pa.list_(pa.list_(pa.bool_()))),  # (T, choices), null where the agent gave none
+        ("rewards", _STEPS),  # the outcome at the last step, else 0
+        ("costs", _ROWS),  # (T, K): K = 1 for units with the metric, at the last step, else 0
+        ("mask", pa.list_(pa.bool_())),  # False where one action alone was allowed
+        ("terminated", pa.list_(pa.bool_())),
+        ("truncated", pa.list_(pa.bool_())),
+    ]
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ExportSummary:
+    """What an export wrote and left out."""
+
+    units: int
+    """Units written."""
+    sequences: int
+    """Rows: one per unit and agent."""
+    decisions: int
+    """Acts of the units written."""
+    censored: int
+    """Units without an outcome, left out."""
+    mixed: int
+    """Units with decisions of more than one bundle, or of another arm than the one their outcome counts for, left out: no
+    one policy made such a sequence."""
+    path: str
+
+
+def export(store: ExperimentStore, experiment: str, decisions: str, out: str) -> ExportSummary:
+    """Join the decision log in `decisions` with the experiment's outcomes and costs, and write `OUT/EXPERIMENT.parquet`.
+
+    Both are local folders or URIs (`s3://bucket/prefix`). Rows are in the order of (episode, agent); episodes are the
+    units, numbered by name. Memory is bounded but for the longest unit; sorting uses the folder for temporary files, which
+    needs about the log's uncompressed size. The file appears when it is complete.
+
+    Decisions that are not in the log (dropped; or not yet uploaded) are missing from their sequences. MarlRayError for an
+    unknown experiment, a log without its decisions, and an `out` that cannot be written.
+    """
+    if store.experiment(experiment) is None:
+        raise MarlRayError(f"experiment: unknown experiment {experiment!r}")
+    filesystem, root = open_folder(out, "out")
+    remote, name = "://" in out, f"{experiment}.parquet"
+    try:
+        if not remote:
+            Path(root).mkdir(parents=True, exist_ok=True)
+        # Beside where the file goes, so that its last step is a rename.
+        with tempfile.TemporaryDirectory(dir=None if remote else root, prefix=".export-") as folder:
+            file = Path(folder) / f"{name}.tmp"  # who reads the folder meanwhile takes *.parquet
+            counts = _write(store, experiment, decisions, file)
+            if remote:
+                upload(file, filesystem, f"{root}/{name}")
+            else:
+                os.replace(file, f"{root}/{name}")
+    except (OSError, pa.ArrowException) as error:
+        raise MarlRayError(f"out: {out!r} cannot be written: {one_line(error)}") from error
+    return ExportSummary(**counts, path=f"{out.partition('?')[0].rstrip('/')}/{name}" if remote else f"{root}/{name}")
+
+
+def _write(store: ExperimentStore, experiment: str, decisions: str, file: Path) -> dict[str, int]:
+    """Write the file; returns the summary's counts."""
+    # Both are read before the decisions: an outcome that comes meanwhile would be joined to an unfinished sequence.
+    outcome_of = _in_rising_order(sorted_by_unit(map(_line, store.outcomes(experiment)), _parse_outcome))
+    cost_of = _in_rising_order(sorted_by_unit(map(_line, store.metric_values(experiment, COST)), _parse_cost))
+    counts = dict.fromkeys(("units", "sequences", "decisions", "censored", "mixed"), 0)
+    metadata = {"marl_ray.schema_version": SCHEMA_VERSION, "marl_ray.experiment": experiment}
+    rows: list[dict[str, Any]] = []
+    numbers = 0
+    with pq.ParquetWriter(str(file), SCHEMA.with_metadata(metadata), compression="zstd") as writer:
+        for unit, found in itertools.groupby(read_decisions(decisions, experiment), key=lambda found: found.unit):
+            acts, outcome, cost = list(found), outcome_of(unit), cost_of(unit)
+            if outcome is None:
+                counts["censored"] += 1
+                continue
+            if {(act.arm, act.digest) for act in acts} != {(outcome.arm, acts[0].digest)}:
+                counts["mixed"] += 1
+                continue
+            made = _sequences(acts, outcome, cost, counts["units"])
+            counts["units"] += 1
+            counts["decisions"] += len(acts)
+            counts["sequences"] += len(made)
+            rows += made
+            numbers += sum(len(step) + STEP_NUMBERS for row in made for step in row["observations"])
+            if len(rows) >= GROUP_ROWS or numbers >= GROUP_NUMBERS:
+                writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+                rows, numbers = [], 0
+        if rows:
+            writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+    if not any(counts.values()):
+        raise MarlRayError(f"decisions: expected decisions of experiment {experiment!r} in {decisions!r}, found none")
+    return counts
+
+
+def _sequences(acts: list[Decision], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
+    """A unit's rows, one per agent, by name; each agent's steps are the acts that it took part in."""
+    rows = []
+    for agent in sorted({agent for act in acts for agent in act.actions}):
+        steps = [act for act in acts if agent in act.actions]
+        before = len(steps) - 1
+        masks = _masks([step.masks.get(agent) for step in steps])
+        rows.append(
+            {
+                "experiment": acts[0].experiment,
+                "unit": outcome.unit,
+                "arm": outcome.arm,
+                "digest": acts[0].digest,
+                "epoch": outcome.epoch,
+                "propensity": outcome.propensity,
+                "agent": agent,
+                "group": episode,
+                "episode": episode,
+                "turn": 0,
+                "greedy": any(step.greedy for step in steps),
+                "exposed_at": outcome.exposed_at,
+                "outcome": outcome.value,
+                "outcome_at": outcome.at,
+                "observations": [_flat(step.observations[agent]) for step in steps],
+                "actions": [_flat(step.actions[agent]) for step in steps],
+                "log_probs": [step.log_probs[agent] for step in steps],
+                "action_masks": masks,
+                "rewards": [0.0] * before + [outcome.value],
+                "costs": [[]] * len(steps) if cost is None else [[0.0]] * before + [[cost]],
+                "mask": [True] * len(steps) if masks is None else [sum(allowed) != 1 for allowed in masks],
+                "terminated": [False] * before + [True],
+                "truncated": [False] * len(steps),
+            }
+        )
+    return rows
+
+
+def _masks(given: list[list[Any] | None]) -> list[list[bool]] | None:
+    """One mask per step; a step without one allows everything."""
+    choices = next((len(mask) for mask in given if mask is not None), None)
+    if choices is None:
+        return None
+    return [[True] * choices if mask is None else [bool(allowed) for allowed in mask] for mask in given]
+
+
+def _flat(value: Any) -> list[float]:
+    """Numbers of a (nested) list, row by row."""
+    if isinstance(value, list):
+        return [number for part in value for number in (_flat(part) if isinstance(part, list) else (float(part),))]
+    return [float(value)]
+
+
+def _in_rising_order(rows: Iterator[tuple[str, T]]) -> Callable[[str], T | None]:
+    """Look-up in rows that are sorted by key, by keys that are asked in rising order."""
+    head = next(rows, None)
+
+    def find(key: str) -> T | None:
+        nonlocal head
+        while head is not None and head[0] < key:
+            head = next(rows, None)
+        return head[1] if head is not None and head[0] == key else None
+
+    return find
+
+
+def _line(row: Any) -> bytes:
+    # A copy of the right size: what orjson returns keeps hold of some kilobytes.
+    return bytes(memoryview(orjson.dumps(row)))
+
+
+def _parse_outcome(line: bytes) -> tuple[str, float, tuple[str, Outcome]]:
+    outcome = Outcome(**orjson.loads(line))
+    return outcome.unit, outcome.at, (outcome.unit, outcome)
+
+
+def _parse_cost(line: bytes) -> tuple[str, float, tuple[str, float]]:
+    unit, value = orjson.loads(line)
+    return unit, 0.0, (unit, value)

@@ -1,0 +1,1 @@
+"""Which arm a session gets, and who answers where that arm fails."""

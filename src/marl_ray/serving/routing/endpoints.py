@@ -1,0 +1,98 @@
+"""The names that clients act on. An endpoint outlives its experiments: the newest one takes new sessions, older ones keep
+theirs."""
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from marl_ray.experiments.states import Status
+from marl_ray.serving.arms.protocol import TextArm
+from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.loading import DRAIN_S
+from marl_ray.serving.routing.router import Arm, Router
+
+
+class Endpoints:
+    """All experiments of a replica, by their own names and by the names they are served as."""
+
+    def __init__(self) -> None:
+        self.routers: dict[str, Router] = {}
+        self._served: dict[str, tuple[Router, ...]] = {}
+        self._acting: dict[str, tuple[Router, ...]] = {}
+        """Likewise, without those that hold no arms."""
+        self._changing = threading.Lock()
+
+    def add(self, router: Router) -> Router:
+        """Take an experiment in, and return its router: the one that is here already if there is one, which then holds the
+        new one's arms too. Tables are replaced, never changed, so that requests meanwhile see whole ones."""
+        with self._changing:
+            known = self.routers.get(router.config.name)
+            if known is None:
+                name = router.config.served_as
+                newest_first = sorted([router, *self._served.get(name, ())], key=lambda r: r.created, reverse=True)
+                self._served = self._served | {name: tuple(newest_first)}
+                self.routers = self.routers | {router.config.name: router}
+            else:
+                known.hold({**known.arms, **router.arms})
+            self._note_acting()
+        return known or router
+
+    def hold(self, router: Router, arms: Mapping[str, Arm | TextArm]) -> None:
+        """Let an experiment answer with these arms from now on."""
+        with self._changing:
+            router.hold(arms)
+            self._note_acting()
+
+    def _note_acting(self) -> None:
+        self._acting = {
+            name: tuple(router for router in routers if router.arms) or routers
+            for name, routers in self._served.items()
+        }
+
+    def served(self, name: object) -> Sequence[Router]:
+        """The experiments behind a name, newest first, or RequestError. No name will do where there is one endpoint."""
+        if name is None and len(self._served) == 1:
+            return next(iter(self._served.values()))
+        if not isinstance(name, str):
+            raise RequestError(400, "experiment", f"expected one of {self._known()}")
+        if name in self._served:
+            return self._served[name]
+        if name in self.routers:
+            return (self.routers[name],)
+        raise RequestError(404, "experiment", f"unknown experiment {name!r}, expected one of {self._known()}")
+
+    def acting(self, name: object) -> Sequence[Router]:
+        """Likewise, of these the ones that hold arms, so that acts do not pay for what is over; all if none does."""
+        routers = self.served(name)
+        return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]
+
+    def experiment(self, name: str) -> Router:
+        """The experiment of exactly this name, or RequestError 404."""
+        if name not in self.routers:
+            known = ", ".join(self.routers) or "none yet"
+            raise RequestError(404, "experiment", f"unknown experiment {name!r}, expected one of {known}")
+        return self.routers[name]
+
+    def _known(self) -> str:
+        return ", ".join(self._served) or "none yet"
+
+
+def current(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Router:
+    """Which of an endpoint's experiments a new unit enters: of the newest ones that run, that whose share of a layer it
+    is in; else the newest that has begun."""
+    for router in routers:
+        if not router.is_over and router.state.status is not Status.DRAFT and router.takes_part(unit, cluster_id):
+            return router
+    return next((router for router in routers if router.state.status is not Status.DRAFT), routers[-1])
+
+
+def remembering(routers: Iterable[Router], unit: str) -> Router | None:
+    """The experiment in which this replica knows the unit."""
+    return next((router for router in routers if router.session(unit) is not None), None)
+
+
+def draining(routers: Sequence[Router], entered: Router) -> list[Router]:
+    """Older experiments whose units may still be under way."""
+    now = time.time()
+    newest = entered.created
+    return [r for r in routers if r is not entered and r.created < newest and now - newest < DRAIN_S]

@@ -1,0 +1,163 @@
+"""What it means that an arm failed on a request: for the arm's circuit, for the session, and for the experiment.
+
+It is judged once the request is over, by one rule: a failure counts against an arm only where another arm has answered the
+same request. The control answers in a treatment's stead anyway. Where the control fails, a treatment is asked for
+comparison, and what it answers is dropped. So an input that every arm fails on counts against none.
+
+- A session whose arm failed has `error` 1 if another arm answered. So has one whose arm was not asked because its circuit is
+  open, once a round of probes has failed: before that, a few requests would speak for all the others of that time. The test
+  of the guardrail `error` compares these sessions' share with the control's.
+- A treatment's failure counts in its circuit; failures of one session in a row count once, unless the call was lost. Of the
+  control only lost calls count: nobody answers in its stead, so an open circuit of it spares waiting and nothing else. A
+  lost call counts in any case, for it has nothing to do with the input.
+- A treatment is rolled back for its circuit alone where the config says `on_open: rollback`, and only once `rounds` rounds
+  of probes have failed in a row.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store import Report, StoreError
+from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError
+from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.routing.breaker import CircuitState
+from marl_ray.serving.routing.router import REMEMBERED, Router
+
+if TYPE_CHECKING:
+    from marl_ray.serving.asgi import Gateway
+
+BATCH = 500
+"""Failed sessions of one write."""
+
+_log = logging.getLogger(__name__)
+
+
+class Attempts:
+    """The arms that one request was tried with."""
+
+    __slots__ = ("_arm", "_errors", "_failures", "_gateway", "_router", "_session", "answered_by")
+
+    def __init__(self, gateway: "Gateway", router: Router, session: str, arm: str):
+        """`arm` is the session's own."""
+        self.answered_by: str | None = None
+        """The arm that answered, or that would have, where it was only compared with."""
+        self._gateway, self._router, self._session, self._arm = gateway, router, session, arm
+        self._failures: list[tuple[str, int, Exception]] = []
+        self._errors: list[Exception] = []
+
+    def failed(self, arm: str, ticket: int, error: Exception) -> None:
+        """An arm failed on the request."""
+        self._failures.append((arm, ticket, error))
+        self._errors.append(error)
+
+    async def compare(self, ask: Callable[[str], Awaitable[object]]) -> None:
+        """If the control alone was tried and failed, ask a treatment the same, and drop what it answers."""
+        arm = self._comparison()
+        if arm is None:
+            return
+        try:
+            await ask(arm)
+            self.answered_by = arm
+        except RequestError:
+            pass  # it is busy
+        except Exception as error:
+            self._errors.append(error)
+
+    def _comparison(self) -> str | None:
+        """The first treatment that takes part and whose circuit is closed."""
+        router = self._router
+        if [arm for arm, _, _ in self._failures] != [router.control]:
+            return None
+        here = (arm for arm in router.arms if arm != router.control and arm not in router.state.rolled_back)
+        return next((arm for arm in here if router.circuits[arm].state is CircuitState.CLOSED), None)
+
+    def refusal(self, field: str | None) -> RequestError:
+        """What a client is told that no arm has answered; `field` is what it sent."""
+        if len(self._errors) > 1 and all(isinstance(error, NotFiniteError) for error in self._errors):
+            return RequestError(400, field, "every arm's log-probabilities of this input are not finite")
+        router = self._router
+        wait = router.circuits[router.control].retry_after_s or RETRY_AFTER_S
+        return RequestError(503, None, f"no arm of experiment {router.config.name!r} answers", retry_after_s=wait)
+
+    def judge(self) -> None:
+        """The request is over."""
+        another_answered = self.answered_by is not None
+        for arm, ticket, error in self._failures:
+            self._count(arm, ticket, error, another_answered)
+        # An arm that is not loaded here (its bundle is gone, or the experiment is over) has not failed.
+        if another_answered and self.answered_by != self._arm and self._arm in self._router.arms:
+            asked = any(arm == self._arm for arm, _, _ in self._failures)
+            if asked or self._router.circuits[self._arm].failed_rounds:
+                self._note()
+
+    def broke_off(self, arm: str, ticket: int, error: Exception) -> None:
+        """An arm failed after its answer had begun. Its own failure: it could take the input."""
+        self._count(arm, ticket, error, True)
+        if arm == self._arm:
+            self._note()
+
+    def _count(self, arm: str, ticket: int, error: Exception, another_answered: bool) -> None:
+        router, gateway = self._router, self._gateway
+        circuit, is_treatment = router.circuits[arm], arm != router.control
+        own = another_answered and is_treatment
+        if not own and not isinstance(error, LostError):
+            circuit.forget(ticket)
+            return
+        opened = circuit.opened
+        session = None if isinstance(error, LostError) else self._session
+        circuit.failure(ticket, error.of if isinstance(error, ArmError) else None, session)
+        gateway.metrics.failures.labels(router.config.name, arm).inc()
+        if circuit.opened == opened:
+            return
+        gateway.log_line("circuit_open", experiment=router.config.name, arm=arm, error=repr(error))
+        breaker = router.config.breaker
+        if own and breaker.on_open == "rollback" and circuit.failed_rounds >= breaker.rounds:
+            rounds = "a round" if circuit.failed_rounds == 1 else f"{circuit.failed_rounds} rounds"
+            gateway.roll_back(router, arm, f"circuit open through {rounds} of probes: {error!r}")
+
+    def _note(self) -> None:
+        known = self._router.session(self._session)
+        if known is not None and known.assignment.arm == self._arm and not known.failed:
+            known.failed = True
+            self._gateway.failed_sessions.note(self._router.config.name, self._session)
+
+
+class FailedSessions:
+    """Sessions whose arm failed, on their way to the store: such a session may never report an outcome."""
+
+    def __init__(self, gateway: "Gateway"):
+        self._gateway = gateway
+        self._waiting: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
+        self._writing = threading.Lock()
+
+    def note(self, experiment: str, session: str) -> None:
+        """Queue a session; never blocks. Of too many the oldest are dropped."""
+        self._waiting.append((experiment, session))
+
+    def write(self) -> None:
+        """Store what is queued: `error` 1 per session. Raises StoreError, and keeps what is not written, if the database
+        fails. Blocks."""
+        with self._writing:
+            if self._waiting:
+                self._gateway.exposures.flush()  # a session's exposure may be waiting here
+            while self._waiting:
+                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+                sessions: dict[str, list[str]] = {}
+                for experiment, session in batch:
+                    sessions.setdefault(experiment, []).append(session)
+                try:
+                    for experiment, failed in sessions.items():
+                        self._record(experiment, failed)
+                except StoreError:
+                    self._waiting.extendleft(reversed(batch))  # once more does no harm
+                    raise
+
+    def _record(self, experiment: str, failed: list[str]) -> None:
+        reports = [Report(session, {"error": 1.0}) for session in failed]
+        for found in self._gateway.store.record(experiment, reports, "gateway"):
+            if isinstance(found, MarlRayError):
+                _log.error("experiment %s: a failure of a session is not stored: %s", experiment, found)

@@ -1,0 +1,270 @@
+"""Keeps a replica on the store's word: polls states, holds the arms that serve, and looks at the evidence."""
+
+import logging
+import math
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.states import Status
+from marl_ray.experiments.store import AssignmentState, StoreError
+from marl_ray.serving.arms.protocol import TextArm
+from marl_ray.serving.evidence.rollout_control import config_of, decide
+from marl_ray.serving.loading import API, DRAIN_S, check_arms, check_log, load_arms, needed, ours
+from marl_ray.serving.routing.router import Arm, Router
+
+if TYPE_CHECKING:
+    from marl_ray.serving.asgi import Gateway
+
+POLL_S = 0.25
+"""A change of weights or state reaches every replica within this and one short query."""
+DECIDE_S = 1.0
+TEND_S = 15.0
+"""How often, without any change, arms that nobody needs any more are let go of, and missing ones tried again."""
+WINNER_S = 30.0
+"""How often the evidence of a promoted experiment that serves its endpoint is looked at; any other that is over is looked at
+once an outcome comes."""
+LATE_S = DRAIN_S
+"""How long after an outcome an experiment that is over is looked at."""
+PRELOADED_S = 86_400.0
+"""How long a bundle that was asked for ahead is held where no experiment does."""
+CLOSE_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Two threads per replica, so that following never waits for statistics. While the database is away the last state
+    stays in force. Experiments that are over cost nothing: they are neither polled nor judged one by one."""
+
+    def __init__(self, gateway: "Gateway"):
+        self._gateway = gateway
+        self._replica = secrets.token_hex(8)
+        self._closing = threading.Event()
+        self._looking = threading.Lock()
+        self._states: dict[str, AssignmentState] = {}
+        self._told_at = -math.inf
+        """When the store last told how it is, monotonic seconds."""
+        self._tend_at = 0.0
+        self._ended: dict[str, float] = {}
+        """Experiment -> when it was over, of those that this process has seen running."""
+        self._wanted: dict[str, frozenset[str]] = {}
+        """Experiment -> the arms that are to be held."""
+        self._missing: dict[str, dict[str, str]] = {}
+        """Experiment -> arm -> why it could not be loaded."""
+        self._loading: set[str] = set()
+        self._late: dict[str, float] = {}
+        """Experiment that is over -> until when outcomes that came are looked at, monotonic seconds."""
+        self._winners_at = 0.0
+        self._preload_at: dict[str, float] = {}
+        """Reference of a bundle that is asked for ahead -> when it may be tried again, monotonic seconds."""
+        self._told: dict[str, Any] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the threads; twice is once."""
+        if not self._threads:
+            # Replicas look at different moments, so that one change is rarely tried by two.
+            loops = ((self.look, POLL_S, 0.0), (self.decide, DECIDE_S, random.uniform(0, DECIDE_S)))
+            self._threads = [threading.Thread(target=self._run, args=a, name="follower", daemon=True) for a in loops]
+            for thread in self._threads:
+                thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        for thread in self._threads:
+            thread.join(CLOSE_S)
+        self._threads = []
+
+    def note_late(self, name: str) -> None:
+        """An outcome came for an experiment that is over; it may prove harm all the same, once its window is over."""
+        window = self._gateway.endpoints.routers[name].config.outcome_window_s
+        self._late[name] = time.monotonic() + LATE_S + window
+
+    def decide(self) -> None:
+        """Store which sessions failed here, and look at the evidence once: of what is open, and of what is over
+        where there may be news."""
+        problem: StoreError | None = None
+        try:
+            self._gateway.failed_sessions.write()
+        except StoreError as error:  # a full disk, say, which must not keep anything from being rolled back
+            problem = error
+        for router in self._to_judge(time.monotonic()):
+            name = router.config.name
+            try:
+                decide(self._gateway.store, router.config)
+                self._tell_shadows(name)
+            except StoreError:
+                raise  # the same for all of them
+            except Exception:  # one experiment's numbers must not keep the others from being rolled back
+                _log.exception("experiment %s: its evidence cannot be judged", name)
+        self._preload()
+        if problem is not None:
+            raise problem
+
+    def _preload(self) -> None:
+        """Hold the bundles that were asked for ahead of their experiments, here or at another replica."""
+        gateway = self._gateway
+        asked = gateway.notices.preloads(time.time() - PRELOADED_S)
+        gateway.models = {reference: bundle for reference, bundle in gateway.models.items() if reference in asked}
+        now = time.monotonic()
+        for reference in asked:
+            if reference not in gateway.models and self._preload_at.get(reference, 0.0) <= now:
+                self._preload_at[reference] = now + TEND_S
+                threading.Thread(target=self._load_model, args=(reference,), name="load-model", daemon=True).start()
+
+    def _load_model(self, reference: str) -> None:
+        try:
+            bundle = self._gateway.bundles.load(reference)
+            self._gateway.models = self._gateway.models | {reference: bundle}
+        except MarlRayError as error:
+            _log.error("a bundle is not loaded ahead: %s", error)
+        except Exception:
+            _log.exception("bundle %s is not loaded ahead", reference)
+
+    def _to_judge(self, now: float) -> list[Router]:
+        routers = self._gateway.endpoints.routers
+        self._late = {name: until for name, until in list(self._late.items()) if until > now}
+        names = {name for name, router in routers.items() if not router.is_over}
+        names |= self._late.keys() | self._ended.keys()
+        if now >= self._winners_at:
+            self._winners_at = now + WINNER_S
+            serving = (routers[name] for name, arms in self._wanted.items() if arms)
+            names |= {router.config.name for router in serving if router.state.status is Status.PROMOTED}
+        return [routers[name] for name in routers if name in names]
+
+    def look(self, waits: bool = False) -> None:
+        """Follow every experiment once, and load what is needed, in threads of its own unless this `waits` for it. Raises
+        MarlRayError if the store cannot be read."""
+        # One at a time, so that no state is followed after a later one.
+        with self._looking:
+            asked_at, told_at = time.monotonic(), self._told_at
+            states = self._gateway.store.states()
+            if states is self._states and asked_at < self._tend_at:
+                self._told_at = asked_at
+                return
+            routers = self._gateway.endpoints.routers
+            for name, state in states.items():
+                known = routers.get(name)
+                if known is None:
+                    self._take_in(name, state)
+                elif state != known.state:
+                    self._follow(known, state, told_at)
+            self._told_at = asked_at
+            self._tend(states, waits)
+            if states is not self._states and self._gateway.webhook is not None:
+                self._gateway.webhook.poke()
+            self._states, self._tend_at = states, time.monotonic() + TEND_S
+
+    def _take_in(self, name: str, state: AssignmentState) -> None:
+        """Route to an experiment that was created over HTTP; its arms come later."""
+        record = self._gateway.store.experiment(name) if state.origin == API else None
+        if record is None or name in self._missing:
+            return  # another gateway's, by its config; or of a config that this version cannot read
+        try:
+            self._gateway.take_in(config_of(record), state)
+        except MarlRayError as error:
+            self._missing[name] = {}
+            _log.error("experiment %s is not served here: %s", name, error)
+
+    def _follow(self, router: Router, state: AssignmentState, told_at: float) -> None:
+        was_over = router.is_over
+        router.follow(state, told_at)
+        if router.is_over and not was_over:
+            self._ended[router.config.name] = time.time()
+
+    def _tend(self, states: dict[str, AssignmentState], waits: bool) -> None:
+        """Hold the arms that are needed, and no others."""
+        routers, now = self._gateway.endpoints.routers, time.time()
+        self._ended = {name: at for name, at in self._ended.items() if now - at < DRAIN_S}
+        self._wanted = needed([s for s in ours(states, routers) if s.experiment in routers], now, self._ended)
+        for name, arms in self._wanted.items():
+            router = routers[name]
+            left = {arm: part for arm, part in router.arms.items() if arm not in arms}
+            if left:
+                self._let_go(router, left)
+            if arms - router.arms.keys() and name not in self._loading:
+                self._loading.add(name)
+                if waits:
+                    self._load(router, arms)
+                else:  # bundles may be large
+                    threading.Thread(target=self._load, args=(router, arms), name=f"load-{name}", daemon=True).start()
+
+    def _let_go(self, router: Router, left: dict[str, Arm | TextArm]) -> None:
+        self._gateway.endpoints.hold(router, {arm: part for arm, part in router.arms.items() if arm not in left})
+        for part in left.values():
+            close = getattr(part, "close", None)
+            if close is not None:
+                close()
+
+    def _load(self, router: Router, arms: Collection[str]) -> None:
+        """Load those of an experiment's arms that are not here. What cannot be had is logged once, and tried again later;
+        other arms answer for it."""
+        gateway, config = self._gateway, router.config
+        lacking = [arm for arm in config.arms if arm in arms and arm not in router.arms]
+        missing: dict[str, str] = {}
+        try:
+            record = gateway.store.experiment(config.name)
+            stored = record.config["arms"] if record is not None else {}
+            digests = {arm: part["digest"] for arm, part in stored.items()}
+            found, errors = load_arms(config, lacking, gateway.bundles, digests)
+            check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | found)
+            check_log(gateway.config, config.name, found.values())
+            missing = {arm: str(error) for arm, error in errors.items()}
+            made = {}
+            for arm, bundle in found.items():
+                try:
+                    made[arm] = gateway.arm(config, arm, bundle)
+                except MarlRayError as error:
+                    missing[arm] = str(error)
+            if made:
+                gateway.endpoints.hold(router, {**router.arms, **made})
+        except MarlRayError as error:
+            missing = dict.fromkeys(lacking, str(error))
+        except Exception as error:
+            _log.exception("experiment %s: arms %s are not loaded", config.name, ", ".join(lacking))
+            missing = dict.fromkeys(lacking, repr(error))
+        finally:
+            told = self._missing.get(config.name, {})
+            for arm, why in missing.items():
+                if told.get(arm) != why:
+                    _log.error("arm %s is not loaded, another one answers for it: %s", arm, why)
+            self._missing[config.name] = missing
+            self._loading.discard(config.name)
+            if not missing:
+                self._tend_at = 0.0  # other arms may be needed by now
+
+    def arms(self) -> dict[str, dict[str, str]]:
+        """Experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
+        found = {}
+        for name, arms in self._wanted.items():
+            router, missing = self._gateway.endpoints.routers[name], self._missing.get(name, {})
+            states = {arm: "missing" if arm in missing else "loading" for arm in router.config.arms if arm in arms}
+            if states:
+                found[name] = states | {arm: "loaded" for arm in states if arm in router.arms}
+        return found
+
+    def _tell_shadows(self, name: str) -> None:
+        totals = {arm: asdict(t) for arm, t in self._gateway.endpoints.routers[name].shadows.totals.items()}
+        if totals and totals != self._told.get(name):
+            self._gateway.store.record_shadows(name, self._replica, totals)
+            self._told[name] = totals
+
+    def _run(self, step: Callable[[], None], every_s: float, pause: float) -> None:
+        failing = False
+        while not self._closing.wait(pause):
+            pause = every_s
+            try:
+                step()
+                failing = False
+            except MarlRayError as error:
+                if not failing:  # one line per outage, not four per second
+                    _log.error("the last known weights stay in force: %s", error)
+                failing = True
+            except Exception:  # a thread that ends would leave rolled-back arms exposed
+                _log.exception("following the experiments failed")
