@@ -77,22 +77,22 @@ async def until(condition: Callable[[], Any], deadline_s: float = 10.0) -> None:
 def windows_end(*apps: Gateway) -> None:
     """The outcome windows of all units so far are over, by the clock of the gateways' stores."""
     for app in apps:
-        app.exposures.flush()
-    now = max((app.store.clock or time.time)() for app in apps) + 1_000.0
+        app.service.exposures.flush()
+    now = max((app.service.store.clock or time.time)() for app in apps) + 1_000.0
     for app in apps:
-        app.store.clock = lambda: now
+        app.service.store.clock = lambda: now
 
 
 @asynccontextmanager
 async def serving(config: GatewayConfig) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
     app = Gateway(config, seed=0)
-    app.start()
+    app.service.start()
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield client, app
     finally:
-        app.close()
+        app.service.close()
 
 
 def with_gateway(config: GatewayConfig, body: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:

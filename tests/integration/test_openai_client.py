@@ -39,7 +39,7 @@ class Site(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return sum(arm.rows for arm in self.app.endpoints.routers["exp"].arms.values())
+        return sum(arm.rows for arm in self.app.service.endpoints.routers["exp"].arms.values())
 
     def wait_until_idle(self) -> None:
         end = time.monotonic() + WAIT_S
@@ -104,7 +104,7 @@ def test_a_session_keeps_its_arm_and_tells_its_outcome(site, client):
         with client.chat.completions.with_streaming_response.create(**HELLO, user=f"user-{k}", stream=True) as streamed:
             met.add(streamed.headers["x-arm"])
         [arms[k]] = met
-        router = site.app.endpoints.routers["exp"]
+        router = site.app.service.endpoints.routers["exp"]
         assert router.arms[arms[k]].bundle.digest.startswith(fingerprint)
         told = httpx.post(
             f"{site.url}/v1/outcomes",
@@ -169,7 +169,7 @@ def test_an_arm_that_fails_in_mid_response_is_an_error_in_the_stream(site, clien
     parts = [iter(stream) for stream in streams]
     for part in parts:
         next(part)
-    norms = [arm.bundle.policies["lm"].lm.model.norm for arm in site.app.endpoints.routers["exp"].arms.values()]
+    norms = [arm.bundle.policies["lm"].lm.model.norm for arm in site.app.service.endpoints.routers["exp"].arms.values()]
     kept = [norm.weight.detach().clone() for norm in norms]
     with torch.no_grad():
         for norm in norms:

@@ -22,9 +22,8 @@ from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import ExperimentStore, Exposure, Report, StoreError
 from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.bundle import Bundle, PolicyParts, load_actor_critics, save_bundle
-from marl_ray.serving.arms.actor_critic import ArmBatcher
+from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.errors import ArmError, LostError, NotFiniteError
-from marl_ray.serving.arms.passes import Passes
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.evidence.rollout_control import ERRORS, config_of, decide, findings
 from marl_ray.serving.http.protocol import RequestError
@@ -62,12 +61,12 @@ async def ask(client: httpx.AsyncClient, session: str, observation: list[float] 
 
 def errors_of(app: Gateway) -> dict[str, float]:
     """Session -> its `error`, of those that are stored."""
-    app.failed_sessions.write()
-    return dict(app.store.metric_values("exp", "error"))
+    app.service.failed_sessions.write()
+    return dict(app.service.store.metric_values("exp", "error"))
 
 
 def circuits(app: Gateway) -> dict[str, CircuitState]:
-    return {arm: circuit.state for arm, circuit in app.endpoints.routers["exp"].circuits.items()}
+    return {arm: circuit.state for arm, circuit in app.service.endpoints.routers["exp"].circuits.items()}
 
 
 CLOSED, OPEN, _ = CircuitState
@@ -81,7 +80,7 @@ def test_inputs_that_no_arm_can_take_end_nothing(tmp_path):
         async with serving(config_of_arms(tmp_path, arms, breaker=breaker)) as (client, app):
             bad = [await ask(client, f"bad{k}", STRANGE) for k in range(40)]
             good = [await ask(client, f"s{k}") for k in range(40)]
-            return bad, good, circuits(app), errors_of(app), app.store.experiment("exp").state
+            return bad, good, circuits(app), errors_of(app), app.service.store.experiment("exp").state
 
     bad, good, states, errors, state = asyncio.run(body())
     assert {answer.status_code for answer in bad} == {400}
@@ -98,9 +97,9 @@ def test_an_input_that_one_arm_alone_cannot_take_is_that_arms_failure(tmp_path):
         async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
             answers = {f"s{k}": (await ask(client, f"s{k}", STRANGE)).json() for k in range(40)}
             early, states = errors_of(app), circuits(app)
-            app.endpoints.routers["exp"].circuits["four"]._until = 0.0  # time for a probe
+            app.service.endpoints.routers["exp"].circuits["four"]._until = 0.0  # time for a probe
             later = {f"t{k}": (await ask(client, f"t{k}", STRANGE)).json() for k in range(40)}
-            return answers, later, states, early, errors_of(app), app.store.experiment("exp").state.rolled_back
+            return answers, later, states, early, errors_of(app), app.service.store.experiment("exp").state.rolled_back
 
     answers, later, states, early, errors, rolled_back = asyncio.run(body())
     assert {answer["arm"] for answer in (answers | later).values()} == {"one"}
@@ -116,7 +115,7 @@ def test_one_session_opens_no_circuit_and_fails_for_nobody_else(tmp_path):
 
     async def body():
         async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3})) as (client, app):
-            table = app.endpoints.routers["exp"].table
+            table = app.service.endpoints.routers["exp"].table
             session = next(f"s{k}" for k in range(99) if table.assign(f"s{k}").arm == "four")
             answers = [(await ask(client, session, STRANGE)).json() for _ in range(40)]
             await asyncio.gather(*(ask(client, session, STRANGE) for _ in range(40)))
@@ -272,12 +271,12 @@ def elsewhere(tmp_path: Path, treatment: list[Exception], control: list[Exceptio
 
 def with_arms(app: Gateway, body: Any) -> Any:
     async def run() -> Any:
-        app.start()
+        app.service.start()
         try:
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
                 return await body(client)
         finally:
-            app.close()
+            app.service.close()
 
     return asyncio.run(run())
 
@@ -317,7 +316,7 @@ def test_when_both_arms_are_lost_no_session_has_failed(tmp_path):
         for k in range(30):
             answers.append(await ask(client, f"s{k}"))
             await asyncio.sleep(0.005)
-        return answers, errors_of(app), app.store.experiment("exp").state.rolled_back
+        return answers, errors_of(app), app.service.store.experiment("exp").state.rolled_back
 
     answers, errors, rolled_back = with_arms(app, body)
     assert {answer.status_code for answer in answers} == {503} and errors == {} and not rolled_back
@@ -333,8 +332,8 @@ def test_a_treatment_is_rolled_back_for_its_circuit_only_if_it_stays_open_throug
             assert (await ask(client, f"s{k}")).status_code == 200
             await asyncio.sleep(0.005)
         if outage > 5:
-            await until(lambda: app.endpoints.routers["exp"].state.rolled_back)
-        return app.store.experiment("exp").state.rolled_back, app.store.audit("exp")[-1].reason
+            await until(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
+        return app.service.store.experiment("exp").state.rolled_back, app.service.store.audit("exp")[-1].reason
 
     rolled_back, reason = with_arms(app, body)
     if outage == 3:  # two failures and one round of probes
@@ -354,8 +353,8 @@ def test_sessions_of_a_rolled_back_arm_go_on_with_the_control(tmp_path):
     async def body():
         async with serving(config_of_arms(tmp_path, arms)) as (client, app):
             before = {f"s{k}": (await ask(client, f"s{k}")).json()["arm"] for k in range(20)}
-            router = app.endpoints.routers["exp"]
-            app.roll_back(router, "four", "test")
+            router = app.service.endpoints.routers["exp"]
+            app.service.roll_back(router, "four", "test")
             await until(lambda: "four" in router.state.rolled_back)
             return before, {session: (await ask(client, session)).json()["arm"] for session in before}
 
@@ -370,9 +369,9 @@ def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
         async with serving(config_of_arms(tmp_path, arms)) as (client, app):
             for k in range(30):
                 await ask(client, f"s{k}")
-            app.failed_sessions.write()
-            record = app.store.experiment("exp")
-            (found,) = findings(app.store, record, config_of(record)).guardrails
+            app.service.failed_sessions.write()
+            record = app.service.store.experiment("exp")
+            (found,) = findings(app.service.store, record, config_of(record)).guardrails
             return found, (await client.get("/v1/experiments/exp")).json()["guardrails"]
 
     found, (told,) = asyncio.run(body())
@@ -385,19 +384,19 @@ def test_failures_wait_for_the_database(tmp_path, monkeypatch):
 
     async def body():
         async with serving(config_of_arms(tmp_path, arms)) as (client, app):
-            app.follower.close()
+            app.service.follower.close()
 
             def away(*_: Any, **__: Any) -> None:
                 raise StoreError("experiment store: away")
 
             with monkeypatch.context() as patch:
-                patch.setattr(type(app.store), "record", away)
+                patch.setattr(type(app.service.store), "record", away)
                 for k in range(10):
                     await ask(client, f"s{k}")
                 with pytest.raises(StoreError):
-                    app.failed_sessions.write()
+                    app.service.failed_sessions.write()
                 with pytest.raises(StoreError):
-                    app.follower.decide()
+                    app.service.follower.decide()
             return errors_of(app)
 
     assert asyncio.run(body())
@@ -410,8 +409,8 @@ def test_weights_that_were_rolled_back_are_refused_under_another_runs_name(tmp_p
 
     async def body():
         async with serving(config_of_arms(tmp_path, arms)) as (_, app):
-            app.roll_back(app.endpoints.routers["exp"], "four", "test")
-            await until(lambda: app.endpoints.routers["exp"].state.rolled_back)
+            app.service.roll_back(app.service.endpoints.routers["exp"], "four", "test")
+            await until(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
 
     asyncio.run(body())
     config = config_of_arms(tmp_path, again, name="next")

@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as npst
 
 from marl_ray.config import CacheConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.serving import cache as module
+from marl_ray.serving.arms import response_cache as module
 from marl_ray.serving.arms.response_cache import MemoryCache, RedisCache, cache_key, make_cache
 
 START_S = 20

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.serving import decision_log
-from marl_ray.serving.logs.act_log import Decision, DecisionLog, read_decisions, sorted_by_unit
+from marl_ray.serving.logs import act_log
+from marl_ray.serving.logs.act_log import ActLog, LoggedAct, read_decisions, sorted_by_unit
 
 WRITER = """
 import sys, time
-from marl_ray.serving.logs.act_log import Decision, DecisionLog
-log = DecisionLog(sys.argv[1], sys.argv[2] or None)
+from marl_ray.serving.logs.act_log import LoggedAct, ActLog
+log = ActLog(sys.argv[1], sys.argv[2] or None)
 log.start()
 for i in range(100):
-    log.put(Decision("exp", f"u{i % 7}", "a", "d", 1, 0.5, float(i), False, {"x": [i]}, {"x": 1}, {"x": -0.5}))
+    log.put(LoggedAct("exp", f"u{i % 7}", "a", "d", 1, 0.5, float(i), False, {"x": [i]}, {"x": 1}, {"x": -0.5}))
 while log.waiting or not any(writing.segment.size for writing in log._open.values()):
     time.sleep(0.01)
 print("written", flush=True)
@@ -33,9 +33,9 @@ sys.stdin.read()
 """
 
 
-def decision(i: int, unit: str = "u", experiment: str = "exp") -> Decision:
+def decision(i: int, unit: str = "u", experiment: str = "exp") -> LoggedAct:
     seen = {"a": [i, 0.5], "b": [[1, 2], [3, i]]}
-    return Decision(
+    return LoggedAct(
         experiment, unit, "arm", "digest", 1, 0.25, float(i), False, seen, {"a": 1, "b": [0.5]}, {"a": -1.0, "b": -2.0}
     )
 
@@ -51,8 +51,8 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name.partition(".")[2] for path in folder.rglob("decisions-*"))
 
 
-def fill(folder: str, decisions: list[Decision], **more) -> DecisionLog:
-    log = DecisionLog(folder, **more)
+def fill(folder: str, decisions: list[LoggedAct], **more) -> ActLog:
+    log = ActLog(folder, **more)
     log.start()
     assert all(log.put(found) for found in decisions)
     log.close()
@@ -72,7 +72,7 @@ def test_decisions_of_several_logs_come_back_by_unit_and_time(tmp_path):
 
 
 def test_segments_are_cut_by_size_and_by_age(tmp_path):
-    log = DecisionLog(str(tmp_path), segment_bytes=1000)
+    log = ActLog(str(tmp_path), segment_bytes=1000)
     log.start()
     log.put(decision(0))
     wait_for(lambda: names(tmp_path) == ["jsonl.partial"])
@@ -88,7 +88,7 @@ def test_segments_are_cut_by_size_and_by_age(tmp_path):
 
 
 def test_putting_never_waits_and_counts_what_it_drops(tmp_path):
-    log = DecisionLog(str(tmp_path), capacity=3)  # not started: nobody writes
+    log = ActLog(str(tmp_path), capacity=3)  # not started: nobody writes
     assert [log.put(decision(i)) for i in range(5)] == [True] * 3 + [False] * 2
     assert (log.waiting, log.dropped) == (3, 2)
     log.close()
@@ -133,12 +133,12 @@ def test_a_segment_that_was_completed_but_not_yet_removed_counts_once(tmp_path):
 
 
 def test_segments_wait_while_their_place_is_away_and_a_bound_drops(tmp_path, monkeypatch):
-    monkeypatch.setattr(decision_log, "RETRY_S", 0.05)
-    monkeypatch.setattr(decision_log, "WRITE_INTERVAL_S", 0.02)
+    monkeypatch.setattr(act_log, "RETRY_S", 0.05)
+    monkeypatch.setattr(act_log, "WRITE_INTERVAL_S", 0.02)
     blocked = tmp_path / "bucket"
     blocked.write_text("a file where the folder should be")
     uri, staging = f"file://{blocked}/prefix", tmp_path / "staging"
-    log = DecisionLog(uri, str(staging), segment_bytes=1, limit_bytes=1000)
+    log = ActLog(uri, str(staging), segment_bytes=1, limit_bytes=1000)
     log.start()
     for i in range(20):
         log.put(decision(i))
@@ -184,7 +184,7 @@ def test_unreadable_lines_are_left_out_and_unreadable_segments_are_named(tmp_pat
 def test_a_folder_that_cannot_be_used_is_named(tmp_path, folder):
     (tmp_path / "file").touch()
     with pytest.raises(MarlRayError, match=r"^decision_log: ") as caught:
-        DecisionLog(folder.format(tmp_path))
+        ActLog(folder.format(tmp_path))
     assert "\n" not in str(caught.value)
 
 

@@ -18,8 +18,8 @@ import torch
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment import Assignment
 from marl_ray.experiments.store import ExperimentStore, Exposure
-from marl_ray.serving import export as export_module
-from marl_ray.serving.logs.act_log import Decision, DecisionLog, read_decisions
+from marl_ray.serving.logs import export as export_module
+from marl_ray.serving.logs.act_log import ActLog, LoggedAct, read_decisions
 from marl_ray.serving.logs.export import ExportSummary, export
 from marl_ray.trajectories import Trajectories
 
@@ -34,15 +34,15 @@ def store(tmp_path) -> Iterator[ExperimentStore]:
     store.close()
 
 
-def act(unit: str, at: float, arm: str = "a", agents: tuple[str, ...] = AGENTS, **more) -> Decision:
+def act(unit: str, at: float, arm: str = "a", agents: tuple[str, ...] = AGENTS, **more) -> LoggedAct:
     seen = {agent: [[at, i], [0, True]] for i, agent in enumerate(agents)}
     log_probs = {agent: -at - i for i, agent in enumerate(agents)}
-    given = Decision("exp", unit, arm, arm * 4, 1, 0.5, at, False, seen, dict.fromkeys(agents, 3), log_probs)
+    given = LoggedAct("exp", unit, arm, arm * 4, 1, 0.5, at, False, seen, dict.fromkeys(agents, 3), log_probs)
     return replace(given, **more)
 
 
-def write(folder: str | Path, decisions: list[Decision]) -> None:
-    log = DecisionLog(str(folder), capacity=len(decisions))
+def write(folder: str | Path, decisions: list[LoggedAct]) -> None:
+    log = ActLog(str(folder), capacity=len(decisions))
     assert all(log.put(decision) for decision in decisions)
     log.close()
     assert log.dropped == 0

@@ -59,10 +59,10 @@ def test_an_arm_that_fails_is_answered_for_by_the_control(bundles, broken, tmp_p
         async with serving(config) as (client, app):
             client.headers.update(OPS)
             answers = await sessions(client, [f"s{k}" for k in range(40)])
-            assert app.endpoints.routers["exp"].state.status is Status.RUNNING
+            assert app.service.endpoints.routers["exp"].state.status is Status.RUNNING
             metrics = (await client.get("/metrics")).text
-            app.exposures.flush()
-            return answers, metrics, {arm: s.exposures for arm, s in app.store.summary("exp").items()}
+            app.service.exposures.flush()
+            return answers, metrics, {arm: s.exposures for arm, s in app.service.store.summary("exp").items()}
 
     answers, metrics, exposed = asyncio.run(body())
     assert {answer["arm"] for answer in answers} == {"one"}
@@ -96,9 +96,9 @@ def test_shadows_get_copies_and_are_compared(bundles, tmp_path):
         async with serving(config) as (client, app):
             client.headers.update(OPS)
             answers = await sessions(client, [f"s{k}" for k in range(10)])
-            totals = app.endpoints.routers["exp"].shadows.totals
+            totals = app.service.endpoints.routers["exp"].shadows.totals
             await until(lambda: "four" in totals and totals["four"].acts == 10)
-            app.follower.decide()
+            app.service.follower.decide()
             report = (await client.get("/v1/experiments/exp")).json()
             return answers, report, (await client.get("/metrics")).text
 
@@ -119,12 +119,12 @@ def test_an_experiment_that_cannot_be_judged_keeps_no_other_from_it(bundles, tmp
         async with serving(config) as (client, app):
             client.headers.update(OPS)
             await sessions(client, [f"s{k}" for k in range(5)], experiment="exp")
-            totals = app.endpoints.routers["exp"].shadows.totals
+            totals = app.service.endpoints.routers["exp"].shadows.totals
             await until(lambda: "four" in totals and totals["four"].acts == 5)
-            app.follower.close()
-            router = app.endpoints.routers["aaa"]
+            app.service.follower.close()
+            router = app.service.endpoints.routers["aaa"]
             router.config = router.config.model_copy(update={"margin": -1.0})  # no test can be made of this
-            app.follower.decide()
+            app.service.follower.decide()
             return (await client.get("/v1/experiments/exp")).json()["shadow"]["four"]["acts"]
 
     assert asyncio.run(body()) == 5
@@ -202,13 +202,15 @@ def test_an_experiment_created_over_http_reaches_every_replica(bundles, tmp_path
         async with serving(config) as (first, _), serving(config) as (second, other):
             made = await first.post("/v1/experiments", json=new, headers=OPS)
             twice = await first.post("/v1/experiments", json=new, headers=OPS)
-            await until(lambda: "new" in other.endpoints.routers and other.endpoints.routers["new"].arms)
+            await until(
+                lambda: "new" in other.service.endpoints.routers and other.service.endpoints.routers["new"].arms
+            )
             answer = await second.post(
                 "/v1/act", json={"experiment": "new", "session_id": "s", "observations": SEES}, headers=OPS
             )
             audit = (await second.get("/v1/experiments/new/audit", headers=OPS)).json()["audit"]
         async with serving(config) as (_, app):  # and after a restart
-            assert app.endpoints.routers["new"].arms.keys() == {"a", "b"}
+            assert app.service.endpoints.routers["new"].arms.keys() == {"a", "b"}
         return made, twice, answer, audit
 
     made, twice, answer, audit = asyncio.run(body())
@@ -256,8 +258,8 @@ def test_an_endpoint_outlives_its_experiments_and_sessions_finish_where_they_beg
                 await client.post(f"/v1/experiments/exp/{action}", json={"reason": "good", "arm": "four"})
             where = (await client.get("/v1/endpoints")).json()["endpoints"]["exp"]
             made = await client.post("/v1/experiments", json=new)
-            await until(lambda: "exp-2" in second.endpoints.routers)
-            app.exposures.flush()
+            await until(lambda: "exp-2" in second.service.endpoints.routers)
+            app.service.exposures.flush()
             again = [await sessions(c, [f"s{k}" for k in range(10)], experiment="exp") for c in (client, other)]
             fresh = await sessions(other, ["fresh"], experiment="exp")
             posts = [
@@ -284,7 +286,7 @@ def test_greedy_answers_are_kept(bundles, tmp_path, url):
         async with serving(config) as (client, app):
             client.headers.update(OPS)
             first = await sessions(client, [f"s{k}" for k in range(12)], mode="greedy")
-            for arm in app.endpoints.routers["exp"].arms.values():
+            for arm in app.service.endpoints.routers["exp"].arms.values():
                 arm.act = None  # an answer that is not kept would fail
             again = await sessions(client, [f"s{k}" for k in range(12)], mode="greedy")
             return first, again
@@ -363,9 +365,9 @@ def test_the_guardrails_error_and_latency_are_measured_here(bundles, broken, tmp
                 await sessions(client, [f"s{k}"])
                 await client.post("/v1/outcomes", json={"session_id": f"s{k}", "value": k % 2})
             windows_end(app)
-            await until(lambda: "bad" in app.endpoints.routers["exp"].state.rolled_back)
+            await until(lambda: "bad" in app.service.endpoints.routers["exp"].state.rolled_back)
             report = (await client.get("/v1/experiments/exp")).json()
-            return report["guardrails"], app.store.audit("exp")[-1]
+            return report["guardrails"], app.service.store.audit("exp")[-1]
 
     (errors, latency), entry = asyncio.run(body())
     assert (errors["mean"], errors["control_mean"], errors["proven"]) == (1, 0, True)
@@ -392,7 +394,7 @@ def test_acting_goes_on_without_the_database_and_its_exposures_arrive_later(bund
             client.headers.update(OPS)
             with write_lock(database):
                 answers = await sessions(client, [f"s{k}" for k in range(50)])
-            await until(lambda: app.exposures.waiting == 0)
+            await until(lambda: app.service.exposures.waiting == 0)
             return answers
 
     answers = asyncio.run(body())

@@ -86,7 +86,7 @@ def test_the_same_holds_for_experiments_that_were_created_over_http(folder):
     async def again() -> set[str]:
         async with serving(config) as (client, app):
             client.headers.update(bearer("ops"))
-            assert app.endpoints.routers["exp"].arms.keys() == {"one"}  # before the first request
+            assert app.service.endpoints.routers["exp"].arms.keys() == {"one"}  # before the first request
             return {(await act(client, f"s{k}"))["arm"] for k in range(20)}
 
     asyncio.run(create())
@@ -130,7 +130,7 @@ def test_a_content_is_held_once_whatever_names_it(folder):
 
     async def body() -> list[Any]:
         async with serving(config_of(folder, *both)) as (_, app):
-            return [arm.bundle for router in app.endpoints.routers.values() for arm in router.arms.values()]
+            return [arm.bundle for router in app.service.endpoints.routers.values() for arm in router.arms.values()]
 
     found = asyncio.run(body())
     assert len(found) == 4
@@ -164,15 +164,17 @@ def test_experiments_that_are_over_cost_no_bundle_and_no_query(folder):
 
         async def body() -> int:
             async with serving(config) as (_, app):
-                app.follower.close()
-                app.follower.look()
-                app.follower.decide()
+                app.service.follower.close()
+                app.service.follower.look()
+                app.service.follower.decide()
                 sa.event.listen(
-                    app.store._engine, "before_cursor_execute", lambda *_: counted.__setitem__(0, counted[0] + 1)
+                    app.service.store._engine,
+                    "before_cursor_execute",
+                    lambda *_: counted.__setitem__(0, counted[0] + 1),
                 )
-                app.follower.look()
-                app.follower.decide()
-                return sum(len(router.arms) for router in app.endpoints.routers.values())
+                app.service.follower.look()
+                app.service.follower.decide()
+                return sum(len(router.arms) for router in app.service.endpoints.routers.values())
 
         return asyncio.run(body()), counted[0]
 
@@ -201,7 +203,7 @@ def test_late_outcomes_of_what_is_over_are_taken_and_prove_harm(folder):
                 answer = await client.post("/v1/outcomes", json=sent)
                 assert (answer.status_code, answer.json()["experiment"]) == (200, "old")
             windows_end(app)
-            await until(lambda: "one" in app.endpoints.routers["old"].state.rolled_back)
+            await until(lambda: "one" in app.service.endpoints.routers["old"].state.rolled_back)
 
     asyncio.run(later())
 
@@ -215,7 +217,7 @@ def test_a_late_rollback_of_the_winner_is_answered_by_the_control(folder):
         async with serving(config) as (client, app):
             before = {(await act(client, f"t{k}"))["arm"] for k in range(10)}
             end(folder, "exp", Action.ROLLBACK, "one")
-            app.follower.look()
+            app.service.follower.look()
             return before, {(await act(client, f"u{k}"))["arm"] for k in range(10)}
 
     assert asyncio.run(body()) == ({"one"}, {"zero"})

@@ -11,9 +11,9 @@ from toy_gateways import act, gateway_config, make_bundle, serving, windows_end,
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import ExperimentStore, StoreError
-from marl_ray.serving import assigning
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.logs.exposures import ExposureLog
+from marl_ray.serving.http import fields
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
@@ -32,7 +32,7 @@ def test_outcomes_may_be_corrected_while_their_window_lasts_and_are_final_then(c
             windows_end(app)
             posts += [await post(0.6), await post(0.7)]
             report = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
-            return arm, posts, early, report, app.store.corrections("exp")
+            return arm, posts, early, report, app.service.store.corrections("exp")
 
     arm, posts, early, report, corrections = asyncio.run(run())
     assert [post.status_code for post in posts] == [200, 200, 200, 200, 409]
@@ -54,7 +54,7 @@ def test_what_comes_after_the_window_is_kept_and_does_not_count(config):
                 arm,
                 post,
                 (await client.get("/v1/experiments/exp")).json()["arms"][arm],
-                list(app.store.outcomes("exp")),
+                list(app.service.store.outcomes("exp")),
             )
 
     arm, post, report, stored = asyncio.run(run())
@@ -84,7 +84,13 @@ def test_outcomes_in_a_batch_are_answered_one_by_one(config):
             answers = (await client.post("/v1/outcomes/batch", json={"outcomes": parts})).json()["answers"]
             lists = [], 257 * parts[:1]
             wrong = [await client.post("/v1/outcomes/batch", json={"outcomes": given}) for given in lists]
-            return arms, answers, wrong, list(app.store.outcomes("exp")), list(app.store.metric_values("exp", "cost"))
+            return (
+                arms,
+                answers,
+                wrong,
+                list(app.service.store.outcomes("exp")),
+                list(app.service.store.metric_values("exp", "cost")),
+            )
 
     (s, t), answers, wrong, stored, costs = asyncio.run(run())
     assert answers[0] == {"experiment": "exp", "arm": s, "value": 1.0, "counts": True}
@@ -122,7 +128,7 @@ def test_outcomes_outside_their_bounds_are_refused_and_the_exact_test_decides(co
 
             first = (await act(client, "s"))["arm"]
             refused = [await post("s", value=1.5), await post("s", value=0.5, metrics={"cost": -1})]
-            assert list(app.store.outcomes("exp")) == []
+            assert list(app.service.store.outcomes("exp")) == []
             arms = {"s": first} | {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(80)}
             for session, arm in arms.items():
                 assert (await post(session, value=float(arm == "one"), metrics={"cost": 1})).status_code == 200
@@ -228,7 +234,7 @@ def test_after_a_change_of_weights_only_sessions_whose_arm_may_be_another_are_lo
 
     async def run():
         async with serving(gateway_config(bundles, database, weights=(3.0, 1.0))) as (client, app):
-            sa.event.listen(app.store._engine, "before_cursor_execute", count)
+            sa.event.listen(app.service.store._engine, "before_cursor_execute", count)
             for i in range(60):
                 await act(client, f"one by one {i}")
             alone = len(statements)
@@ -260,13 +266,13 @@ def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
         async with serving(config) as (client, app):
             for i in range(20):
                 await act(client, f"s{i % 10}")
-            assert len(app.endpoints.routers["exp"]._remembered) == 3
-            app.exposures._capacity = 0
+            assert len(app.service.endpoints.routers["exp"]._remembered) == 3
+            app.service.exposures._capacity = 0
             await act(client, "late")
-            app.exposures._capacity = 10
+            app.service.exposures._capacity = 10
             first = (await client.get("/v1/experiments/exp")).json()
             await act(client, "late")
-            return app.exposures.dropped, first, (await client.get("/v1/experiments/exp")).json()
+            return app.service.exposures.dropped, first, (await client.get("/v1/experiments/exp")).json()
 
     dropped, first, second = asyncio.run(run())
     assert dropped == 1
@@ -276,7 +282,7 @@ def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
 def test_closing_writes_what_is_queued(config):
     async def run():
         async with serving(config) as (client, app):
-            app.exposures._interval_s = 1e6  # from the second round on
+            app.service.exposures._interval_s = 1e6  # from the second round on
             await act(client, "s")
 
     asyncio.run(run())
@@ -326,11 +332,11 @@ def test_an_outcome_waits_for_another_replicas_exposure(bundles, tmp_path):
 
     async def run():
         async with serving(config) as (one, app), serving(config) as (two, _):
-            app.exposures.flush = lambda: None  # its exposure is under way ...
+            app.service.exposures.flush = lambda: None  # its exposure is under way ...
             await act(one, "s")
             post = asyncio.create_task(two.post("/v1/outcomes", json={"session_id": "s", "value": 1}))
             await asyncio.sleep(0.05)
-            ExposureLog.flush(app.exposures)  # ... and arrives
+            ExposureLog.flush(app.service.exposures)  # ... and arrives
             return await post
 
     assert asyncio.run(run()).status_code == 200
@@ -354,4 +360,4 @@ def test_arms_must_understand_the_same_requests(bundles, tmp_path):
 
 
 def test_constants_fit_the_database():
-    assert assigning.SESSION_LENGTH <= 256  # the column's width
+    assert fields.SESSION_LENGTH <= 256  # the column's width

@@ -15,8 +15,8 @@ from marl_ray import __version__
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.states import Action
-from marl_ray.serving import asgi
 from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.http import admission
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 READ = ("/v1/experiments", "/v1/experiments/exp", "/v1/experiments/exp/audit", "/v1/experiments/exp/curves")
@@ -78,7 +78,7 @@ def test_what_a_browser_sends_by_itself_opens_reading_alone(keyed):
 
 
 def test_readers_have_a_limit_of_their_own_and_are_refused_slowly(bundles, tmp_path, monkeypatch):
-    monkeypatch.setattr(asgi, "REFUSAL_S", 0.05)
+    monkeypatch.setattr(admission, "REFUSAL_S", 0.05)
     config = gateway_config(bundles, tmp_path / "x.db", read_limit={"per_s": 0.1, "burst": 3})
 
     async def body(client) -> tuple[list[int], Any, float, int]:
@@ -98,13 +98,13 @@ def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp_path)
     async def body() -> tuple[Any, Any, Any, Any]:
         async with serving(gateway_config(bundles, tmp_path / "x.db")) as (client, app):
             ready, health = await client.get("/ready"), await client.get("/health")
-            router = app.endpoints.routers["exp"]
+            router = app.service.endpoints.routers["exp"]
             one = router.arms["one"]
-            app.follower.close()
-            app.endpoints.hold(router, {"four": router.arms["four"]})
+            app.service.follower.close()
+            app.service.endpoints.hold(router, {"four": router.arms["four"]})
             lacking = await client.get("/ready")  # the control is still to come
-            app.endpoints.hold(router, {"one": one})
-            app.follower._missing["exp"] = {"four": "its bundle is gone"}
+            app.service.endpoints.hold(router, {"one": one})
+            app.service.follower._missing["exp"] = {"four": "its bundle is gone"}
             degraded = await client.get("/ready")
             return ready, health, lacking, degraded
 
@@ -122,8 +122,8 @@ def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp_path)
 def test_an_experiment_that_loads_after_the_start_takes_no_replica_out_of_traffic(bundles, tmp_path):
     async def body() -> Any:
         async with serving(gateway_config(bundles, tmp_path / "x.db", names=("exp", "new"))) as (client, app):
-            app.follower.close()
-            app.endpoints.hold(app.endpoints.routers["new"], {})  # created over HTTP at another replica
+            app.service.follower.close()
+            app.service.endpoints.hold(app.service.endpoints.routers["new"], {})  # created over HTTP at another replica
             return await client.get("/ready")
 
     told = asyncio.run(body())
@@ -138,7 +138,7 @@ def test_a_replica_that_has_not_begun_is_not_ready(bundles, tmp_path):
         app = Gateway(gateway_config(bundles, tmp_path / "x.db"))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
             found = (await client.get("/ready")).status_code
-        app.close()
+        app.service.close()
         return found
 
     assert asyncio.run(body()) == 503
@@ -149,12 +149,12 @@ def test_metrics_of_one_of_several_replicas_say_which_it_is(config):
         import httpx
 
         app = Gateway(config, replica="r7")
-        app.start()
+        app.service.start()
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
             await act(client, "s")
             text = (await client.get("/metrics")).text
-        samples = [sample for family in app.samples() for sample in family.samples]
-        app.close()
+        samples = [sample for family in app.service.samples() for sample in family.samples]
+        app.service.close()
         return text, samples
 
     text, samples = asyncio.run(body())
@@ -232,7 +232,7 @@ def test_reports_of_what_is_over_are_told_without_its_bundles(tmp_path):
     config = gateway_config(made, tmp_path / "x.db")
 
     async def stop(client, app) -> None:
-        app.store.change("exp", Action.STOP, epoch=None, actor="ops", reason="done")
+        app.service.store.change("exp", Action.STOP, epoch=None, actor="ops", reason="done")
 
     async def body() -> Any:
         async with serving(config) as (client, app):

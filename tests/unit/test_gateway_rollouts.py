@@ -60,7 +60,7 @@ def test_a_bad_arm_is_rolled_back_by_itself_for_good(bundles, tmp_path, on_rollb
 
     async def body():
         async with serving(config) as (client, app):
-            router = app.endpoints.routers["exp"]
+            router = app.service.endpoints.routers["exp"]
             arms = await play(client, [f"s{k}" for k in range(120)], lambda arm, k: k % 3 - 5 * (arm == "four"), app)
             await until(lambda: "four" in router.state.rolled_back)
             assert router.state.status is Status.ROLLED_BACK
@@ -90,13 +90,13 @@ def test_a_good_arm_climbs_its_stages_and_is_promoted(bundles, tmp_path):
 
     async def body():
         async with serving(config) as (client, app):
-            router = app.endpoints.routers["exp"]
+            router = app.service.endpoints.routers["exp"]
             assert router.state.weights == {"one": 0.5, "four": 0.5}
             for batch in range(60):
                 names = [f"s{batch}-{k}" for k in range(20)]
                 await play(client, names, lambda arm, k: k % 3 + 4 * (arm == "four"), app)
-                app.follower.decide()
-                app.follower.look()
+                app.service.follower.decide()
+                app.service.follower.look()
                 if router.state.status is Status.PROMOTED:
                     break
             assert router.state.status is Status.PROMOTED and router.state.weights == {"one": 0.0, "four": 1.0}
@@ -115,7 +115,7 @@ def test_guardrails_of_named_metrics_roll_back(bundles, tmp_path):
                 sent = {"session_id": f"s{k}", "value": k % 2, "metrics": {"cost": k % 3 + 3.0 * (arm == "four")}}
                 assert (await client.post("/v1/outcomes", json=sent)).status_code == 200
             windows_end(app)
-            await until(lambda: "four" in app.endpoints.routers["exp"].state.rolled_back)
+            await until(lambda: "four" in app.service.endpoints.routers["exp"].state.rolled_back)
             return (await client.get("/v1/experiments/exp/audit")).json()["audit"][-1]["reason"]
 
     assert asyncio.run(body()) == "harm proven by cost"
@@ -127,9 +127,9 @@ def test_an_ab_test_is_promoted_by_hand_only(bundles, tmp_path):
     async def body():
         async with serving(config) as (client, app):
             await play(client, [f"s{k}" for k in range(200)], lambda arm, k: k % 3 + 4 * (arm == "four"), app)
-            app.follower.look()
-            decision = decide(app.store, app.endpoints.routers["exp"].config)
-            return decision.step.value, app.endpoints.routers["exp"].state.status
+            app.service.follower.look()
+            decision = decide(app.service.store, app.service.endpoints.routers["exp"].config)
+            return decision.step.value, app.service.endpoints.routers["exp"].state.status
 
     assert asyncio.run(body()) == ("promote", Status.RUNNING)
 
@@ -204,8 +204,8 @@ def test_units_outside_the_layer_share_are_with_the_control_and_not_counted(bund
     async def body():
         async with serving(config) as (client, app):
             arms = [(await act(client, f"s{k}"))["arm"] for k in range(60)]
-            app.exposures.flush()
-            return arms, app.store.summary("exp")
+            app.service.exposures.flush()
+            return arms, app.service.store.summary("exp")
 
     arms, summary = asyncio.run(body())
     assert set(summary) == {"four"} and summary["four"].exposures == arms.count("four")
@@ -220,9 +220,9 @@ def test_another_replica_follows_within_a_second(bundles, tmp_path):
             names = [f"s{k}" for k in range(120)]
             await play(client, names, lambda arm, k: k % 3 - 5 * (arm == "four"), first, second)
             await until(
-                lambda: all("four" in app.endpoints.routers["exp"].state.rolled_back for app in (first, second))
+                lambda: all("four" in app.service.endpoints.routers["exp"].state.rolled_back for app in (first, second))
             )
-            return time.time() - second.store.audit("exp")[-1].at
+            return time.time() - second.service.store.audit("exp")[-1].at
 
     assert asyncio.run(body()) < 1.0
 
@@ -232,20 +232,20 @@ def test_without_its_database_a_gateway_goes_on_with_the_last_weights(bundles, t
 
     async def body():
         async with serving(config) as (client, app):
-            router = app.endpoints.routers["exp"]
+            router = app.service.endpoints.routers["exp"]
 
             def away(*_: Any) -> None:
                 raise StoreError("experiment store: away")
 
             with monkeypatch.context() as patch:
                 for name in ("states", "assignment", "record_exposures", "experiment"):
-                    patch.setattr(type(app.store), name, away)
+                    patch.setattr(type(app.service.store), name, away)
                 with pytest.raises(MarlRayError):
-                    app.follower.look()
+                    app.service.follower.look()
                 await asyncio.sleep(3 * store_follower.POLL_S)
                 arms = {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(20)}
-            app.exposures.flush()
-            assert {name: app.store.assignment("exp", name).arm for name in arms} == arms
+            app.service.exposures.flush()
+            assert {name: app.service.store.assignment("exp", name).arm for name in arms} == arms
             return router.state.status
 
     assert asyncio.run(body()) is Status.RUNNING

@@ -8,7 +8,7 @@ import pytest
 from toy_gateways import serving, until, with_gateway
 from toy_text_gateways import ASK, CHAT, CONTEXT, config, events, make_text_bundle, post, rows, text_config, texts
 
-from marl_ray.serving import text_arms
+from marl_ray.serving.arms import text
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
@@ -22,9 +22,9 @@ def test_the_control_answers_for_a_broken_arm(texts, tmp_path):
     async def run():
         async with serving(text_config(bundles, tmp_path)) as (client, app):
             answers = [await post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(16)]
-            assert app.endpoints.routers["exp"].circuits["four"].opened == 1
-            app.failed_sessions.write()
-            return answers, dict(app.store.metric_values("exp", "error"))
+            assert app.service.endpoints.routers["exp"].circuits["four"].opened == 1
+            app.service.failed_sessions.write()
+            return answers, dict(app.service.store.metric_values("exp", "error"))
 
     answers, errors = asyncio.run(run())
     assert {answer["arm"] for answer in answers} == {"one"}
@@ -40,9 +40,9 @@ def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, path, fi
     async def run():
         async with serving(text_config(bundles, tmp_path)) as (client, app):
             answers = [await client.post(path, json=body | {"session_id": f"s{k}"}) for k in range(12)]
-            app.failed_sessions.write()
-            opened = [circuit.opened for circuit in app.endpoints.routers["exp"].circuits.values()]
-            return answers, opened, dict(app.store.metric_values("exp", "error"))
+            app.service.failed_sessions.write()
+            opened = [circuit.opened for circuit in app.service.endpoints.routers["exp"].circuits.values()]
+            return answers, opened, dict(app.service.store.metric_values("exp", "error"))
 
     answers, opened, errors = asyncio.run(run())
     assert {(answer.status_code, answer.json()["error"]["field"]) for answer in answers} == {(400, field)}
@@ -52,7 +52,7 @@ def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, path, fi
 def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(config):
     async def run():
         async with serving(config) as (client, app):
-            router = app.endpoints.routers["exp"]
+            router = app.service.endpoints.routers["exp"]
             hung, stuck, going_on = router.arms["four"], threading.Event(), threading.Event()
             hung._patience_s = 0.3
             model = hung.model("writer")
@@ -85,7 +85,7 @@ def test_a_client_that_leaves_frees_its_row(config, path):
     async def run():
         async with serving(patient) as (client, app):
             if path == "/v1/act":  # whose responses are short
-                for arm in app.endpoints.routers["exp"].arms.values():
+                for arm in app.service.endpoints.routers["exp"].arms.values():
                     model = arm.model("writer")
                     model.generation = model.generation.model_copy(update={"max_tokens": CONTEXT - 20})
             sent, gone = [], asyncio.Event()
@@ -127,16 +127,16 @@ def test_closing_is_not_the_arms_fault(config):
         async with serving(config) as (client, app):
             asked = [asyncio.create_task(client.post("/generate", json=ASK | LONG | {"seed": k})) for k in range(8)]
             await until(lambda: rows(app) == 8)
-            await asyncio.to_thread(app.endpoints.routers["exp"].close)
+            await asyncio.to_thread(app.service.endpoints.routers["exp"].close)
             answers = await asyncio.gather(*asked)
             assert {answer.status_code for answer in answers} == {503} and "closing" in answers[0].text
-            assert all(not circuit.opened for circuit in app.endpoints.routers["exp"].circuits.values())
+            assert all(not circuit.opened for circuit in app.service.endpoints.routers["exp"].circuits.values())
 
     asyncio.run(run())
 
 
 def test_a_full_queue_is_a_503_with_retry_after(config, monkeypatch):
-    monkeypatch.setattr(text_arms, "WAITING", 2)
+    monkeypatch.setattr(text, "WAITING", 2)
 
     async def body(client):
         asked = [client.post("/generate", json=ASK | {"max_tokens": 100, "seed": k}) for k in range(12)]
@@ -152,7 +152,7 @@ def test_a_full_queue_is_a_503_with_retry_after(config, monkeypatch):
 def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(config):
     async def run():
         async with serving(config.model_copy(update={"max_batch": 1})) as (client, app):
-            for arm in app.endpoints.routers["exp"].arms.values():
+            for arm in app.service.endpoints.routers["exp"].arms.values():
                 arm._patience_s = 0.02
             asked = [client.post("/generate", json=ASK | {"max_tokens": 200, "seed": k}) for k in range(4)]
             answers = await asyncio.gather(*asked)
@@ -166,7 +166,7 @@ def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(config):
 def test_a_whole_answer_may_take_longer_than_a_token_may(config):
     async def run():
         async with serving(config) as (client, app):
-            for arm in app.endpoints.routers["exp"].arms.values():
+            for arm in app.service.endpoints.routers["exp"].arms.values():
                 arm._patience_s = 0.5
             whole = await post(client, "/generate", ASK | LONG)
             parts = await events(client, "/generate", ASK | LONG)

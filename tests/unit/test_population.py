@@ -18,8 +18,8 @@ from marl_ray.experiments.assignment import AssignmentTable, held_out, in_layer,
 from marl_ray.experiments.population import population_of
 from marl_ray.experiments.records import assignment_part
 from marl_ray.experiments.states import Action
-from marl_ray.serving import router
 from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.routing import router
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 UNITS = [f"u{k}" for k in range(5_000)]
@@ -174,8 +174,12 @@ def test_units_outside_of_the_population_are_with_the_control_and_not_counted(bu
                 for n in range(10):
                     assert (await act(client, f"w{k}-{n}", attributes=wrong))["arm"] == "one"
             assert (await act(client, "none"))["arm"] == "one"
-            app.exposures.flush()
-            return right, {unit for unit in right if app.store.assignment("exp", unit)}, app.store.summary("exp")
+            app.service.exposures.flush()
+            return (
+                right,
+                {unit for unit in right if app.service.store.assignment("exp", unit)},
+                app.service.store.summary("exp"),
+            )
 
     right, stored, summary = asyncio.run(body())
     assert stored == {unit for unit in right if in_share("exp", 0.5, unit)} and 20 < len(stored) < 60
@@ -193,9 +197,9 @@ def test_clusters_take_part_or_are_held_out_as_wholes(bundles, tmp_path):
         async with serving(config) as (client, app):
             for cluster in (f"c{k}" for k in range(20)):
                 told = [await act(client, f"{cluster}-{k}", cluster_id=cluster) for k in range(2)]
-                app.exposures.flush()
+                app.service.exposures.flush()
                 out, inside = held_out("exp", 0.3, cluster), in_share("exp", 0.5, cluster)
-                stored = [app.store.assignment("exp", f"{cluster}-{k}") is not None for k in range(2)]
+                stored = [app.service.store.assignment("exp", f"{cluster}-{k}") is not None for k in range(2)]
                 assert [answer.get("holdout", False) for answer in told] == [out, out]
                 assert stored == [inside and not out] * 2
 
@@ -212,7 +216,7 @@ def test_treatments_get_no_copies_of_what_units_outside_of_the_population_ask(bu
         async with serving(config) as (client, app):
             for k in range(20):
                 await act(client, f"s{k}")
-            shadows = app.endpoints.routers["exp"].shadows
+            shadows = app.service.endpoints.routers["exp"].shadows
             inside = sum(in_share("exp", 0.5, f"s{k}") for k in range(20))
             await until(lambda: shadows.totals["four"].acts >= inside)
             await shadows.close()
@@ -232,7 +236,7 @@ def test_what_a_unit_has_met_it_keeps_whatever_its_attributes_are_later(bundles,
             assert (await act(client, "late", **outside))["arm"] == "one"
             assert (await act(client, "late", **inside))["arm"] == "four"
             assert (await act(client, "late", **outside))["arm"] == "four"
-            app.exposures.flush()
+            app.service.exposures.flush()
         async with serving(config) as (client, app):  # which remembers nothing
             assert [(await act(client, unit, **outside))["arm"] for unit in ("s", "late", "new")] == [
                 "four",
@@ -250,10 +254,10 @@ def test_a_population_that_changes_is_an_epoch_and_leaves_everyone_where_they_ar
 
     async def arms(config: GatewayConfig, expected_epoch: int) -> dict[str, tuple[str, bool]]:
         async with serving(config) as (client, app):
-            assert app.endpoints.routers["exp"].state.epoch == expected_epoch
+            assert app.service.endpoints.routers["exp"].state.epoch == expected_epoch
             found = {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(60)}
-            app.exposures.flush()
-            return {unit: (arm, app.store.assignment("exp", unit) is not None) for unit, arm in found.items()}
+            app.service.exposures.flush()
+            return {unit: (arm, app.service.store.assignment("exp", unit) is not None) for unit, arm in found.items()}
 
     first, second = asyncio.run(arms(before, 1)), asyncio.run(arms(after, 2))
     assert 10 < sum(met for _, met in first.values()) < 50
@@ -265,13 +269,13 @@ def test_units_that_never_can_have_been_in_are_not_looked_up(bundles, tmp_path, 
         for population in ({"share": 0.5}, {"share": 0.4}):
             async with serving(gateway(bundles, tmp_path, population)) as (client, app):
                 asked: list[str] = []
-                read = app.look_ups.ask
+                read = app.service.assigner.look_ups.ask
 
                 async def ask(experiment: str, unit: str, read=read, asked=asked) -> Any:
                     asked.append(unit)
                     return await read(experiment, unit)
 
-                monkeypatch.setattr(app.look_ups, "ask", ask)
+                monkeypatch.setattr(app.service.assigner.look_ups, "ask", ask)
                 for k in range(60):
                     await act(client, f"s{population['share']}-{k}")
         return asked
@@ -292,8 +296,8 @@ def test_units_that_are_held_out_meet_no_experiment_and_are_told_so(bundles, tmp
             told = await client.post(
                 "/v1/assign", json={"session_id": next(u for u in answers if held_out("exp", 0.3, u))}
             )
-            app.exposures.flush()
-            stored = {unit for unit in answers if app.store.assignment("exp", unit)}
+            app.service.exposures.flush()
+            stored = {unit for unit in answers if app.service.store.assignment("exp", unit)}
             return answers, told.json(), stored, (await client.get("/metrics")).text
 
     answers, told, stored, metrics = asyncio.run(body())
@@ -308,7 +312,7 @@ def test_a_hold_out_that_begins_later_leaves_units_with_what_they_have_met(bundl
     async def body():
         async with serving(gateway(bundles, tmp_path, weights=(1.0, 1e6))) as (client, app):
             assert {(await act(client, f"s{k}"))["arm"] for k in range(20)} == {"four"}
-            app.exposures.flush()
+            app.service.exposures.flush()
         async with serving(gateway(bundles, tmp_path, weights=(1.0, 1e6), holdouts={"exp": 0.5})) as (client, app):
             old = [await act(client, f"s{k}") for k in range(20)]
             new = [await act(client, f"t{k}") for k in range(20)]
@@ -325,8 +329,8 @@ def test_a_promoted_arm_is_for_those_outside_too_and_not_for_the_hold_out(bundle
 
     async def body():
         async with serving(config) as (client, app):
-            app.store.change("exp", Action.PROMOTE, epoch=1, actor="a", reason="r", arm="four")
-            app.follower.look()
+            app.service.store.change("exp", Action.PROMOTE, epoch=1, actor="a", reason="r", arm="four")
+            app.service.follower.look()
             return {f"s{k}": await act(client, f"s{k}") for k in range(40)}
 
     answers = asyncio.run(body())
@@ -353,10 +357,12 @@ def test_over_all_histories_and_replicas_a_unit_is_in_from_its_first_right_reque
             found = await act(clients[second], unit, **more)
             assert found["arm"] == ("four" if unit in inside else "one")
             for app in apps:
-                app.exposures.flush()
+                app.service.exposures.flush()
 
     asyncio.run(play())
-    assert {unit for unit in (f"h{history}-{k}" for k in range(4)) if apps[0].store.assignment("exp", unit)} == inside
+    assert {
+        unit for unit in (f"h{history}-{k}" for k in range(4)) if apps[0].service.store.assignment("exp", unit)
+    } == inside
 
 
 @pytest.fixture
@@ -367,4 +373,4 @@ def histories(bundles, tmp_path, monkeypatch):
     clients = [httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") for app in apps]
     yield clients, apps, itertools.count()
     for app in apps:
-        app.close()
+        app.service.close()

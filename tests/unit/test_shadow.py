@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from marl_ray.policies.bundle import load_bundle
-from marl_ray.serving.arms.actor_critic import ArmBatcher
-from marl_ray.serving.arms.passes import Answer, Passes
+from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
+from marl_ray.serving.arms.protocol import Answer
 from marl_ray.serving.routing.shadow import COMPLAINT_S, Shadows
 
 SEEN = {"a": np.array([0, 1, 2]), "b": np.array([2, 3, 4])}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.serving import spool as spool_module
+from marl_ray.serving.logs import spool as spool_module
 from marl_ray.serving.logs.spool import Spool, spool_folder
 
 LIMIT = 10_000_000

@@ -11,8 +11,7 @@ from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.bundle import Bundle, PolicyParts, load_bundle, save_bundle
 from marl_ray.policies.manifest import Lineage
 from marl_ray.policies.stacked import Stack, stackable
-from marl_ray.serving.arms.actor_critic import ArmBatcher
-from marl_ray.serving.arms.passes import Passes
+from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 
 SPACES = {
     "categories": spaces.MultiDiscrete([3, 5, 2]),

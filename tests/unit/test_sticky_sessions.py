@@ -7,7 +7,7 @@ import pytest
 from toy_gateways import act, bearer, serving, write_keys
 
 from marl_ray.config import GatewayConfig, parse_config
-from marl_ray.serving import router
+from marl_ray.serving.routing import router
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 UNITS = [f"u{number}" for number in range(30)]
@@ -41,14 +41,14 @@ def test_a_replica_that_was_cut_off_from_the_database_takes_up_what_others_assig
 
     async def body() -> tuple[list[str], list[str], list[str]]:
         async with serving(config) as (client, app), serving(config) as (other, there):
-            app.follower.close()  # it hears nothing
-            there.store.reallocate("exp", {"one": 0.05, "four": 1}, epoch=1, actor="gateway", reason="r")
-            there.follower.look()
+            app.service.follower.close()  # it hears nothing
+            there.service.store.reallocate("exp", {"one": 0.05, "four": 1}, epoch=1, actor="gateway", reason="r")
+            there.service.follower.look()
             theirs = [(await act(other, unit))["arm"] for unit in UNITS]
-            there.exposures.flush()
+            there.service.exposures.flush()
             outdated = [(await act(client, unit))["arm"] for unit in UNITS]
             time.sleep(0.01)
-            app.follower.look()
+            app.service.follower.look()
             return theirs, outdated, [(await act(client, unit))["arm"] for unit in UNITS]
 
     theirs, outdated, later = asyncio.run(body())
@@ -72,11 +72,11 @@ def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statement(bund
                 new = {"name": f"e{number}", "endpoint": "game", "arms": arms, "reason": "r"}
                 assert (await client.post("/v1/experiments", json=new)).status_code == 201
                 await act(client, f"s{number}")
-            app.exposures.flush()
-            read = app.look_ups._read
-            app.look_ups._read = lambda asked: statements.append(len(asked)) or read(asked)
+            app.service.exposures.flush()
+            read = app.service.assigner.look_ups._read
+            app.service.assigner.look_ups._read = lambda asked: statements.append(len(asked)) or read(asked)
             fresh = (await act(client, "new"))["experiment"]
-            app.endpoints.routers["e2"]._remembered.clear()  # as after a restart
+            app.service.endpoints.routers["e2"]._remembered.clear()  # as after a restart
             return fresh, (await act(client, "s2"))["experiment"]
 
     assert asyncio.run(body()) == ("e5", "e2")

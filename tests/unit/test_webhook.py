@@ -170,8 +170,8 @@ def test_a_gateway_tells_at_once_and_waits_for_nobody(heard, bundles, tmp_path):
     async def body() -> float:
         async with serving(config) as (_, first), serving(config):
             begin = time.monotonic()
-            first.store.change("exp", Action.ROLLBACK, epoch=None, actor="gateway", reason="harm", arm="four")
-            first.follower.look()
+            first.service.store.change("exp", Action.ROLLBACK, epoch=None, actor="gateway", reason="harm", arm="four")
+            first.service.follower.look()
             took = time.monotonic() - begin
             await until(lambda: heard.got)
             await asyncio.sleep(0.4)

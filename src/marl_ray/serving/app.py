@@ -38,7 +38,7 @@ class GatewayReplica:
         )
         # In a thread: bundles may be large, and the replica must tell meanwhile that it lives.
         self._gateway = await asyncio.to_thread(Gateway, given, host=make_arm, replica=replica())
-        RayMetrics(self._gateway.samples).start()
+        RayMetrics(self._gateway.service.samples).start()
         # What is loaded now stays; a collection that walks through all of it would hold requests for a tenth of a second.
         gc.collect()
         gc.freeze()

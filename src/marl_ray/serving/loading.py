@@ -14,9 +14,9 @@ from marl_ray.experiments.records import OPEN, AssignmentState
 from marl_ray.experiments.states import ExperimentRecord, Status
 from marl_ray.experiments.store import ExperimentStore
 from marl_ray.policies.bundle import Bundle, load_bundle
-from marl_ray.policies.manifest import REGISTRY
+from marl_ray.policies.manifest import REGISTRY, pinned
 from marl_ray.policies.spaces import space_to_json
-from marl_ray.serving.arms.actor_critic import AnyBundle, is_text, pin
+from marl_ray.serving.arms.protocol import AnyBundle, is_text
 
 DRAIN_S = 3600.0
 """How long sessions of an experiment that is over, or that has a successor, may finish with their arms."""
@@ -25,6 +25,14 @@ API = "api"
 """`origin` of stored experiments that no gateway's config names; every replica loads them from the store."""
 
 _log = logging.getLogger(__name__)
+
+
+def verified(reference: str, digest: str | None, tracking_uri: str | None) -> AnyBundle:
+    """The bundle of a reference, which must have this digest if one is given. Raises MarlRayError."""
+    bundle = load_bundle(reference, tracking_uri)
+    if digest is not None and bundle.digest != digest:
+        raise MarlRayError(f"bundle {reference!r}: expected digest {digest[:16]}, got {bundle.digest[:16]}")
+    return bundle
 
 
 class Bundles:
@@ -45,9 +53,7 @@ class Bundles:
         held = self._held.get(known) if known is not None else None
         if held is not None:
             return held
-        bundle = load_bundle(reference, self._tracking_uri)
-        if digest is not None and bundle.digest != digest:
-            raise MarlRayError(f"bundle {reference!r}: expected digest {digest[:16]}, got {bundle.digest[:16]}")
+        bundle = verified(reference, digest, self._tracking_uri)
         with self._lock:
             if reference.startswith(REGISTRY):
                 self._digests[reference] = bundle.digest
@@ -129,6 +135,20 @@ def load_whole(config: ExperimentConfig, bundles: Bundles) -> LoadedExperiment:
         raise error
     check_arms(config, found)
     return LoadedExperiment(config, found)
+
+
+def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
+    """The experiment with the versions that its arms' aliases (`models:/name@best`) have now.
+
+    What is served must not change when an alias moves. Raises MarlRayError naming the arm.
+    """
+    arms = {}
+    for name, arm in config.arms.items():
+        try:
+            arms[name] = arm.model_copy(update={"bundle": pinned(arm.bundle, tracking_uri)})
+        except MarlRayError as error:
+            raise MarlRayError(f"experiments.{config.name}.arms.{name}: {error}") from error
+    return config.model_copy(update={"arms": arms})
 
 
 def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bundles) -> list[LoadedExperiment]:

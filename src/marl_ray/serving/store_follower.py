@@ -8,18 +8,19 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.notices import Notices
 from marl_ray.experiments.states import Status
 from marl_ray.experiments.store import AssignmentState, StoreError
-from marl_ray.serving.arms.protocol import TextArm
+from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.evidence.rollout_control import config_of, decide
+from marl_ray.serving.evidence.webhook import Webhook
+from marl_ray.serving.holdings import Holdings
 from marl_ray.serving.loading import API, DRAIN_S, check_arms, check_log, load_arms, needed, ours
-from marl_ray.serving.routing.router import Arm, Router
-
-if TYPE_CHECKING:
-    from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.routing.failures import FailedSessions
+from marl_ray.serving.routing.router import Router
 
 POLL_S = 0.25
 """A change of weights or state reaches every replica within this and one short query."""
@@ -38,12 +39,14 @@ CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Follower:
+class StoreFollower:
     """Two threads per replica, so that following never waits for statistics. While the database is away the last state
     stays in force. Experiments that are over cost nothing: they are neither polled nor judged one by one."""
 
-    def __init__(self, gateway: "Gateway"):
-        self._gateway = gateway
+    def __init__(self, holdings: Holdings, notices: Notices, failed_sessions: FailedSessions, webhook: Webhook | None):
+        """It changes the holdings, and pokes the webhook when the store has news."""
+        self._holdings, self._notices, self._webhook = holdings, notices, webhook
+        self._failed_sessions = failed_sessions
         self._replica = secrets.token_hex(8)
         self._closing = threading.Event()
         self._looking = threading.Lock()
@@ -83,7 +86,7 @@ class Follower:
 
     def note_late(self, name: str) -> None:
         """An outcome came for an experiment that is over; it may prove harm all the same, once its window is over."""
-        window = self._gateway.endpoints.routers[name].config.outcome_window_s
+        window = self._holdings.endpoints.routers[name].config.outcome_window_s
         self._late[name] = time.monotonic() + LATE_S + window
 
     def decide(self) -> None:
@@ -91,13 +94,13 @@ class Follower:
         where there may be news."""
         problem: StoreError | None = None
         try:
-            self._gateway.failed_sessions.write()
+            self._failed_sessions.write()
         except StoreError as error:  # a full disk, say, which must not keep anything from being rolled back
             problem = error
         for router in self._to_judge(time.monotonic()):
             name = router.config.name
             try:
-                decide(self._gateway.store, router.config)
+                decide(self._holdings.store, router.config)
                 self._tell_shadows(name)
             except StoreError:
                 raise  # the same for all of them
@@ -109,26 +112,26 @@ class Follower:
 
     def _preload(self) -> None:
         """Hold the bundles that were asked for ahead of their experiments, here or at another replica."""
-        gateway = self._gateway
-        asked = gateway.notices.preloads(time.time() - PRELOADED_S)
-        gateway.models = {reference: bundle for reference, bundle in gateway.models.items() if reference in asked}
+        holdings = self._holdings
+        asked = self._notices.preloads(time.time() - PRELOADED_S)
+        holdings.models = {reference: bundle for reference, bundle in holdings.models.items() if reference in asked}
         now = time.monotonic()
         for reference in asked:
-            if reference not in gateway.models and self._preload_at.get(reference, 0.0) <= now:
+            if reference not in holdings.models and self._preload_at.get(reference, 0.0) <= now:
                 self._preload_at[reference] = now + TEND_S
                 threading.Thread(target=self._load_model, args=(reference,), name="load-model", daemon=True).start()
 
     def _load_model(self, reference: str) -> None:
         try:
-            bundle = self._gateway.bundles.load(reference)
-            self._gateway.models = self._gateway.models | {reference: bundle}
+            bundle = self._holdings.bundles.load(reference)
+            self._holdings.models = self._holdings.models | {reference: bundle}
         except MarlRayError as error:
             _log.error("a bundle is not loaded ahead: %s", error)
         except Exception:
             _log.exception("bundle %s is not loaded ahead", reference)
 
     def _to_judge(self, now: float) -> list[Router]:
-        routers = self._gateway.endpoints.routers
+        routers = self._holdings.endpoints.routers
         self._late = {name: until for name, until in list(self._late.items()) if until > now}
         names = {name for name, router in routers.items() if not router.is_over}
         names |= self._late.keys() | self._ended.keys()
@@ -144,11 +147,11 @@ class Follower:
         # One at a time, so that no state is followed after a later one.
         with self._looking:
             asked_at, told_at = time.monotonic(), self._told_at
-            states = self._gateway.store.states()
+            states = self._holdings.store.states()
             if states is self._states and asked_at < self._tend_at:
                 self._told_at = asked_at
                 return
-            routers = self._gateway.endpoints.routers
+            routers = self._holdings.endpoints.routers
             for name, state in states.items():
                 known = routers.get(name)
                 if known is None:
@@ -157,17 +160,17 @@ class Follower:
                     self._follow(known, state, told_at)
             self._told_at = asked_at
             self._tend(states, waits)
-            if states is not self._states and self._gateway.webhook is not None:
-                self._gateway.webhook.poke()
+            if states is not self._states and self._webhook is not None:
+                self._webhook.poke()
             self._states, self._tend_at = states, time.monotonic() + TEND_S
 
     def _take_in(self, name: str, state: AssignmentState) -> None:
         """Route to an experiment that was created over HTTP; its arms come later."""
-        record = self._gateway.store.experiment(name) if state.origin == API else None
+        record = self._holdings.store.experiment(name) if state.origin == API else None
         if record is None or name in self._missing:
             return  # another gateway's, by its config; or of a config that this version cannot read
         try:
-            self._gateway.take_in(config_of(record), state)
+            self._holdings.take_in(config_of(record), state)
         except MarlRayError as error:
             self._missing[name] = {}
             _log.error("experiment %s is not served here: %s", name, error)
@@ -180,7 +183,7 @@ class Follower:
 
     def _tend(self, states: dict[str, AssignmentState], waits: bool) -> None:
         """Hold the arms that are needed, and no others."""
-        routers, now = self._gateway.endpoints.routers, time.time()
+        routers, now = self._holdings.endpoints.routers, time.time()
         self._ended = {name: at for name, at in self._ended.items() if now - at < DRAIN_S}
         self._wanted = needed([s for s in ours(states, routers) if s.experiment in routers], now, self._ended)
         for name, arms in self._wanted.items():
@@ -196,7 +199,7 @@ class Follower:
                     threading.Thread(target=self._load, args=(router, arms), name=f"load-{name}", daemon=True).start()
 
     def _let_go(self, router: Router, left: dict[str, Arm | TextArm]) -> None:
-        self._gateway.endpoints.hold(router, {arm: part for arm, part in router.arms.items() if arm not in left})
+        self._holdings.endpoints.hold(router, {arm: part for arm, part in router.arms.items() if arm not in left})
         for part in left.values():
             close = getattr(part, "close", None)
             if close is not None:
@@ -205,25 +208,25 @@ class Follower:
     def _load(self, router: Router, arms: Collection[str]) -> None:
         """Load those of an experiment's arms that are not here. What cannot be had is logged once, and tried again later;
         other arms answer for it."""
-        gateway, config = self._gateway, router.config
+        holdings, config = self._holdings, router.config
         lacking = [arm for arm in config.arms if arm in arms and arm not in router.arms]
         missing: dict[str, str] = {}
         try:
-            record = gateway.store.experiment(config.name)
+            record = holdings.store.experiment(config.name)
             stored = record.config["arms"] if record is not None else {}
             digests = {arm: part["digest"] for arm, part in stored.items()}
-            found, errors = load_arms(config, lacking, gateway.bundles, digests)
+            found, errors = load_arms(config, lacking, holdings.bundles, digests)
             check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | found)
-            check_log(gateway.config, config.name, found.values())
+            check_log(holdings.config, config.name, found.values())
             missing = {arm: str(error) for arm, error in errors.items()}
             made = {}
             for arm, bundle in found.items():
                 try:
-                    made[arm] = gateway.arm(config, arm, bundle)
+                    made[arm] = holdings.arm(config, arm, bundle)
                 except MarlRayError as error:
                     missing[arm] = str(error)
             if made:
-                gateway.endpoints.hold(router, {**router.arms, **made})
+                holdings.endpoints.hold(router, {**router.arms, **made})
         except MarlRayError as error:
             missing = dict.fromkeys(lacking, str(error))
         except Exception as error:
@@ -243,16 +246,16 @@ class Follower:
         """Experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
         found = {}
         for name, arms in self._wanted.items():
-            router, missing = self._gateway.endpoints.routers[name], self._missing.get(name, {})
+            router, missing = self._holdings.endpoints.routers[name], self._missing.get(name, {})
             states = {arm: "missing" if arm in missing else "loading" for arm in router.config.arms if arm in arms}
             if states:
                 found[name] = states | {arm: "loaded" for arm in states if arm in router.arms}
         return found
 
     def _tell_shadows(self, name: str) -> None:
-        totals = {arm: asdict(t) for arm, t in self._gateway.endpoints.routers[name].shadows.totals.items()}
+        totals = {arm: asdict(t) for arm, t in self._holdings.endpoints.routers[name].shadows.totals.items()}
         if totals and totals != self._told.get(name):
-            self._gateway.store.record_shadows(name, self._replica, totals)
+            self._holdings.store.record_shadows(name, self._replica, totals)
             self._told[name] = totals
 
     def _run(self, step: Callable[[], None], every_s: float, pause: float) -> None:

@@ -1,38 +1,138 @@
-"""The arms of an experiment, loaded."""
+"""Actor-critics in this process: requests that are there at the same time share a forward pass; none waits for company."""
 
-from typing import TYPE_CHECKING, TypeAlias
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from marl_ray.config import ExperimentConfig
-from marl_ray.errors import MarlRayError
+import numpy as np
+
 from marl_ray.policies.bundle import Bundle
-from marl_ray.policies.manifest import pinned
-from marl_ray.serving.arms.passes import Answer, Observations, Passes
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
-    from marl_ray.policies.token_bundle import TokenBundle
-
-AnyBundle: TypeAlias = "Bundle | TokenBundle"
+from marl_ray.policies.stacked import Stack, stackable
+from marl_ray.serving.arms.errors import ArmError, NotFiniteError, new_pass
+from marl_ray.serving.arms.protocol import Answer, Observations
 
 
-def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
-    """The experiment with the versions that its arms' aliases (`models:/name@best`) have now.
+@dataclass(slots=True)
+class _Waiting:
+    bundle: Bundle
+    observations: Observations
+    masks: Observations
+    greedy: bool
+    answer: "asyncio.Future[Answer]"
 
-    What is served must not change when an alias moves. Raises MarlRayError naming the arm.
+
+Act = Callable[[Sequence[_Waiting], np.random.Generator | None], list[Answer]]
+
+
+def _alone(batch: Sequence[_Waiting], noise: np.random.Generator | None) -> list[Answer]:
+    """A pass of one bundle's requests."""
+    return batch[0].bundle.act([w.observations for w in batch], noise, [w.masks for w in batch])
+
+
+def _together(
+    stack: Stack, places: Mapping[str, int], batch: Sequence[_Waiting], noise: np.random.Generator | None
+) -> list[Answer]:
+    """A pass of several bundles' requests; `places` are theirs in the stack, by digest."""
+    which = [places[w.bundle.digest] for w in batch]
+    return stack.act([w.observations for w in batch], which, noise, [w.masks for w in batch])
+
+
+class Passes:
+    """Those of one experiment, on one event loop. A pass runs on the loop: it takes a fraction of a millisecond, less than a
+    way to a thread and back, and requests that arrive meanwhile are the next batch.
+
+    Requests of several arms share a pass where the arms' policies are built alike (`policies.stacked`), each answered by
+    its own arm's weights; other arms have passes of their own.
     """
-    arms = {}
-    for name, arm in config.arms.items():
+
+    def __init__(self, max_batch: int, noise: np.random.Generator):
+        """`max_batch` limits the observations of one pass; a single request with more still goes as a whole."""
+        self._max_batch = max_batch
+        self._noise = noise
+        self._waiting: list[_Waiting] = []
+        self._bundles: dict[str, Bundle] = {}
+        self._stack: tuple[dict[str, int], Stack | None] | None = None
+        """Digest -> place in the stack, which is None where there can be none; None until it is needed."""
+
+    def join(self, bundle: Bundle) -> None:
+        """Another arm's bundle."""
+        self._bundles = self._bundles | {bundle.digest: bundle}
+        self._stack = None
+
+    def leave(self, bundle: Bundle) -> None:
+        """A bundle that no arm has any more."""
+        self._bundles = {digest: one for digest, one in self._bundles.items() if digest != bundle.digest}
+        self._stack = None
+
+    async def act(self, bundle: Bundle, observations: Observations, greedy: bool, masks: Observations) -> Answer:
+        """One request's actions and log-probabilities. ArmError if its pass fails, NotFiniteError if one of these is not
+        finite."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(bundle, observations, masks, greedy, loop.create_future())
+        if not self._waiting:
+            # Runs after all callbacks that are ready now, and those are the other requests of this moment.
+            loop.call_soon(self._run)
+        self._waiting.append(waiting)
+        return await waiting.answer
+
+    def _run(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for greedy in (True, False):
+            asked = [w for w in waiting if w.greedy is greedy and not w.answer.done()]
+            for part, act in self._by_pass(asked):
+                for batch in self._cut(part):
+                    for w, answer in zip(batch, self._answers(batch, act, greedy, new_pass()), strict=True):
+                        if isinstance(answer, ArmError):
+                            w.answer.set_exception(answer)
+                        else:
+                            w.answer.set_result(answer)
+
+    def _by_pass(self, asked: list[_Waiting]) -> list[tuple[list[_Waiting], Act]]:
+        """Requests that may share a pass, and what computes it."""
+        by_bundle: dict[str, list[_Waiting]] = {}
+        for w in asked:
+            by_bundle.setdefault(w.bundle.digest, []).append(w)
+        if len(by_bundle) > 1:
+            places, stack = self._stacked()
+            if stack is not None and by_bundle.keys() <= places.keys():
+                return [(asked, partial(_together, stack, places))]
+        return [(own, _alone) for own in by_bundle.values()]
+
+    def _stacked(self) -> tuple[dict[str, int], Stack | None]:
+        if self._stack is None:
+            bundles = self._bundles
+            places = {digest: place for place, digest in enumerate(bundles)}
+            self._stack = places, Stack(list(bundles.values())) if stackable(list(bundles.values())) else None
+        return self._stack
+
+    def _answers(self, batch: Sequence[_Waiting], act: Act, greedy: bool, number: int) -> list[Answer | ArmError]:
+        """An answer per request of one pass, or why there is none."""
         try:
-            arms[name] = arm.model_copy(update={"bundle": pinned(arm.bundle, tracking_uri)})
-        except MarlRayError as error:
-            raise MarlRayError(f"experiments.{config.name}.arms.{name}: {error}") from error
-    return config.model_copy(update={"arms": arms})
+            answers = act(batch, None if greedy else self._noise)
+        except Exception as error:  # each request reports it; the others go on
+            if len(batch) == 1:
+                return [ArmError(f"its pass failed: {error!r}", number)]
+            # One by one, so that the input of one request takes none of the others with it.
+            return [self._answers([w], _alone, greedy, number)[0] for w in batch]
+        return [
+            answer
+            if all(math.isfinite(log_prob) for _, log_prob in answer.values())
+            else NotFiniteError("log-probabilities are not finite", number)
+            for answer in answers
+        ]
 
-
-def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle]":
-    """Whether it holds language models."""
-    return bundle.manifest.family == "token"
+    def _cut(self, waiting: list[_Waiting]) -> list[list[_Waiting]]:
+        batches: list[list[_Waiting]] = []
+        size = self._max_batch
+        for w in waiting:
+            if size + len(w.observations) > self._max_batch:
+                batches.append([])
+                size = 0
+            batches[-1].append(w)
+            size += len(w.observations)
+        return batches
 
 
 class ArmBatcher:

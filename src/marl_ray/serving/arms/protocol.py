@@ -1,11 +1,23 @@
-"""What goes into an arm of language models and what comes out, in this process or another one."""
+"""What an arm is: what goes into it and what comes out, in this process or another one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from marl_ray.policies.bundle import Bundle
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
     from marl_ray.policies.token_bundle import TokenBundle
+
+AnyBundle: TypeAlias = "Bundle | TokenBundle"
+Observations = Mapping[str, np.ndarray]
+"""Agent -> observation, checked by `Bundle.check`."""
+Answer = dict[str, tuple[np.ndarray, float]]
+"""Agent -> action and its log-probability."""
 
 Messages = tuple[tuple[str, str], ...]
 """(role, content) each."""
@@ -75,3 +87,16 @@ class TextArm(Protocol):
 
     def close(self) -> None:
         """Let go of what it holds in this process; what is on its way fails."""
+
+
+class Arm(Protocol):
+    """Actor-critics: in this process (`ArmBatcher`) or in a deployment of their own (`RemoteArm`)."""
+
+    bundle: Bundle
+
+    async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer: ...
+
+
+def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle]":
+    """Whether it holds language models."""
+    return bundle.manifest.family == "token"

@@ -18,12 +18,12 @@ from ray.serve.handle import DeploymentHandle
 from marl_ray.config import ArmConfig
 from marl_ray.config.experiment import most
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundle import Bundle, load_bundle
-from marl_ray.serving.arms.actor_critic import AnyBundle, ArmBatcher, is_text
+from marl_ray.policies.bundle import Bundle
+from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.call_batching import Gathering
 from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
-from marl_ray.serving.arms.passes import Answer, Observations, Passes
-from marl_ray.serving.arms.protocol import TextArm
+from marl_ray.serving.arms.protocol import Answer, AnyBundle, Observations, TextArm, is_text
+from marl_ray.serving.loading import verified
 from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
 
 START_S = 300.0
@@ -54,14 +54,6 @@ class ArmHost:
             ArmError(repr(one), new_pass()) if isinstance(one, BaseException) and not isinstance(one, ArmError) else one
             for one in found
         ]
-
-
-def verified(reference: str, digest: str, tracking_uri: str | None) -> AnyBundle:
-    """The bundle, which must be the one that was meant. Raises MarlRayError."""
-    bundle = load_bundle(reference, tracking_uri)
-    if bundle.digest != digest:
-        raise MarlRayError(f"bundle {reference!r}: expected digest {digest[:16]}, got {bundle.digest[:16]}")
-    return bundle
 
 
 async def answer_of(send: Callable[[], Any]) -> Any:

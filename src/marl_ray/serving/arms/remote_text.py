@@ -10,9 +10,9 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from marl_ray.policies.token_bundle import TokenBundle
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
 from marl_ray.serving.arms.protocol import Piece, Refusal, TextRequest
-from marl_ray.serving.arms.remote import verified
 from marl_ray.serving.arms.text import TextBatcher
 from marl_ray.serving.http.deadlines import Deadlines
+from marl_ray.serving.loading import verified
 
 
 class TextHost:

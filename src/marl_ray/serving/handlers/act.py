@@ -1,10 +1,11 @@
-"""Requests for actions: `/v1/act`, and `/batch`, which is many of them."""
+"""Requests for actions: `/v1/act`, `/batch`, which is many of them, and `/v1/assign`, for clients that compute actions
+themselves."""
 
 import asyncio
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -13,52 +14,51 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass
 from marl_ray.serving.arms.response_cache import cache_key
-from marl_ray.serving.handlers.generate import spoken, texts
+from marl_ray.serving.handlers.writing import spoken, texts
+from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
-from marl_ray.serving.logs.act_log import Decision
-from marl_ray.serving.routing.assignment import Met, answered, attributes_of, cluster_of, expose, meet, session_id
-from marl_ray.serving.routing.failures import Attempts
+from marl_ray.serving.logs.act_log import LoggedAct
+from marl_ray.serving.routing.assignment import Met
 from marl_ray.serving.routing.router import Arm, Router
-
-if TYPE_CHECKING:
-    from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.service import Service
 
 ACT_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "observations", "action_masks", "mode"})
+ASSIGN_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "expose"})
 
 Arrays = dict[str, np.ndarray]
 
 
-async def act(gateway: "Gateway", request: Request) -> Response:
+async def act(service: Service, request: Request) -> Response:
     """`POST /v1/act`."""
-    gateway.admit(request, "inference")
+    service.admission.admit(request, "inference")
     data = await request.object(ACT_FIELDS)
-    return Response(orjson.dumps(await answer(gateway, request, data)))
+    return Response(orjson.dumps(await answer(service, request, data)))
 
 
-async def batch(gateway: "Gateway", request: Request) -> Response:
+async def batch(service: Service, request: Request) -> Response:
     """`POST /batch`: each part is answered as by `/v1/act`, or with its own status and error."""
-    key = gateway.keys.check(request, "inference")
+    key = service.admission.keys.check(request, "inference")
     data = await request.object(frozenset({"requests"}))
-    parts, limit = data.get("requests"), gateway.config.max_batch_requests
+    parts, limit = data.get("requests"), service.config.max_batch_requests
     if not isinstance(parts, list) or not parts:
         raise RequestError(400, "requests", "expected a list with at least one request")
     if len(parts) > limit:
         raise RequestError(413, "requests", f"expected at most {limit} requests, got {len(parts)}")
-    gateway.limit(key, len(parts))
+    service.admission.limit(key, len(parts))
 
     async def one(part: Any) -> dict[str, Any]:
         try:
-            return await answer(gateway, request, known_fields(part, ACT_FIELDS))
+            return await answer(service, request, known_fields(part, ACT_FIELDS))
         except RequestError as error:
             return {"status": error.status, **orjson.loads(error.body())}
 
     return Response(orjson.dumps({"answers": await asyncio.gather(*(one(part) for part in parts))}))
 
 
-async def answer(gateway: "Gateway", request: Request, data: Mapping[str, Any]) -> dict[str, Any]:
+async def answer(service: Service, request: Request, data: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to one request for actions, or RequestError."""
     start = time.perf_counter()
-    routers = gateway.endpoints.acting(data.get("experiment"))
+    routers = service.endpoints.acting(data.get("experiment"))
     session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
     attributes = attributes_of(data)
     mode = data.get("mode", "sample")
@@ -68,32 +68,32 @@ async def answer(gateway: "Gateway", request: Request, data: Mapping[str, Any]) 
     if not isinstance(given, dict) or not given:
         raise RequestError(400, "observations", "expected an object with at least one agent's observation")
     given_masks = _masks(data, given)
-    met = await meet(gateway, request, routers, session, cluster_id, attributes)
+    met = await service.assigner.meet(routers, session, cluster_id, attributes, service.admission.forced_arm(request))
     router, greedy = met.router, mode == "greedy"
     if router.is_text:
         said = texts(router, given, given_masks)
-        assignment = expose(gateway, met)
-        parts, arm = await request.while_there(_acted(gateway, met, assignment.arm, said, greedy, {}))
+        assignment = service.assigner.expose(met)
+        parts, arm = await request.while_there(_acted(service, met, assignment.arm, said, greedy, {}))
     else:
         observations, masks = _checked(router, met.assigned.assignment.arm, given, given_masks)
-        assignment = expose(gateway, met)
-        parts, arm = await _acted(gateway, met, assignment.arm, observations, greedy, masks)
+        assignment = service.assigner.expose(met)
+        parts, arm = await _acted(service, met, assignment.arm, observations, greedy, masks)
     seconds = time.perf_counter() - start
-    answered(met, seconds)
-    if gateway.decisions is not None and met.takes_part:
+    met.answered(seconds)
+    if service.acts is not None and met.takes_part:
         digest = router.arms[arm].bundle.digest
-        gateway.decisions.put(
-            Decision(
+        service.acts.put(
+            LoggedAct(
                 router.config.name, session, arm, digest, assignment.epoch, assignment.propensity, time.time(), greedy,
                 given, parts["actions"], parts["log_probs"], given_masks,
             )
         )  # fmt: skip
-    gateway.meters(router)[arm].observe(seconds)
+    service.metrics.of(router.config)[arm].observe(seconds)
     return met.head(assignment, arm) | parts
 
 
 async def _acted(
-    gateway: "Gateway",
+    service: Service,
     met: Met,
     arm: str,
     observations: Mapping[str, Any],
@@ -103,7 +103,7 @@ async def _acted(
     """Actions and log-probabilities as JSON has them, and the arm that gave them: the control if the arm's circuit is
     open or its pass fails."""
     router = met.router
-    attempts = Attempts(gateway, router, met.session, arm)
+    attempts = service.failures.attempts(router, met.session, arm)
     try:
         for name in router.answering(arm):
             circuit = router.circuits[name]
@@ -112,13 +112,13 @@ async def _acted(
                 continue
             key = None
             try:
-                if greedy and gateway.cache is not None and not router.is_text:
+                if greedy and service.cache is not None and not router.is_text:
                     key = cache_key(router.arms[name].bundle.digest, observations, masks)
-                    if kept := _kept(await gateway.cache.get(key)):
+                    if kept := _kept(await service.cache.get(key)):
                         circuit.success(ticket)
                         attempts.answered_by = name
                         return kept, name
-                given = await _asked(gateway, router, name, observations, greedy, masks)
+                given = await _asked(service, router, name, observations, greedy, masks)
             except (asyncio.CancelledError, RequestError):
                 circuit.forget(ticket)  # the client went away, or asks for what cannot be done, or the arm is busy
                 raise
@@ -134,21 +134,21 @@ async def _acted(
                 "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in given.items()},
                 "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items()},
             }
-            if key is not None and gateway.cache is not None:
-                await gateway.cache.put(key, orjson.dumps(parts))
+            if key is not None and service.cache is not None:
+                await service.cache.put(key, orjson.dumps(parts))
             return parts, name
-        await attempts.compare(lambda other: _asked(gateway, router, other, observations, greedy, masks))
+        await attempts.compare(lambda other: _asked(service, router, other, observations, greedy, masks))
         raise attempts.refusal("observations")
     finally:
         attempts.judge()
 
 
 async def _asked(
-    gateway: "Gateway", router: Router, arm: str, observations: Mapping[str, Any], greedy: bool, masks: Arrays
+    service: Service, router: Router, arm: str, observations: Mapping[str, Any], greedy: bool, masks: Arrays
 ) -> dict[str, tuple[Any, float]]:
     """Agent -> action and its log-probability. ArmError if the arm fails, RequestError if it refuses."""
     if router.is_text:
-        said = await spoken(gateway, router, arm, observations, greedy)
+        said = await spoken(service, router, arm, observations, greedy)
         if not all(math.isfinite(log_prob) for _, log_prob in said.values()):
             raise NotFiniteError("log-probabilities are not finite", new_pass())
         return said
@@ -182,3 +182,27 @@ def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, An
     if not isinstance(masks, dict) or not set(masks) <= set(observed):
         raise RequestError(400, "action_masks", "expected an object whose agents are among those of observations")
     return masks
+
+
+async def assign(service: Service, request: Request) -> Response:
+    """`POST /v1/assign`: the session's arm and its bundle, without a pass. The session meets the arm with this, so that its
+    outcome counts, unless `expose` is false."""
+    service.admission.admit(request, "inference")
+    data = await request.object(ASSIGN_FIELDS)
+    routers = service.endpoints.acting(data.get("experiment"))
+    session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
+    attributes = attributes_of(data)
+    exposes = data.get("expose", True)
+    if not isinstance(exposes, bool):
+        raise RequestError(400, "expose", "expected true or false")
+    met = await service.assigner.meet(routers, session, cluster_id, attributes, service.admission.forced_arm(request))
+    router = met.router
+    router.bundle_of(met.assigned.assignment.arm)  # before the exposure: there must be an arm to name
+    assignment = service.assigner.expose(met) if exposes else met.assigned.assignment
+    arm = router.answering(assignment.arm)[0]
+    told = {
+        "bundle": router.config.arms[arm].bundle,
+        "digest": router.arms[arm].bundle.digest,
+        "exposed": exposes and met.takes_part,
+    }
+    return Response(orjson.dumps(met.head(assignment, arm) | told))

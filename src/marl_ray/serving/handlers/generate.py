@@ -1,107 +1,37 @@
-"""Text of language models: `/generate`, and the texts of `/v1/act`."""
+"""Text of language models: `/generate`."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import AsyncIterator
+from typing import Any
 
-import orjson
+from marl_ray.serving.handlers.writing import Whole, Writing, agent_of, text_only, text_request, written
+from marl_ray.serving.http.fields import attributes_of, cluster_of, flag, session_id
+from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
+from marl_ray.serving.http.text_settings import SETTINGS, settings_of
+from marl_ray.serving.service import Service
 
-from marl_ray.serving.arms.protocol import Piece, Refusal, Reply, TextArm, TextRequest
-from marl_ray.serving.http.protocol import (
-    Headers,
-    Request,
-    RequestError,
-    Response,
-    Stream,
-    event,
-    header_text,
-)
-from marl_ray.serving.routing.assignment import (
-    Met,
-    answered,
-    attributes_of,
-    cluster_of,
-    expose,
-    meet,
-    session_id,
-)
-from marl_ray.serving.routing.failures import Attempts
-from marl_ray.serving.routing.router import Router
-
-if TYPE_CHECKING:
-    from marl_ray.serving.asgi import Gateway
-
-SETTINGS = frozenset({"max_tokens", "temperature", "top_p", "stop", "seed"})
 GENERATE_FIELDS = SETTINGS | {
     "experiment", "session_id", "cluster_id", "attributes", "agent", "prompt", "top_k", "stream",
 }  # fmt: skip
-GREEDY_BELOW = 0.01
-"""Temperatures below it are 0: divided by them, logits overflow."""
-LARGEST_TEMPERATURE = 2.0
-LEAST_TOP_P = 1e-6
-STOPS, STOP_LENGTH = 4, 200
-"""Most stop strings of a request, and most characters of one."""
-LARGEST_TOKENS = 1_000_000
-SEEDS = 1 << 63
-"""Seeds are integers from -SEEDS to SEEDS - 1."""
 
 
-class Settings(NamedTuple):
-    """How a request wants its text; see `TextRequest`."""
-
-    seed: int | None
-    greedy: bool
-    changes: dict[str, Any]
-
-
-class Whole(NamedTuple):
-    """A complete response."""
-
-    text: str
-    ids: list[int]
-    log_probs: list[float]
-    finish: str
-    prompt_tokens: int
-    names: list[str]
-
-
-async def generate(gateway: "Gateway", request: Request) -> Response | Stream:
+async def generate(service: Service, request: Request) -> Response | Stream:
     """`POST /generate`."""
-    gateway.admit(request, "inference")
+    service.admission.admit(request, "inference")
     data = await request.object(GENERATE_FIELDS)
-    routers = gateway.endpoints.acting(data.get("experiment"))
+    routers = service.endpoints.acting(data.get("experiment"))
     text_only(routers[0])
     session = session_id(data.get("session_id"), request)
     prompt, streamed = data.get("prompt"), flag(data, "stream")
     if not isinstance(prompt, str):
         raise RequestError(400, "prompt", "expected a text")
     settings = settings_of(data)
-    met = await meet(gateway, request, routers, session, cluster_of(data), attributes_of(data))
+    met = await service.assigner.meet(
+        routers, session, cluster_of(data), attributes_of(data), service.admission.forced_arm(request)
+    )
     text_only(met.router)
     agent = agent_of(met.router, data.get("agent"))
-    writing = Writing(gateway, met, text_request(gateway, agent, prompt, settings, streamed=streamed))
+    writing = Writing(service, met, text_request(service, agent, prompt, settings, streamed=streamed))
     return await written(request, writing, streamed, _answer, _events)
-
-
-async def written(
-    request: Request,
-    writing: "Writing",
-    streamed: bool,
-    answer: "Callable[[Writing, Whole], Any]",
-    events: "Callable[[Writing], AsyncIterator[bytes]]",
-) -> Response | Stream:
-    """The response as one JSON answer, or as events from its first token on."""
-    try:
-        await request.while_there(writing.begin())
-        if streamed:
-            return Stream(events(writing), writing.close, writing.headers)
-        whole = await request.while_there(whole_of(writing.next))
-    except BaseException:
-        writing.close()
-        raise
-    writing.close()
-    return Response(orjson.dumps(answer(writing, whole)), headers=writing.headers)
 
 
 def _answer(writing: "Writing", whole: Whole) -> dict[str, Any]:
@@ -125,276 +55,3 @@ async def _events(writing: "Writing") -> AsyncIterator[bytes]:
             yield event(part)
     except RequestError as error:  # too late for a status
         yield b"data: " + error.body() + b"\n\n"
-
-
-class Writing:
-    """One response on its way, from the session's arm, or from the control if that arm fails before its first token."""
-
-    def __init__(self, gateway: "Gateway", met: Met, asked: TextRequest):
-        """The session meets its arm with this."""
-        self._gateway, self._met, self._asked = gateway, met, asked
-        self._start = time.perf_counter()
-        self._assignment = expose(gateway, met)
-        self._arm = self._assignment.arm
-        self._reply: Reply | None = None
-        self._first: Piece | None = None
-        self._ticket = 0
-        self._first_s = 0.0
-        self._tokens = 0
-
-    @property
-    def digest(self) -> str:
-        """Of the bundle that writes."""
-        return self._met.router.arms[self._arm].bundle.digest
-
-    @property
-    def head(self) -> dict[str, Any]:
-        return self._met.head(self._assignment, self._arm)
-
-    @property
-    def headers(self) -> Headers:
-        met = self._met
-        told = {"x-experiment": met.router.config.name, "x-arm": self._arm, "x-session-id": met.session}
-        if met.holdout:
-            told["x-holdout"] = "true"
-        return tuple((name.encode(), header_text(value)) for name, value in told.items())
-
-    async def begin(self) -> None:
-        """Wait for the first token. RequestError if the request is refused, or if no arm answers."""
-        router = self._met.router
-        attempts = self._attempts()
-        try:
-            for name in router.answering(self._assignment.arm):
-                self._ticket = router.circuits[name].allow()
-                if not self._ticket:
-                    continue
-                self._arm = name
-                self._reply = cast(TextArm, router.arms[name]).write(self._asked)
-                try:
-                    self._first = await _piece(self._reply)
-                except RequestError:
-                    raise
-                except Exception as error:
-                    self._reply.leave()
-                    attempts.failed(name, self._ticket, error)
-                    self._ticket = 0
-                    continue
-                attempts.answered_by = name
-                self._first_s = time.perf_counter() - self._start
-                return
-            await attempts.compare(self._begun_by)
-            raise attempts.refusal(None)
-        finally:
-            attempts.judge()
-
-    def _attempts(self) -> Attempts:
-        return Attempts(self._gateway, self._met.router, self._met.session, self._assignment.arm)
-
-    async def _begun_by(self, arm: str) -> None:
-        """Have this arm begin a response, and leave it."""
-        reply = cast(TextArm, self._met.router.arms[arm]).write(self._asked)
-        try:
-            await _piece(reply)
-        finally:
-            reply.leave()
-
-    async def next(self) -> Piece:
-        """What comes next, until a piece has a `finish`; RequestError if the arm fails. Only after `begin`."""
-        piece, self._first = self._first, None
-        if piece is None:
-            assert self._reply is not None
-            try:
-                piece = await _piece(self._reply)
-            except RequestError:
-                raise
-            except Exception as error:
-                self._reply.leave()
-                self._attempts().broke_off(self._arm, self._ticket, error)
-                self._ticket = 0
-                raise RequestError(503, None, f"arm {self._arm!r} failed in mid-response") from None
-        self._tokens += len(piece.ids)
-        if piece.finish is not None:
-            self._done(piece)
-        return piece
-
-    def close(self) -> None:
-        """Nobody waits any more; to be called at the end in any case."""
-        if self._reply is not None:
-            self._reply.leave()
-        if self._ticket:
-            self._met.router.circuits[self._arm].forget(self._ticket)
-            self._ticket = 0
-        if self._tokens:
-            meters = self._gateway.meters(self._met.router)[self._arm]
-            meters.tokens += self._tokens
-            self._tokens = 0
-
-    def _done(self, piece: Piece) -> None:
-        router, seconds = self._met.router, time.perf_counter() - self._start
-        router.circuits[self._arm].success(self._ticket)
-        self._ticket = 0
-        answered(self._met, seconds)
-        meters = self._gateway.meters(router)[self._arm]
-        meters.observe(seconds)
-        meters.wrote(piece.prompt_tokens, self._first_s)
-        if self._gateway.config.access_log == "all":
-            self._gateway.log_line(
-                "text",
-                experiment=router.config.name,
-                arm=self._arm,
-                prompt_tokens=piece.prompt_tokens,
-                tokens=self._tokens,
-                finish=piece.finish,
-                first_token_ms=round(1000 * self._first_s, 3),
-                ms=round(1000 * seconds, 3),
-            )
-
-
-async def spoken(
-    gateway: "Gateway", router: Router, arm: str, prompts: Mapping[str, str], greedy: bool
-) -> dict[str, tuple[str, float]]:
-    """Every agent's text and its log-probability, all from one arm; RequestError if it refuses one."""
-    start = time.perf_counter()
-    settings = Settings(None, greedy, {})
-    writer = cast(TextArm, router.arms[arm])
-    replies = {agent: writer.write(text_request(gateway, agent, prompt, settings)) for agent, prompt in prompts.items()}
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = {agent: group.create_task(_said(reply)) for agent, reply in replies.items()}
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    finally:
-        for reply in replies.values():
-            reply.leave()
-    meters = gateway.meters(router)[arm]
-    said = {agent: task.result() for agent, task in tasks.items()}
-    for whole, first_at in said.values():
-        meters.tokens += len(whole.ids)
-        meters.wrote(whole.prompt_tokens, first_at - start)
-    return {agent: (whole.text, sum(whole.log_probs)) for agent, (whole, _) in said.items()}
-
-
-async def _said(reply: Reply) -> tuple[Whole, float]:
-    """A whole response, and when its first token was there."""
-    first: Piece | None = await _piece(reply)
-    at = time.perf_counter()
-
-    async def following() -> Piece:
-        nonlocal first
-        piece, first = first, None
-        return await _piece(reply) if piece is None else piece
-
-    return await whole_of(following), at
-
-
-async def _piece(reply: Reply) -> Piece:
-    """What comes next, or RequestError where the arm refuses."""
-    found = await reply.next()
-    if isinstance(found, Refusal):
-        raise RequestError(found.status, found.field, found.message, retry_after_s=found.retry_after_s)
-    return found
-
-
-async def whole_of(following: Callable[[], Awaitable[Piece]]) -> Whole:
-    """All pieces that there are to come, as one."""
-    text: list[str] = []
-    ids: list[int] = []
-    log_probs: list[float] = []
-    names: list[str] = []
-    while True:
-        piece = await following()
-        text.append(piece.text)
-        ids += piece.ids
-        log_probs += piece.log_probs
-        names += piece.names
-        if piece.finish is not None:
-            return Whole("".join(text), ids, log_probs, piece.finish, piece.prompt_tokens, names)
-
-
-def text_only(router: Router) -> None:
-    """RequestError 422 if the experiment's policies have no text."""
-    if not router.is_text:
-        family = router.bundle_of(router.control).manifest.family
-        raise RequestError(
-            422, "experiment", f"{router.config.name!r} serves {family} policies, expected token policies"
-        )
-
-
-def text_request(gateway: "Gateway", agent: str, prompt: Any, settings: Settings, **more: Any) -> TextRequest:
-    """With a seed in any case."""
-    seed = gateway.seed() if settings.seed is None else settings.seed
-    return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, **more)
-
-
-def agent_of(router: Router, given: Any) -> str:
-    """Whose text is asked for; it may be left out where one policy plays all agents."""
-    agents = router.bundle_of(router.control).agents
-    if given is None and len(set(agents.values())) == 1:
-        return next(iter(agents))
-    if not isinstance(given, str) or given not in agents:
-        raise RequestError(400, "agent", f"expected one of {', '.join(agents)}")
-    return given
-
-
-def texts(router: Router, given: Mapping[str, Any], masks: Mapping[str, Any]) -> dict[str, str]:
-    """Observations of `/v1/act` that are texts; RequestError naming the agent."""
-    agents = router.bundle_of(router.control).agents
-    if masks:
-        raise RequestError(400, "action_masks", "expected none: texts have no masks")
-    for agent, text in given.items():
-        if agent not in agents:
-            raise RequestError(400, f"observations.{agent}", f"unknown agent, expected one of {', '.join(agents)}")
-        if not isinstance(text, str):
-            raise RequestError(400, f"observations.{agent}", "expected a text")
-    return dict(given)
-
-
-def settings_of(data: Mapping[str, Any]) -> Settings:
-    """How the text is wanted; what is missing or null is as in training. RequestError 400 naming the field."""
-    changes: dict[str, Any] = {}
-    tokens, top_k, seed = (data.get(name) for name in ("max_tokens", "top_k", "seed"))
-    if tokens is not None:
-        changes["max_tokens"] = _integer("max_tokens", tokens, 1, LARGEST_TOKENS)
-    if top_k is not None:
-        changes["top_k"] = _integer("top_k", top_k, 0, LARGEST_TOKENS)
-    if seed is not None:
-        _integer("seed", seed, -SEEDS, SEEDS - 1)
-    temperature, top_p = data.get("temperature"), data.get("top_p")
-    if temperature is not None and not (_is_number(temperature) and 0 <= temperature <= LARGEST_TEMPERATURE):
-        raise RequestError(400, "temperature", f"expected a number from 0 (greedy) to {LARGEST_TEMPERATURE:g}")
-    if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
-        raise RequestError(400, "top_p", "expected a number above 0, 1 at most")
-    greedy = temperature is not None and temperature < GREEDY_BELOW
-    if temperature is not None and not greedy:
-        changes["temperature"] = float(temperature)
-    if top_p is not None:
-        changes["top_p"] = max(float(top_p), LEAST_TOP_P)
-    stop = data.get("stop")
-    if stop is not None:
-        stops = [stop] if isinstance(stop, str) else stop
-        if not isinstance(stops, list) or len(stops) > STOPS or not all(_is_stop(one) for one in stops):
-            raise RequestError(400, "stop", f"expected {STOPS} texts at most, of 1 to {STOP_LENGTH} characters")
-        changes["stop"] = tuple(stops)
-    return Settings(seed, greedy, changes)
-
-
-def flag(data: Mapping[str, Any], name: str) -> bool:
-    """A field that is true, or false where it is missing or null."""
-    value = data.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise RequestError(400, name, "expected true or false")
-    return bool(value)
-
-
-def _is_stop(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= STOP_LENGTH
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise RequestError(400, name, f"expected an integer from {low} to {high}")
-    return value

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
 from pydantic import Field, TypeAdapter
@@ -17,24 +17,15 @@ from marl_ray.experiments.states import Status, Step
 from marl_ray.experiments.statistics import Verdict
 from marl_ray.experiments.store import AuditEntry, Production
 from marl_ray.policies.bundle import Lineage
-from marl_ray.serving.handlers.act import ACT_FIELDS
-from marl_ray.serving.handlers.assign import ASSIGN_FIELDS
+from marl_ray.serving.handlers.act import ACT_FIELDS, ASSIGN_FIELDS
 from marl_ray.serving.handlers.experiments import CHANGE_FIELDS, REASON_LENGTH
-from marl_ray.serving.handlers.generate import (
-    GENERATE_FIELDS,
-    LARGEST_TEMPERATURE,
-    LARGEST_TOKENS,
-    SEEDS,
-    STOP_LENGTH,
-    STOPS,
-)
+from marl_ray.serving.handlers.generate import GENERATE_FIELDS
 from marl_ray.serving.handlers.openai.chat import CHAT_FIELDS, NEUTRAL, ROLES
 from marl_ray.serving.handlers.outcomes import LARGEST_OUTCOME, OUTCOME_FIELDS
+from marl_ray.serving.http.fields import SESSION_LENGTH
 from marl_ray.serving.http.keys import Permission
-from marl_ray.serving.routing.assignment import SESSION_LENGTH
-
-if TYPE_CHECKING:
-    from marl_ray.serving.handlers.routes import Route
+from marl_ray.serving.http.route import Route
+from marl_ray.serving.http.text_settings import LARGEST_TEMPERATURE, LARGEST_TOKENS, SEEDS, STOP_LENGTH, STOPS
 
 PAGES = ("/ui", "/docs")
 """What people read begins with these; the document is about the rest."""
@@ -335,7 +326,7 @@ _HEADERS: Schema = {"x-request-id": {"schema": _TEXT, "description": "The caller
 
 
 @lru_cache(maxsize=8)
-def openapi(routes: tuple["Route", ...], base: str, keyed: bool) -> bytes:
+def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
     """The document, as JSON. `base` is the prefix that the gateway is mounted at; `keyed` says whether it has keys."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -372,7 +363,7 @@ def _models() -> dict[str, Schema]:
     return schemas | {"ExperimentRequest": new | parts | {"title": "ExperimentRequest"}}
 
 
-def _operation(route: "Route", keyed: bool) -> dict[str, Any]:
+def _operation(route: Route, keyed: bool) -> dict[str, Any]:
     kind, last = route.handler.__name__, route.template.rpartition("/")[2]
     asked = _OPERATIONS[kind]
     headers = _HEADERS

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -14,12 +14,10 @@ from marl_ray.config.experiment import most
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import OutcomeConflictError, Recorded, Report, UnknownUnitError
 from marl_ray.experiments.units import METRIC_LENGTH
+from marl_ray.serving.http.fields import is_identifier, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
-from marl_ray.serving.routing.assignment import is_identifier, session_id
 from marl_ray.serving.routing.router import Router
-
-if TYPE_CHECKING:
-    from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.service import Service
 
 LARGEST_OUTCOME = 1e100
 """Larger numbers would overflow the database's sums of squares."""
@@ -46,34 +44,34 @@ class _Told:
 Answer = dict[str, Any] | RequestError
 
 
-async def outcome(gateway: "Gateway", request: Request) -> Response:
+async def outcome(service: Service, request: Request) -> Response:
     """`POST /v1/outcomes`."""
-    key = gateway.admit(request, "outcomes")
-    told = _told(gateway, request, await request.object(OUTCOME_FIELDS))
-    answer = (await _record(gateway, key, [told]))[0]
+    key = service.admission.admit(request, "outcomes")
+    told = _told(service, request, await request.object(OUTCOME_FIELDS))
+    answer = (await _record(service, key, [told]))[0]
     if isinstance(answer, RequestError):
         raise answer
     return Response(orjson.dumps(answer))
 
 
-async def outcomes(gateway: "Gateway", request: Request) -> Response:
+async def outcomes(service: Service, request: Request) -> Response:
     """`POST /v1/outcomes/batch`: each part is answered as by `/v1/outcomes`, or with its own status and error."""
-    key = gateway.keys.check(request, "outcomes")
-    parts, limit = (await request.object(frozenset({"outcomes"}))).get("outcomes"), gateway.config.max_batch_requests
+    key = service.admission.keys.check(request, "outcomes")
+    parts, limit = (await request.object(frozenset({"outcomes"}))).get("outcomes"), service.config.max_batch_requests
     if not isinstance(parts, list) or not parts:
         raise RequestError(400, "outcomes", "expected a list with at least one outcome")
     if len(parts) > limit:
         raise RequestError(413, "outcomes", f"expected at most {limit} outcomes, got {len(parts)}")
-    gateway.limit(key, len(parts))
+    service.admission.limit(key, len(parts))
 
     def read(part: Any) -> _Told | RequestError:
         try:
-            return _told(gateway, request, known_fields(part, OUTCOME_FIELDS))
+            return _told(service, request, known_fields(part, OUTCOME_FIELDS))
         except RequestError as error:
             return error
 
     read_parts = [read(part) for part in parts]
-    recorded = iter(await _record(gateway, key, [told for told in read_parts if isinstance(told, _Told)]))
+    recorded = iter(await _record(service, key, [told for told in read_parts if isinstance(told, _Told)]))
     answers = [next(recorded) if isinstance(told, _Told) else told for told in read_parts]
     return Response(orjson.dumps({"answers": [_part(answer) for answer in answers]}))
 
@@ -84,9 +82,9 @@ def _part(answer: Answer) -> dict[str, Any]:
     return answer
 
 
-def _told(gateway: "Gateway", request: Request, data: Mapping[str, Any]) -> _Told:
+def _told(service: Service, request: Request, data: Mapping[str, Any]) -> _Told:
     """What a request tells, or RequestError."""
-    routers = gateway.endpoints.served(data.get("experiment"))
+    routers = service.endpoints.served(data.get("experiment"))
     session = session_id(data.get("session_id"), request)
     metrics = data.get("metrics", {})
     if not isinstance(metrics, dict) or not all(_is_number(number) for number in metrics.values()):
@@ -127,24 +125,24 @@ def _moment(given: Any) -> float | None:
     return min(seconds, now)
 
 
-async def _record(gateway: "Gateway", actor: str, told: Sequence[_Told]) -> list[Answer]:
+async def _record(service: Service, actor: str, told: Sequence[_Told]) -> list[Answer]:
     """Write outcomes, each to the newest of its experiments that knows the session."""
-    found = await gateway.in_thread(_write, gateway, actor, told)
+    found = await service.in_thread(_write, service, actor, told)
     # ... which another replica's queue may still hold, for moments.
-    for pause in OTHER_REPLICAS_S if most(gateway.config.replicas) > 1 else ():
+    for pause in OTHER_REPLICAS_S if most(service.config.replicas) > 1 else ():
         left = [k for k, one in enumerate(found) if isinstance(one, UnknownUnitError)]
         if not left:
             break
         await asyncio.sleep(pause)
-        again = await gateway.in_thread(_write, gateway, actor, [told[k] for k in left])
+        again = await service.in_thread(_write, service, actor, [told[k] for k in left])
         for k, one in zip(left, again, strict=True):
             found[k] = one
     return [_answer(one, result) for one, result in zip(told, found, strict=True)]
 
 
-def _write(gateway: "Gateway", actor: str, told: Sequence[_Told]) -> list[tuple[Router, Recorded] | MarlRayError]:
+def _write(service: Service, actor: str, told: Sequence[_Told]) -> list[tuple[Router, Recorded] | MarlRayError]:
     """One transaction for each experiment."""
-    gateway.exposures.flush()  # the session's exposure may be waiting here
+    service.exposures.flush()  # the session's exposure may be waiting here
     found: dict[int, tuple[Router, Recorded] | MarlRayError] = {}
     left, depth = list(range(len(told))), 0
     while left:
@@ -154,10 +152,10 @@ def _write(gateway: "Gateway", actor: str, told: Sequence[_Told]) -> list[tuple[
             of_router.setdefault(router.config.name, (router, []))[1].append(k)
         for name, (router, numbers) in of_router.items():
             reports = [_report(router, told[k]) for k in numbers]
-            for k, recorded in zip(numbers, gateway.store.record(name, reports, actor), strict=True):
+            for k, recorded in zip(numbers, service.store.record(name, reports, actor), strict=True):
                 found[k] = recorded if isinstance(recorded, MarlRayError) else (router, recorded)
                 if router.is_over and not isinstance(recorded, MarlRayError):
-                    gateway.follower.note_late(name)
+                    service.follower.note_late(name)
         depth += 1
         left = [k for k in left if isinstance(found[k], UnknownUnitError) and depth < len(told[k].routers)]
     return [found[k] for k in range(len(told))]

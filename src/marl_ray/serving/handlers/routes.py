@@ -1,54 +1,50 @@
 """Which function answers which request. The OpenAPI document is made of the same table."""
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NamedTuple
-
 from marl_ray.experiments.states import Action
-from marl_ray.serving.handlers import act, assign, experiments, generate, outcomes, ui
+from marl_ray.serving.handlers import act, experiments, generate, operations, outcomes, ui
 from marl_ray.serving.handlers.openai import chat
-from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream
-
-if TYPE_CHECKING:
-    from marl_ray.serving.asgi import Gateway
-
-Handler = Callable[["Gateway", Request], Awaitable[Response | Stream]]
+from marl_ray.serving.handlers.openapi import openapi
+from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.http.route import Route
+from marl_ray.serving.service import Service
 
 
-class Route(NamedTuple):
-    """One operation: `{name}` in the template stands for one part of a path."""
+async def document(service: Service, request: Request) -> Response:
+    """`GET /openapi.json`."""
+    # In a thread, as making it takes a fifth of a second; it is kept then.
+    keyed = bool(service.admission.keys.keys)
+    return Response(await service.in_thread(openapi, ROUTES, request.root_path, keyed))
 
-    method: str
-    template: str
-    handler: Handler
-    loads: bool = False
-    """Fetches bundles, which may take longer than requests may."""
-    problem: Callable[[RequestError], bytes] = RequestError.body
-    """How an error is written."""
+
+async def docs(service: Service, request: Request) -> Response:
+    """`GET /docs`: the OpenAPI document as a page."""
+    found = await document(service, request)
+    return await ui.docs(service, request, found.body)
 
 
 _EXPERIMENT = "/v1/experiments/{name}"
 ROUTES = (
     Route("POST", "/v1/act", act.act),
     Route("POST", "/batch", act.batch),
-    Route("POST", "/v1/assign", assign.assign),
+    Route("POST", "/v1/assign", act.assign),
     Route("POST", "/generate", generate.generate),
     Route("POST", "/v1/chat/completions", chat.completions, problem=chat.problem),
     Route("POST", "/v1/outcomes", outcomes.outcome),
     Route("POST", "/v1/outcomes/batch", outcomes.outcomes),
-    Route("GET", "/v1/endpoints", experiments.endpoints),
+    Route("GET", "/v1/endpoints", operations.endpoints),
     Route("GET", "/v1/experiments", experiments.experiments),
     Route("POST", "/v1/experiments", experiments.create, loads=True),
     Route("GET", _EXPERIMENT, experiments.experiment),
     Route("GET", f"{_EXPERIMENT}/audit", experiments.audit),
     Route("GET", f"{_EXPERIMENT}/curves", experiments.series),
     *(Route("POST", f"{_EXPERIMENT}/{action.value}", experiments.change) for action in Action),
-    Route("GET", "/v1/models", experiments.models),
-    Route("POST", "/models/{version}/load", experiments.load, loads=True),
-    Route("GET", "/health", experiments.health),
-    Route("GET", "/ready", experiments.ready),
-    Route("GET", "/metrics", experiments.metrics),
-    Route("GET", "/openapi.json", ui.document),
-    Route("GET", "/docs", ui.docs),
+    Route("GET", "/v1/models", operations.models),
+    Route("POST", "/models/{version}/load", operations.load, loads=True),
+    Route("GET", "/health", operations.health),
+    Route("GET", "/ready", operations.ready),
+    Route("GET", "/metrics", operations.metrics),
+    Route("GET", "/openapi.json", document),
+    Route("GET", "/docs", docs),
     Route("GET", "/ui", ui.index),
     Route("GET", "/ui/style.css", ui.stylesheet),
     Route("GET", "/ui/experiments/{name}", ui.experiment),

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class LoggedAct:
     """One act: of one unit, by one arm's bundle (`digest`). `at` is seconds since 1970."""
 
     experiment: str
@@ -79,7 +79,7 @@ class Decision:
     """Agent -> what was allowed (0 or 1 per action), for agents that gave a mask."""
 
 
-_DECISION = TypeAdapter(Decision)
+_ACT = TypeAdapter(LoggedAct)
 
 
 def open_folder(folder: str, argument: str) -> tuple[fs.FileSystem, str]:
@@ -99,7 +99,7 @@ class _Writing:
     since: float
 
 
-class DecisionLog:
+class ActLog:
     """Decisions on their way to their folder. `put` never blocks and does no work."""
 
     def __init__(
@@ -125,7 +125,7 @@ class DecisionLog:
         except OSError as error:
             raise MarlRayError(f"decision_log: {str(self._local)!r} cannot be written to: {one_line(error)}") from error
         self._segment_bytes, self._segment_s, self._limit = segment_bytes, segment_s, limit_bytes
-        self._queue: deque[Decision] = deque()
+        self._queue: deque[LoggedAct] = deque()
         self._capacity = capacity
         self._refused = self._lost = 0
         self._open: dict[str, _Writing] = {}
@@ -151,7 +151,7 @@ class DecisionLog:
             for thread in self._threads:
                 thread.start()
 
-    def put(self, record: Decision) -> bool:
+    def put(self, record: LoggedAct) -> bool:
         """Queue a decision, whose parts must not change any more; False if the queue is full."""
         if len(self._queue) >= self._capacity:
             self._refused += 1
@@ -266,7 +266,7 @@ def _whole_lines(data: bytes) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
-def read_decisions(folder: str, experiment: str) -> Iterator[Decision]:
+def read_decisions(folder: str, experiment: str) -> Iterator[LoggedAct]:
     """The decisions of an experiment, unit by unit in the order of their names, each unit's in time order.
 
     A local folder's partial segments are read too, up to the last whole line. Memory is bounded: what is more than
@@ -274,10 +274,10 @@ def read_decisions(folder: str, experiment: str) -> Iterator[Decision]:
     """
     unreadable = 0
 
-    def parse(line: bytes) -> tuple[str, float, Decision] | None:
+    def parse(line: bytes) -> tuple[str, float, LoggedAct] | None:
         nonlocal unreadable
         try:
-            decision = _DECISION.validate_json(line)
+            decision = _ACT.validate_json(line)
         except ValidationError:
             unreadable += 1
             return None

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.store import ExperimentStore, Outcome
-from marl_ray.serving.logs.act_log import Decision, open_folder, read_decisions, sorted_by_unit, upload
+from marl_ray.serving.logs.act_log import LoggedAct, open_folder, read_decisions, sorted_by_unit, upload
 
 SCHEMA_VERSION = "1"
 COST = "cost"
@@ -144,7 +144,7 @@ def _write(store: ExperimentStore, experiment: str, decisions: str, file: Path) 
     return counts
 
 
-def _sequences(acts: list[Decision], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
+def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
     """A unit's rows, one per agent, by name; each agent's steps are the acts that it took part in."""
     rows = []
     for agent in sorted({agent for act in acts for agent in act.actions}):

@@ -1,12 +1,14 @@
 """Prometheus metrics of one gateway replica."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from marl_ray.config import ExperimentConfig
 
 LATENCY_BUCKETS_S = (
     1e-4, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0,
@@ -122,17 +124,17 @@ class Metrics:
         self.shadows = self._gauge("shadow", "Copies of requests: acts, errors, dropped, agreed.", *OF_ARM, "count")
         self.dropped = self._gauge("exposures_dropped", "Exposures dropped by a full queue and spool.")
         self.waiting = self._gauge("exposures_waiting", "Exposures not written to the store yet.")
-        self.decisions_dropped = self._gauge("decisions_dropped", "Decisions dropped by a full queue.")
+        self.acts_dropped = self._gauge("decisions_dropped", "Decisions dropped by a full queue.")
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"marl_ray_gateway_{name}", text, labels, registry=self.registry)
 
-    def arms(self, experiment: str, arms: Iterable[str]) -> dict[str, ArmMeters]:
+    def of(self, experiment: ExperimentConfig) -> dict[str, ArmMeters]:
         """Arm -> its numbers; to be counted on the event loop."""
-        found = self._arms.get(experiment)
+        found = self._arms.get(experiment.name)
         if found is None:
-            found = {arm: ArmMeters() for arm in arms}
-            self._arms[experiment] = found
+            found = {arm: ArmMeters() for arm in experiment.arms}
+            self._arms[experiment.name] = found
         return found
 
     def count(self, endpoint: str, status: int) -> None:

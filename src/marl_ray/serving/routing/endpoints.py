@@ -37,6 +37,10 @@ class Endpoints:
             self._note_acting()
         return known or router
 
+    def by_experiment(self) -> dict[str, str]:
+        """Experiment -> its endpoint."""
+        return {name: router.config.served_as for name, router in self.routers.items()}
+
     def hold(self, router: Router, arms: Mapping[str, Arm | TextArm]) -> None:
         """Let an experiment answer with these arms from now on."""
         with self._changing:

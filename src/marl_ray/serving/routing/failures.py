@@ -18,17 +18,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store import Report, StoreError
+from marl_ray.experiments.store import ExperimentStore, Report, StoreError
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError
 from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.logs.exposures import ExposureLog
+from marl_ray.serving.logs.lines import log_line
+from marl_ray.serving.logs.metrics import Metrics
 from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.router import REMEMBERED, Router
-
-if TYPE_CHECKING:
-    from marl_ray.serving.asgi import Gateway
 
 BATCH = 500
 """Failed sessions of one write."""
@@ -36,22 +35,34 @@ BATCH = 500
 _log = logging.getLogger(__name__)
 
 
+class Failures:
+    """Where failures of arms are counted."""
+
+    def __init__(self, sessions: "FailedSessions", metrics: Metrics, roll_back: Callable[[Router, str, str], None]):
+        """`roll_back` is given the experiment, the arm and a reason."""
+        self.sessions, self.metrics, self.roll_back = sessions, metrics, roll_back
+
+    def attempts(self, router: Router, session: str, arm: str) -> "Attempts":
+        """Those of one request of a session of this arm."""
+        return Attempts(self, router, session, arm)
+
+
 class Attempts:
     """The arms that one request was tried with."""
 
-    __slots__ = ("_arm", "_errors", "_failures", "_gateway", "_router", "_session", "answered_by")
+    __slots__ = ("_arm", "_errors", "_failed", "_failures", "_router", "_session", "answered_by")
 
-    def __init__(self, gateway: "Gateway", router: Router, session: str, arm: str):
+    def __init__(self, failures: Failures, router: Router, session: str, arm: str):
         """`arm` is the session's own."""
         self.answered_by: str | None = None
         """The arm that answered, or that would have, where it was only compared with."""
-        self._gateway, self._router, self._session, self._arm = gateway, router, session, arm
-        self._failures: list[tuple[str, int, Exception]] = []
+        self._failures, self._router, self._session, self._arm = failures, router, session, arm
+        self._failed: list[tuple[str, int, Exception]] = []
         self._errors: list[Exception] = []
 
     def failed(self, arm: str, ticket: int, error: Exception) -> None:
         """An arm failed on the request."""
-        self._failures.append((arm, ticket, error))
+        self._failed.append((arm, ticket, error))
         self._errors.append(error)
 
     async def compare(self, ask: Callable[[str], Awaitable[object]]) -> None:
@@ -70,7 +81,7 @@ class Attempts:
     def _comparison(self) -> str | None:
         """The first treatment that takes part and whose circuit is closed."""
         router = self._router
-        if [arm for arm, _, _ in self._failures] != [router.control]:
+        if [arm for arm, _, _ in self._failed] != [router.control]:
             return None
         here = (arm for arm in router.arms if arm != router.control and arm not in router.state.rolled_back)
         return next((arm for arm in here if router.circuits[arm].state is CircuitState.CLOSED), None)
@@ -86,11 +97,11 @@ class Attempts:
     def judge(self) -> None:
         """The request is over."""
         another_answered = self.answered_by is not None
-        for arm, ticket, error in self._failures:
+        for arm, ticket, error in self._failed:
             self._count(arm, ticket, error, another_answered)
         # An arm that is not loaded here (its bundle is gone, or the experiment is over) has not failed.
         if another_answered and self.answered_by != self._arm and self._arm in self._router.arms:
-            asked = any(arm == self._arm for arm, _, _ in self._failures)
+            asked = any(arm == self._arm for arm, _, _ in self._failed)
             if asked or self._router.circuits[self._arm].failed_rounds:
                 self._note()
 
@@ -101,7 +112,7 @@ class Attempts:
             self._note()
 
     def _count(self, arm: str, ticket: int, error: Exception, another_answered: bool) -> None:
-        router, gateway = self._router, self._gateway
+        router, failures = self._router, self._failures
         circuit, is_treatment = router.circuits[arm], arm != router.control
         own = another_answered and is_treatment
         if not own and not isinstance(error, LostError):
@@ -110,27 +121,27 @@ class Attempts:
         opened = circuit.opened
         session = None if isinstance(error, LostError) else self._session
         circuit.failure(ticket, error.of if isinstance(error, ArmError) else None, session)
-        gateway.metrics.failures.labels(router.config.name, arm).inc()
+        failures.metrics.failures.labels(router.config.name, arm).inc()
         if circuit.opened == opened:
             return
-        gateway.log_line("circuit_open", experiment=router.config.name, arm=arm, error=repr(error))
+        log_line("circuit_open", experiment=router.config.name, arm=arm, error=repr(error))
         breaker = router.config.breaker
         if own and breaker.on_open == "rollback" and circuit.failed_rounds >= breaker.rounds:
             rounds = "a round" if circuit.failed_rounds == 1 else f"{circuit.failed_rounds} rounds"
-            gateway.roll_back(router, arm, f"circuit open through {rounds} of probes: {error!r}")
+            failures.roll_back(router, arm, f"circuit open through {rounds} of probes: {error!r}")
 
     def _note(self) -> None:
         known = self._router.session(self._session)
         if known is not None and known.assignment.arm == self._arm and not known.failed:
             known.failed = True
-            self._gateway.failed_sessions.note(self._router.config.name, self._session)
+            self._failures.sessions.note(self._router.config.name, self._session)
 
 
 class FailedSessions:
     """Sessions whose arm failed, on their way to the store: such a session may never report an outcome."""
 
-    def __init__(self, gateway: "Gateway"):
-        self._gateway = gateway
+    def __init__(self, store: ExperimentStore, exposures: ExposureLog):
+        self._store, self._exposures = store, exposures
         self._waiting: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
         self._writing = threading.Lock()
 
@@ -143,7 +154,7 @@ class FailedSessions:
         fails. Blocks."""
         with self._writing:
             if self._waiting:
-                self._gateway.exposures.flush()  # a session's exposure may be waiting here
+                self._exposures.flush()  # a session's exposure may be waiting here
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
                 sessions: dict[str, list[str]] = {}
@@ -158,6 +169,6 @@ class FailedSessions:
 
     def _record(self, experiment: str, failed: list[str]) -> None:
         reports = [Report(session, {"error": 1.0}) for session in failed]
-        for found in self._gateway.store.record(experiment, reports, "gateway"):
+        for found in self._store.record(experiment, reports, "gateway"):
             if isinstance(found, MarlRayError):
                 _log.error("experiment %s: a failure of a session is not stored: %s", experiment, found)

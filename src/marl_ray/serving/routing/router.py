@@ -3,17 +3,14 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment import Assignment, AssignmentTable, PastTables, draw, in_layer
 from marl_ray.experiments.population import Attributes, Population
 from marl_ray.experiments.states import Status
 from marl_ray.experiments.store import AssignmentState, Exposure, StoreError
-from marl_ray.policies.bundle import Bundle
-from marl_ray.serving.arms.actor_critic import AnyBundle, is_text
-from marl_ray.serving.arms.passes import Answer, Observations
-from marl_ray.serving.arms.protocol import TextArm
+from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.breaker import Breaker
@@ -27,14 +24,6 @@ MOST_TABLES = 32
 
 OVERLAP_S = 2.0
 """How long two replicas may assign by different tables, with some room."""
-
-
-class Arm(Protocol):
-    """Actor-critics: in this process (`ArmBatcher`) or in a deployment of their own (`RemoteArm`)."""
-
-    bundle: Bundle
-
-    async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer: ...
 
 
 class Assigned(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from marl_ray.errors import one_line
-from marl_ray.serving.arms.passes import Answer
+from marl_ray.serving.arms.protocol import Answer
 
 Act = Callable[[Mapping[str, np.ndarray], bool, Mapping[str, np.ndarray]], Awaitable[Answer]]
 """Observations, whether greedy, and action masks -> answer."""

@@ -3,28 +3,17 @@
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from marl_ray.serving.arms.protocol import Messages, Piece
-from marl_ray.serving.handlers.generate import (
-    SETTINGS,
-    Whole,
-    Writing,
-    agent_of,
-    flag,
-    settings_of,
-    text_only,
-    text_request,
-    written,
-)
+from marl_ray.serving.handlers.writing import Whole, Writing, agent_of, text_only, text_request, written
+from marl_ray.serving.http.fields import attributes_of, flag, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
-from marl_ray.serving.routing.assignment import attributes_of, meet, session_id
+from marl_ray.serving.http.text_settings import SETTINGS, settings_of
 from marl_ray.serving.routing.router import Router
-
-if TYPE_CHECKING:
-    from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.service import Service
 
 ROLES = ("system", "developer", "user", "assistant")
 NEUTRAL: dict[str, Any] = {
@@ -60,9 +49,9 @@ def problem(error: RequestError) -> bytes:
     return orjson.dumps({"error": told})
 
 
-async def completions(gateway: "Gateway", request: Request) -> Response | Stream:
+async def completions(service: Service, request: Request) -> Response | Stream:
     """`POST /v1/chat/completions`. The unit is `user`, or the header `x-session-id`, or else this completion alone."""
-    gateway.admit(request, "inference")
+    service.admission.admit(request, "inference")
     data = await request.object(CHAT_FIELDS)
     messages = _messages(data.get("messages"))
     streamed, log_probs = flag(data, "stream"), flag(data, "logprobs")
@@ -82,15 +71,17 @@ async def completions(gateway: "Gateway", request: Request) -> Response | Stream
     if not isinstance(model, str):
         raise RequestError(400, "model", "expected the name of an endpoint, as /v1/models lists them")
     endpoint, _, agent = model.partition("/")
-    routers = gateway.endpoints.acting(endpoint)
+    routers = service.endpoints.acting(endpoint)
     text_only(routers[0])
     number = f"chatcmpl-{secrets.token_hex(12)}"
     known = data.get("user") is not None or request.header(b"x-session-id") is not None
     session = session_id(data.get("user"), request) if known else number
-    met = await meet(gateway, request, routers, session, None, attributes_of(data))
+    met = await service.assigner.meet(
+        routers, session, None, attributes_of(data), service.admission.forced_arm(request)
+    )
     text_only(met.router)
     asked = text_request(
-        gateway,
+        service,
         agent_of(met.router, agent or None),
         messages,
         settings,
@@ -99,7 +90,7 @@ async def completions(gateway: "Gateway", request: Request) -> Response | Stream
         streamed=streamed,
     )
     made = _Completion(number, model, log_probs, usage)
-    return await written(request, Writing(gateway, met, asked), streamed, made.whole, made.chunks)
+    return await written(request, Writing(service, met, asked), streamed, made.whole, made.chunks)
 
 
 def models_of(routers: Sequence[Router]) -> list[dict[str, Any]]:

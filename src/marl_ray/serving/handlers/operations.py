@@ -1,0 +1,119 @@
+"""Requests of those who run the gateway: endpoints, models, health, metrics."""
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+import torch
+
+from marl_ray import __version__
+from marl_ray.serving.arms.protocol import AnyBundle
+from marl_ray.serving.handlers.experiments import path_part, tried
+from marl_ray.serving.handlers.openai.chat import models_of
+from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.logs.metrics import CONTENT_TYPE
+from marl_ray.serving.service import Service
+
+
+async def endpoints(service: Service, request: Request) -> Response:
+    """`GET /v1/endpoints`: the names that clients act on, their experiments, and what serves them in production."""
+    await service.admission.admit_reader(request)
+
+    def read() -> bytes:
+        found = {}
+        for router in service.endpoints.routers.values():
+            name = router.config.served_as
+            if name not in found:
+                newest_first = [r.config.name for r in service.endpoints.served(name)]
+                production = service.store.production(name)
+                found[name] = {
+                    "experiments": newest_first,
+                    "production": asdict(production) if production is not None else None,
+                }
+        return orjson.dumps({"endpoints": found})
+
+    return Response(await service.readings.read("endpoints", read))
+
+
+async def models(service: Service, request: Request) -> Response:
+    """`GET /v1/models`: every bundle that this replica holds, and `data`, what OpenAI's clients may name as `model`."""
+    await service.admission.admit_reader(request, "inference")
+    found: dict[str, dict[str, Any]] = {}
+    for reference, bundle in service.holdings.models.items():
+        found[bundle.digest] = _model(bundle, reference)
+    for router in service.endpoints.routers.values():
+        for arm, part in router.arms.items():
+            row = found.setdefault(part.bundle.digest, _model(part.bundle, router.config.arms[arm].bundle))
+            row["arms"].append(f"{router.config.name}/{arm}")
+    names = dict.fromkeys(router.config.served_as for router in service.endpoints.routers.values())
+    data = [model for name in names for model in models_of(service.endpoints.served(name))]
+    return Response(orjson.dumps({"object": "list", "data": data, "models": list(found.values())}))
+
+
+async def load(service: Service, request: Request) -> Response:
+    """`POST /models/{version}/load`: fetch NAME:VERSION of the registry and verify it before an experiment names it."""
+    service.admission.admit(request, "admin")
+    name, _, version = path_part(request, 2).rpartition(":")
+    if not name or not version:
+        raise RequestError(400, "version", "expected NAME:VERSION of the model registry")
+    reference = f"models:/{name}/{version}"
+
+    def load_it() -> AnyBundle:
+        bundle = service.bundles.load(reference)
+        service.notices.preload(reference, time.time())  # the other replicas load it too
+        service.holdings.models = service.holdings.models | {reference: bundle}
+        return bundle
+
+    return Response(orjson.dumps(_model(await tried(service, "version", load_it), reference)))
+
+
+def _model(bundle: AnyBundle, reference: str) -> dict[str, Any]:
+    manifest = bundle.manifest
+    return {
+        "version": bundle.digest,
+        "bundle": reference,
+        "family": manifest.family,
+        "agents": manifest.agents,
+        "lineage": manifest.lineage.model_dump(mode="json"),
+        "arms": [],
+    }
+
+
+async def health(service: Service, request: Request) -> Response:
+    """`GET /health`: this replica's event loop runs."""
+    return Response(orjson.dumps({"status": "ok", "experiments": list(service.endpoints.routers)}))
+
+
+async def ready(service: Service, request: Request) -> Response:
+    """`GET /ready`: whether something answers for all that takes traffic; 503 while it does not. A treatment whose bundle is
+    gone is named as missing and does not count, as the control answers for it, nor does an experiment that has just been
+    created elsewhere and loads: else all replicas would go at once."""
+    arms, routers = service.follower.arms(), service.endpoints.routers
+    lacking = [f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"]
+    here = [routers[name] for name, states in arms.items() if set(states.values()) != {"loading"} or routers[name].arms]
+    answers = all(
+        router.answering(arm) for router in here for arm, weight in router.state.weights.items() if weight > 0
+    )
+    is_ready = service.started is not None and answers  # what there was at the start is loaded before it
+    told = {
+        "ready": is_ready,
+        "arms": arms,
+        "missing": lacking,
+        "device": device(),
+        "version": __version__,
+        "since": service.started,
+        "uptime_s": None if service.started is None else time.time() - service.started,
+    }
+    return Response(orjson.dumps(told), 200 if is_ready else 503)
+
+
+def device() -> str:
+    """What policies in this process run on."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    """`GET /metrics`: the numbers of this replica alone."""
+    service.measure()
+    return Response(service.metrics.text(), content_type=CONTENT_TYPE)

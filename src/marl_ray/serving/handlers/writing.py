@@ -1,0 +1,270 @@
+"""One text on its way: from the session's arm, or from the control where that fails before its first token."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from marl_ray.serving.arms.protocol import Piece, Refusal, Reply, TextArm, TextRequest
+from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
+from marl_ray.serving.http.text_settings import Settings
+from marl_ray.serving.logs.lines import log_line
+from marl_ray.serving.routing.assignment import Met
+from marl_ray.serving.routing.failures import Attempts
+from marl_ray.serving.routing.router import Router
+from marl_ray.serving.service import Service
+
+
+class Whole(NamedTuple):
+    """A complete response."""
+
+    text: str
+    ids: list[int]
+    log_probs: list[float]
+    finish: str
+    prompt_tokens: int
+    names: list[str]
+
+
+async def written(
+    request: Request,
+    writing: "Writing",
+    streamed: bool,
+    answer: "Callable[[Writing, Whole], Any]",
+    events: "Callable[[Writing], AsyncIterator[bytes]]",
+) -> Response | Stream:
+    """The response as one JSON answer, or as events from its first token on."""
+    try:
+        await request.while_there(writing.begin())
+        if streamed:
+            return Stream(events(writing), writing.close, writing.headers)
+        whole = await request.while_there(whole_of(writing.next))
+    except BaseException:
+        writing.close()
+        raise
+    writing.close()
+    return Response(orjson.dumps(answer(writing, whole)), headers=writing.headers)
+
+
+class Writing:
+    """One response on its way, from the session's arm, or from the control if that arm fails before its first token."""
+
+    def __init__(self, service: Service, met: Met, asked: TextRequest):
+        """The session meets its arm with this."""
+        self._service, self._met, self._asked = service, met, asked
+        self._start = time.perf_counter()
+        self._assignment = service.assigner.expose(met)
+        self._arm = self._assignment.arm
+        self._reply: Reply | None = None
+        self._first: Piece | None = None
+        self._ticket = 0
+        self._first_s = 0.0
+        self._tokens = 0
+
+    @property
+    def digest(self) -> str:
+        """Of the bundle that writes."""
+        return self._met.router.arms[self._arm].bundle.digest
+
+    @property
+    def head(self) -> dict[str, Any]:
+        return self._met.head(self._assignment, self._arm)
+
+    @property
+    def headers(self) -> Headers:
+        met = self._met
+        told = {"x-experiment": met.router.config.name, "x-arm": self._arm, "x-session-id": met.session}
+        if met.holdout:
+            told["x-holdout"] = "true"
+        return tuple((name.encode(), header_text(value)) for name, value in told.items())
+
+    async def begin(self) -> None:
+        """Wait for the first token. RequestError if the request is refused, or if no arm answers."""
+        router = self._met.router
+        attempts = self._attempts()
+        try:
+            for name in router.answering(self._assignment.arm):
+                self._ticket = router.circuits[name].allow()
+                if not self._ticket:
+                    continue
+                self._arm = name
+                self._reply = cast(TextArm, router.arms[name]).write(self._asked)
+                try:
+                    self._first = await _piece(self._reply)
+                except RequestError:
+                    raise
+                except Exception as error:
+                    self._reply.leave()
+                    attempts.failed(name, self._ticket, error)
+                    self._ticket = 0
+                    continue
+                attempts.answered_by = name
+                self._first_s = time.perf_counter() - self._start
+                return
+            await attempts.compare(self._begun_by)
+            raise attempts.refusal(None)
+        finally:
+            attempts.judge()
+
+    def _attempts(self) -> Attempts:
+        return self._service.failures.attempts(self._met.router, self._met.session, self._assignment.arm)
+
+    async def _begun_by(self, arm: str) -> None:
+        """Have this arm begin a response, and leave it."""
+        reply = cast(TextArm, self._met.router.arms[arm]).write(self._asked)
+        try:
+            await _piece(reply)
+        finally:
+            reply.leave()
+
+    async def next(self) -> Piece:
+        """What comes next, until a piece has a `finish`; RequestError if the arm fails. Only after `begin`."""
+        piece, self._first = self._first, None
+        if piece is None:
+            assert self._reply is not None
+            try:
+                piece = await _piece(self._reply)
+            except RequestError:
+                raise
+            except Exception as error:
+                self._reply.leave()
+                self._attempts().broke_off(self._arm, self._ticket, error)
+                self._ticket = 0
+                raise RequestError(503, None, f"arm {self._arm!r} failed in mid-response") from None
+        self._tokens += len(piece.ids)
+        if piece.finish is not None:
+            self._done(piece)
+        return piece
+
+    def close(self) -> None:
+        """Nobody waits any more; to be called at the end in any case."""
+        if self._reply is not None:
+            self._reply.leave()
+        if self._ticket:
+            self._met.router.circuits[self._arm].forget(self._ticket)
+            self._ticket = 0
+        if self._tokens:
+            meters = self._service.metrics.of(self._met.router.config)[self._arm]
+            meters.tokens += self._tokens
+            self._tokens = 0
+
+    def _done(self, piece: Piece) -> None:
+        router, seconds = self._met.router, time.perf_counter() - self._start
+        router.circuits[self._arm].success(self._ticket)
+        self._ticket = 0
+        self._met.answered(seconds)
+        meters = self._service.metrics.of(router.config)[self._arm]
+        meters.observe(seconds)
+        meters.wrote(piece.prompt_tokens, self._first_s)
+        if self._service.config.access_log == "all":
+            log_line(
+                "text",
+                experiment=router.config.name,
+                arm=self._arm,
+                prompt_tokens=piece.prompt_tokens,
+                tokens=self._tokens,
+                finish=piece.finish,
+                first_token_ms=round(1000 * self._first_s, 3),
+                ms=round(1000 * seconds, 3),
+            )
+
+
+async def spoken(
+    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool
+) -> dict[str, tuple[str, float]]:
+    """Every agent's text and its log-probability, all from one arm; RequestError if it refuses one."""
+    start = time.perf_counter()
+    settings = Settings(None, greedy, {})
+    writer = cast(TextArm, router.arms[arm])
+    replies = {agent: writer.write(text_request(service, agent, prompt, settings)) for agent, prompt in prompts.items()}
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {agent: group.create_task(_said(reply)) for agent, reply in replies.items()}
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        for reply in replies.values():
+            reply.leave()
+    meters = service.metrics.of(router.config)[arm]
+    said = {agent: task.result() for agent, task in tasks.items()}
+    for whole, first_at in said.values():
+        meters.tokens += len(whole.ids)
+        meters.wrote(whole.prompt_tokens, first_at - start)
+    return {agent: (whole.text, sum(whole.log_probs)) for agent, (whole, _) in said.items()}
+
+
+async def _said(reply: Reply) -> tuple[Whole, float]:
+    """A whole response, and when its first token was there."""
+    first: Piece | None = await _piece(reply)
+    at = time.perf_counter()
+
+    async def following() -> Piece:
+        nonlocal first
+        piece, first = first, None
+        return await _piece(reply) if piece is None else piece
+
+    return await whole_of(following), at
+
+
+async def _piece(reply: Reply) -> Piece:
+    """What comes next, or RequestError where the arm refuses."""
+    found = await reply.next()
+    if isinstance(found, Refusal):
+        raise RequestError(found.status, found.field, found.message, retry_after_s=found.retry_after_s)
+    return found
+
+
+async def whole_of(following: Callable[[], Awaitable[Piece]]) -> Whole:
+    """All pieces that there are to come, as one."""
+    text: list[str] = []
+    ids: list[int] = []
+    log_probs: list[float] = []
+    names: list[str] = []
+    while True:
+        piece = await following()
+        text.append(piece.text)
+        ids += piece.ids
+        log_probs += piece.log_probs
+        names += piece.names
+        if piece.finish is not None:
+            return Whole("".join(text), ids, log_probs, piece.finish, piece.prompt_tokens, names)
+
+
+def text_only(router: Router) -> None:
+    """RequestError 422 if the experiment's policies have no text."""
+    if not router.is_text:
+        family = router.bundle_of(router.control).manifest.family
+        raise RequestError(
+            422, "experiment", f"{router.config.name!r} serves {family} policies, expected token policies"
+        )
+
+
+def text_request(service: Service, agent: str, prompt: Any, settings: Settings, **more: Any) -> TextRequest:
+    """With a seed in any case."""
+    seed = service.seed() if settings.seed is None else settings.seed
+    return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, **more)
+
+
+def agent_of(router: Router, given: Any) -> str:
+    """Whose text is asked for; it may be left out where one policy plays all agents."""
+    agents = router.bundle_of(router.control).agents
+    if given is None and len(set(agents.values())) == 1:
+        return next(iter(agents))
+    if not isinstance(given, str) or given not in agents:
+        raise RequestError(400, "agent", f"expected one of {', '.join(agents)}")
+    return given
+
+
+def texts(router: Router, given: Mapping[str, Any], masks: Mapping[str, Any]) -> dict[str, str]:
+    """Observations of `/v1/act` that are texts; RequestError naming the agent."""
+    agents = router.bundle_of(router.control).agents
+    if masks:
+        raise RequestError(400, "action_masks", "expected none: texts have no masks")
+    for agent, text in given.items():
+        if agent not in agents:
+            raise RequestError(400, f"observations.{agent}", f"unknown agent, expected one of {', '.join(agents)}")
+        if not isinstance(text, str):
+            raise RequestError(400, f"observations.{agent}", "expected a text")
+    return dict(given)

@@ -1,0 +1,73 @@
+"""What a replica holds: its experiments, the arms that answer for them, and the bundles that these are made of."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from marl_ray.config import ArmConfig, ExperimentConfig, GatewayConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store import AssignmentState, ExperimentStore
+from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
+from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
+from marl_ray.serving.loading import Bundles, LoadedExperiment, check_log
+from marl_ray.serving.logs.exposures import ExposureLog
+from marl_ray.serving.routing.endpoints import Endpoints
+from marl_ray.serving.routing.router import Router
+
+Host = Callable[[AnyBundle, str, ArmConfig], Arm | TextArm]
+"""Makes an arm in a deployment of its own, from its bundle, the bundle's reference and how large it shall be."""
+
+
+class Holdings:
+    """Those of one replica."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        store: ExperimentStore,
+        exposures: ExposureLog,
+        bundles: Bundles,
+        noise: np.random.Generator,
+        host: Host | None,
+    ):
+        """`noise` draws actions; `host` serves `placement: deployment`."""
+        self.config, self.store, self.exposures, self.bundles = config, store, exposures, bundles
+        self.endpoints = Endpoints()
+        self.models: dict[str, AnyBundle] = {}
+        """Bundles loaded ahead of any experiment, by reference into the registry, where versions never change."""
+        self._noise, self._host = noise, host
+        self._passes: dict[str, Passes] = {}
+        """Experiment -> its arms' forward passes."""
+
+    def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: Any) -> Router:
+        """Register an experiment with the store and route to it; `more` is stored beside its config. Blocks. Raises
+        MarlRayError if the stored experiment forbids it, or if an arm cannot be hosted."""
+        check_log(self.config, part.config.name, part.bundles.values())
+        arms = {arm: self.arm(part.config, arm, bundle) for arm, bundle in part.bundles.items()}
+        self.store.open_experiment(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
+        return self.take_in(part.config, self.store.table(part.config.name), arms)
+
+    def take_in(
+        self, config: ExperimentConfig, state: AssignmentState, arms: Mapping[str, Arm | TextArm] = MappingProxyType({})
+    ) -> Router:
+        """Route to a stored experiment, of which these arms are loaded."""
+        return self.endpoints.add(Router(config, arms, state, self.exposures, state.created))
+
+    def arm(self, experiment: ExperimentConfig, arm: str, bundle: AnyBundle) -> Arm | TextArm:
+        """An arm of an experiment, from its bundle. Blocks where it is started elsewhere. Raises MarlRayError."""
+        config = experiment.arms[arm]
+        if experiment.placement == "replica":
+            if is_text(bundle):
+                from marl_ray.serving.arms.text import TextBatcher  # transformers takes seconds to import
+
+                # An arm that hangs must leave time for the control to answer in its stead.
+                return TextBatcher(bundle, self.config.max_batch, self.config.request_timeout_s / 2)
+            passes = self._passes.setdefault(experiment.name, Passes(self.config.max_batch, self._noise))
+            return ArmBatcher(bundle, passes)
+        if self._host is None:
+            raise MarlRayError(
+                f"experiments.{experiment.name}.placement: deployment needs Ray Serve; expected replica here"
+            )
+        return self._host(bundle, config.bundle, config)

@@ -1,0 +1,48 @@
+"""Who may send a request, and how many of them: keys, their scopes and their rates."""
+
+import asyncio
+
+from marl_ray.config import GatewayConfig
+from marl_ray.serving.http.keys import Keys, Permission
+from marl_ray.serving.http.protocol import Request, RequestError
+from marl_ray.serving.http.rate_limits import RateLimiter
+
+REFUSAL_S = 1.0
+"""How long a reader who has used up the rate waits for being told so."""
+
+
+class Admission:
+    """The keys of a gateway and what each of them has used up, on one event loop."""
+
+    def __init__(self, config: GatewayConfig):
+        """Raises MarlRayError if the file of keys cannot be read."""
+        self.keys = Keys(config.api_keys)
+        self._limiter = RateLimiter(config.rate_limit) if config.rate_limit else None
+        self._read_limiter = RateLimiter(config.read_limit) if config.read_limit else None
+
+    def admit(self, request: Request, permission: Permission) -> str:
+        """The name of the request's key; RequestError 401, 403, or 429 if it has used up its rate."""
+        key = self.keys.check(request, permission)
+        self.limit(key, 1)
+        return key
+
+    async def admit_reader(self, request: Request, *also: Permission) -> str:
+        """Likewise for reading, with the scope `read` or one of these. A refusal for the rate comes late, because readers
+        without pause would otherwise be refused thousands of times a second, which takes as much as answering."""
+        key = self.keys.check(request, "read", *also)
+        if self._read_limiter is not None and (wait := self._read_limiter.take(key)) > 0:
+            await asyncio.sleep(REFUSAL_S)
+            raise RequestError(429, None, f"more readings of {key!r} than read_limit allows", retry_after_s=wait)
+        return key
+
+    def limit(self, key: str, cost: int) -> None:
+        """Count `cost` requests of a key, or RequestError 429."""
+        if self._limiter is not None and (wait := self._limiter.take(key, cost)) > 0:
+            raise RequestError(429, None, f"more requests of {key!r} than its rate_limit allows", retry_after_s=wait)
+
+    def forced_arm(self, request: Request) -> str | None:
+        """The arm that a tester asks for by the header `x-arm`; RequestError unless the key has the scope `admin`."""
+        arm = request.header(b"x-arm")
+        if arm is not None:
+            self.keys.check(request, "admin")
+        return arm

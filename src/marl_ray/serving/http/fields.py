@@ -1,0 +1,65 @@
+"""Fields that requests of several paths have."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from marl_ray.config.experiment import ATTRIBUTE_LENGTH, ATTRIBUTE_NAME, ATTRIBUTES
+from marl_ray.serving.http.protocol import Request, RequestError
+
+SESSION_LENGTH = 256
+Attributes = Mapping[str, bool | int | float | str]
+
+
+def session_id(given: Any, request: Request) -> str:
+    """The session id, from the body or else from the header `x-session-id`."""
+    session = request.header(b"x-session-id") if given is None else given
+    if not is_identifier(session):
+        raise RequestError(
+            400,
+            "session_id",
+            f"expected 1 to {SESSION_LENGTH} printable characters, here or in the header x-session-id",
+        )
+    return str(session)
+
+
+def cluster_of(data: Mapping[str, Any]) -> str | None:
+    """The request's `cluster_id`, if it names one."""
+    cluster_id = data.get("cluster_id")
+    if cluster_id is not None and not is_identifier(cluster_id):
+        raise RequestError(400, "cluster_id", f"expected 1 to {SESSION_LENGTH} printable characters")
+    return cluster_id
+
+
+def attributes_of(data: Mapping[str, Any]) -> Attributes:
+    """What the request tells of its unit, by name; nothing if it tells nothing."""
+    given = data.get("attributes")
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or len(given) > ATTRIBUTES:
+        raise RequestError(400, "attributes", f"expected an object of {ATTRIBUTES} names at most")
+    for name, value in given.items():
+        if not is_identifier(name, ATTRIBUTE_NAME):
+            raise RequestError(
+                400, "attributes", f"expected names of 1 to {ATTRIBUTE_NAME} printable characters, got {name[:50]!r}"
+            )
+        if not (isinstance(value, int | float) and math.isfinite(value)) and not is_identifier(value, ATTRIBUTE_LENGTH):
+            raise RequestError(
+                400,
+                f"attributes.{name}",
+                f"expected a boolean, a number, or a text of 1 to {ATTRIBUTE_LENGTH} printable characters",
+            )
+    return given
+
+
+def is_identifier(value: Any, length: int = SESSION_LENGTH) -> bool:
+    """Whether the value is 1 to `length` printable characters, which NUL and lone surrogates are not."""
+    return isinstance(value, str) and 0 < len(value) <= length and value.isprintable()
+
+
+def flag(data: Mapping[str, Any], name: str) -> bool:
+    """A field that is true, or false where it is missing or null."""
+    value = data.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RequestError(400, name, "expected true or false")
+    return bool(value)

@@ -1,0 +1,68 @@
+"""Fields that say how a text is wanted: of `/generate` and of OpenAI's paths."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from marl_ray.serving.http.protocol import RequestError
+
+SETTINGS = frozenset({"max_tokens", "temperature", "top_p", "stop", "seed"})
+GREEDY_BELOW = 0.01
+"""Temperatures below it are 0: divided by them, logits overflow."""
+LARGEST_TEMPERATURE = 2.0
+LEAST_TOP_P = 1e-6
+STOPS, STOP_LENGTH = 4, 200
+"""Most stop strings of a request, and most characters of one."""
+LARGEST_TOKENS = 1_000_000
+SEEDS = 1 << 63
+"""Seeds are integers from -SEEDS to SEEDS - 1."""
+
+
+class Settings(NamedTuple):
+    """How a request wants its text; see `TextRequest`."""
+
+    seed: int | None
+    greedy: bool
+    changes: dict[str, Any]
+
+
+def settings_of(data: Mapping[str, Any]) -> Settings:
+    """How the text is wanted; what is missing or null is as in training. RequestError 400 naming the field."""
+    changes: dict[str, Any] = {}
+    tokens, top_k, seed = (data.get(name) for name in ("max_tokens", "top_k", "seed"))
+    if tokens is not None:
+        changes["max_tokens"] = _integer("max_tokens", tokens, 1, LARGEST_TOKENS)
+    if top_k is not None:
+        changes["top_k"] = _integer("top_k", top_k, 0, LARGEST_TOKENS)
+    if seed is not None:
+        _integer("seed", seed, -SEEDS, SEEDS - 1)
+    temperature, top_p = data.get("temperature"), data.get("top_p")
+    if temperature is not None and not (_is_number(temperature) and 0 <= temperature <= LARGEST_TEMPERATURE):
+        raise RequestError(400, "temperature", f"expected a number from 0 (greedy) to {LARGEST_TEMPERATURE:g}")
+    if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
+        raise RequestError(400, "top_p", "expected a number above 0, 1 at most")
+    greedy = temperature is not None and temperature < GREEDY_BELOW
+    if temperature is not None and not greedy:
+        changes["temperature"] = float(temperature)
+    if top_p is not None:
+        changes["top_p"] = max(float(top_p), LEAST_TOP_P)
+    stop = data.get("stop")
+    if stop is not None:
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or len(stops) > STOPS or not all(_is_stop(one) for one in stops):
+            raise RequestError(400, "stop", f"expected {STOPS} texts at most, of 1 to {STOP_LENGTH} characters")
+        changes["stop"] = tuple(stops)
+    return Settings(seed, greedy, changes)
+
+
+def _is_stop(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= STOP_LENGTH
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise RequestError(400, name, f"expected an integer from {low} to {high}")
+    return value

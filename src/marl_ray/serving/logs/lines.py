@@ -1,0 +1,14 @@
+"""The gateway's log of events: one line of JSON each."""
+
+import logging
+import time
+from typing import Any
+
+import orjson
+
+_events = logging.getLogger("marl_ray.access")
+
+
+def log_line(event: str, **fields: Any) -> None:
+    """Write one event."""
+    _events.warning("%s", orjson.dumps({"at": time.time(), "event": event, **fields}).decode())

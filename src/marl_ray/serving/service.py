@@ -1,0 +1,157 @@
+"""What the gateway's handlers share: one record of services, which every handler gets with its request.
+
+Everything that outlives a process is in the store.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+from prometheus_client.core import Metric
+
+from marl_ray.config import GatewayConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.notices import Notices
+from marl_ray.experiments.states import Action
+from marl_ray.experiments.store import ExperimentStore, StoreError
+from marl_ray.serving.arms.response_cache import make_cache
+from marl_ray.serving.evidence.webhook import Webhook
+from marl_ray.serving.holdings import Holdings, Host
+from marl_ray.serving.http.admission import Admission
+from marl_ray.serving.loading import Bundles, load_configured
+from marl_ray.serving.logs.act_log import ActLog
+from marl_ray.serving.logs.exposures import ExposureLog
+from marl_ray.serving.logs.metrics import Metrics
+from marl_ray.serving.logs.spool import Spool, spool_folder
+from marl_ray.serving.readings import Readings
+from marl_ray.serving.routing.assignment import Assigner
+from marl_ray.serving.routing.breaker import CircuitState
+from marl_ray.serving.routing.failures import FailedSessions, Failures
+from marl_ray.serving.routing.router import Router
+from marl_ray.serving.store_follower import StoreFollower
+
+T = TypeVar("T")
+
+STORE_THREADS = 4
+CIRCUITS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
+"""Their metric."""
+ACTOR = "gateway"
+
+_log = logging.getLogger(__name__)
+
+
+class Service:
+    """The services of one replica."""
+
+    def __init__(self, config: GatewayConfig, seed: int | None, host: Host | None, replica: str | None):
+        """Open the store and load what serves, also of experiments that were created over HTTP; MarlRayError if the store
+        cannot be used, or a new experiment's bundle cannot be had. Blocks. Arguments are as of `Gateway`."""
+        self.config = config
+        self.metrics = Metrics(replica)
+        self.admission = Admission(config)
+        self.cache = make_cache(config.cache)
+        self.acts = ActLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None
+        self.store = ExperimentStore(config.database)
+        self.notices = Notices(self.store)
+        self.bundles = Bundles(config.tracking_uri)
+        loaded = load_configured(config, self.store, self.bundles)
+        self.exposures = ExposureLog(self.store, Spool(spool_folder(config.spool, config.database), config.spool_bytes))
+        self._noise = np.random.default_rng(seed)
+        self.holdings = Holdings(config, self.store, self.exposures, self.bundles, self._noise, host)
+        self.endpoints = self.holdings.endpoints
+        self.webhook = Webhook(config.webhook, self.notices, self.endpoints.by_experiment) if config.webhook else None
+        self.failed_sessions = FailedSessions(self.store, self.exposures)
+        self.failures = Failures(self.failed_sessions, self.metrics, self.roll_back)
+        self.assigner = Assigner(self.store.assignments, config.holdouts, self.metrics)
+        self.plots: dict[str, tuple[float, dict[str, list[list[float | None]]]]] = {}
+        """Experiment -> until when its curves are not read again, and they."""
+        self.readings = Readings()
+        self.started: float | None = None
+        """When this replica began to serve, in seconds since 1970."""
+        self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
+        for part in loaded:
+            self.holdings.open(part)
+        self.follower = StoreFollower(self.holdings, self.notices, self.failed_sessions, self.webhook)
+        self.follower.look(waits=True)
+        for name in config.holdouts.keys() - set(self.endpoints.by_experiment().values()):
+            _log.warning("holdouts.%s: no experiment serves this endpoint yet", name)
+
+    def start(self) -> None:
+        """Start writing exposures and following the store; the ASGI lifespan calls it."""
+        self.exposures.start()
+        if self.acts is not None:
+            self.acts.start()
+        self.follower.start()
+        if self.webhook is not None:
+            self.webhook.start()
+        self.started = time.time()
+
+    def close(self) -> None:
+        """Write what is queued and let go of the store; blocks for some seconds at most."""
+        self.follower.close()
+        if self.webhook is not None:
+            self.webhook.close()
+        try:
+            self.failed_sessions.write()
+        except StoreError as error:
+            _log.error("failures of sessions are lost: %s", error)
+        self.exposures.close()
+        if self.acts is not None:
+            self.acts.close()
+        for router in self.endpoints.routers.values():
+            router.close()
+        self.readings.close()
+        self.assigner.close()
+        self._threads.shutdown(cancel_futures=True)
+        self.store.close()
+
+    async def leave_loop(self) -> None:
+        """Let go of what lives on the event loop; before `close`."""
+        for router in self.endpoints.routers.values():
+            await router.shadows.close()
+        if self.cache is not None:
+            await self.cache.close()
+
+    def measure(self) -> None:
+        """Bring the metrics up to date that nothing else writes."""
+        shown = self.metrics
+        shown.dropped.set(self.exposures.dropped)
+        shown.waiting.set(self.exposures.waiting)
+        shown.acts_dropped.set(self.acts.dropped if self.acts is not None else 0)
+        for name, router in self.endpoints.routers.items():
+            for arm in router.arms:
+                shown.circuit.labels(name, arm).set(CIRCUITS[router.circuits[arm].state])
+            for arm, totals in list(router.shadows.totals.items()):
+                for count in ("acts", "errors", "dropped", "decisions", "agreed"):
+                    shown.shadows.labels(name, arm, count).set(getattr(totals, count))
+
+    def samples(self) -> list[Metric]:
+        """All metrics of now; from any thread."""
+        self.measure()
+        return list(self.metrics.registry.collect())
+
+    def seed(self) -> int:
+        """Of a text that came without one."""
+        return int(self._noise.integers(1 << 63))
+
+    def roll_back(self, router: Router, arm: str, reason: str) -> None:
+        """Roll an arm back for good, in a thread. If the database is away the arm's open circuit keeps it from traffic, and
+        the next time it opens this is tried again."""
+        name = router.config.name
+
+        def change() -> None:
+            try:
+                self.store.change(name, Action.ROLLBACK, epoch=None, actor=ACTOR, reason=reason, arm=arm)
+                self.follower.look()
+            except MarlRayError as error:
+                _log.error("experiment %s: arm %s is not rolled back: %s", name, arm, error)
+
+        self._threads.submit(change)
+
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run what blocks on the database elsewhere."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
