@@ -62,31 +62,37 @@ class OwnRay:
         return found
 
     def wait_until_whole(self, replicas: int, timeout_s: float = 90.0) -> None:
-        """Wait until so many replicas, a proxy and a controller live, and Serve says that replicas and proxy run.
+        """Wait until so many replicas, a proxy and a controller live, Serve says that replicas and proxy run, and the proxy
+        answers.
 
-        Serve alone would be believed too early: it takes its time to notice a death.
+        Serve alone would be believed too early: it takes its time to notice a death, and a new proxy to listen.
         """
         deadline = time.monotonic() + timeout_s
-        wanted = ([replicas, 1, 1], ["RUNNING"] * replicas, ["HEALTHY"])
+        wanted = ([replicas, 1, 1], ["RUNNING"] * replicas, ["HEALTHY"], 200)
         while (
             state := ([len(self.actors(title)) for title in (REPLICA, PROXY, CONTROLLER)], *self._state())
         ) != wanted:
             assert time.monotonic() < deadline, f"after {timeout_s:g} s Serve is not whole again: {state}"
             time.sleep(0.1)
 
-    def _state(self) -> tuple[list[str], list[str]]:
-        """States of replicas and proxies; none while Serve cannot tell."""
+    def _state(self) -> tuple[list[str], list[str], int]:
+        """States of replicas and proxies, and with what status the proxy answers; none and 0 while nobody can tell."""
         headers = {"authorization": f"Bearer {self.token}"}
         try:
             answer = httpx.get(f"{self.dashboard}/api/serve/applications/", headers=headers, timeout=10)
         except httpx.HTTPError:
-            return [], []
+            return [], [], 0
         if answer.status_code != 200:
-            return [], []
+            return [], [], 0
         details = answer.json()
         deployments = [d for app in details["applications"].values() for d in app["deployments"].values()]
         replicas = [replica["state"] for deployment in deployments for replica in deployment["replicas"]]
-        return replicas, [proxy["status"] for proxy in details["proxies"].values()]
+        try:
+            port = details["http_options"]["port"]
+            listening = httpx.get(f"http://127.0.0.1:{port}/-/healthz", timeout=10).status_code
+        except httpx.HTTPError:
+            listening = 0
+        return replicas, [proxy["status"] for proxy in details["proxies"].values()], listening
 
 
 @contextmanager

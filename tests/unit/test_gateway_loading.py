@@ -16,7 +16,8 @@ from marl_ray.experiments.records import AssignmentState
 from marl_ray.experiments.states import Action, Status
 from marl_ray.experiments.store import ExperimentStore
 from marl_ray.serving import loading
-from marl_ray.serving.loading import DRAIN_S, check_configured, needed
+from marl_ray.serving.loading import check_configured, needed
+from marl_ray.serving.routing.endpoints import DRAIN_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 

@@ -12,8 +12,8 @@ from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import ExperimentStore, StoreError
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.http import fields
+from marl_ray.serving.logs.exposures import ExposureLog
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

@@ -253,14 +253,18 @@ def _write_policy(folder: Path, name: str, policy: PolicyParts) -> PolicyManifes
     )
 
 
-def load_bundle(reference: str | Path, tracking_uri: str | None = None) -> "Bundle | TokenBundle":
+def load_bundle(
+    reference: str | Path, tracking_uri: str | None = None, digest: str | None = None
+) -> "Bundle | TokenBundle":
     """Read and verify a bundle from a folder or from `models:/name/version` (an MLflow registry).
 
-    Raises MarlRayError if it is missing, malformed, or if any content differs from its digest.
+    Raises MarlRayError if it is missing, malformed, if any content differs from its digest, or if it has another `digest`.
     """
     with ExitStack() as cleanup:
         folder = cleanup.enter_context(local_folder(str(reference), tracking_uri))
         manifest = read_manifest(folder)
+        if digest is not None and manifest.digest != digest:
+            raise MarlRayError(f"bundle {str(reference)!r}: expected digest {digest[:16]}, got {manifest.digest[:16]}")
         if isinstance(manifest, Manifest):
             return Bundle(manifest, {name: _read_policy(folder, part) for name, part in manifest.policies.items()})
         check_models(folder, manifest)

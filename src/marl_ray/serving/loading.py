@@ -17,22 +17,12 @@ from marl_ray.policies.bundle import Bundle, load_bundle
 from marl_ray.policies.manifest import REGISTRY, pinned
 from marl_ray.policies.spaces import space_to_json
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
-
-DRAIN_S = 3600.0
-"""How long sessions of an experiment that is over, or that has a successor, may finish with their arms."""
+from marl_ray.serving.routing.endpoints import DRAIN_S
 
 API = "api"
 """`origin` of stored experiments that no gateway's config names; every replica loads them from the store."""
 
 _log = logging.getLogger(__name__)
-
-
-def verified(reference: str, digest: str | None, tracking_uri: str | None) -> AnyBundle:
-    """The bundle of a reference, which must have this digest if one is given. Raises MarlRayError."""
-    bundle = load_bundle(reference, tracking_uri)
-    if digest is not None and bundle.digest != digest:
-        raise MarlRayError(f"bundle {reference!r}: expected digest {digest[:16]}, got {bundle.digest[:16]}")
-    return bundle
 
 
 class Bundles:
@@ -53,7 +43,7 @@ class Bundles:
         held = self._held.get(known) if known is not None else None
         if held is not None:
             return held
-        bundle = verified(reference, digest, self._tracking_uri)
+        bundle = load_bundle(reference, self._tracking_uri, digest)
         with self._lock:
             if reference.startswith(REGISTRY):
                 self._digests[reference] = bundle.digest

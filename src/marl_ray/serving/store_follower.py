@@ -18,7 +18,8 @@ from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.evidence.rollout_control import config_of, decide
 from marl_ray.serving.evidence.webhook import Webhook
 from marl_ray.serving.holdings import Holdings
-from marl_ray.serving.loading import API, DRAIN_S, check_arms, check_log, load_arms, needed, ours
+from marl_ray.serving.loading import API, check_arms, check_log, load_arms, needed, ours
+from marl_ray.serving.routing.endpoints import DRAIN_S
 from marl_ray.serving.routing.failures import FailedSessions
 from marl_ray.serving.routing.router import Router
 

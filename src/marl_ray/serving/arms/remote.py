@@ -18,12 +18,11 @@ from ray.serve.handle import DeploymentHandle
 from marl_ray.config import ArmConfig
 from marl_ray.config.experiment import most
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundle import Bundle
+from marl_ray.policies.bundle import Bundle, load_bundle
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.call_batching import Gathering
 from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
 from marl_ray.serving.arms.protocol import Answer, AnyBundle, Observations, TextArm, is_text
-from marl_ray.serving.loading import verified
 from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
 
 START_S = 300.0
@@ -42,7 +41,7 @@ class ArmHost:
         import torch
 
         torch.set_num_threads(1)
-        bundle = verified(reference, digest, tracking_uri)
+        bundle = load_bundle(reference, tracking_uri, digest)
         assert isinstance(bundle, Bundle)
         self._batcher = ArmBatcher(bundle, Passes(max_batch, np.random.default_rng()))
 

@@ -7,19 +7,19 @@ from ray.exceptions import RayTaskError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.token_bundle import TokenBundle
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
 from marl_ray.serving.arms.protocol import Piece, Refusal, TextRequest
 from marl_ray.serving.arms.text import TextBatcher
 from marl_ray.serving.http.deadlines import Deadlines
-from marl_ray.serving.loading import verified
 
 
 class TextHost:
     """One replica of one arm. It computes with as many threads as Ray gives it CPUs."""
 
     def __init__(self, reference: str, digest: str, tracking_uri: str | None, max_batch: int, deadline_s: float):
-        bundle = verified(reference, digest, tracking_uri)
+        bundle = load_bundle(reference, tracking_uri, digest)
         assert isinstance(bundle, TokenBundle)
         self._batcher = TextBatcher(bundle, max_batch, deadline_s)
 

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from marl_ray.experiments.states import Status
 from marl_ray.serving.arms.protocol import TextArm
 from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.loading import DRAIN_S
 from marl_ray.serving.routing.router import Arm, Router
+
+DRAIN_S = 3600.0
+"""How long sessions of an experiment that is over, or that has a successor, may finish with their arms."""
 
 
 class Endpoints:
