@@ -168,9 +168,9 @@ def known_fields(data: Any, known: frozenset[str]) -> dict[str, Any]:
     """The data if it is an object with known keys only, or RequestError 400."""
     if not isinstance(data, dict):
         raise RequestError(400, "body", f"expected a JSON object, got {type(data).__name__}")
-    for key in data:
-        if key not in known:
-            raise RequestError(400, key, f"unknown field, expected {', '.join(sorted(known))}")
+    if not data.keys() <= known:
+        key = next(key for key in data if key not in known)
+        raise RequestError(400, key, f"unknown field, expected {', '.join(sorted(known))}")
     return data
 
 
