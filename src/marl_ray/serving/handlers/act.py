@@ -4,7 +4,7 @@ themselves."""
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from marl_ray.serving.arms.errors import NotFiniteError, new_pass
 from marl_ray.serving.arms.response_cache import cache_key
 from marl_ray.serving.handlers.writing import spoken, texts
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
-from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
+from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
 from marl_ray.serving.logs.act_log import LoggedAct
 from marl_ray.serving.routing.assignment import Met
 from marl_ray.serving.routing.router import Arm, Router
@@ -24,6 +24,7 @@ from marl_ray.serving.service import Service
 
 ACT_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "observations", "action_masks", "mode"})
 ASSIGN_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "expose"})
+_NONE: dict[str, Any] = {}
 
 Arrays = dict[str, np.ndarray]
 
@@ -31,7 +32,7 @@ Arrays = dict[str, np.ndarray]
 async def act(service: Service, request: Request) -> Response:
     """`POST /v1/act`."""
     service.admission.admit(request, "inference")
-    data = await request.object(ACT_FIELDS)
+    data = parse_object(await request.body(), ACT_FIELDS)
     return Response(orjson.dumps(await answer(service, request, data)))
 
 
@@ -143,16 +144,22 @@ async def _acted(
         attempts.judge()
 
 
-async def _asked(
+def _asked(
     service: Service, router: Router, arm: str, observations: Mapping[str, Any], greedy: bool, masks: Arrays
-) -> dict[str, tuple[Any, float]]:
-    """Agent -> action and its log-probability. ArmError if the arm fails, RequestError if it refuses."""
+) -> Awaitable[dict[str, Any]]:
+    """Agent -> (action, its log-probability). ArmError if the arm fails, RequestError if it refuses."""
     if router.is_text:
-        said = await spoken(service, router, arm, observations, greedy)
-        if not all(math.isfinite(log_prob) for _, log_prob in said.values()):
-            raise NotFiniteError("log-probabilities are not finite", new_pass())
-        return said
-    return await cast(Arm, router.arms[arm]).act(observations, greedy, masks)
+        return _spoken(service, router, arm, observations, greedy)
+    return cast(Arm, router.arms[arm]).act(observations, greedy, masks)
+
+
+async def _spoken(
+    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool
+) -> dict[str, tuple[str, float]]:
+    said = await spoken(service, router, arm, prompts, greedy)
+    if not all(math.isfinite(log_prob) for _, log_prob in said.values()):
+        raise NotFiniteError("log-probabilities are not finite", new_pass())
+    return said
 
 
 def _kept(value: bytes | None) -> dict[str, Any] | None:
@@ -178,8 +185,8 @@ def _checked(
 
 def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, Any]:
     """The request's action masks by agent; every one belongs to an observation."""
-    masks = data.get("action_masks", {})
-    if not isinstance(masks, dict) or not set(masks) <= set(observed):
+    masks = data.get("action_masks", _NONE)
+    if not isinstance(masks, dict) or not masks.keys() <= observed.keys():
         raise RequestError(400, "action_masks", "expected an object whose agents are among those of observations")
     return masks
 
