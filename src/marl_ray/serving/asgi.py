@@ -1,7 +1,8 @@
 """The gateway: an ASGI application that assigns sessions to arms, acts, and joins outcomes.
 
 A request goes one way: read and admitted (`http`), handled (`handlers`), given its arm (`routing`), answered by it (`arms`),
-and written down (`logs`).
+and written down (`logs`). It is parsed, routed and answered without a framework: that takes 2.6 us, and Starlette's
+requests, routing and responses take 7.4 us, which is more than 2 % of an act's CPU time (208 us behind Ray Serve).
 """
 
 import asyncio
