@@ -137,7 +137,7 @@ class Passes:
 
 
 class ArmBatcher:
-    """An arm in this process, whose requests share forward passes (`passes`) with those of its experiment's other arms."""
+    """An arm in this process, whose requests share forward passes (`Passes`) with those of its experiment's other arms."""
 
     def __init__(self, bundle: Bundle, passes: Passes):
         self.bundle = bundle
