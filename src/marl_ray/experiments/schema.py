@@ -208,7 +208,7 @@ def block_begin(block: Any) -> Any:
 
 def moments(units: sa.CTE, *keys: str) -> Any:
     """A query of `units` (columns `keys` and `value`, which may be null), one row per combination of keys: the keys,
-    `rows`, and of the values `n`, `mean` and `squares`, the sum of their squared deviations from the mean."""
+    `rows`, and of the values `n`, `mean`, `squares`, the sum of their squared deviations from the mean, `low` and `high`."""
     grouped = [units.c[key] for key in keys]
     # Deviations from the mean: a sum of raw squares loses all digits where the mean is large.
     deviation = units.c.value - sa.func.avg(units.c.value).over(partition_by=grouped)
@@ -218,6 +218,8 @@ def moments(units: sa.CTE, *keys: str) -> Any:
         sa.func.count(rows.c.value).label("n"),
         sa.func.avg(rows.c.value).label("mean"),
         sa.func.sum(rows.c.deviation * rows.c.deviation).label("squares"),
+        sa.func.min(rows.c.value).label("low"),
+        sa.func.max(rows.c.value).label("high"),
     ]
     by = [rows.c[key] for key in keys]
     return sa.select(*by, *values).group_by(*by)

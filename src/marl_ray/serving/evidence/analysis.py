@@ -4,18 +4,19 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.analysis import IMBALANCE, Comparison, compare, imbalance, with_holm
+from marl_ray.experiments.analysis import IMBALANCE, Comparison, Units, compare, imbalance, with_holm
 from marl_ray.experiments.fixed import WelchTest, welch
-from marl_ray.experiments.judged import Question
 from marl_ray.experiments.looks import Look
 from marl_ray.experiments.states import ExperimentRecord
 from marl_ray.experiments.statistics import Interval
 from marl_ray.experiments.store import ExperimentStore
+from marl_ray.serving.evidence.questions import ENDS, HARM, PROMOTION, ask, bounded_difference, excluding
 from marl_ray.serving.evidence.rollout_control import config_of
 
 DAY_S = 86_400.0
@@ -103,6 +104,7 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
             )
             told = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
             lines += [f"  {metric}: no judged session has it" for metric in metrics if metric not in told]
+            lines += _silent(units, config, told)
             rows = compare(units, told, plan.treatments, plan.control, level, covariate)
             rows = _with_bounds(store, record, config, rows, level)
             if covariate is not None:
@@ -137,23 +139,49 @@ def _with_bounds(
     store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, rows: list[Comparison], alpha: float
 ) -> list[Comparison]:
     """With the exact bounds of the metrics that have a range."""
-    asked: dict[tuple[str, str, int], Question] = {}
-    for row in rows:
-        known = config.range_of(row.metric)
-        if known is None:
-            continue
-        for side in (1, -1):
-            asked[row.metric, row.arm, side] = Question(row.metric, row.arm, record.plan.control, side, *known, 0.0)
-    bets = store.look(record, questions=tuple(asked.values())).bets if asked else {}
+    plan, excluded = record.plan, excluding(config)
+    measures = {
+        row.metric: bounded_difference(row.metric, known) for row in rows if (known := config.range_of(row.metric))
+    }
+    ends = {metric: (None, *ENDS) if metric in excluded else (None,) for metric in measures}
+    asked = [
+        measure.question(side, arm, plan.control, end)
+        for metric, measure in measures.items()
+        for arm in plan.treatments
+        for side in (PROMOTION, HARM)
+        for end in ends[metric]
+    ]
+    if not asked:
+        return rows
+    look = store.look(record, questions=[question for question in asked if question is not None])
 
     def bounded(row: Comparison) -> Comparison:
-        sides = [asked.get((row.metric, row.arm, side)) for side in (1, -1)]
-        low, high = (bets[question].bound(alpha / 2) if question else math.nan for question in sides)
-        if math.isnan(low):
+        if row.metric not in measures:
             return row
+        rules: Any = {"alpha": alpha / 2, "min_outcomes": 2, "excluding": row.metric in excluded}
+        low, high = (
+            ask(side, look, measures[row.metric], row.arm, plan, **rules).test.bound for side in (PROMOTION, HARM)
+        )
         return replace(row, always=Interval(row.test.difference.estimate, low, high))
 
     return [bounded(row) for row in rows]
+
+
+def _silent(units: Units, config: ExperimentConfig, metrics: Sequence[str]) -> list[str]:
+    """Of the metrics in which sessions without them do not count, a line for each that some lack."""
+    lines = []
+    for metric in metrics:
+        lacking = int(np.isnan(units.values[metric]).sum()) if metric in units.values else 0
+        if lacking:
+            told = (
+                "the exact bounds allow for them, Welch's do not"
+                if config.range_of(metric)
+                else "nothing allows for them"
+            )
+            lines.append(
+                f"  {metric}: {lacking:,} of {len(units.arms):,} sessions report none and do not count; {told}"
+            )
+    return lines
 
 
 def _told(row: Comparison, control: str, alpha: float, covariate: str | None) -> list[str]:
