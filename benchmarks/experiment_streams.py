@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.signal import lfilter
 
-from marl_ray.experiments.clusters import stratified
-from marl_ray.experiments.sequential import BORROWED, MIN_BATCHES, long_run_variance
+from marl_ray.experiments.clusters import MIN_GROUPS, stratified
+from marl_ray.experiments.sequential import BORROWED
 from marl_ray.experiments.statistics import Summary
 
 HORIZON, STEP = 2_000, 10
@@ -69,19 +69,6 @@ def ar1(correlation: float) -> Draw:
         return lfilter([1.0], [1.0, -correlation], noise, axis=1)
 
     return draw
-
-
-def batch_means(correlation: float, effect: float = 0.0) -> Any:
-    """AR(1) along each arm's own outcomes, treatment worse by `effect`, variances by batch means."""
-    draw = ar1(correlation)
-
-    def simulate(rng: np.random.Generator, runs: int) -> Looks:
-        t, c = draw(rng, (runs, HORIZON)) - effect, draw(rng, (runs, HORIZON))
-        (n, mean_t, _), (_, mean_c, _) = prefix(t, STEP), prefix(c, STEP)
-        var_t, var_c = (np.stack([long_run_variance(x[:, :k]) for k in n], 1) for x in (t, c))
-        return Looks(n, n, mean_t, mean_c, var_t, var_c)
-
-    return simulate
 
 
 def traffic(noise: Draw, shares: np.ndarray) -> Any:
@@ -197,7 +184,7 @@ def switchback(noise: Draw, share: float, grouped: bool = True) -> Any:
             size = groups.shape[1]
             together = size / (size - 1) * (groups**2).sum(1) * (1 + math.sqrt(2 / (size - 1)))
             scale = together / np.maximum(apart, 1e-300) if grouped else np.ones(runs)
-            scale = np.maximum(scale, 1) if size < MIN_BATCHES else scale
+            scale = np.maximum(scale, 1) if size < MIN_GROUPS else scale
             found.append((n_t, n_c, mean_t, mean_c, var_t * scale, var_c * scale))
         return Looks(*(np.stack(part, 1) for part in zip(*found, strict=True)))
 
@@ -250,9 +237,6 @@ SCENARIOS: dict[str, Scenario] = {
     "Gaussian, treatment with twice the deviation": Scenario(two_arms(lambda *size: 2 * gaussian(*size), gaussian)),
     "Gaussian, treatment with half the deviation": Scenario(two_arms(lambda *size: gaussian(*size) / 2, gaussian)),
     "AR(1) 0.5 of the traffic, units assigned at random": Scenario(traffic(ar1(0.5), np.full(2 * HORIZON, 0.5))),
-    "AR(1) 0.5 within each arm, `BatchMeans`": Scenario(batch_means(0.5)),
-    "AR(1) 0.9 within each arm, `BatchMeans`": Scenario(batch_means(0.9)),
-    "Gaussian, `BatchMeans`": Scenario(batch_means(0.0)),
     "Gaussian, ramp 5 %, 10 %, 25 %, 50 %": Scenario(traffic(gaussian, RAMP)),
     "Gaussian, a short epoch with 10 times the deviation between uneven ones": Scenario(
         epochs([(2_000, 0.1, 1.0), (200, 0.5, 10.0), (2_000, 0.1, 1.0)])
@@ -279,6 +263,6 @@ WRONG = {
     "wrong: switchback by pairs, AR(1) -0.8, counted block by block": Scenario(switchback(ar1(-0.8), 0.5, False)),
     "wrong: Bernoulli 0.99, canary 1:9, plain": Scenario(*rare(0.99, 0.02, **CANARY)),
 }
-"""What happens against the advice of `sequential` and `clusters`: without the long-run variance, without the cluster or
-the group, and without `binary` when an arm worse by the margin is expected to fail one or two times at first. Shown, not
+"""What happens against the advice of `sequential` and `clusters`: with units that depend on each other, without the cluster
+or the group, and without `binary` when an arm worse by the margin is expected to fail one or two times at first. Shown, not
 promised."""

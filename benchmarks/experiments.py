@@ -31,7 +31,6 @@ from experiment_streams import (
     WRONG,
     Looks,
     Scenario,
-    batch_means,
     chunks,
     gaussian,
     two_arms,
@@ -147,7 +146,6 @@ def delays(effect: float, runs: int, seed: int) -> dict[str, Any]:
     """Outcomes per arm until a harm of `effect` deviations is found: median, 90th percentile, share found in time."""
     by_test: dict[str, list[np.ndarray]] = {
         "harm test": [],
-        "harm test, `BatchMeans`": [],
         "Welch peeked at": [],
         PROMOTION: [],
     }
@@ -158,8 +156,6 @@ def delays(effect: float, runs: int, seed: int) -> dict[str, Any]:
         by_test["Welch peeked at"].append(first_look(welch_peeked(looks) < ALPHA))
         equal = looks._replace(mean_t=looks.mean_t + effect)
         by_test[PROMOTION].append(first_look(log_evidence(equal, effect, 1) > -math.log(ALPHA)))
-        looks = batch_means(0.0, effect)(rng, CHUNK)
-        by_test["harm test, `BatchMeans`"].append(first_look(log_evidence(looks, 0.0, -1) > -math.log(ALPHA)))
     found: dict[str, Any] = {}
     for name, parts in by_test.items():
         times = np.concatenate(parts)
@@ -261,21 +257,20 @@ def table(result: dict[str, Any]) -> str:
         f"Gaussian outcomes, treatment worse by so many standard deviations, margin 0, {result['delay_runs']:,} experiments",
         "per row. Outcomes per arm: median / 90th percentile (found within the horizon). The fixed horizon is what a",
         "single look needs for a chance of 50 % / 90 %; it must be chosen before, knowing the effect. Peeked at it is",
-        "faster, because it also fires without any harm (last column of the first table). With `BatchMeans` nothing is",
-        "decided before 128 outcomes.",
+        "faster, because it also fires without any harm (last column of the first table).",
         "",
         f"Last column: {PROMOTION}, the effect being the margin.",
         "",
-        "| effect | harm test | harm test, `BatchMeans` | fixed horizon, one look | Welch peeked at | promotion |",
-        "|---|---|---|---|---|---|",
+        "| effect | harm test | fixed horizon, one look | Welch peeked at | promotion |",
+        "|---|---|---|---|---|",
     ]
     for effect, row in result["delays"].items():
         tests = [
             f"{row[name]['median'] or 'never'} / {row[name]['p90'] or 'never'} ({100 * row[name]['found']:.0f} %)"
-            for name in ("harm test", "harm test, `BatchMeans`", "Welch peeked at", PROMOTION)
+            for name in ("harm test", "Welch peeked at", PROMOTION)
         ]
         fixed = " / ".join(str(n) for n in row["fixed"].values())
-        lines.append(f"| {effect} | {tests[0]} | {tests[1]} | {fixed} | {tests[2]} | {tests[3]} |")
+        lines.append(f"| {effect} | {tests[0]} | {fixed} | {tests[1]} | {tests[2]} |")
     lines += ["", *bounded_table(result["bounded"], rate), "## Sample ratios", ""]
     srm = result["srm"]
     lines += [
@@ -297,12 +292,11 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.8))
     effects = [float(effect) for effect in result["delays"]]
-    for name, style in (("harm test", "C0o-"), ("harm test, `BatchMeans`", "C1s-"), ("Welch peeked at", "C3x--")):
-        label = name.replace("`", "")
+    for name, style in (("harm test", "C0o-"), ("Welch peeked at", "C3x--")):
         medians = [row[name]["median"] or math.nan for row in result["delays"].values()]
         late = [row[name]["p90"] or math.nan for row in result["delays"].values()]
-        left.plot(effects, medians, style, label=f"{label}, median")
-        left.plot(effects, late, style[:2] + ":", alpha=0.5, label=f"{label}, 90 %")
+        left.plot(effects, medians, style, label=f"{name}, median")
+        left.plot(effects, late, style[:2] + ":", alpha=0.5, label=f"{name}, 90 %")
     fixed = [row["fixed"]["power 0.9"] for row in result["delays"].values()]
     left.plot(effects, fixed, "k-.", label="fixed horizon, power 90 %")
     left.axhline(HORIZON, color="grey", lw=0.5)
