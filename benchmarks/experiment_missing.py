@@ -314,7 +314,8 @@ def missing_table(rows: list[dict[str, Any]], delays: list[dict[str, Any]], rate
     lines += [
         "",
         "Reports per arm until a harm is found (40 % ones against 50 %), median / 90th percentile, where this share of all",
-        "units reports in both arms. The first column decides where missing outcomes do not count; the second errs as above.",
+        "units reports in both arms. The first column decides where missing outcomes do not count; the second one errs as",
+        "above.",
         "",
         "| report | both ends | those who report alone | `missing: 0` |",
         "|---|---|---|---|",
