@@ -61,7 +61,8 @@ class StoreFollower:
         """Experiment -> arm -> why it could not be loaded."""
         self._loading: set[str] = set()
         self._due: dict[str, float] = {}
-        """Experiment that is over -> when it is to be looked at, monotonic seconds; none while no unit is in its window."""
+        """Experiment that is over -> when it is to be looked at, by the database's clock; none while no unit is in its
+        window."""
         self._winners_at = 0.0
         self._preload_at: dict[str, float] = {}
         """Reference of a bundle that is asked for ahead -> when it may be tried again, monotonic seconds."""
@@ -86,7 +87,7 @@ class StoreFollower:
     def note_late(self, name: str) -> None:
         """An outcome came for an experiment that is over, perhaps of a unit whose exposure has only now been stored. It may
         prove harm all the same, once its window is over."""
-        self._due[name] = time.monotonic()
+        self._due[name] = -math.inf
 
     def decide(self) -> None:
         """Store which sessions failed here, and look at the evidence once: of what is open, and of what is over
@@ -96,8 +97,7 @@ class StoreFollower:
             self._failed_sessions.write()
         except StoreError as error:  # a full disk, say, which must not keep anything from being rolled back
             problem = error
-        now = time.monotonic()
-        for router in self._to_judge(now):
+        for router in self._to_judge(time.monotonic()):
             name = router.config.name
             try:
                 self._due.pop(name, None)
@@ -105,7 +105,7 @@ class StoreFollower:
                     self._note_due(name)
                 self._tell_shadows(name)
             except StoreError:
-                self._due[name] = now
+                self._due[name] = -math.inf
                 raise  # the same for all of them
             except Exception:  # one experiment's numbers must not keep the others from being rolled back
                 _log.exception("experiment %s: its evidence cannot be judged", name)
@@ -120,8 +120,7 @@ class StoreFollower:
         record = self._holdings.store.experiment(name)
         at = None if record is None else self._holdings.store.next_judged(record)
         if at is not None:
-            left = at - self._holdings.store.settled_at()
-            self._due[name] = min(time.monotonic() + max(left, 0.0), self._due.get(name, math.inf))
+            self._due[name] = min(at, self._due.get(name, math.inf))
 
     def _preload(self) -> None:
         """Hold the bundles that were asked for ahead of their experiments, here or at another replica."""
@@ -146,7 +145,9 @@ class StoreFollower:
     def _to_judge(self, now: float) -> list[Router]:
         routers = self._holdings.endpoints.routers
         names = {name for name, router in routers.items() if not router.is_over}
-        names |= {name for name, due in list(self._due.items()) if due <= now}
+        if pending := list(self._due.items()):
+            moment = self._holdings.store.settled_at()
+            names |= {name for name, due in pending if due <= moment}
         if now >= self._winners_at:
             self._winners_at = now + WINNER_S
             serving = (routers[name] for name, arms in self._wanted.items() if arms)
@@ -192,7 +193,7 @@ class StoreFollower:
         router.follow(state, told_at)
         if router.is_over and not was_over:
             self._ended[router.config.name] = time.time()
-            self._due[router.config.name] = time.monotonic()
+            self._due[router.config.name] = -math.inf
 
     def _tend(self, states: dict[str, AssignmentState], waits: bool) -> None:
         """Hold the arms that are needed, and no others."""
