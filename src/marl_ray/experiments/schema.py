@@ -57,25 +57,24 @@ exposures = sa.Table(
     sa.Column("cluster", sa.String(256)),
     sa.Column("stored_at", sa.Float(53)),
 )
-outcomes = sa.Table(
-    "outcomes",
-    metadata,
-    sa.Column("experiment", sa.String(100), primary_key=True),
-    sa.Column("unit", sa.String(256), primary_key=True),
-    sa.Column("value", sa.Float(53)),
-    sa.Column("at", sa.Float(53)),
-    sa.Column("arrived_at", sa.Float(53)),
-)
-metrics = sa.Table(
-    "unit_metrics",
-    metadata,
-    sa.Column("experiment", sa.String(100), primary_key=True),
-    sa.Column("unit", sa.String(256), primary_key=True),
-    sa.Column("metric", sa.String(100), primary_key=True),
-    sa.Column("value", sa.Float(53)),
-    sa.Column("at", sa.Float(53)),
-    sa.Column("arrived_at", sa.Float(53)),
-)
+
+
+def _reported(table: str, *more: sa.Column[Any]) -> sa.Table:
+    """What units have reported: of each, and by which `more` keys, one value."""
+    return sa.Table(
+        table,
+        metadata,
+        sa.Column("experiment", sa.String(100), primary_key=True),
+        sa.Column("unit", sa.String(256), primary_key=True),
+        *more,
+        sa.Column("value", sa.Float(53)),
+        sa.Column("at", sa.Float(53)),
+        sa.Column("arrived_at", sa.Float(53)),
+    )
+
+
+outcomes = _reported("outcomes")
+metrics = _reported("unit_metrics", sa.Column("metric", sa.String(100), primary_key=True))
 corrections = sa.Table(
     "corrections",
     metadata,
