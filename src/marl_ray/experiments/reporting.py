@@ -13,17 +13,17 @@ powerful than comparing the counts of reports with the shares of units (`srm.sam
 **Both ends** (`serving.evidence.questions.ask`). Missing outcomes move the mean as soon as they are missing, and the alarm
 needs its time. So as soon as any judged unit has not reported, harm and promotion are asked of all judged units, twice:
 with every missing outcome of both arms at the low end c of the range of the metric, and at the high end. What both prove is
-proven; an arm's reports need to be compared with nothing else, and no share has to be estimated.
+proven, and no share has to be estimated.
 
 Why that suffices. Let R be 1 for a unit that reports and 0 for one that does not, y its outcome, moved by the margin in the
-treatment. The units tested at an end c have R (y - c), and an arm's mean of this is its mean outcome less what is missing.
-Suppose that an arm makes nobody report who would not report with the other arm (it loses reports, or delays them, and that
-of any kind of unit: monotone selection, Lee, Review of Economic Studies 76, 2009, assumption 2). Then one arm's reports are
-those of units that report with either, plus an excess. If the treatment is no worse among those who report with either,
-that holds for their sums of R (y - c) at either end. An excess of the control's lowers its sum of R (y - high), every term
-being 0 or less, and an excess of the treatment's raises its sum of R (y - low). So at one of the ends, known or not, the
-treatment is no worse over all units, the test of that end errs with alpha at most, and both together not more often
-(an intersection-union test, Berger, Technometrics 24, 1982). Promotion is the same with the arms exchanged.
+treatment. With the missing ones at c a unit counts c + R (y - c), so arms are compared by their sums of R (y - c). Suppose
+that an arm makes nobody report who would not report with the other arm: it only loses reports, or delays them, of whatever
+kind of unit (monotone selection, Lee, Review of Economic Studies 76, 2009, assumption 2). Then one arm's reports are those
+of units that report with either arm, plus an excess. If the treatment is no worse among those who report with either, that
+holds for their sums of R (y - c) at either end. An excess of the control's lowers its sum of R (y - high), every term being
+0 or less, and an excess of the treatment's raises its sum of R (y - low). So at one of the ends, known or not, the treatment
+is no worse over all units, the test of that end errs with alpha at most, and both together not more often (an
+intersection-union test, Berger, Technometrics 24, 1982). Promotion is the same with the arms exchanged.
 
 The range is the metric's bounds. Where it has none it is from the smallest to the largest value that either arm's judged
 units have reported: the excess is among these. The further the range, the longer both ends take.
