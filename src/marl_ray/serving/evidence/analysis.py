@@ -10,7 +10,7 @@ import numpy as np
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.analysis import IMBALANCE, Comparison, Units, compare, imbalance, with_holm
+from marl_ray.experiments.analysis import IMBALANCE, Comparison, compare, imbalance, with_holm
 from marl_ray.experiments.fixed import WelchTest, welch
 from marl_ray.experiments.looks import Look
 from marl_ray.experiments.states import ExperimentRecord
@@ -92,7 +92,11 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
         if config.randomize != "session":
             if covariate is not None or any("/" in metric for metric in more):
                 _check_sessions(config, "--covariate and ratios")
-            rows = _of_observations(store.look(record), record, metrics, level)
+            look = store.look(record)
+            rows = _of_observations(look, record, metrics, level)
+            judged = sum(of.judged for of in look.units.values())
+            for metric in excluding(config):
+                lines += _silent(metric, judged - sum(look.reported.get(metric, {}).values()), judged, config)
             what = {"cluster": "clusters", "switchback": "blocks"}[config.randomize]
         else:
             parts = [part for metric in metrics for part in metric.split("/")]
@@ -104,7 +108,11 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
             )
             told = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
             lines += [f"  {metric}: no judged session has it" for metric in metrics if metric not in told]
-            lines += _silent(units, config, told)
+            for metric in told:
+                found = units.values.get(
+                    metric, np.empty(0)
+                )  # a ratio's parts have lines of their own if they are asked for
+                lines += _silent(metric, int(np.isnan(found).sum()), len(found), config)
             rows = compare(units, told, plan.treatments, plan.control, level, covariate)
             rows = _with_bounds(store, record, config, rows, level)
             if covariate is not None:
@@ -167,21 +175,17 @@ def _with_bounds(
     return [bounded(row) for row in rows]
 
 
-def _silent(units: Units, config: ExperimentConfig, metrics: Sequence[str]) -> list[str]:
-    """Of the metrics in which sessions without them do not count, a line for each that some lack."""
-    lines = []
-    for metric in metrics:
-        lacking = int(np.isnan(units.values[metric]).sum()) if metric in units.values else 0
-        if lacking:
-            told = (
-                "the exact bounds allow for them, Welch's do not"
-                if config.range_of(metric)
-                else "nothing allows for them"
-            )
-            lines.append(
-                f"  {metric}: {lacking:,} of {len(units.arms):,} sessions report none and do not count; {told}"
-            )
-    return lines
+def _silent(metric: str, lacking: int, judged: int, config: ExperimentConfig) -> list[str]:
+    """A line if some sessions lack the metric, which then do not count."""
+    if not 0 < lacking < judged:
+        return []
+    exact = config.randomize == "session" and config.range_of(metric) is not None
+    told = (
+        "the exact bounds allow for them, Welch's interval does not"
+        if exact
+        else "Welch's interval does not allow for them"
+    )
+    return [f"  {metric}: {lacking:,} of {judged:,} sessions report none and do not count; {told}"]
 
 
 def _told(row: Comparison, control: str, alpha: float, covariate: str | None) -> list[str]:
