@@ -121,7 +121,7 @@ def proof(case: Missing, arms: Sequence[Seen], sign: int, evidence: Evidence) ->
     low = np.where(arms[0].zeros + arms[1].zeros > 0, 0.0, 1.0)
     high = np.where(arms[0].ones + arms[1].ones > 0, 1.0, 0.0)
     ends = np.minimum(low, low + margin), np.maximum(high, high + margin)
-    found = np.minimum(*(evidence(looks_of(arms, margin, end), 0.0, sign) for end in ends))
+    found = np.minimum(*(evidence(looks_of(arms, margin, end), 0.0, sign, plain=True) for end in ends))
     enough = np.minimum(*(arm.ones + arm.zeros for arm in arms)) >= MIN_OUTCOMES
     found = np.where(enough, found, -np.inf)
     for at in ((0, 30), (1, LOOKS - 1)):

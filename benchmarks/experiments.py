@@ -82,8 +82,21 @@ def variances(looks: Looks, margin: float, sign: int, binary: bool) -> tuple[np.
     return mixed(n_t, var_t), mixed(n_c, var_c)
 
 
-def log_evidence(looks: Looks, margin: float, sign: int, binary: bool = False, alpha: float = ALPHA) -> np.ndarray:
-    """ln E of `harm` (sign -1) or `promotion` (sign 1) at every look; -inf before the first allowed one."""
+def log_evidence(
+    looks: Looks, margin: float, sign: int, binary: bool = False, alpha: float = ALPHA, *, plain: bool = False
+) -> np.ndarray:
+    """ln E of `harm` (sign -1) or `promotion` (sign 1) at every look; -inf before the first allowed one. Where all outcomes
+    are 0 or 1, the test of such is asked too, unless it is to be `plain`."""
+    found = _log_evidence(looks, margin, sign, binary, alpha)
+    if binary or plain or looks.mean_c.min() < 0 or looks.mean_c.max() > 1:
+        return found
+    known = [(n - 1) * var - n * mean * (1 - mean) for n, mean, var in (looks[::2], looks[1::2])]
+    means = (looks.n_t * looks.mean_t + looks.n_c * looks.mean_c) / np.maximum(looks.n_t + looks.n_c, 1)
+    both = (np.abs(known[0]) < 1e-6) & (np.abs(known[1]) < 1e-6) & (means > 0) & (means < 1)
+    return np.where(both, np.minimum(found, _log_evidence(looks, margin, sign, True, alpha)), found)
+
+
+def _log_evidence(looks: Looks, margin: float, sign: int, binary: bool, alpha: float) -> np.ndarray:
     n_t, n_c, mean_t, mean_c, *_ = looks
     with np.errstate(invalid="ignore", divide="ignore"):
         s_t, s_c = variances(looks, margin, sign, binary)

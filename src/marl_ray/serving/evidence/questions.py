@@ -1,7 +1,7 @@
 """One question to one treatment: does it harm a metric, or may it be promoted? Which test answers, and what it found."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
@@ -187,8 +187,13 @@ class Asked(NamedTuple):
         if measure.range is not None:
             return self._bet(None)
         pair = look.pair(measure.name, arm, plan.control, len(plan.weights), measure.scale)
-        binary = measure.binary and all(_may_be_binary(look.summary(measure.name, of)) for of in (arm, plan.control))
-        return self._test(pair, measure.absolute, binary, measure.scale)
+        arms = [look.summary(measure.name, of) for of in (arm, plan.control)]
+        binary = measure.binary and all(_may_be_binary(of) for of in arms)
+        found = self._test(pair, measure.absolute, binary, measure.scale)
+        if not binary and _are_zeros_and_ones(arms):
+            # Not declared, so another value may come. But a rare event that is missed by luck must not look sure.
+            found = min(found, self._test(pair, measure.absolute, True, measure.scale), key=lambda of: of.e_value)
+        return found
 
     def at_end(self, end: End) -> OneSided:
         """The test of all judged units, the missing ones at this end of the range, of a gain above or below 0."""
@@ -221,6 +226,15 @@ class Asked(NamedTuple):
             binary=binary,
             scale=scale,
         )
+
+
+def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
+    """Whether all values so far are 0 or 1, and both have come."""
+    mean = sum(of.n * of.mean for of in arms) / sum(of.n for of in arms)
+    return 0 < mean < 1 and all(
+        _may_be_binary(of) and of.variance * (of.n - 1) >= of.n * of.mean * (1 - of.mean) * (1 - 1e-6) - 1e-9
+        for of in arms
+    )
 
 
 def _may_be_binary(found: Summary) -> bool:
