@@ -40,13 +40,15 @@ class Missing(NamedTuple):
     treatment: Arm
     control: Arm
     block: int = 10
-    """Units per arm between looks."""
+    """Units of an arm (of the treatment, where `ratio` is not 1) between looks."""
     value: float | None = None
     """What stands for a missing outcome; None if it does not count."""
     margin: float = 0.1
     """Of promotion, in units of what counts."""
     as_they_come: tuple[float, float] | None = None
     """Mean delays of ones in treatment and control, in looks, to be judged without any window; zeros come at once."""
+    ratio: int = 1
+    """Units of the control for each of the treatment."""
 
     def at_margin(self) -> "Missing":
         """With a treatment that is worse by the margin."""
@@ -93,6 +95,10 @@ class Seen(NamedTuple):
         return n, mean, np.maximum(squares, 0) / np.maximum(n - 1, 1e-9)
 
 
+def _arms(rng: np.random.Generator, case: Missing) -> list[Seen]:
+    return [_arm(rng, case.treatment, case.block, CHUNK), _arm(rng, case.control, case.ratio * case.block, CHUNK)]
+
+
 def _arm(rng: np.random.Generator, arm: Arm, block: int, runs: int) -> Seen:
     ones = rng.binomial(block, arm.ones, (runs, LOOKS))
     told_ones, told_zeros = rng.binomial(ones, arm.of_ones), rng.binomial(block - ones, arm.of_zeros)
@@ -122,6 +128,10 @@ def proof(case: Missing, arms: Sequence[Seen], sign: int, evidence: Evidence) ->
     high = np.where(arms[0].ones + arms[1].ones > 0, 1.0, 0.0)
     ends = np.minimum(low, low + margin), np.maximum(high, high + margin)
     found = np.minimum(*(evidence(looks_of(arms, margin, end), 0.0, sign, plain=True) for end in ends))
+    # All of them are 0 or 1, and once both have come the test of such is asked too.
+    told = margin * (arms[0].ones + arms[0].zeros) / arms[0].judged
+    events = np.minimum(*(evidence(looks_of(arms, 0.0, end), told, sign, True) for end in (0.0, 1.0)))
+    found = np.where(low < high, np.minimum(found, events), found)
     enough = np.minimum(*(arm.ones + arm.zeros for arm in arms)) >= MIN_OUTCOMES
     found = np.where(enough, found, -np.inf)
     for at in ((0, 30), (1, LOOKS - 1)):
@@ -200,14 +210,14 @@ def missing_errors(name: str, case: Missing, runs: int, seed: int, evidence: Evi
     rollbacks, promotions, alarmed, careless, coming = [], [], [], [], []
     for k in range(runs // CHUNK):
         rng = np.random.default_rng([seed, k])
-        arms = [_arm(rng, arm, case.block, CHUNK) for arm in case[:2]]
+        arms = _arms(rng, case)
         alarm = watched(case, reports_of(arms), evidence)
         rollbacks.append(((proof(case, arms, -1, evidence) > limit) & ~alarm).any(1))
         alarmed.append(alarm.any(1))
         careless.append((evidence(looks_of(arms, 0.0, case.value), 0.0, -1) > limit).any(1))
         if case.as_they_come is not None:
             coming.append(_as_they_come(case, rng, CHUNK, evidence, limit))
-        arms = [_arm(rng, arm, case.block, CHUNK) for arm in case.at_margin()[:2]]
+        arms = _arms(rng, case.at_margin())
         proven = proof(case, arms, 1, evidence) > limit
         promotions.append((proven & ~watched(case, reports_of(arms), evidence)).any(1))
     shares = tuple(arm.ones * arm.of_ones + (1 - arm.ones) * arm.of_zeros for arm in (case.treatment, case.control))
@@ -230,7 +240,7 @@ def missing_delays(runs: int, seed: int, evidence: Evidence, alpha: float) -> li
         times: dict[str, list[np.ndarray]] = {"both": [], "reports": [], "zero": []}
         for k in range(runs // CHUNK):
             rng = np.random.default_rng([seed, round(100 * share), k])
-            arms = [_arm(rng, arm, case.block, CHUNK) for arm in case[:2]]
+            arms = _arms(rng, case)
             found = {
                 "both": proof(case, arms, -1, evidence),
                 "reports": evidence(looks_of(arms), 0.0, -1),
@@ -277,6 +287,10 @@ def _cases() -> dict[str, Missing]:
         less = Arm(0.7 * share, share, 0.05), Arm(share, share, 0.05)
         cases[f"5% ones, {share:.0%} report, of the treatment's ones 30% less"] = Missing(
             *less, round(20 / share), margin=0.02
+        )
+    for share in (0.99, 0.9, 0.5):
+        cases[f"canary 1:9, 99% ones, {share:.0%} report, of the treatment's zeros half as many"] = Missing(
+            Arm(share, share / 2, 0.99), Arm(share, share, 0.99), ratio=9, margin=0.02
         )
     cases["wrong: one arm loses ones, the other as many zeros"] = Missing(Arm(0.4, 0.6), Arm(0.6, 0.4))
     return cases

@@ -160,7 +160,7 @@ def ask(
         # A part of a mean that is not above 0 is no margin.
         found = OneSided(gain, -side * math.inf, 1.0, False)
     elif missing:
-        found = min((asked.at_end(end) for end in ENDS), key=lambda of: of.e_value)
+        found = min((asked.at_end(end, margin * reports[0]) for end in ENDS), key=lambda of: of.e_value)
         # Of a gain per judged unit, those that report nothing among them, and held against 0.
         found = found._replace(gain=gain, bound=found.bound / reports[0] - margin)
     else:
@@ -195,8 +195,9 @@ class Asked(NamedTuple):
             found = min(found, self._test(pair, measure.absolute, True, measure.scale), key=lambda of: of.e_value)
         return found
 
-    def at_end(self, end: End) -> OneSided:
-        """The test of all judged units, the missing ones at this end of the range, of a gain above or below 0."""
+    def at_end(self, end: End, margin: float) -> OneSided:
+        """The test of all judged units, the missing ones at this end of the range, of a gain above or below 0; `margin` is
+        about what that is per unit of the treatment, reported or not."""
         _, look, measure, arm, plan, *_ = self
         if measure.range is not None:
             return self._bet(end)
@@ -205,8 +206,13 @@ class Asked(NamedTuple):
             low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])
         shift = measure.absolute if measure.higher else -measure.absolute
         value = ends(low, high, shift, measure.scale)[ENDS.index(end)]
-        moved = {"value": value, "shift": shift, "scale": measure.scale}
-        return self._test(look.filled(measure.name, arm, plan.control, len(plan.weights), **moved), 0.0)
+        which = measure.name, arm, plan.control, len(plan.weights)
+        found = self._test(look.filled(*which, value=value, shift=shift, scale=measure.scale), 0.0)
+        if _are_zeros_and_ones([look.summary(measure.name, of) for of in (arm, plan.control)]):
+            events = look.filled(*which, value=float(ENDS.index(end)), shift=0.0, scale=1.0)
+            other = self._test(events, margin, True)
+            found = min(found, other._replace(bound=other.bound + margin), key=lambda of: of.e_value)
+        return found
 
     def _bet(self, end: End | None) -> OneSided:
         question = self.measure.question(self.side, self.arm, self.plan.control, end)
