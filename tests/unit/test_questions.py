@@ -83,3 +83,11 @@ def test_harm_must_hold_whatever_the_excess_of_reports_was(treatment, control, p
     assert found.test.proven == (found.test.bound < -1e-4)
     # Of those who report alone, all four are harm.
     assert ask(HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, **rules).test.proven
+
+
+def test_a_canary_whose_failures_may_be_missing_is_not_promoted_by_luck():
+    rules = {"alpha": 0.05, "min_outcomes": 50, "excluding": True}
+    for n, proven in ((300, False), (400, True)):
+        look = units(t=(n, n - 3, 1), c=(9 * n, round(8.865 * n), round(0.09 * n)))
+        found = ask(PROMOTION, look, PLAIN, "t", PLAN, **rules)
+        assert found.missing and found.test.proven is proven and found.test.proven == (found.test.bound > -0.02)
