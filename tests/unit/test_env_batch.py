@@ -41,7 +41,8 @@ def rows_of(batch: EnvBatch, like: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def assert_equal(ours: Any, expected: Any) -> None:
     for mine, theirs in zip(ours, expected, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+        if not np.array_equal(mine, theirs):  # the message costs more than the steps
+            np.testing.assert_array_equal(mine, theirs)
         assert mine.dtype == theirs.dtype
 
 
