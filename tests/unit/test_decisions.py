@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from migrated import migrated
 from store_cases import Clock, over
 
 from marl_ray.config import ExperimentConfig, parse_config
@@ -21,7 +22,7 @@ from marl_ray.serving.evidence.rollout_control import config_of, decide, finding
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ExperimentStore]:
-    store = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", Clock())
+    store = ExperimentStore(migrated(f"sqlite:///{tmp_path}/experiments.db"), Clock())
     yield store
     store.close()
 
@@ -55,7 +56,7 @@ def sessions(
 
 
 def metrics(store: ExperimentStore, n: int, values) -> None:
-    """What the first `n` units are told to have besides, `values(arm, k)` (nothing if that is None), before they are over."""
+    """What the first `n` units are told to have besides: `values(arm, k)`, nothing if that is None."""
     store.clock.now -= 1_000.0
     units = [f"u{k}" for k in range(n)]
     arms = store.assignments([("exp", unit) for unit in units])
