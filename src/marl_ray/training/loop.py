@@ -199,7 +199,7 @@ class Run:
         return UNKNOWN if found is None else max(found, UNKNOWN)
 
     def save(self, folder: Path | None) -> float:
-        """Write a checkpoint, with a bundle where the score is the best so far; the score. Without a folder, write nothing."""
+        """Write a checkpoint, with a bundle where the score is the best so far; the score. No folder: nothing is written."""
         score = self.score()
         best = score >= self.state["best_score"]
         self.state |= {
