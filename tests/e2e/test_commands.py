@@ -16,7 +16,13 @@ from marl_ray.config import SPECS
 from marl_ray.policies.bundle import Manifest
 
 CONFIG = "jobs/configs/multigrid_mappo.yaml"
-SHORT = ["train.total_steps=2048", "evaluation.episodes=4", "resources.workers=1", "tracking.progress=false"]
+SHORT = [
+    "train.total_steps=1024",
+    "train.env_copies=16",
+    "evaluation.episodes=4",
+    "resources.workers=1",
+    "tracking.progress=false",
+]
 
 
 def command(*arguments: str, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from migrated import migrated
 from toy_gateways import LINEAGE, serving, until
 
 from marl_ray.config import BreakerConfig, ExperimentConfig, GatewayConfig, NetworkConfig, parse_config
@@ -269,6 +270,7 @@ def elsewhere(tmp_path: Path, treatment: list[Exception], control: list[Exceptio
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False)}
     config = config_of_arms(tmp_path, arms, placement="deployment", **more)
     ends = {arms["one"]: control, arms["four"]: treatment}
+    migrated(config.database)
     return Gateway(config, seed=0, host=lambda served, path, _: Elsewhere(served, *ends[path]))
 
 
