@@ -18,6 +18,8 @@ CONTEXT = 2048
 ASK = {"session_id": "s", "prompt": "hello", "seed": 5}
 CHAT = {"model": "exp", "messages": [{"role": "user", "content": "hello"}], "user": "s", "seed": 5}
 
+TEXT = {"model": "exp", "prompt": "hello", "user": "s", "seed": 5}
+
 
 def make_text_bundle(
     folder: Path, seed: int, agents: dict[str, str] | None = None, broken: bool = False, context: int = CONTEXT

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from toy_gateways import bearer, make_bundle, serving, with_gateway, write_keys
-from toy_text_gateways import ASK, CHAT, CONTEXT, config, events, make_text_bundle, post, rows, text_config, texts
+from toy_text_gateways import ASK, CHAT, CONTEXT, TEXT, config, events, make_text_bundle, post, rows, text_config, texts
 from toy_tokenizers import LLAMA2, bytes_with, spaced
 
 from marl_ray.config import ExperimentConfig, parse_config
@@ -197,6 +197,15 @@ def test_teams_name_the_agent(tmp_path):
     assert said[0]["text"] != said[1]["text"] and set(both["actions"]) == set(agents)
 
 
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "other"}}
+CALLS = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look_up", "arguments": "[]"}}],
+}
+JSON = {"type": "json_object"}
+BODIES = {"/generate": ASK, "/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 WRONG = [
     ("/generate", {"prompt": None}, 400, "prompt"),
     ("/generate", {"prompt": "x" * CONTEXT}, 400, "prompt"),
@@ -218,13 +227,34 @@ WRONG = [
     ("/v1/chat/completions", {"model": "exp/nobody"}, 400, "model"),
     ("/v1/chat/completions", {"model": None}, 400, "model"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
-    ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
+    ("/v1/chat/completions", {"messages": [{"role": "judge", "content": "x"}]}, 400, "messages.0.role"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": None}]}, 400, "messages.0.content"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * CONTEXT}]}, 400, "messages"),
     ("/v1/chat/completions", {"n": 2}, 400, "n"),
     ("/v1/chat/completions", {"n": True}, 400, "n"),
-    ("/v1/chat/completions", {"tools": [{}]}, 400, "tools"),
-    ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, 400, "response_format"),
+    ("/v1/chat/completions", {"tools": [{}]}, 400, "tools.0"),
+    ("/v1/chat/completions", {"tools": [TOOL]}, 400, "tools"),  # which this template does not show
+    ("/v1/chat/completions", {"tools": [TOOL, TOOL]}, 400, "tools"),
+    ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": NAMED}, 400, "tool_choice"),
+    ("/v1/chat/completions", {"tool_choice": "required"}, 400, "tool_choice"),
+    ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.tool_call_id"),
+    ("/v1/chat/completions", {"messages": [CALLS | {"tool_calls": []}]}, 400, "messages.0.tool_calls"),
+    ("/v1/chat/completions", {"messages": [CALLS]}, 400, "messages.0.tool_calls.0.function.arguments"),
+    ("/v1/chat/completions", {"response_format": {"type": "json_schema"}}, 400, "response_format"),
+    ("/v1/chat/completions", {"response_format": JSON, "tools": [TOOL]}, 400, "response_format"),
+    ("/v1/chat/completions", {"top_logprobs": 2}, 400, "top_logprobs"),
+    ("/v1/chat/completions", {"top_logprobs": 21, "logprobs": True}, 400, "top_logprobs"),
+    ("/v1/chat/completions", {"functions": []}, 400, "functions"),
+    ("/v1/completions", {"prompt": []}, 400, "prompt"),
+    ("/v1/completions", {"prompt": ["a", [1]]}, 400, "prompt"),
+    ("/v1/completions", {"prompt": [5, 100_000]}, 400, "prompt"),
+    ("/v1/completions", {"prompt": ["a"] * 300}, 413, "prompt"),
+    ("/v1/completions", {"prompt": "x" * CONTEXT}, 400, "prompt"),
+    ("/v1/completions", {"logprobs": True}, 400, "logprobs"),
+    ("/v1/completions", {"logprobs": 6}, 400, "logprobs"),
+    ("/v1/completions", {"echo": True}, 400, "echo"),
+    ("/v1/completions", {"suffix": "x"}, 400, "suffix"),
+    ("/v1/completions", {"model": "none"}, 404, "model"),
     ("/v1/chat/completions", {"max_tokens": 1, "max_completion_tokens": 1}, 400, "max_tokens"),
     ("/v1/chat/completions", {"stream_options": {"include_usage": True}}, 400, "stream_options"),
     ("/v1/chat/completions", {"user": "\0"}, 400, "user"),
@@ -236,10 +266,10 @@ def test_wrong_requests_are_refused_by_name_and_no_arm_is_blamed(config):
     async def run():
         async with serving(config) as (client, app):
             for path, change, status, field in WRONG:
-                answer = await client.post(path, json=(CHAT if "chat" in path else ASK) | change)
+                answer = await client.post(path, json=BODIES[path] | change)
                 error = answer.json()["error"]
                 assert (answer.status_code, error["field"]) == (status, field), (change, answer.text)
-                if "chat" in path:
+                if path != "/generate":
                     assert error["param"] == field and error["type"] == "invalid_request_error", error
             assert error.keys() == {"message", "type", "param", "code", "field"}
             metrics = (await client.get("/metrics")).text

@@ -19,8 +19,9 @@ Observations = Mapping[str, np.ndarray]
 Answer = dict[str, tuple[np.ndarray, float]]
 """Agent -> action and its log-probability."""
 
-Messages = tuple[tuple[str, str], ...]
-"""(role, content) each."""
+Message = Mapping[str, Any]
+"""`role` and `content`; an assistant's may have `tool_calls`, a tool's has `tool_call_id` and may have `name`."""
+Messages = tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ class TextRequest:
     """One response that is asked for."""
 
     agent: str
-    prompt: str | Messages
-    """A text is encoded as in training, messages by the tokenizer's chat template."""
+    prompt: str | Messages | tuple[int, ...]
+    """A text is encoded as in training, messages by the tokenizer's chat template; token ids are taken as they are."""
     seed: int
     """The response is a function of this, the prompt and the settings (64 bits)."""
     greedy: bool = False
@@ -39,6 +40,16 @@ class TextRequest:
     """Leave the stop string, and what a token has behind it, out of the text."""
     names: bool = False
     """Tell every token's own text."""
+    top: int = 0
+    """How many of the most likely tokens to tell beside each."""
+    raw: bool = False
+    """A text is encoded without the chat template."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """What the model may call, as OpenAI's API describes it: the chat template is given these."""
+    must_call: tuple[str, ...] = ()
+    """The response is one call of one of these tools; of none of them: as the model likes."""
+    json_object: bool = False
+    """The response is a JSON object, unless it is cut off by `max_tokens` or `stop`."""
     streamed: bool = False
     """A piece as soon as there is a token; else a first one, and then few: every hand-over costs a share of a step."""
 
@@ -56,6 +67,8 @@ class Piece:
     finish: Literal["stop", "length"] | None
     prompt_tokens: int
     names: list[str]
+    tops: list[list[tuple[str, float]]] = field(default_factory=list)
+    """Per token the most likely ones and their log-probabilities, where `top` asks for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from marl_ray import __version__
 from marl_ray.serving.arms.protocol import AnyBundle
 from marl_ray.serving.handlers.experiments import path_part, tried
-from marl_ray.serving.handlers.openai.chat import models_of
+from marl_ray.serving.handlers.openai.models import models_of
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.logs.metrics import CONTENT_TYPE
 from marl_ray.serving.service import Service

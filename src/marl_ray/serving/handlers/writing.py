@@ -26,6 +26,7 @@ class Whole(NamedTuple):
     finish: str
     prompt_tokens: int
     names: list[str]
+    tops: list[list[tuple[str, float]]]
 
 
 async def written(
@@ -222,14 +223,16 @@ async def whole_of(following: Callable[[], Awaitable[Piece]]) -> Whole:
     ids: list[int] = []
     log_probs: list[float] = []
     names: list[str] = []
+    tops: list[list[tuple[str, float]]] = []
     while True:
         piece = await following()
         text.append(piece.text)
         ids += piece.ids
         log_probs += piece.log_probs
         names += piece.names
+        tops += piece.tops
         if piece.finish is not None:
-            return Whole("".join(text), ids, log_probs, piece.finish, piece.prompt_tokens, names)
+            return Whole("".join(text), ids, log_probs, piece.finish, piece.prompt_tokens, names, tops)
 
 
 def text_only(router: Router) -> None:
