@@ -42,6 +42,8 @@ class ToolCallReader:
             found = calls_in(block)
             if found:
                 said += self._held[:at].rstrip()
+                if not said:
+                    self._blank = ""
                 calls += self._told(found)
             else:
                 said += self._held[:behind]
@@ -54,8 +56,6 @@ class ToolCallReader:
     def _unblanked(self, said: str, last: bool) -> str:
         """The text without blanks around calls: those at its end wait for what follows."""
         text = self._blank + said
-        if self.calls and not text.strip():
-            text = ""
         kept = text if last and not self.calls else text.rstrip()
         self._blank = text[len(kept) :]
         return kept
