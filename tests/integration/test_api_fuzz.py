@@ -65,7 +65,7 @@ def text_document() -> dict[str, Any]:
     found = document()
     found["paths"] = {path: found["paths"][path] for path in TEXTS}
     schemas = found["components"]["schemas"]
-    for name, field in (("GenerateRequest", "experiment"), ("ChatRequest", "model")):
+    for name, field in (("GenerateRequest", "experiment"), ("ChatRequest", "model"), ("CompletionRequest", "model")):
         properties = schemas[name]["properties"] = copy.deepcopy(schemas[name]["properties"])
         properties[field] = {"enum": ["exp"]}
         properties["max_tokens"]["maximum"] = 20
