@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -41,6 +41,17 @@ class TextRequest:
     """Tell every token's own text."""
     streamed: bool = False
     """A piece as soon as there is a token; else a first one, and then few: every hand-over costs a share of a step."""
+    logged: bool = False
+    """Tell with the first piece what the response began with: it goes into the log."""
+
+
+class Began(NamedTuple):
+    """What a response began with."""
+
+    prompt_ids: list[int]
+    """The prompt as the model read it."""
+    settings: dict[str, Any]
+    """In force: `temperature`, `top_p`, `top_k`, `max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,8 @@ class Piece:
     finish: Literal["stop", "length"] | None
     prompt_tokens: int
     names: list[str]
+    began: Began | None = None
+    """Of the first piece, where the request asks for it and the arm knows."""
 
 
 @dataclass(frozen=True, slots=True)
