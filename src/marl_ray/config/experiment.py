@@ -396,8 +396,8 @@ class GatewayConfig(Config):
     spool_bytes: PositiveInt = 256_000_000
     """Bound of the spool, per replica; beyond it exposures are dropped and counted."""
     decision_log: str | None = None
-    """Folder (or `s3://bucket/prefix`) for every observation, action and log-probability, from which `marl-ray export` makes
-    trajectories; not kept when not given."""
+    """Folder (or `s3://bucket/prefix`) for every observation, action and log-probability, and every text with its tokens,
+    from which `marl-ray export` makes trajectories; not kept when not given."""
     webhook: WebhookConfig | None = None
     access_log: Literal["errors", "all"] = "errors"
     """Which requests leave a line of JSON in the log."""

@@ -11,7 +11,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import AssignmentState, ExperimentStore
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
-from marl_ray.serving.loading import Bundles, LoadedExperiment, check_log
+from marl_ray.serving.loading import Bundles, LoadedExperiment
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.endpoints import Endpoints
 from marl_ray.serving.routing.router import Router
@@ -44,7 +44,6 @@ class Holdings:
     def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: Any) -> Router:
         """Register an experiment with the store and route to it; `more` is stored beside its config. Blocks. Raises
         MarlRayError if the stored experiment forbids it, or if an arm cannot be hosted."""
-        check_log(self.config, part.config.name, part.bundles.values())
         arms = {arm: self.arm(part.config, arm, bundle) for arm, bundle in part.bundles.items()}
         self.store.open_experiment(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
         return self.take_in(part.config, self.store.table(part.config.name), arms)

@@ -151,7 +151,6 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
     for part in fixed:
         record = store.experiment(part.name) if part.name in states else None
         one = load_whole(part, bundles) if record is None else _load_known(part, record, wanted[part.name], bundles)
-        check_log(config, part.name, one.bundles.values())
         loaded.append(one)
     return loaded
 
@@ -191,14 +190,6 @@ def _load_known(
         _log.error("%s; another arm answers for it", error)
     check_arms(config, found)
     return LoadedExperiment(config, found, stored)
-
-
-def check_log(config: GatewayConfig, experiment: str, bundles: Iterable[AnyBundle]) -> None:
-    """Raise MarlRayError if the gateway keeps decisions, of which texts are none."""
-    if config.decision_log is not None and any(map(is_text, bundles)):
-        raise MarlRayError(
-            f"experiments.{experiment}: expected a gateway without decision_log, which cannot keep texts"
-        )
 
 
 def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> None:

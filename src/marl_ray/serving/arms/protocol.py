@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -52,6 +52,17 @@ class TextRequest:
     """The response is a JSON object, unless it is cut off by `max_tokens` or `stop`."""
     streamed: bool = False
     """A piece as soon as there is a token; else a first one, and then few: every hand-over costs a share of a step."""
+    logged: bool = False
+    """Tell with the first piece what the response began with: it goes into the log."""
+
+
+class Began(NamedTuple):
+    """What a response began with."""
+
+    prompt_ids: list[int]
+    """The prompt as the model read it."""
+    settings: dict[str, Any]
+    """In force: `temperature`, `top_p`, `top_k`, `max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,8 @@ class Piece:
     names: list[str]
     tops: list[list[tuple[str, float]]] = field(default_factory=list)
     """Per token the most likely ones and their log-probabilities, where `top` asks for them."""
+    began: Began | None = None
+    """Of the first piece, where the request asks for it and the arm knows."""
 
 
 @dataclass(frozen=True, slots=True)

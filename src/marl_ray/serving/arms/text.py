@@ -26,7 +26,7 @@ from marl_ray.policies.token_bundle import TokenBundle
 from marl_ray.policies.tool_template import call_guide, encode_tool_chat
 from marl_ray.serving.arms.detokenizer import Detokenizer
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError, new_pass
-from marl_ray.serving.arms.protocol import Messages, Piece, Refusal, TextRequest
+from marl_ray.serving.arms.protocol import Began, Messages, Piece, Refusal, TextRequest
 
 WAITING = 256
 """Responses of one arm that may wait for room in the batch; more are refused with 503."""
@@ -263,6 +263,7 @@ class _Writing:
             raise self._end
         tokens, self._new = self._new, []
         self._arrived.clear()
+        began = self._told() if self._request.logged and not self._begun else None
         self._begun = True
         finish = tokens[-1].finish
         self._finished = finish is not None
@@ -275,7 +276,13 @@ class _Writing:
             len(self.prompt.ids),
             [self.model.tokenizer.decode([number]) for number in ids] if self._request.names else [],
             [[(self.model.tokenizer.decode([number]), p) for number, p in token.top] for token in tokens if token.top],
+            began,
         )
+
+    def _told(self) -> Began:
+        generation = self.generation
+        settings = {name: getattr(generation, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+        return Began(list(self.prompt.ids), settings)
 
     def leave(self) -> None:
         if self._queued and not self._finished:

@@ -2,23 +2,28 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import orjson
 
-from marl_ray.serving.arms.protocol import Piece, Refusal, Reply, TextArm, TextRequest
+from marl_ray.experiments.assignment import Assignment
+from marl_ray.serving.arms.protocol import Began, Piece, Refusal, Reply, TextArm, TextRequest
 from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
 from marl_ray.serving.http.text_settings import Settings
+from marl_ray.serving.logs.act_log import LoggedText
 from marl_ray.serving.logs.lines import log_line
 from marl_ray.serving.routing.assignment import Met
 from marl_ray.serving.routing.failures import Attempts
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
+CUT = "cut"
+"""How a response ended that nobody waited for any more, or whose arm failed."""
+
 
 class Whole(NamedTuple):
-    """A complete response."""
+    """A response."""
 
     text: str
     ids: list[int]
@@ -27,6 +32,7 @@ class Whole(NamedTuple):
     prompt_tokens: int
     names: list[str]
     tops: list[list[tuple[str, float]]]
+    began: Began | None
 
 
 async def written(
@@ -60,14 +66,17 @@ class Writing:
         self._arm = self._assignment.arm
         self._reply: Reply | None = None
         self._first: Piece | None = None
+        self._digest = ""
         self._ticket = 0
         self._first_s = 0.0
         self._tokens = 0
+        self._sent: list[Piece] | None = [] if service.acts is not None and met.takes_part else None
+        """For the log."""
 
     @property
     def digest(self) -> str:
         """Of the bundle that writes."""
-        return self._met.router.arms[self._arm].bundle.digest
+        return self._digest
 
     @property
     def head(self) -> dict[str, Any]:
@@ -90,8 +99,9 @@ class Writing:
                 self._ticket = router.circuits[name].allow()
                 if not self._ticket:
                     continue
-                self._arm = name
-                self._reply = cast(TextArm, router.arms[name]).write(self._asked)
+                writer = cast(TextArm, router.arms[name])
+                self._arm, self._digest = name, writer.bundle.digest
+                self._reply = writer.write(self._asked)
                 try:
                     self._first = await _piece(self._reply)
                 except RequestError:
@@ -135,6 +145,8 @@ class Writing:
                 self._ticket = 0
                 raise RequestError(503, None, f"arm {self._arm!r} failed in mid-response") from None
         self._tokens += len(piece.ids)
+        if self._sent is not None:
+            self._sent.append(piece)
         if piece.finish is not None:
             self._done(piece)
         return piece
@@ -150,8 +162,18 @@ class Writing:
             meters = self._service.metrics.of(self._met.router.config)[self._arm]
             meters.tokens += self._tokens
             self._tokens = 0
+        if self._asked.streamed:  # else the client has got nothing of it
+            self._log()
+
+    def _log(self) -> None:
+        """Put what was sent into the log, once."""
+        if self._sent:
+            given = (self._arm, self._digest, self._asked, joined(self._sent))
+            log_text(self._service, self._met, self._assignment, *given)
+        self._sent = None
 
     def _done(self, piece: Piece) -> None:
+        self._log()
         router, seconds = self._met.router, time.perf_counter() - self._start
         router.circuits[self._arm].success(self._ticket)
         self._ticket = 0
@@ -172,14 +194,19 @@ class Writing:
             )
 
 
+Wrote = list[tuple[TextRequest, Whole]]
+
+
 async def spoken(
-    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool
+    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, wrote: Wrote
 ) -> dict[str, tuple[str, float]]:
-    """Every agent's text and its log-probability, all from one arm; RequestError if it refuses one."""
+    """Every agent's text and its log-probability, all from one arm; RequestError if it refuses one. `wrote` becomes what was
+    asked of the arm, and what came."""
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
     writer = cast(TextArm, router.arms[arm])
-    replies = {agent: writer.write(text_request(service, agent, prompt, settings)) for agent, prompt in prompts.items()}
+    asked = {agent: text_request(service, agent, prompt, settings) for agent, prompt in prompts.items()}
+    replies = {agent: writer.write(request) for agent, request in asked.items()}
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {agent: group.create_task(_said(reply)) for agent, reply in replies.items()}
@@ -193,6 +220,7 @@ async def spoken(
     for whole, first_at in said.values():
         meters.tokens += len(whole.ids)
         meters.wrote(whole.prompt_tokens, first_at - start)
+    wrote[:] = [(asked[agent], whole) for agent, (whole, _) in said.items()]
     return {agent: (whole.text, sum(whole.log_probs)) for agent, (whole, _) in said.items()}
 
 
@@ -219,20 +247,58 @@ async def _piece(reply: Reply) -> Piece:
 
 async def whole_of(following: Callable[[], Awaitable[Piece]]) -> Whole:
     """All pieces that there are to come, as one."""
-    text: list[str] = []
-    ids: list[int] = []
-    log_probs: list[float] = []
-    names: list[str] = []
-    tops: list[list[tuple[str, float]]] = []
-    while True:
-        piece = await following()
-        text.append(piece.text)
-        ids += piece.ids
-        log_probs += piece.log_probs
-        names += piece.names
-        tops += piece.tops
-        if piece.finish is not None:
-            return Whole("".join(text), ids, log_probs, piece.finish, piece.prompt_tokens, names, tops)
+    pieces = [await following()]
+    while pieces[-1].finish is None:
+        pieces.append(await following())
+    return joined(pieces)
+
+
+def joined(pieces: Sequence[Piece]) -> Whole:
+    """The response that these pieces are; one without an end was cut."""
+    return Whole(
+        "".join(piece.text for piece in pieces),
+        [number for piece in pieces for number in piece.ids],
+        [log_prob for piece in pieces for log_prob in piece.log_probs],
+        pieces[-1].finish or CUT,
+        pieces[-1].prompt_tokens,
+        [name for piece in pieces for name in piece.names],
+        [top for piece in pieces for top in piece.tops],
+        pieces[0].began,
+    )
+
+
+def log_text(
+    service: Service, met: Met, assignment: Assignment, arm: str, digest: str, asked: TextRequest, whole: Whole
+) -> None:
+    """Put a response into the log of decisions, which there is; `digest` is of the bundle that wrote it."""
+    assert service.acts is not None
+    began, prompt = whole.began or Began([], {}), asked.prompt if isinstance(asked.prompt, str) else None
+    told = [] if prompt is not None else [part for part in asked.prompt if isinstance(part, Mapping)]
+    guided = ["guide"] if asked.json_object or asked.must_call else []
+    service.acts.put(
+        LoggedText(
+            experiment=met.router.config.name,
+            unit=met.session,
+            arm=arm,
+            digest=digest,
+            epoch=assignment.epoch,
+            propensity=assignment.propensity,
+            at=time.time(),
+            greedy=asked.greedy,
+            agent=asked.agent,
+            prompt=prompt,
+            messages=told,
+            tools=asked.tools,
+            prompt_ids=began.prompt_ids,
+            text=whole.text,
+            ids=whole.ids,
+            log_probs=whole.log_probs,
+            finish=whole.finish,
+            seed=asked.seed,
+            settings=began.settings,
+            asked=[*sorted(asked.changes), *guided],
+        )
+    )
 
 
 def text_only(router: Router) -> None:
@@ -247,7 +313,8 @@ def text_only(router: Router) -> None:
 def text_request(service: Service, agent: str, prompt: Any, settings: Settings, **more: Any) -> TextRequest:
     """With a seed in any case."""
     seed = service.seed() if settings.seed is None else settings.seed
-    return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, **more)
+    logged = service.acts is not None
+    return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, logged=logged, **more)
 
 
 def agent_of(router: Router, given: Any) -> str:
