@@ -215,8 +215,7 @@ class StoreFollower:
         try:
             record = holdings.store.experiment(config.name)
             stored = record.config["arms"] if record is not None else {}
-            digests = {arm: part["digest"] for arm, part in stored.items()}
-            found, errors = load_arms(config, lacking, holdings.bundles, digests)
+            found, errors = load_arms(config, lacking, holdings.bundles, stored)
             check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | found)
             missing = {arm: str(error) for arm, error in errors.items()}
             made = {}

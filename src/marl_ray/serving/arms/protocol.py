@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from marl_ray.policies.bundle import Bundle
+from marl_ray.serving.arms.external.model import ExternalModel
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
     from marl_ray.policies.token_bundle import TokenBundle
 
-AnyBundle: TypeAlias = "Bundle | TokenBundle"
+AnyBundle: TypeAlias = "Bundle | TokenBundle | ExternalModel"
 Observations = Mapping[str, np.ndarray]
 """Agent -> observation, checked by `Bundle.check`."""
 Answer = dict[str, tuple[np.ndarray, float]]
@@ -82,6 +83,15 @@ class Piece:
     """Per token the most likely ones and their log-probabilities, where `top` asks for them."""
     began: Began | None = None
     """Of the first piece, where the request asks for it and the arm knows."""
+    untold: int = 0
+    """Tokens that have no ids here; of external arms, with the last piece."""
+    cost_usd: float = 0.0
+    """What the response costs; with the last piece."""
+
+    @property
+    def tokens(self) -> int:
+        """How many were written."""
+        return len(self.ids) + self.untold
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +115,11 @@ class Reply(Protocol):
 
 
 class TextArm(Protocol):
-    """Language models: in this process (`TextBatcher`) or in a deployment of their own (`RemoteTextArm`)."""
+    """Language models: in this process (`TextBatcher`), in a deployment of their own (`RemoteTextArm`), or somebody else's
+    (`ExternalArm`)."""
 
-    bundle: "TokenBundle"
+    @property
+    def bundle(self) -> "TokenBundle | ExternalModel": ...
 
     def write(self, request: TextRequest) -> Reply: ...
 
@@ -123,6 +135,6 @@ class Arm(Protocol):
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer: ...
 
 
-def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle]":
+def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle | ExternalModel]":
     """Whether it holds language models."""
     return bundle.manifest.family == "token"

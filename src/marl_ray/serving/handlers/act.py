@@ -80,7 +80,7 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
         assignment = service.assigner.expose(met)
         parts, arm = await _acted(service, met, assignment.arm, observations, greedy, masks, wrote)
     seconds = time.perf_counter() - start
-    met.answered(seconds)
+    met.answered(seconds, math.fsum(whole.cost_usd for _, whole in wrote))
     if service.acts is not None and met.takes_part and router.is_text:
         for asked, whole in wrote:
             log_text(service, met, assignment, arm, router.arms[arm].bundle.digest, asked, whole)
@@ -137,7 +137,7 @@ async def _acted(
                     router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
             parts = {
                 "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in given.items()},
-                "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items()},
+                "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items() if log_prob is not None},
             }
             if key is not None and service.cache is not None:
                 await service.cache.put(key, orjson.dumps(parts))
@@ -156,11 +156,11 @@ async def _asked(
     greedy: bool,
     masks: Arrays,
     wrote: Wrote,
-) -> dict[str, tuple[Any, float]]:
+) -> dict[str, tuple[Any, Any]]:
     """Agent -> action and its log-probability. ArmError if the arm fails, RequestError if it refuses."""
     if router.is_text:
         said = await spoken(service, router, arm, observations, greedy, wrote)
-        if not all(math.isfinite(log_prob) for _, log_prob in said.values()):
+        if not all(log_prob is None or math.isfinite(log_prob) for _, log_prob in said.values()):
             raise NotFiniteError("log-probabilities are not finite", new_pass())
         return said
     return await cast(Arm, router.arms[arm]).act(observations, greedy, masks)
@@ -212,7 +212,7 @@ async def assign(service: Service, request: Request) -> Response:
     assignment = service.assigner.expose(met) if exposes else met.assigned.assignment
     arm = router.answering(assignment.arm)[0]
     told = {
-        "bundle": router.config.arms[arm].bundle,
+        "bundle": router.config.arms[arm].reference,
         "digest": router.arms[arm].bundle.digest,
         "exposed": exposes and met.takes_part,
     }

@@ -44,7 +44,7 @@ async def models(service: Service, request: Request) -> Response:
         found[bundle.digest] = _model(bundle, reference)
     for router in service.endpoints.routers.values():
         for arm, part in router.arms.items():
-            row = found.setdefault(part.bundle.digest, _model(part.bundle, router.config.arms[arm].bundle))
+            row = found.setdefault(part.bundle.digest, _model(part.bundle, router.config.arms[arm].reference))
             row["arms"].append(f"{router.config.name}/{arm}")
     names = dict.fromkeys(router.config.served_as for router in service.endpoints.routers.values())
     data = [model for name in names for model in models_of(service.endpoints.served(name))]

@@ -1,6 +1,7 @@
 """One text on its way: from the session's arm, or from the control where that fails before its first token."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -33,6 +34,8 @@ class Whole(NamedTuple):
     names: list[str]
     tops: list[list[tuple[str, float]]]
     began: Began | None
+    tokens: int
+    cost_usd: float
 
 
 async def written(
@@ -144,7 +147,7 @@ class Writing:
                 self._attempts().broke_off(self._arm, self._ticket, error)
                 self._ticket = 0
                 raise RequestError(503, None, f"arm {self._arm!r} failed in mid-response") from None
-        self._tokens += len(piece.ids)
+        self._tokens += piece.tokens
         if self._sent is not None:
             self._sent.append(piece)
         if piece.finish is not None:
@@ -177,10 +180,10 @@ class Writing:
         router, seconds = self._met.router, time.perf_counter() - self._start
         router.circuits[self._arm].success(self._ticket)
         self._ticket = 0
-        self._met.answered(seconds)
+        self._met.answered(seconds, piece.cost_usd)
         meters = self._service.metrics.of(router.config)[self._arm]
         meters.observe(seconds)
-        meters.wrote(piece.prompt_tokens, self._first_s)
+        meters.wrote(piece.prompt_tokens, self._first_s, piece.cost_usd)
         if self._service.config.access_log == "all":
             log_line(
                 "text",
@@ -199,9 +202,9 @@ Wrote = list[tuple[TextRequest, Whole]]
 
 async def spoken(
     service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, wrote: Wrote
-) -> dict[str, tuple[str, float]]:
-    """Every agent's text and its log-probability, all from one arm; RequestError if it refuses one. `wrote` becomes what was
-    asked of the arm, and what came."""
+) -> dict[str, tuple[str, float | None]]:
+    """Every agent's text and its log-probability, if its arm tells that, all from one arm; RequestError if it refuses one.
+    `wrote` becomes what was asked of the arm, and what came."""
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
     writer = cast(TextArm, router.arms[arm])
@@ -218,10 +221,11 @@ async def spoken(
     meters = service.metrics.of(router.config)[arm]
     said = {agent: task.result() for agent, task in tasks.items()}
     for whole, first_at in said.values():
-        meters.tokens += len(whole.ids)
-        meters.wrote(whole.prompt_tokens, first_at - start)
+        meters.tokens += whole.tokens
+        meters.wrote(whole.prompt_tokens, first_at - start, whole.cost_usd)
     wrote[:] = [(asked[agent], whole) for agent, (whole, _) in said.items()]
-    return {agent: (whole.text, sum(whole.log_probs)) for agent, (whole, _) in said.items()}
+    # An external arm tells no log-probabilities.
+    return {agent: (whole.text, sum(whole.log_probs) if whole.ids else None) for agent, (whole, _) in said.items()}
 
 
 async def _said(reply: Reply) -> tuple[Whole, float]:
@@ -264,6 +268,8 @@ def joined(pieces: Sequence[Piece]) -> Whole:
         [name for piece in pieces for name in piece.names],
         [top for piece in pieces for top in piece.tops],
         pieces[0].began,
+        sum(piece.tokens for piece in pieces),
+        math.fsum(piece.cost_usd for piece in pieces),
     )
 
 

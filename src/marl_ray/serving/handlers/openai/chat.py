@@ -115,7 +115,7 @@ class _Completion:
             "finish_reason": _finish(whole.finish, reader),
             "logprobs": self._told(whole.names, whole.log_probs, whole.tops),
         }
-        usage = usage_of(whole.prompt_tokens, len(whole.ids))
+        usage = usage_of(whole.prompt_tokens, whole.tokens)
         return part(writing, self._head, "chat.completion", [choice]) | {"usage": usage}
 
     async def chunks(self, writing: Writing) -> AsyncIterator[bytes]:
@@ -124,7 +124,7 @@ class _Completion:
         try:
             while True:
                 piece: Piece = await writing.next()
-                tokens += len(piece.ids)
+                tokens += piece.tokens
                 text, calls = piece.text, list[dict[str, Any]]()
                 if reader is not None:
                     text, calls = reader.add(piece.text, piece.finish is not None)

@@ -111,7 +111,7 @@ class _Completions:
             }
             for index, whole in enumerate(wholes)
         ]
-        prompt, completion = sum(whole.prompt_tokens for whole in wholes), sum(len(whole.ids) for whole in wholes)
+        prompt, completion = sum(whole.prompt_tokens for whole in wholes), sum(whole.tokens for whole in wholes)
         return part(writing, self._head, "text_completion", choices) | {"usage": usage_of(prompt, completion)}
 
     async def chunks(self, writings: Sequence[Writing]) -> AsyncIterator[bytes]:
@@ -122,7 +122,7 @@ class _Completions:
                 finish, told = None, 0
                 while finish is None:
                     piece = await writing.next()
-                    finish, completion = piece.finish, completion + len(piece.ids)
+                    finish, completion = piece.finish, completion + piece.tokens
                     log_probs = self._told(piece, told)
                     told += sum(map(len, piece.names))
                     choice = {"index": index, "text": piece.text, "finish_reason": finish, "logprobs": log_probs}
