@@ -22,7 +22,7 @@ __all__ = ["client", "site", "text_site"]
 load_all_checks()
 LOADING_S = 120.0
 """The first question to a model registry makes its database."""
-CLIENTS = ("/v1/act", "/v1/assign", "/batch", *TEXTS, "/v1/outcomes", "/v1/outcomes/batch")
+CLIENTS = ("/v1/act", "/v1/assign", "/batch", *TEXTS, "/v2/models/{name}/infer", "/v1/outcomes", "/v1/outcomes/batch")
 """What players' keys open; every other POST is for admins."""
 
 
@@ -127,7 +127,9 @@ def test_what_admins_may_do_nobody_else_may(route, client):
 
 @pytest.mark.parametrize("path", CLIENTS)
 def test_clients_need_a_key(path, site):
-    answers = [httpx.post(f"{site.url}{path}", json={}, headers=shown) for shown in ({}, bearer("wrong"))]
+    answers = [
+        httpx.post(f"{site.url}{path.format(name='exp')}", json={}, headers=shown) for shown in ({}, bearer("wrong"))
+    ]
     assert [answer.status_code for answer in answers] == [401, 401]
 
 

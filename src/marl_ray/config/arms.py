@@ -44,7 +44,7 @@ class ArmConfig(Config):
     bundle: str | None = None
     """Bundle folder or `models:/name/version`; each arm has either this or `url`."""
     url: str | None = Field(None, pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
-    """Base URL of an OpenAI-compatible API, such as `https://api.openai.com/v1`: the arm is a language model there."""
+    """Base URL of an OpenAI-compatible API, its `/v1` included: the arm is a language model there."""
     model: str | None = Field(None, min_length=1, max_length=200)
     """With `url`: what the model is called there."""
     api_key_env: str | None = Field(None, min_length=1)

@@ -21,6 +21,16 @@ from marl_ray.policies.bundle import Lineage
 from marl_ray.serving.handlers.act import ACT_FIELDS, ASSIGN_FIELDS
 from marl_ray.serving.handlers.experiments import CHANGE_FIELDS, REASON_LENGTH
 from marl_ray.serving.handlers.generate import GENERATE_FIELDS
+from marl_ray.serving.handlers.open_inference.schemas import (
+    INFER_PARTS,
+    InferAnswer,
+    InferError,
+    ModelMetadata,
+    ModelReady,
+    ServerLive,
+    ServerMetadata,
+    ServerReady,
+)
 from marl_ray.serving.handlers.openai.schemas import (
     OPENAI_PARTS,
     OPENAI_REQUESTS,
@@ -235,6 +245,7 @@ class _Operation(NamedTuple):
     headers: tuple[str, ...] = ()
     streams: bool = False
     """Answers by server-sent events too."""
+    error: Any = Error
 
 
 _ADMIN = (401, 403, 409, 429)
@@ -279,8 +290,24 @@ _OPERATIONS = {
     "series": _Operation("Outcomes over time", Curves, (404, *_READER), scope="read"),
     "change": _Operation("Change an experiment", Changed, (*_ADMIN, 404, 413, 503), "ChangeRequest", "admin"),
     "models": _Operation("The bundles that this replica holds", ModelList, (401, 403, 429), scope="read"),
-    "model": _Operation("What OpenAI's clients may name as `model`", ModelName, (401, 403, 404, 429, 503), scope="read"),
+    **dict.fromkeys(
+        ("model", "agent_model"),
+        _Operation("What OpenAI's clients may name as `model`", ModelName, (404, *_READER), scope="read"),
+    ),
     "load": _Operation("Fetch and verify a bundle ahead of its experiment", Model, (*_ADMIN, 503), scope="admin"),
+    "server": _Operation("The server, by the Open Inference Protocol", ServerMetadata, error=InferError),
+    "server_live": _Operation("Whether this replica lives, by that protocol", ServerLive, error=InferError),
+    "server_ready": _Operation("Whether this replica is ready; 503 while it is not", ServerReady, error=InferError),
+    "model_metadata": _Operation(
+        "An endpoint's inputs and outputs", ModelMetadata, (404, 422, *_READER), scope="read", error=InferError,
+    ),
+    "model_ready": _Operation(
+        "Whether an endpoint answers; 503 while it does not", ModelReady, (404, *_READER), scope="read", error=InferError,
+    ),
+    "infer": _Operation(
+        "Actions for the agents observed, by the Open Inference Protocol", InferAnswer, (*_CLIENT, 422, 503),
+        "InferRequest", "inference", ("x-session-id", "x-arm"), error=InferError,
+    ),
     "health": _Operation("Whether this replica lives", Health),
     "ready": _Operation("Whether this replica has all that takes traffic; 503 while it has not", Ready),
     "metrics": _Operation("Numbers for Prometheus, of this replica", None),
@@ -330,7 +357,7 @@ def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
             "servers": [{"url": base or "/"}],
             "paths": paths,
             "components": {
-                "schemas": _SCHEMAS | OPENAI_PARTS | _models(),
+                "schemas": _SCHEMAS | OPENAI_PARTS | INFER_PARTS | _models(),
                 "parameters": {name: _parameter(name, schema) for name, schema in _PARAMETERS.items()},
                 "responses": {str(status): _problem(status) for status in _PROBLEMS},
                 "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -340,7 +367,12 @@ def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
 
 
 def _models() -> dict[str, Schema]:
-    models = [Error, ExperimentConfig, *(asked.answer for asked in _OPERATIONS.values() if asked.answer is not None)]
+    models = [
+        Error,
+        InferError,
+        ExperimentConfig,
+        *(asked.answer for asked in _OPERATIONS.values() if asked.answer is not None),
+    ]
     inputs: Any = [(number, "validation", TypeAdapter(model)) for number, model in enumerate(models)]
     made = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")[1]
     schemas: dict[str, Schema] = made["$defs"]
@@ -366,6 +398,14 @@ def _operation(route: Route, keyed: bool) -> dict[str, Any]:
     responses = {"201" if kind == "create" else "200": good}
     if kind == "ready":
         responses["503"] = good | {"description": "Not ready; `missing` has what for."}
+    elif kind in ("server_ready", "model_ready"):
+        responses["503"] = good | {"description": "Not ready."}
+
+    def told(status: int) -> Schema:
+        if asked.error is Error:
+            return {"$ref": f"#/components/responses/{status}"}
+        return _problem(status, asked.error.__name__)
+
     path = [part.strip("{}") for part in route.template.split("/") if part.startswith("{")]
     operation: dict[str, Any] = {
         "operationId": last if kind == "change" else kind,
@@ -373,7 +413,7 @@ def _operation(route: Route, keyed: bool) -> dict[str, Any]:
         "parameters": [
             {"$ref": f"#/components/parameters/{name}"} for name in (*path, *asked.headers, "x-request-timeout-seconds")
         ],
-        "responses": responses | {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
+        "responses": {str(status): told(status) for status in statuses} | responses,
     }
     if asked.body is not None:
         schema = {"$ref": f"#/components/schemas/{asked.body}"}
@@ -390,7 +430,7 @@ def _parameter(name: str, schema: Schema) -> Schema:
     return {"name": name, "in": where, "required": where == "path", "schema": schema}
 
 
-def _problem(status: int) -> Schema:
+def _problem(status: int, error: str = "Error") -> Schema:
     retry = {"retry-after": {"schema": {"type": "integer"}, "description": "Seconds."}} if status in (429, 503) else {}
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     return {"description": _PROBLEMS[status], "headers": _HEADERS | retry, "content": content}

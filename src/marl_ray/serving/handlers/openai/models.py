@@ -10,8 +10,13 @@ from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
 
+async def agent_model(service: Service, request: Request) -> Response:
+    """`GET /v1/models/ENDPOINT/AGENT`."""
+    return await model(service, request)
+
+
 async def model(service: Service, request: Request) -> Response:
-    """`GET /v1/models/ENDPOINT` and `/v1/models/ENDPOINT/AGENT`."""
+    """`GET /v1/models/ENDPOINT`."""
     await service.admission.admit_reader(request, "inference")
     wanted = request.path.removeprefix("/v1/models/")
     served = service.endpoints.served(wanted.partition("/")[0])
