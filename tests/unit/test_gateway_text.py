@@ -199,11 +199,14 @@ def test_teams_name_the_agent(tmp_path):
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 NAMED = {"type": "function", "function": {"name": "other"}}
-CALLS = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look_up", "arguments": "[]"}}],
-}
+DEEP = {"type": "function", "function": {"name": "look_up", "parameters": json.loads('{"a":' * 300 + "{}" + "}" * 300)}}
+
+
+def calling(arguments: str) -> dict[str, Any]:
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 JSON = {"type": "json_object"}
 BODIES = {"/generate": ASK, "/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 WRONG = [
@@ -238,8 +241,12 @@ WRONG = [
     ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": NAMED}, 400, "tool_choice"),
     ("/v1/chat/completions", {"tool_choice": "required"}, 400, "tool_choice"),
     ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.tool_call_id"),
-    ("/v1/chat/completions", {"messages": [CALLS | {"tool_calls": []}]}, 400, "messages.0.tool_calls"),
-    ("/v1/chat/completions", {"messages": [CALLS]}, 400, "messages.0.tool_calls.0.function.arguments"),
+    ("/v1/chat/completions", {"messages": [calling("{}") | {"tool_calls": []}]}, 400, "messages.0.tool_calls"),
+    *(
+        ("/v1/chat/completions", {"messages": [calling(text)]}, 400, "messages.0.tool_calls.0.function.arguments")
+        for text in ("[]", "{", '{"a": "\\ud800"}', '{"a": 1' + "0" * 30 + "}", '{"a": ' + "[" * 300 + "]" * 300 + "}")
+    ),
+    ("/v1/chat/completions", {"tools": [DEEP]}, 400, "tools"),
     ("/v1/chat/completions", {"response_format": {"type": "json_schema"}}, 400, "response_format"),
     ("/v1/chat/completions", {"response_format": JSON, "tools": [TOOL]}, 400, "response_format"),
     ("/v1/chat/completions", {"top_logprobs": 2}, 400, "top_logprobs"),

@@ -87,6 +87,10 @@ SAID = {
     "only JSON": (' {"name": "warmth", "parameters": {}}', "", [("warmth", "{}")]),
     "other JSON": ('{"name": "unknown"}', '{"name": "unknown"}', []),
     "a list": (f"[TOOL_CALLS] [{WEATHER}, {WEATHER}]", "", ONE * 2),
+    "no Unicode": ('<tool_call>{"name": "warmth", "arguments": {"a": "\\ud800"}}</tool_call>',) * 2 + ([],),
+    "in marks": (
+        "<tool_call>\n<function=warmth>\n<parameter=city>\nUlm\n</parameter>\n</function>\n</tool_call>", "", ONE,
+    ),
     "almost": ("a <tool_cal", "a <tool_cal", []),
     "blanks": (" a \n", " a \n", []),
 }  # fmt: skip

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from marl_ray.agents.lenient_json import decode
+from marl_ray.agents.named_arguments import in_marks
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.json_guide import State, framed
 from marl_ray.policies.engines.stops import special_tokens
@@ -115,11 +117,15 @@ def _form(tokenizer: Any, called: str) -> Form:
 
 
 def calls_in(text: str) -> list[Call]:
-    """The calls that a text consists of: a JSON object with `name` and `arguments` (or `parameters`), or a list of such;
-    none where it is something else."""
+    """The calls that a text consists of: a JSON object with `name` and `arguments` (or `parameters`), a list of such, or
+    one call with its arguments in marks; none where it is something else."""
+    text = text.strip().removeprefix(LIST).strip()
     try:
-        found = json.loads(text.strip().removeprefix(LIST), strict=False)
-    except (ValueError, RecursionError):
+        found, end = decode(text)
+    except ValueError:
+        marked = in_marks(text, 0)
+        return [] if marked is None else [Call(marked[0], json.dumps(marked[1], ensure_ascii=False))]
+    if end < len(text):
         return []
     calls = [_call(part) for part in (found if isinstance(found, list) else [found])]
     return [call for call in calls if call is not None] if all(calls) else []

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import orjson
+
 from marl_ray.serving.arms.protocol import Message, Messages
 from marl_ray.serving.http.fields import flag
 from marl_ray.serving.http.protocol import RequestError
@@ -81,10 +83,22 @@ def _call(where: str, call: Any) -> Message:
         arguments = json.loads(arguments or "{}", strict=False) if isinstance(arguments, str) else None
     except (ValueError, RecursionError):
         arguments = None
+    if not _is_plain(arguments):
+        arguments = None
     if not isinstance(arguments, dict):  # templates write objects
         raise RequestError(400, f"{where}.function.arguments", "expected a JSON object as a text")
     read = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {"id": call["id"], **read} if call.get("id") is not None else read
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the value can be written as JSON again: orjson refuses what is deeper than 254 levels, halves of characters
+    and integers of more than 64 bits."""
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return False
+    return True
 
 
 def tools_of(data: Mapping[str, Any]) -> Tools:
@@ -93,6 +107,8 @@ def tools_of(data: Mapping[str, Any]) -> Tools:
     parallel = data.get("parallel_tool_calls") is None or flag(data, "parallel_tool_calls")
     if given is not None and (not isinstance(given, list) or len(given) > TOOLS):
         raise RequestError(400, "tools", f"expected a list of {TOOLS} tools at most")
+    if not _is_plain(given):
+        raise RequestError(400, "tools", "expected JSON that is less deep")
     names = [_tool_name(f"tools.{k}", tool) for k, tool in enumerate(given or [])]
     if len(set(names)) < len(names):
         raise RequestError(400, "tools", "expected tools of different names")
