@@ -1,6 +1,6 @@
 """What an arm is: what goes into it and what comes out, in this process or another one."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -132,7 +132,7 @@ class Arm(Protocol):
 
     bundle: Bundle
 
-    async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer: ...
+    def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Awaitable[Answer]: ...
 
 
 def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle | ExternalModel]":
