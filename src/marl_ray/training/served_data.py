@@ -15,6 +15,9 @@ from marl_ray.rollout.served_collector import Block, Response
 from marl_ray.rollout.served_texts import ServedText, by_policy, check_readable, file_of, read_served
 from marl_ray.training.fine_tuning import Told, encode
 
+GROUP = 16
+"""Most responses to one prompt that are compared with each other, so that a batch has many prompts."""
+
 
 class Reader(NamedTuple):
     """What reads a policy's data; of `lm` only the end tokens and the vocabulary are asked for."""
@@ -76,7 +79,7 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
     groups = prompts.values()
     if spec.pairs:
         return [pair for group in groups for pair in preferred_pairs(group)]
-    return [block for group in groups for block in _cut(group, config.train.env_copies)]
+    return [block for group in groups for block in _cut(group, GROUP if spec.groups else 1)]
 
 
 def preferred_pairs(group: Sequence[Response]) -> list[Block]:
