@@ -17,6 +17,7 @@ from toy_served import served_row, write_served
 from toy_text_gateways import make_text_bundle, post, text_config
 from toy_texts import config
 
+from marl_ray.config import RunConfig, load_config
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.off_policy_of_texts import judge_texts
 from marl_ray.policies.bundle import load_bundle
@@ -210,3 +211,18 @@ def test_from_requests_over_parquet_to_a_run_that_learns_from_the_outcomes(tmp_p
     # Seen from the log, too, it earns more than what was served.
     judged = judge_texts(load_bundle(after), summary.path, floor=0.0)
     assert judged.value.estimate > judged.logged + 0.05
+
+
+@pytest.mark.parametrize("name", ["served_texts", "preferences_dpo"])
+def test_the_configs_in_the_repository_run(name, tmp_path, monkeypatch):
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    short = ["train.total_steps=16", "train.env_copies=8", "evaluation.tasks=4", f"storage={tmp_path}"]
+    if name == "served_texts":
+        start = make_text_bundle(tmp_path, 1, {"solver": "lm"}, context=CONTEXT)
+        data = serve(tmp_path, start, 16, ("3-2=",), agent="solver")
+        short += [f"data={data}", f"team.solver.bundle={start}", "team.solver.model.preset=tiny-0.2m"]
+    run = load_config(RunConfig, root / f"jobs/configs/{name}.yaml", short)
+    check_run(run)
+    last = train_alone(run)[-1]
+    assert last["steps"] >= 16 and "eval/return" in last and "data/solver/passes" in last
