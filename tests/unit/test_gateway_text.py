@@ -327,9 +327,6 @@ def test_what_texts_cannot_do_is_refused_in_one_line(texts, tmp_path):
             Gateway(text_config(bundles, tmp_path, **more))
         return str(caught.value)
 
-    arms = {arm: {"bundle": bundle} for arm, bundle in texts.items()}
-    shadow = refusal(texts, experiments=[{"name": "exp", "arms": arms, "strategy": "shadow"}])
-    assert shadow.startswith("experiments.exp.strategy: shadows are compared by their actions")
     mixed = refusal(texts | {"four": make_bundle(tmp_path, 4)})
     assert mixed == "experiments.exp.arms.four: holds actor-critics, arm 'one' holds language models"
     other = refusal(texts | {"four": make_text_bundle(tmp_path, 4, {"reader": "lm"})})
@@ -366,10 +363,6 @@ def test_a_bundle_is_rolled_out_as_any_other(texts, tmp_path):
         await post(client, "/v1/experiments/exp/stop", {"reason": "r"})
         made = await client.post("/v1/experiments", json=next_one | {"on_rollback": "cut", "reason": "r"})
         assert made.status_code == 201, made.text
-        refused = await client.post(
-            "/v1/experiments", json=next_one | {"name": "x", "strategy": "shadow", "reason": "r"}
-        )
-        assert refused.status_code == 409 and "expected ab, gradual or replace" in refused.text
         before = [await post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(12)]
         forced = await client.post("/v1/chat/completions", json=CHAT, headers={"x-arm": "candidate"})
         rolled = {"reason": "r", "arm": "candidate"}

@@ -207,15 +207,10 @@ def _load_known(
 
 def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> None:
     """Raise MarlRayError naming the arm if two of an experiment's bundles differ in kind, agents, observations or actions: a
-    request is made before its arm is known, so every arm must understand it. Language models cannot be shadows."""
+    request is made before its arm is known, so every arm must understand it."""
     if not bundles:
         return
     control = next((arm for arm in config.arms if arm in bundles), "")
-    if is_text(bundles[control]) and config.strategy == "shadow":
-        raise MarlRayError(
-            f"experiments.{config.name}.strategy: shadows are compared by their actions, which texts are not; "
-            "expected ab, gradual or replace for language models"
-        )
     expected = _interface(bundles[control])
     for arm, bundle in bundles.items():
         if is_text(bundle) != is_text(bundles[control]):

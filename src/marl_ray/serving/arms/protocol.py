@@ -1,6 +1,6 @@
 """What an arm is: what goes into it and what comes out, in this process or another one."""
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -125,6 +125,14 @@ class TextArm(Protocol):
 
     def close(self) -> None:
         """Let go of what it holds in this process; what is on its way fails."""
+
+
+class ScoringArm(TextArm, Protocol):
+    """A text arm that tells what its responses began with (`Began`), and what it thinks of other responses."""
+
+    async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
+        """How many tokens a response of another arm has here, and their log-probability together, at the bundle's own
+        temperature: `ids` where they are this arm's words for `text`, else its own. ArmError if it fails."""
 
 
 class Arm(Protocol):

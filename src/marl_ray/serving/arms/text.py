@@ -21,7 +21,7 @@ from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.engines.decoder import Decoder
 from marl_ray.policies.engines.json_guide import OBJECT, State, guides_of
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES, cached_model
-from marl_ray.policies.prompts import encode_prompt, uses_template
+from marl_ray.policies.prompts import encode_prompt, encode_text, uses_template
 from marl_ray.policies.token_bundle import TokenBundle
 from marl_ray.policies.tool_template import call_guide, encode_tool_chat
 from marl_ray.serving.arms.detokenizer import Detokenizer
@@ -67,6 +67,10 @@ class TextBatcher:
 
     def write(self, request: TextRequest) -> "_Writing":
         return _Writing(self, request, self._patience_s)
+
+    async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
+        """As of `ScoringArm`."""
+        return await asyncio.to_thread(self.model(agent).score, prompt_ids, ids, text)
 
     def model(self, agent: str) -> "_Model":
         return self._models[self.bundle.agents[agent]]
@@ -144,6 +148,7 @@ class _Model:
 
     def __init__(self, policy: Any):
         self._policy = policy
+        self._scoring = threading.Lock()
         self._cached = cached_model(policy)
         self.tokenizer, self.generation = policy.tokenizer, policy.generation
         self.bytes_per_row: int = self._cached.shape.bytes_per_token * policy.config.context
@@ -181,6 +186,18 @@ class _Model:
         if request.json_object:
             return OBJECT
         return call_guide(self.tokenizer, request.must_call)
+
+    def score(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
+        """As of `ScoringArm`; from any thread."""
+        known = max(ids, default=0) < self._policy.lm.get_input_embeddings().weight.shape[0]
+        read = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if known else ""
+        own = list(ids) if known and read.startswith(text) else encode_text(self.tokenizer, text)
+        if not own or len(prompt_ids) + len(own) > self._policy.config.context:
+            raise ArmError(f"a text of {len(own)} tokens cannot be read here", new_pass())
+        rows = [torch.tensor([one], device=self._policy.device) for one in (list(prompt_ids), own)]
+        with self._scoring, torch.no_grad():
+            found = self._policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), False)
+        return len(own), float(found.log_probs.sum())
 
     def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
         """The request's; MarlRayError if prompt and response do not fit the context."""

@@ -14,7 +14,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass
 from marl_ray.serving.arms.response_cache import cache_key
-from marl_ray.serving.handlers.writing import Wrote, log_text, spoken, texts
+from marl_ray.serving.handlers.writing import Wrote, log_text, shadow_text, spoken, texts
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
 from marl_ray.serving.logs.act_log import LoggedAct
@@ -133,7 +133,9 @@ async def _acted(
                 continue
             circuit.success(ticket)
             attempts.answered_by = name
-            for shadow in router.state.shadows if met.takes_part else ():
+            for asked, whole in wrote if met.takes_part else ():
+                shadow_text(router, asked, whole)
+            for shadow in router.state.shadows if met.takes_part and not router.is_text else ():
                 if shadow in router.arms:
                     router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
             parts = {

@@ -73,8 +73,9 @@ class Writing:
         self._ticket = 0
         self._first_s = 0.0
         self._tokens = 0
-        self._sent: list[Piece] | None = [] if service.acts is not None and met.takes_part else None
-        """For the log."""
+        kept = met.takes_part and (service.acts is not None or bool(met.router.state.shadows))
+        self._sent: list[Piece] | None = [] if kept else None
+        """For the log, and for shadows."""
 
     @property
     def digest(self) -> str:
@@ -169,10 +170,13 @@ class Writing:
             self._log()
 
     def _log(self) -> None:
-        """Put what was sent into the log, once."""
+        """Put what was sent into the log, once, and have shadows write it, if it is whole."""
         if self._sent:
-            given = (self._arm, self._digest, self._asked, joined(self._sent))
-            log_text(self._service, self._met, self._assignment, *given)
+            asked, whole = self._asked, joined(self._sent)
+            if self._service.acts is not None:
+                log_text(self._service, self._met, self._assignment, self._arm, self._digest, asked, whole)
+            if whole.finish != CUT:
+                shadow_text(self._met.router, asked, whole)
         self._sent = None
 
     def _done(self, piece: Piece) -> None:
@@ -305,6 +309,14 @@ def log_text(
             asked=[*sorted(asked.changes), *guided],
         )
     )
+
+
+def shadow_text(router: Router, asked: TextRequest, whole: Whole) -> None:
+    """Have the shadows write what was asked for."""
+    for shadow in router.state.shadows:
+        if shadow in router.arms:
+            writer = cast(TextArm, router.arms[shadow])
+            router.shadows.send_text(shadow, writer, asked, whole.ids, whole.log_probs, whole.text)
 
 
 def text_only(router: Router) -> None:

@@ -126,7 +126,12 @@ class Metrics:
             "marl_ray_gateway_arm_failures", "Passes of an arm that failed.", OF_ARM, registry=self.registry
         )
         self.circuit = self._gauge("circuit", "0 closed, 0.5 half-open, 1 open.", *OF_ARM)
-        self.shadows = self._gauge("shadow", "Copies of requests: acts, errors, dropped, agreed.", *OF_ARM, "count")
+        self.shadows = self._gauge(
+            "shadow",
+            "Copies of requests: acts, errors, dropped, agreed; of texts their tokens and log_prob.",
+            *OF_ARM,
+            "count",
+        )
         self.dropped = self._gauge("exposures_dropped", "Exposures dropped by a full queue and spool.")
         self.waiting = self._gauge("exposures_waiting", "Exposures not written to the store yet.")
         self.acts_dropped = self._gauge("decisions_dropped", "Decisions dropped by a full queue.")
