@@ -30,6 +30,7 @@ from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.evidence.rollout_control import ERRORS, config_of, decide, findings
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.routing.breaker import CircuitState
+from marl_ray.serving.routing.failures import FailedSessions
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -475,3 +476,29 @@ def test_a_treatment_that_fails_a_tenth_of_its_sessions_is_rolled_back_unless_th
         (Step.HOLD, False) if also_control else (Step.ROLLBACK, True)
     )
     store.close()
+
+
+def test_a_failure_that_is_noted_while_others_are_written_is_stored_too(tmp_path):
+    """Its exposure was not there yet when those of the others were written."""
+    config = config_of_arms(
+        tmp_path, {arm: bundle(tmp_path, k, fragile=False) for k, arm in enumerate(("one", "four"))}
+    )
+    service = Gateway(config, seed=0).service
+    log = service.exposures
+    met = [Exposure("exp", session, Assignment("four", 1, 0.5), 1.0) for session in ("early", "late")]
+
+    class Busy:
+        """Meets another session, which fails, as soon as exposures are written."""
+
+        def flush(self) -> None:
+            log.flush()
+            if len(met) == 2:
+                log.put(met.pop())
+                sessions.note("exp", "late")
+
+    sessions = FailedSessions(service.store, Busy())
+    log.put(met[0])
+    sessions.note("exp", "early")
+    sessions.write()
+    assert dict(service.store.metric_values("exp", "error")) == {"early": 1.0, "late": 1.0}
+    service.close()

@@ -221,9 +221,15 @@ def experiment_off_policy(
 ) -> None:
     """Estimate what a bundle would earn from what others did; status 1 if it should not be exposed."""
     from marl_ray.evaluation.off_policy import judge
-    from marl_ray.policies.bundle import load_actor_critics
+    from marl_ray.policies.bundle import Bundle, load_bundle
 
-    found = judge(load_actor_critics(bundle, tracking_uri), data, floor=floor)
+    loaded = load_bundle(bundle, tracking_uri)
+    if isinstance(loaded, Bundle):
+        found = judge(loaded, data, floor=floor)
+    else:
+        from marl_ray.evaluation.off_policy_of_texts import judge_texts  # transformers takes seconds to import
+
+        found = judge_texts(loaded, data, floor=floor)
     print(f"{found.units} units, logged mean {found.logged:.4g}, {found.greedy_units} greedy units left out")
     for name, value in (("SNIPS", found.value), ("doubly robust", found.doubly_robust)):
         print(f"  {name:<14} {value.estimate:.4g}, at least {value.low:.4g} ({value.effective:.0f} effective units)")

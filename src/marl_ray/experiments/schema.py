@@ -101,7 +101,8 @@ audit = sa.Table(
     sa.Column("before", sa.JSON(none_as_null=True)),
     sa.Column("after", sa.JSON),
 )
-SHADOW_COUNTS = ("acts", "errors", "dropped", "decisions", "agreed")
+SHADOW_COUNTS = ("acts", "errors", "dropped", "decisions", "agreed", "tokens")
+SHADOW_SUMS = ("seconds", "log_prob", "served_log_prob")
 shadow_totals = sa.Table(
     "shadow_totals",
     metadata,
@@ -109,7 +110,7 @@ shadow_totals = sa.Table(
     sa.Column("arm", sa.String(100), primary_key=True),
     sa.Column("replica", sa.String(100), primary_key=True),
     *(sa.Column(name, sa.BigInteger) for name in SHADOW_COUNTS),
-    sa.Column("seconds", sa.Float(53)),
+    *(sa.Column(name, sa.Float(53)) for name in SHADOW_SUMS),
     sa.Column("at", sa.Float(53)),
 )
 

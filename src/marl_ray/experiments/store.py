@@ -417,4 +417,5 @@ class ExperimentStore(UnitStore):
         promoted = record.state.status is Status.PROMOTED
         arm = str(record.state.winner) if promoted else record.plan.control
         part = record.config["arms"][arm]
-        return Production(record.name, arm, part.get("bundle", part["digest"]), part["digest"])
+        bundle = part.get("bundle") or part.get("url") or part["digest"]
+        return Production(record.name, arm, bundle, part["digest"])

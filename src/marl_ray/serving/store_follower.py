@@ -18,7 +18,7 @@ from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.evidence.rollout_control import config_of, decide
 from marl_ray.serving.evidence.webhook import Webhook
 from marl_ray.serving.holdings import Holdings
-from marl_ray.serving.loading import API, check_arms, check_log, load_arms, needed, ours
+from marl_ray.serving.loading import API, check_arms, load_arms, needed, ours
 from marl_ray.serving.routing.endpoints import DRAIN_S
 from marl_ray.serving.routing.failures import FailedSessions
 from marl_ray.serving.routing.router import Router
@@ -228,10 +228,8 @@ class StoreFollower:
         try:
             record = holdings.store.experiment(config.name)
             stored = record.config["arms"] if record is not None else {}
-            digests = {arm: part["digest"] for arm, part in stored.items()}
-            found, errors = load_arms(config, lacking, holdings.bundles, digests)
+            found, errors = load_arms(config, lacking, holdings.bundles, stored)
             check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | found)
-            check_log(holdings.config, config.name, found.values())
             missing = {arm: str(error) for arm, error in errors.items()}
             made = {}
             for arm, bundle in found.items():

@@ -42,7 +42,7 @@ def describe(
         units, stored, known = look.units.get(arm, _UNMET), record.config["arms"][arm], arms.get(arm, {})
         around = mean_interval(outcome, largest, alpha=config.alpha, min_outcomes=config.min_outcomes)
         rows[arm] = {
-            "bundle": stored.get("bundle"),
+            "bundle": stored.get("bundle") or stored.get("url"),
             "digest": known.get("digest", stored["digest"]),
             "lineage": known.get("lineage"),
             "propensity": record.weights[arm] / total,

@@ -50,12 +50,13 @@ class Met(NamedTuple):
             told["holdout"] = True
         return told | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
 
-    def answered(self, seconds: float) -> None:
-        """The session got an answer, which took this long."""
+    def answered(self, seconds: float, cost_usd: float = 0.0) -> None:
+        """The session got an answer, which took this long and cost this much."""
         noted = self.router.session(self.session) if self.takes_part else None
         if noted is not None:
             noted.acts += 1
             noted.seconds += seconds
+            noted.cost_usd += cost_usd
 
 
 class Assigner:

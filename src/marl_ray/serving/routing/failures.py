@@ -153,14 +153,13 @@ class FailedSessions:
         """Store what is queued: `error` 1 per session. Raises StoreError, and keeps what is not written, if the database
         fails. Blocks."""
         with self._writing:
-            if self._waiting:
-                self._exposures.flush()  # a session's exposure may be waiting here
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
                 sessions: dict[str, list[str]] = {}
                 for experiment, session in batch:
                     sessions.setdefault(experiment, []).append(session)
                 try:
+                    self._exposures.flush()  # the sessions' own may be waiting here
                     for experiment, failed in sessions.items():
                         self._record(experiment, failed)
                 except StoreError:
