@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from toy_gateways import AGENTS, SEES, bearer
 from toy_sites import KEYS, SESSIONS, TEXTS, act, client, site, text_site
 
-from marl_ray.serving.handlers.openapi import openapi
+from marl_ray.serving.handlers.openapi.document import openapi
 from marl_ray.serving.handlers.routes import ROUTES, Route
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

@@ -5,7 +5,7 @@ import json
 
 import httpx
 import pytest
-from toy_gateways import serving, with_gateway, write_keys
+from toy_gateways import bearer, serving, with_gateway, write_keys
 from toy_sites import running
 from toy_text_gateways import ASK, CHAT, TEXT, config, events, make_text_bundle, post, text_config, texts
 from toy_tokenizers import QWEN
@@ -16,6 +16,7 @@ from marl_ray.serving.arms.external.arm import ExternalArm
 from marl_ray.serving.arms.external.model import external_model
 from marl_ray.serving.arms.protocol import TextRequest
 from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.client.admin import deploy_bundle, lines
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
@@ -267,3 +268,24 @@ def test_wrong_arms_are_refused_by_name(arm, message):
 def test_a_key_that_is_missing_is_named(theirs, texts, tmp_path):
     with pytest.raises(MarlRayError, match="environment variable NOWHERE"):
         Gateway(against(theirs, "", tmp_path, {"theirs": external(theirs, api_key_env="NOWHERE")}))
+
+
+def test_theirs_is_deployed_and_succeeded_as_any_other(theirs, texts, tmp_path, monkeypatch):
+    """Alone by HTTP, then against a bundle, as `marl-ray deploy` does; a replica that starts anew loads both."""
+    monkeypatch.setenv("MARL_RAY_API_KEY", "ops")
+    keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
+    config = text_config({}, tmp_path, experiments=[], api_keys=keys)
+    arms = {"production": external(theirs, price=PRICE)}
+    with running(Gateway(config, seed=0)) as site:
+        made = {"name": "solver", "arms": arms, "autostart": True, "reason": "r"}
+        answer = httpx.post(f"{site.url}/v1/experiments", json=made, headers=bearer("ops"), timeout=60)
+        assert answer.status_code == 201, answer.text
+        produced = httpx.get(f"{site.url}/v1/endpoints", headers=bearer("ops")).json()["endpoints"]["solver"]
+        assert produced["production"]["bundle"] == theirs
+        report = deploy_bundle(site.url, texts["one"], "shadow", "solver", {}, "a test")
+        assert report["config"]["arms"]["production"]["price"] == PRICE
+        assert lines(report)
+    with running(Gateway(config, seed=0)) as site:
+        asked = ASK | {"experiment": "solver", "max_tokens": 1}
+        said = httpx.post(f"{site.url}/generate", json=asked, headers=bearer("ops"), timeout=60)
+        assert (said.status_code, said.json()["arm"]) == (200, "production"), said.text

@@ -252,6 +252,8 @@ WRONG = [
     ("/v1/chat/completions", {"top_logprobs": 2}, 400, "top_logprobs"),
     ("/v1/chat/completions", {"top_logprobs": 21, "logprobs": True}, 400, "top_logprobs"),
     ("/v1/chat/completions", {"functions": []}, 400, "functions"),
+    ("/v1/chat/completions", {"logit_bias": {"5": 1}}, 400, "logit_bias"),
+    ("/v1/chat/completions", {"logit_bias": [0]}, 400, "logit_bias"),
     ("/v1/completions", {"prompt": []}, 400, "prompt"),
     ("/v1/completions", {"prompt": ["a", [1]]}, 400, "prompt"),
     ("/v1/completions", {"prompt": [5, 100_000]}, 400, "prompt"),
@@ -529,6 +531,8 @@ def test_what_clients_send_along_is_tolerated(config):
         "verbosity": "low",
         "parallel_tool_calls": True,
         "modalities": ["text"],
+        "logit_bias": {"50256": 0},
+        "function_call": "none",
         "tool_choice": "auto",
     }
     answered = {"role": "assistant", "content": "hi", "refusal": None, "annotations": [], "audio": None}

@@ -10,7 +10,7 @@ import schemathesis
 from toy_gateways import with_gateway
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.serving.handlers.openapi import PAGES, openapi
+from marl_ray.serving.handlers.openapi.document import PAGES, openapi
 from marl_ray.serving.handlers.routes import ROUTES
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

@@ -14,6 +14,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.json_guide import advance
 from marl_ray.policies.tool_template import HERMES, Call, call_guide, calls_in, encode_tool_chat
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
+from marl_ray.serving.logs.act_log import read_decisions
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
@@ -36,6 +37,7 @@ CALLED = {
     "content": "",
     "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "warmth", "arguments": {"city": "é"}}}],
 }
+WARM = {"name": "warmth", "arguments": '{"city": "é"}'}
 RESULT = {"role": "tool", "content": "20 <|im_end|>", "tool_call_id": "call00001"}
 
 
@@ -163,3 +165,22 @@ def test_a_forced_call_and_an_object_come_from_the_gateway(caller, tmp_path):
             assert objects and rows(app) == 0
 
     asyncio.run(run())
+
+
+def test_tools_calls_and_guides_are_in_the_log(caller, tmp_path):
+    kept = text_config({"one": caller}, tmp_path, decision_log=str(tmp_path / "log"))
+    back = [*CHAT["messages"], CALLED | {"tool_calls": [CALLED["tool_calls"][0] | {"function": WARM}]}, RESULT]
+    asked = CHAT | {"tools": [tool("warmth")], "messages": back, "max_tokens": 8}
+
+    async def run():
+        async with serving(kept) as (client, _):
+            await post(client, "/v1/chat/completions", asked)
+            await post(client, "/v1/chat/completions", asked | {"tool_choice": "required"})
+            await post(client, "/v1/completions", {"model": "exp", "prompt": [1, 2, 3], "user": "s", "max_tokens": 2})
+
+    asyncio.run(run())
+    free, forced, raw = read_decisions(str(kept.decision_log), "exp")
+    assert free.messages[1]["tool_calls"][0]["function"] == {"name": "warmth", "arguments": {"city": "é"}}
+    assert list(free.tools) == [tool("warmth")] and free.messages[2]["content"] == RESULT["content"]
+    assert ("guide" in free.asked, "guide" in forced.asked) == (False, True)
+    assert (raw.prompt, list(raw.messages), list(raw.prompt_ids)) == (None, [], [1, 2, 3])

@@ -8,7 +8,7 @@ from marl_ray.serving.handlers.openai import chat
 from marl_ray.serving.handlers.openai import completions as texts
 from marl_ray.serving.handlers.openai import models as openai_models
 from marl_ray.serving.handlers.openai.fields import problem
-from marl_ray.serving.handlers.openapi import openapi
+from marl_ray.serving.handlers.openapi.document import openapi
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.http.route import Route
 from marl_ray.serving.service import Service

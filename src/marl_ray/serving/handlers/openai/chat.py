@@ -30,7 +30,7 @@ CHAT_NEUTRAL: dict[str, Any] = NEUTRAL | {
     "modalities": ["text"],
     "audio": None,
     "functions": None,
-    "function_call": None,
+    "function_call": "none",
     "web_search_options": None,
 }
 CHAT_FIELDS = (

@@ -16,7 +16,7 @@ from marl_ray.serving.http.text_settings import SETTINGS, Settings, settings_of
 from marl_ray.serving.routing.assignment import Met
 from marl_ray.serving.service import Service
 
-COMMON = SETTINGS | {"model", "user", "attributes", "stream", "stream_options", "top_k"}
+COMMON = SETTINGS | {"model", "user", "attributes", "stream", "stream_options", "top_k", "logit_bias"}
 IGNORED = frozenset({
     "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
     "safety_identifier", "service_tier", "store", "verbosity",
@@ -28,7 +28,6 @@ NEUTRAL: dict[str, Any] = {
     "frequency_penalty": 0,
     "repetition_penalty": 1,
     "min_p": 0,
-    "logit_bias": {},
 }
 """Fields of which only the value that asks for nothing is understood."""
 MOST_TOP = 20
@@ -71,6 +70,9 @@ def wanted(data: dict[str, Any], neutral: Mapping[str, Any]) -> Wanted:
         if not isinstance(options, dict):
             raise RequestError(400, "stream_options", "expected an object")
         usage = flag(options, "include_usage")  # others, as include_obfuscation, are for the way through the network
+    bias = data.get("logit_bias")
+    if bias is not None and not (isinstance(bias, dict) and all(_is_neutral(value, 0) for value in bias.values())):
+        raise RequestError(400, "logit_bias", "unsupported, expected biases of 0 or nothing")
     for name, nothing in neutral.items():
         if not _is_neutral(data.get(name), nothing):
             raise RequestError(400, name, f"unsupported, expected {orjson.dumps(nothing).decode()} or nothing")

@@ -56,6 +56,7 @@ _SHARED: dict[str, Schema] = {
     "stream_options": {
         "type": ["object", "null"], "properties": {"include_usage": _FLAG}, "description": "Only with stream.",
     },
+    "logit_bias": {"type": ["object", "null"], "additionalProperties": {"enum": [0, None]}},
     **{name: {"description": "A hint, which is ignored."} for name in sorted(IGNORED)},
 }  # fmt: skip
 _NOTHING_ELSE = "Nothing else is supported."
