@@ -23,7 +23,7 @@ on, measured by `benchmarks/experiments.py` for rare, heavy-tailed, skewed and a
   either arm has shown yet.
 - Outcomes that are 0 or 1 should say so (`binary`): their variance follows from the mean, and the larger is taken of
   that where the arm is and that where the null hypothesis puts it (a score test's). So no luck makes it small, events
-  may be rare, and an arm without any failure can be promoted. For all outcomes between 0 and 1 `bounded` is exact, and
+  may be rare, and an arm without any failure can be promoted. For outcomes with bounds `betting` is exact, and mostly
   slower.
 - V is information: the inverse squared standard error of the gain, not the number of outcomes. The gain times it is a
   Brownian motion even while the shares of traffic change (a ramp), when the number of outcomes is no such clock.
