@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from migrated import migrated
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -42,7 +43,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Iterator[ExperimentStore]:
-    store = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", clock)
+    store = ExperimentStore(migrated(f"sqlite:///{tmp_path}/experiments.db"), clock)
     yield store
     store.close()
 

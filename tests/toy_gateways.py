@@ -12,6 +12,7 @@ import httpx
 import torch
 import yaml
 from gymnasium import spaces
+from migrated import migrated
 
 from marl_ray.config import GatewayConfig, NetworkConfig, parse_config
 from marl_ray.policies.actor_critic import ActorCritic
@@ -85,6 +86,7 @@ def windows_end(*apps: Gateway) -> None:
 
 @asynccontextmanager
 async def serving(config: GatewayConfig) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
+    migrated(config.database)
     app = Gateway(config, seed=0)
     app.service.start()
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)

@@ -88,9 +88,9 @@ TWO_POLICIES = (
 TWO_AGENTS = "env={id: 'toy_texts:echo', kwargs: {agents: [a, b]}}"
 
 
-def of_two(folder: str, runs: dict[str, list[str]]) -> dict[str, list[Metrics]]:
+def of_two(runs: dict[str, list[str]]) -> dict[str, list[Metrics]]:
     """What one of two workers does that make the named runs; rows of metrics by name."""
-    return {name: train_alone(config(*more, "resources.workers=2"), Path(folder, name)) for name, more in runs.items()}
+    return {name: train_alone(config(*more, "resources.workers=2")) for name, more in runs.items()}
 
 
 def trained(folder: str, *overrides: str) -> list[Metrics]:

@@ -45,11 +45,11 @@ def test_actor_critics_train_the_same_as_on_one(alone, tmp_path):
             torch.testing.assert_close(got[key], value, atol=2e-5, rtol=1e-4, msg=f"{name}: {key}")
 
 
-def test_language_models_train_the_same_as_on_one(alone, tmp_path):
+def test_language_models_train_the_same_as_on_one(alone):
     """With rows that differ in number between the workers, minibatches, several policies, and refilled groups."""
-    double = two_workers(toy_texts.of_two, str(tmp_path / "two"), WORKERS)
+    double = two_workers(toy_texts.of_two, WORKERS)
     for name, more in WORKERS.items():
-        single = train_alone(toy_texts.config(*more), tmp_path / "one" / name)
+        single = train_alone(toy_texts.config(*more))
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
             assert a == pytest.approx(b, abs=1e-4), name
 

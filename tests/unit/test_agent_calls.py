@@ -238,8 +238,8 @@ def test_no_text_raises(text: str) -> None:
     ],
 )
 def test_a_long_text_is_read_in_linear_time(piece: str) -> None:
-    text = piece * ((1 << 18) // len(piece))
+    text = piece * ((1 << 17) // len(piece))
     for given_text in (text, f"Action: add\nInput: {text}", f"<tool_call>{text}", f"x{text}{JSON}", f"[f(a={text}"):
         begin = time.process_time()
         parse(given_text)
-        assert time.process_time() - begin < 1.0
+        assert time.process_time() - begin < 0.5

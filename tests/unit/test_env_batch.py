@@ -41,7 +41,8 @@ def rows_of(batch: EnvBatch, like: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def assert_equal(ours: Any, expected: Any) -> None:
     for mine, theirs in zip(ours, expected, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+        if not np.array_equal(mine, theirs):  # the message costs more than the steps
+            np.testing.assert_array_equal(mine, theirs)
         assert mine.dtype == theirs.dtype
 
 
@@ -71,7 +72,7 @@ def test_gridworlds_equal_the_loop_over_them(env_id: str) -> None:
             slow.reset(c, c)
         like = [np.zeros((copies, len(g), len(fast.envs[0].world.nvec)), np.int8) for g in groups]
         episodes = 0
-        for t in range(220):
+        for t in range(160):
             actions = [rng.choice(7, (copies, len(group)), p=CHANCE) for group in groups]
             assert_equal(fast.step(actions), slow.step(actions))
             assert_equal([fast.alive], [slow.alive])

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from migrated import migrated
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment import Assignment
@@ -28,7 +29,7 @@ AGENTS = ("left", "right")
 
 @pytest.fixture
 def store(tmp_path) -> Iterator[ExperimentStore]:
-    store = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db")
+    store = ExperimentStore(migrated(f"sqlite:///{tmp_path}/experiments.db"))
     store.open_experiment("exp", {"salt": "s", "arms": {a: {"digest": a * 4, "weight": 1} for a in "ab"}})
     yield store
     store.close()

@@ -257,9 +257,9 @@ HOSTILE = ["", "\x00", "\ud800", "{task}", "{0.__class__}", "<|im_end|>" * 1000,
            'Action: answer\nInput: {"answer": ' + "9" * 50_000 + "}"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["math", "react"])
-def test_an_answer_never_raises(name: str) -> None:
-    env = make_env(EnvConfig(id=name))
+@pytest.mark.parametrize(("name", "kwargs"), [("math", {}), ("react", {"max_turns": 2})])
+def test_an_answer_never_raises(name: str, kwargs: dict[str, Any]) -> None:
+    env = make_env(EnvConfig(id=name, kwargs=kwargs))
     for text in HOSTILE:
         env.reset(seed=0, options={"index": 1})
         while env.agents and not env.terminations[env.agent_selection]:

@@ -26,8 +26,16 @@ def serve(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Serve config file.")],
     address: Address = LOCAL_DASHBOARD,
     timeout_s: Annotated[float, typer.Option(help="How long the deployment may take.")] = 120.0,
+    local: Annotated[
+        bool, typer.Option("--local", help="On a Ray of its own on this machine, until Ctrl-C, with a new admin key.")
+    ] = False,
 ) -> None:
     """Deploy a gateway: check the Serve config strictly, deploy it, wait until it answers."""
+    if local:
+        from marl_ray.cli.local_gateway import serve_locally
+
+        serve_locally(config, timeout_s)
+        return
     from marl_ray.serving.client.deploy import deploy
 
     for name, url in deploy(config, address, timeout_s).urls.items():

@@ -53,6 +53,8 @@ def blocks(text: str) -> Iterator[str]:
 
 def _without(line: str, indent: str) -> str:
     """The line without as much of the indent as it has."""
+    if line.startswith(indent):
+        return line[len(indent) :]
     have = next((n for n, (one, other) in enumerate(zip(line, indent, strict=False)) if one != other), None)
     return line[min(len(line), len(indent)) if have is None else have :]
 

@@ -10,6 +10,8 @@ from marl_ray.config import ArmConfig, ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import AssignmentState, ExperimentStore
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
+from marl_ray.serving.arms.external.arm import ExternalArm
+from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
 from marl_ray.serving.loading import Bundles, LoadedExperiment
 from marl_ray.serving.logs.exposures import ExposureLog
@@ -57,6 +59,8 @@ class Holdings:
     def arm(self, experiment: ExperimentConfig, arm: str, bundle: AnyBundle) -> Arm | TextArm:
         """An arm of an experiment, from its bundle. Blocks where it is started elsewhere. Raises MarlRayError."""
         config = experiment.arms[arm]
+        if isinstance(bundle, ExternalModel):
+            return ExternalArm(bundle, config, self.config.request_timeout_s / 2)
         if experiment.placement == "replica":
             if is_text(bundle):
                 from marl_ray.serving.arms.text import TextBatcher  # transformers takes seconds to import
@@ -69,4 +73,4 @@ class Holdings:
             raise MarlRayError(
                 f"experiments.{experiment.name}.placement: deployment needs Ray Serve; expected replica here"
             )
-        return self._host(bundle, config.bundle, config)
+        return self._host(bundle, config.reference, config)

@@ -38,7 +38,8 @@ def train_alone(
     resume: Path | None = None,
     emit: Callable[[Metrics], None] | None = None,
 ) -> list[Metrics]:
-    """Train to the end on this CPU; rows of metrics. Every checkpoint is kept as `keep/ITERATION`."""
+    """Train to the end on this CPU; rows of metrics. Every checkpoint is kept as `keep/ITERATION`; without `keep`, none is
+    written."""
     rows: list[Metrics] = []
 
     def note(metrics: Metrics) -> None:
@@ -47,9 +48,9 @@ def train_alone(
             emit(metrics)
 
     def report(folder: Path, metrics: Metrics) -> None:
-        if keep is not None:
-            shutil.copytree(folder, keep / str(metrics["iteration"]), dirs_exist_ok=True)
+        assert keep is not None
+        shutil.copytree(folder, keep / str(metrics["iteration"]), dirs_exist_ok=True)
 
     with process_group():
-        run_worker(config, torch.device("cpu"), resume, note, report)
+        run_worker(config, torch.device("cpu"), resume, note, report if keep is not None else None)
     return rows

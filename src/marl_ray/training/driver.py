@@ -183,6 +183,7 @@ def train(config: RunConfig) -> Outcome:
         )
         # Ray Train's own handler waits for its workers, exits with status 0, and leaves no word of what is kept.
         trainer._register_sigint_handler = controllers.append
+        without_datasets(trainer)
         log = MetricsLog(config, queue, tracker, {"mlflow": tracker, **sinks})
         result: Any = trainer.fit()
         log.close()
@@ -223,6 +224,14 @@ def prepare_trainer() -> None:
     relative paths of a config lead, unless the user says otherwise."""
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", str(POLL_S))
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
+
+
+def without_datasets(trainer: Any) -> None:
+    """Spare each worker group the process that Ray Train starts for its shards of Ray datasets, as there are none."""
+    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+
+    made = trainer._create_default_callbacks
+    trainer._create_default_callbacks = lambda: [one for one in made() if not isinstance(one, DatasetsCallback)]
 
 
 def worker(payload: dict[Any, Any]) -> Any:

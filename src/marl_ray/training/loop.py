@@ -203,8 +203,8 @@ class Run:
         found = self.evaluated if self.config.evaluates else self.recent.score()
         return UNKNOWN if found is None else max(found, UNKNOWN)
 
-    def save(self, folder: Path) -> float:
-        """Write a checkpoint, with a bundle where the score is the best so far; the score."""
+    def save(self, folder: Path | None) -> float:
+        """Write a checkpoint, with a bundle where the score is the best so far; the score. No folder: nothing is written."""
         score = self.score()
         best = score >= self.state["best_score"]
         self.state |= {
@@ -215,9 +215,10 @@ class Run:
             "metrics": self.metrics,
             "best_score": max(score, self.state["best_score"]),
         }
-        checkpoint.save(folder, self.team.learners, self.state, self.collector.state())
-        if best and self.rank == 0:
-            export_bundle(folder / BUNDLE, self.config, self.env, self.team, self.steps, self.metrics)
+        if folder is not None:
+            checkpoint.save(folder, self.team.learners, self.state, self.collector.state())
+            if best and self.rank == 0:
+                export_bundle(folder / BUNDLE, self.config, self.env, self.team, self.steps, self.metrics)
         self.evaluated = None
         return score
 
@@ -232,19 +233,23 @@ def run_worker(
     device: torch.device,
     resume_from: Path | None,
     emit: Callable[[Metrics], None],
-    report: Callable[[Path, Metrics], None],
+    report: Callable[[Path, Metrics], None] | None,
     run_id: str | None = None,
     show: Callable[[int, list[dict[str, Any]]], None] = lambda iteration, transcripts: None,
 ) -> Metrics:
     """Train to the end on this worker; the process group is up.
 
     `emit` gets each iteration's metrics, and before them each epoch's of a warm start, on rank 0 alone. `report` gets a
-    checkpoint folder and its metrics, on every worker; the folder is removed when it returns. `show` gets transcripts of
+    checkpoint folder and its metrics, on every worker; the folder is removed when it returns; no checkpoint is written
+    where it is None. `show` gets transcripts of
     the iterations that have a checkpoint, on rank 0 alone. Returns the last iteration's metrics.
     """
     run = Run(config, device, resume_from, emit, run_id)
 
     def save(metrics: Metrics) -> None:
+        if report is None:
+            run.save(None)
+            return
         with tempfile.TemporaryDirectory(prefix="marl-ray-checkpoint-") as folder:
             report(Path(folder), metrics | {"score": run.save(Path(folder))})
 

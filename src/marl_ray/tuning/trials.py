@@ -200,7 +200,7 @@ def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.util.queue import Empty
 
-    from marl_ray.training.driver import cause, prepare_trainer
+    from marl_ray.training.driver import cause, prepare_trainer, without_datasets
 
     # Other trials may hold the workers' places a while longer than Ray Train waits by itself.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
@@ -225,6 +225,7 @@ def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
             callbacks=[named_workers(name)],
         ),
     )
+    without_datasets(trainer)
     ended: list[Any] = []
 
     def fit() -> None:

@@ -4,7 +4,7 @@ themselves."""
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from marl_ray.serving.arms.errors import NotFiniteError, new_pass
 from marl_ray.serving.arms.response_cache import cache_key
 from marl_ray.serving.handlers.writing import Wrote, log_text, shadow_text, spoken, texts
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
-from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
+from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
 from marl_ray.serving.logs.act_log import LoggedAct
 from marl_ray.serving.routing.assignment import Met
 from marl_ray.serving.routing.router import Arm, Router
@@ -24,6 +24,7 @@ from marl_ray.serving.service import Service
 
 ACT_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "observations", "action_masks", "mode"})
 ASSIGN_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "expose"})
+_NONE: dict[str, Any] = {}
 
 Arrays = dict[str, np.ndarray]
 
@@ -31,7 +32,7 @@ Arrays = dict[str, np.ndarray]
 async def act(service: Service, request: Request) -> Response:
     """`POST /v1/act`."""
     service.admission.admit(request, "inference")
-    data = await request.object(ACT_FIELDS)
+    data = parse_object(await request.body(), ACT_FIELDS)
     return Response(orjson.dumps(await answer(service, request, data)))
 
 
@@ -80,7 +81,7 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
         assignment = service.assigner.expose(met)
         parts, arm = await _acted(service, met, assignment.arm, observations, greedy, masks, wrote)
     seconds = time.perf_counter() - start
-    met.answered(seconds)
+    met.answered(seconds, math.fsum(whole.cost_usd for _, whole in wrote) if wrote else 0.0)
     if service.acts is not None and met.takes_part and router.is_text:
         for asked, whole in wrote:
             log_text(service, met, assignment, arm, router.arms[arm].bundle.digest, asked, whole)
@@ -139,7 +140,7 @@ async def _acted(
                     router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
             parts = {
                 "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in given.items()},
-                "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items()},
+                "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items() if log_prob is not None},
             }
             if key is not None and service.cache is not None:
                 await service.cache.put(key, orjson.dumps(parts))
@@ -150,7 +151,7 @@ async def _acted(
         attempts.judge()
 
 
-async def _asked(
+def _asked(
     service: Service,
     router: Router,
     arm: str,
@@ -158,14 +159,20 @@ async def _asked(
     greedy: bool,
     masks: Arrays,
     wrote: Wrote,
-) -> dict[str, tuple[Any, float]]:
-    """Agent -> action and its log-probability. ArmError if the arm fails, RequestError if it refuses."""
+) -> Awaitable[dict[str, Any]]:
+    """Agent -> (action, its log-probability). ArmError if the arm fails, RequestError if it refuses."""
     if router.is_text:
-        said = await spoken(service, router, arm, observations, greedy, wrote)
-        if not all(math.isfinite(log_prob) for _, log_prob in said.values()):
-            raise NotFiniteError("log-probabilities are not finite", new_pass())
-        return said
-    return await cast(Arm, router.arms[arm]).act(observations, greedy, masks)
+        return _spoken(service, router, arm, observations, greedy, wrote)
+    return cast(Arm, router.arms[arm]).act(observations, greedy, masks)
+
+
+async def _spoken(
+    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, wrote: Wrote
+) -> dict[str, tuple[str, float | None]]:
+    said = await spoken(service, router, arm, prompts, greedy, wrote)
+    if not all(log_prob is None or math.isfinite(log_prob) for _, log_prob in said.values()):
+        raise NotFiniteError("log-probabilities are not finite", new_pass())
+    return said
 
 
 def _kept(value: bytes | None) -> dict[str, Any] | None:
@@ -191,8 +198,8 @@ def _checked(
 
 def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, Any]:
     """The request's action masks by agent; every one belongs to an observation."""
-    masks = data.get("action_masks", {})
-    if not isinstance(masks, dict) or not set(masks) <= set(observed):
+    masks = data.get("action_masks", _NONE)
+    if not isinstance(masks, dict) or not masks.keys() <= observed.keys():
         raise RequestError(400, "action_masks", "expected an object whose agents are among those of observations")
     return masks
 
@@ -214,7 +221,7 @@ async def assign(service: Service, request: Request) -> Response:
     assignment = service.assigner.expose(met) if exposes else met.assigned.assignment
     arm = router.answering(assignment.arm)[0]
     told = {
-        "bundle": router.config.arms[arm].bundle,
+        "bundle": router.config.arms[arm].reference,
         "digest": router.arms[arm].bundle.digest,
         "exposed": exposes and met.takes_part,
     }

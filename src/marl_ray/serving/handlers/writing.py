@@ -1,6 +1,7 @@
 """One text on its way: from the session's arm, or from the control where that fails before its first token."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -31,7 +32,10 @@ class Whole(NamedTuple):
     finish: str
     prompt_tokens: int
     names: list[str]
+    tops: list[list[tuple[str, float]]]
     began: Began | None
+    tokens: int
+    cost_usd: float
 
 
 async def written(
@@ -144,7 +148,7 @@ class Writing:
                 self._attempts().broke_off(self._arm, self._ticket, error)
                 self._ticket = 0
                 raise RequestError(503, None, f"arm {self._arm!r} failed in mid-response") from None
-        self._tokens += len(piece.ids)
+        self._tokens += piece.tokens
         if self._sent is not None:
             self._sent.append(piece)
         if piece.finish is not None:
@@ -180,10 +184,10 @@ class Writing:
         router, seconds = self._met.router, time.perf_counter() - self._start
         router.circuits[self._arm].success(self._ticket)
         self._ticket = 0
-        self._met.answered(seconds)
+        self._met.answered(seconds, piece.cost_usd)
         meters = self._service.metrics.of(router.config)[self._arm]
         meters.observe(seconds)
-        meters.wrote(piece.prompt_tokens, self._first_s)
+        meters.wrote(piece.prompt_tokens, self._first_s, piece.cost_usd)
         if self._service.config.access_log == "all":
             log_line(
                 "text",
@@ -202,9 +206,9 @@ Wrote = list[tuple[TextRequest, Whole]]
 
 async def spoken(
     service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, wrote: Wrote
-) -> dict[str, tuple[str, float]]:
-    """Every agent's text and its log-probability, all from one arm; RequestError if it refuses one. `wrote` becomes what was
-    asked of the arm, and what came."""
+) -> dict[str, tuple[str, float | None]]:
+    """Every agent's text and its log-probability, if its arm tells that, all from one arm; RequestError if it refuses one.
+    `wrote` becomes what was asked of the arm, and what came."""
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
     writer = cast(TextArm, router.arms[arm])
@@ -221,10 +225,11 @@ async def spoken(
     meters = service.metrics.of(router.config)[arm]
     said = {agent: task.result() for agent, task in tasks.items()}
     for whole, first_at in said.values():
-        meters.tokens += len(whole.ids)
-        meters.wrote(whole.prompt_tokens, first_at - start)
+        meters.tokens += whole.tokens
+        meters.wrote(whole.prompt_tokens, first_at - start, whole.cost_usd)
     wrote[:] = [(asked[agent], whole) for agent, (whole, _) in said.items()]
-    return {agent: (whole.text, sum(whole.log_probs)) for agent, (whole, _) in said.items()}
+    # An external arm tells no log-probabilities.
+    return {agent: (whole.text, sum(whole.log_probs) if whole.ids else None) for agent, (whole, _) in said.items()}
 
 
 async def _said(reply: Reply) -> tuple[Whole, float]:
@@ -265,7 +270,10 @@ def joined(pieces: Sequence[Piece]) -> Whole:
         pieces[-1].finish or CUT,
         pieces[-1].prompt_tokens,
         [name for piece in pieces for name in piece.names],
+        [top for piece in pieces for top in piece.tops],
         pieces[0].began,
+        sum(piece.tokens for piece in pieces),
+        math.fsum(piece.cost_usd for piece in pieces),
     )
 
 
@@ -275,7 +283,8 @@ def log_text(
     """Put a response into the log of decisions, which there is; `digest` is of the bundle that wrote it."""
     assert service.acts is not None
     began, prompt = whole.began or Began([], {}), asked.prompt if isinstance(asked.prompt, str) else None
-    told = () if isinstance(asked.prompt, str) else asked.prompt
+    told = [] if prompt is not None else [part for part in asked.prompt if isinstance(part, Mapping)]
+    guided = ["guide"] if asked.json_object or asked.must_call else []
     service.acts.put(
         LoggedText(
             experiment=met.router.config.name,
@@ -288,8 +297,8 @@ def log_text(
             greedy=asked.greedy,
             agent=asked.agent,
             prompt=prompt,
-            messages=[{"role": role, "content": content} for role, content in told],
-            tools=(),
+            messages=told,
+            tools=asked.tools,
             prompt_ids=began.prompt_ids,
             text=whole.text,
             ids=whole.ids,
@@ -297,7 +306,7 @@ def log_text(
             finish=whole.finish,
             seed=asked.seed,
             settings=began.settings,
-            asked=sorted(asked.changes),
+            asked=[*sorted(asked.changes), *guided],
         )
     )
 

@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from migrated import migrated
 from store_cases import Clock, over
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment import Assignment, AssignmentTable, draw
 from marl_ray.experiments.states import Action, Status, Step
-from marl_ray.experiments.store import ExperimentStore, Exposure
+from marl_ray.experiments.store import ExperimentStore, Exposure, Report
 from marl_ray.serving.evidence.report import curves, describe
 from marl_ray.serving.evidence.rollout_control import config_of, decide, findings
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ExperimentStore]:
-    store = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", Clock())
+    store = ExperimentStore(migrated(f"sqlite:///{tmp_path}/experiments.db"), Clock())
     yield store
     store.close()
 
@@ -49,10 +50,18 @@ def sessions(
         assignment, of = draw(table, state.randomize, f"{prefix}{k}", **asked)
         rows.append(Exposure("exp", f"{prefix}{k}", assignment, at(k), of))
     store.record_exposures(rows)
-    for k, row in enumerate(rows):
-        found = value(row.assignment.arm, k)
-        if found is not None:
-            store.record_outcome("exp", row.unit, found)
+    told = [(row.unit, value(row.assignment.arm, k)) for k, row in enumerate(rows)]
+    store.record("exp", [Report(unit, {"outcome": one}) for unit, one in told if one is not None])
+    over(store)
+
+
+def metrics(store: ExperimentStore, n: int, values) -> None:
+    """What the first `n` units are told to have besides: `values(arm, k)`, nothing if that is None."""
+    store.clock.now -= 1_000.0
+    units = [f"u{k}" for k in range(n)]
+    arms = store.assignments([("exp", unit) for unit in units])
+    told = [(unit, values(arms["exp", unit].arm, k)) for k, unit in enumerate(units)]
+    store.record("exp", [Report(unit, one) for unit, one in told if one is not None])
     over(store)
 
 
@@ -136,7 +145,7 @@ def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(store,
         store, 820, lambda arm, k: None if arm == "b" and k % 10 else 1.0 + k % 3 / 10 + (arm == "b"), lambda k: f"c{k}"
     )
     look = found(store, config)
-    assert look.promotion[0].test.proven and not look.harm[0].test.proven
+    assert look.promotion[0].missing and not look.promotion[0].test.proven and not look.harm[0].test.proven
     (reports,) = look.reporting
     assert (reports.metric, reports.arm, reports.test.alarm) == ("outcome", "b", True)
     assert reports.reported < 60 < 300 < reports.judged and reports.control_reported == reports.control_judged
@@ -160,11 +169,7 @@ def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric
     sessions(store, 820, lambda arm, k: None if arm == "b" and k % 2 else k % 3 / 10 - (arm == "b"))
     assert found(store, config).harm[0].test.proven
     assert decide(store, config).step is Step.HOLD_REPORTING
-    store.clock.now -= 1_000.0
-    for k in range(820):
-        arm = store.assignment("exp", f"u{k}").arm
-        store.record_metrics("exp", f"u{k}", {"stress": k % 5 + 3.0 * (arm == "b")})
-    over(store)
+    metrics(store, 820, lambda arm, k: {"stress": k % 5 + 3.0 * (arm == "b")})
     fresh = ExperimentStore(str(store._engine.url), store.clock)
     decision = decide(fresh, config)
     assert (decision.step, decision.reason) == (Step.ROLLBACK, "harm proven by stress")
@@ -183,9 +188,7 @@ def test_equal_arms_whose_successes_come_later_are_not_judged_before_their_windo
         for k, row in enumerate(rows):
             wait = 9 if row.assignment.arm == "b" and k % 2 else 0
             late.append((minute + wait, row.unit, float(k % 2)))
-        for when, unit, value in late:
-            if when == minute:
-                store.record_outcome("exp", unit, value)
+        store.record("exp", [Report(unit, {"outcome": value}) for when, unit, value in late if when == minute])
         assert decide(store, config).step is Step.HOLD
         store.clock.now += 60.0
     look = found(store, config)
@@ -212,12 +215,7 @@ def test_a_guardrail_that_knows_nothing_holds_promotion_and_the_last_stage(store
     stages = {"strategy": "gradual", "stages": [0.5, 1.0]}
     config = opened(store, guardrails=[guardrail], **stages)
     sessions(store, 600, lambda arm, k: k % 3 / 10 + (arm == "b"))
-    store.clock.now -= 1_000.0
-    for k in range(600):
-        told = sent(store.assignment("exp", f"u{k}").arm)
-        if told:
-            store.record_metrics("exp", f"u{k}", told)
-    over(store)
+    metrics(store, 600, lambda arm, k: sent(arm))
     decision = decide(store, config)
     if reason is None:
         assert decision.step is Step.NEXT_STAGE
@@ -234,11 +232,7 @@ def rail(**more: Any) -> dict[str, Any]:
 def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
     config = opened(store, **rail())
     sessions(store, 800, lambda arm, k: 0.0)
-    store.clock.now -= 1_000.0
-    for k in range(800):
-        arm = store.assignment("exp", f"u{k}").arm
-        store.record_metrics("exp", f"u{k}", {"error": float(arm == "b" and k % 4 == 0)})
-    over(store)
+    metrics(store, 800, lambda arm, k: {"error": float(arm == "b" and k % 4 == 0)})
     look = found(store, config)
     assert (look.guardrails[0].name, look.guardrails[0].arm, look.guardrails[0].test.proven) == ("error", "b", True)
     assert look.evidence.arms["b"].harm == "error"
@@ -274,8 +268,7 @@ def test_a_promoted_arm_is_not_judged_by_what_comes_after(store):
     assert decide(store, config).step is Step.HOLD
     # Late outcomes of the experiment's own sessions still count.
     store.record_exposures([Exposure("exp", f"x{k}", Assignment("b", 1, 0.5), 0.0) for k in range(200)])
-    for k in range(200):
-        store.record_outcome("exp", f"x{k}", -9.0)
+    store.record("exp", [Report(f"x{k}", {"outcome": -9.0}) for k in range(200)])
     over(store)
     assert decide(store, config).step is Step.ROLLBACK
 
@@ -316,10 +309,7 @@ def test_an_experiment_is_told_with_its_tests_and_intervals(store):
     config = opened(store, guardrails=[{"name": "cost"}], stages=[0.5, 1.0], strategy="gradual")
     rng = np.random.default_rng(4)
     sessions(store, 600, lambda arm, k: float(rng.normal()) + (arm == "b"))
-    store.clock.now -= 1_000.0
-    for k in range(600):
-        store.record_metrics("exp", f"u{k}", {"cost": float(rng.normal())})
-    over(store)
+    metrics(store, 600, lambda arm, k: {"cost": float(rng.normal())})
     store.record_shadows("exp", "r", {"b": {"acts": 3}})
     report = told(store, config, {"b": {"digest": "full", "lineage": {"run": "r"}}})
     b, a = report["arms"]["b"], report["arms"]["a"]
