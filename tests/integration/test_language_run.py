@@ -55,3 +55,15 @@ def test_a_warm_start_alone_is_a_run(ray_cluster: LocalRay, tmp_path: Path):
     _, outcome = run(tmp_path, "train.total_steps=0", TWO_AGENTS)
     assert outcome.best_return is None
     assert load_bundle(outcome.model, outcome.tracking_uri).digest == load_bundle(outcome.bundle).digest
+
+
+def test_a_run_learns_from_pairs_of_a_relative_path_and_its_last_weights_count(ray_cluster: LocalRay, tmp_path: Path):
+    whole = config(
+        *("algorithm=dpo", "data=jobs/configs/preferences.jsonl", "train.group_size=1", "train.env_copies=40"),
+        *("train.total_steps=200", f"storage={tmp_path}", "tracking.progress=false", "checkpoint.every=2", TWO),
+    )
+    check_run(whole)
+    outcome = train(whole)
+    assert load_bundle(outcome.bundle).manifest.lineage.steps == 200
+    losses = [loss for _, loss in Tracker(whole, outcome.run_id).history("policy_loss")]
+    assert len(losses) == 5 and losses[-1] < losses[0]

@@ -258,7 +258,11 @@ def deployed(ray_cluster: LocalRay, tmp_path_factory: pytest.TempPathFactory) ->
         for seed, arm in enumerate(("one", "two"))
     }
     args = {
-        "experiments": [{"name": "exp", "arms": arms, "placement": "deployment"}],
+        "experiments": [
+            {"name": "exp", "arms": arms, "placement": "deployment"},
+            {"name": "watched", "arms": arms, "placement": "deployment", "strategy": "shadow"},
+        ],
+        "decision_log": str(folder / "log"),
         "database": f"sqlite:///{folder}/experiments.db",
         "spool": str(folder / "spool"),
         "cpus_per_replica": 0.5,
@@ -277,6 +281,18 @@ def deployed(ray_cluster: LocalRay, tmp_path_factory: pytest.TempPathFactory) ->
     }
     yield deploy(config, ray_cluster.dashboard_url, timeout_s=200).urls["text"]
     undeploy(ray_cluster.dashboard_url)
+
+
+def test_a_shadow_in_a_deployment_writes_and_reads_texts(deployed):
+    with httpx.Client(base_url=deployed, timeout=60) as client:
+        body = {"experiment": "watched", "session_id": "s", "prompt": "hello", "max_tokens": 4}
+        assert client.post("/generate", json=body).json()["arm"] == "one"
+        end = time.monotonic() + 60
+        while not (shadow := client.get("/v1/experiments/watched").json()["shadow"]) and time.monotonic() < end:
+            time.sleep(0.2)
+    two = shadow["two"]
+    assert (two["acts"], two["errors"], two["decisions"], two["tokens"]) == (1, 0, 1, 4)
+    assert two["log_prob"] < two["served_log_prob"] < 0
 
 
 def test_arms_in_deployments_stream_and_free_their_rows(deployed):

@@ -91,7 +91,7 @@ def test_what_cannot_be_read_or_written_is_the_copys_error_alone(texts, tmp_path
     assert [(t.acts, t.errors, t.dropped) for t in (totals["failing"], totals["short"])] == [(0, 1, 0), (0, 1, 1)]
 
 
-def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(tmp_path):
+def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(texts):
     class Teller:
         def __init__(self, text: str):
             self.text, self.left = text, False
@@ -106,12 +106,16 @@ def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(tmp_path):
             self.left = True
 
     async def run() -> Any:
+        own = TextBatcher(load_bundle(texts["one"]), 4, 10.0)
         shadows, tellers = Shadows(4), {"right": Teller("A"), "wrong": Teller("B")}
         for name, teller in tellers.items():
             shadows.send_text(name, teller, ASKED, [65], [-1.0], "A")
+        shadows.send_text("own", own, ASKED, [], [], "what somebody else's model said")
         await until(lambda: not shadows._tasks, 10)
+        own.close()
         assert all(teller.left for teller in tellers.values())
         return shadows.totals
 
     totals = asyncio.run(run())
-    assert [(t.agreed, t.decisions, t.tokens) for t in (totals["right"], totals["wrong"])] == [(1, 1, 0), (0, 1, 0)]
+    found = {name: (t.agreed, t.decisions, t.tokens, t.errors) for name, t in totals.items()}
+    assert found == {"right": (1, 1, 0, 0), "wrong": (0, 1, 0, 0), "own": (0, 1, 0, 0)}

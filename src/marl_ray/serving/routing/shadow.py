@@ -97,7 +97,7 @@ class Shadows:
         async def compare() -> Compared:
             pieces = await _written(writer, replace(asked, logged=True, streamed=False, names=False))
             agreed, began = "".join(piece.text for piece in pieces) == text, pieces[0].began
-            if began is None:
+            if began is None or not ids:  # one of the two arms tells no tokens
                 return Compared(1, int(agreed))
             tokens, log_prob = await cast(ScoringArm, writer).score(asked.agent, began.prompt_ids, ids, text)
             return Compared(1, int(agreed), tokens, log_prob, sum(log_probs))
