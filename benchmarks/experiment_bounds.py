@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from experiment_streams import CHUNK, STEP, Looks
 
-from marl_ray.experiments.betting import CAP, EFFECTS, PRIOR, BettingTest
+from marl_ray.experiments.betting import CAP, EFFECTS, PRIOR, BettingTest, Claim
 
 Evidence = Callable[[Looks, float, int, bool], np.ndarray]
 """`experiments.log_evidence`."""
@@ -16,7 +16,8 @@ UNITS = 6_000
 
 
 class Stream(NamedTuple):
-    """Experiments (runs, units): raw outcomes, whether in the treatment, and the chance of that (units,)."""
+    """Experiments (runs, units): raw outcomes (NaN where a unit reports none), whether in the treatment, and the chance of
+    that (units,)."""
 
     values: np.ndarray
     treated: np.ndarray
@@ -34,24 +35,45 @@ class Case(NamedTuple):
     share: float | np.ndarray = 0.5
     scale: float = 1.0
     """Of a relative margin."""
+    better: int = 1
+    """-1 where smaller is better."""
+    reports: tuple[tuple[float, float], tuple[float, float]] | None = None
+    """Chances to report of a unit whose outcome is 0 and of one whose is 1, in treatment and control; None if all do."""
+
+    def claim(self, side: int, margin: float, missing: Any = None) -> Claim:
+        return Claim(side, self.low, self.high, margin, self.better > 0, self.scale, missing)
 
 
 def stream(case: Case, rng: np.random.Generator, runs: int) -> Stream:
     treatment, control = case.draw(rng, (runs, UNITS))
     share = np.broadcast_to(case.share, UNITS)
     treated = rng.random((runs, UNITS)) < share
-    return Stream(np.where(treated, treatment, control), treated, share)
+    values = np.where(treated, treatment, control).astype(float)
+    if case.reports is not None:
+        chances = np.where(values > 0, *(np.where(treated, *of) for of in list(zip(*case.reports, strict=True))[::-1]))
+        values[rng.random(values.shape) >= chances] = np.nan
+    return Stream(values, treated, share)
 
 
 def bets(found: Stream, case: Case, side: int, margin: float) -> np.ndarray:
+    """ln E after every unit (runs, units); where units report nothing, at the end that proves less."""
+    if case.reports is None:
+        return bets_on(found, case.claim(side, margin))
+    return np.minimum(*(bets_on(found, case.claim(side, margin, end)) for end in ("low", "high")))
+
+
+def bets_on(found: Stream, claim: Claim) -> np.ndarray:
     """ln E of `BettingTest` after every unit (runs, units), vectorised over experiments."""
-    low, high = min(case.low, case.scale * case.low), max(case.high, case.scale * case.high)
-    moved, q = np.clip(found.values, case.low, case.high), found.share
-    y = (np.where(found.treated, moved, case.scale * moved) - low) / (high - low)
+    side, (low, high), q = claim.side, claim.range, found.share
+    moved = np.clip(found.values, claim.low, claim.high)
+    y = (np.where(found.treated, moved + claim.shift, claim.scale * moved) - low) / (high - low)
+    if claim.missing is not None:
+        y[np.isnan(y)] = 0.0 if claim.missing == "low" else 1.0
+    y = y if claim.higher_is_better else 1 - y
     count, none = PRIOR + np.arange(UNITS), np.zeros((len(y), 1))
     m = (PRIOR / 2 + np.concatenate([none, y.cumsum(1)[:, :-1]], 1)) / count
     s = np.sqrt((PRIOR / 4 + np.concatenate([none, ((y - m) ** 2).cumsum(1)[:, :-1]], 1)) / count)
-    null = -side * margin / (high - low)
+    null = side * claim.null
     gains = side * (y - m) * np.where(found.treated, 1 / q, -1 / (1 - q)) - null
     worst = np.maximum(m / q, (1 - m) / (1 - q)) if side > 0 else np.maximum((1 - m) / q, m / (1 - q))
     caps = CAP / np.maximum(worst + null, worst / 2)
@@ -64,15 +86,18 @@ def bets(found: Stream, case: Case, side: int, margin: float) -> np.ndarray:
 def check(found: Stream, case: Case, margin: float) -> None:
     """The vectorised formula is `BettingTest`'s, after the last unit of one experiment."""
     for side in (1, -1):
-        test = BettingTest(side, case.low, case.high, margin, scale=case.scale)
-        test.add(found.values[0], found.treated[0], found.share)
-        assert math.isclose(test.evidence().log_e, bets(found, case, side, margin)[0, -1], rel_tol=1e-6, abs_tol=1e-6)
+        logs = []
+        for end in (None,) if case.reports is None else ("low", "high"):
+            test = BettingTest(case.claim(side, margin, end))
+            test.add(found.values[0], found.treated[0], found.share)
+            logs.append(test.evidence().log_e)
+        assert math.isclose(min(logs), bets(found, case, side, margin)[0, -1], rel_tol=1e-6, abs_tol=1e-6)
 
 
-def looks(found: Stream, scale: float) -> Looks:
+def looks(found: Stream, case: Case) -> Looks:
     """What the normal mixture sees after every 2 STEP units."""
     parts = []
-    for arm, factor in ((found.treated, 1.0), (~found.treated, scale)):
+    for arm, factor in ((found.treated, case.better), (~found.treated, case.better * case.scale)):
         values = factor * found.values
         sums = [(arm * values**k).reshape(len(arm), -1, 2 * STEP).sum(2).cumsum(1) for k in range(3)]
         n = np.maximum(sums[0], 1)
@@ -110,6 +135,7 @@ def shares(mean_t: float, mean_c: float) -> Any:
 
 RAMP = np.repeat([0.05, 0.25, 0.5], UNITS // 3)
 LOSSES = (-110.0, 10.0)
+LATE, TENTH = ((0.5, 0.632), (0.5, 0.865)), ((0.1, 0.1), (0.1, 0.1))
 AT_MARGIN: dict[str, Case] = {
     "Gaussian, treatment loses 100 with p = 0.001, bounds [-110, 10]": Case(rare_losses, 0.1, *LOSSES),
     "the same with a shift of -0.1, winsorized to [-5, 5]": Case(
@@ -122,6 +148,13 @@ AT_MARGIN: dict[str, Case] = {
     "Bernoulli 0.5, drifting by 0.4, ramp 5 %, 25 %, 50 %": Case(events(0.48, 0.5, 0.4), 0.02, 0.0, 1.0, RAMP),
     "Beta of mean 0.25": Case(shares(0.24, 0.25), 0.01, 0.0, 1.0),
     "Beta of mean 0.5, margin 10 % of the control's mean": Case(shares(0.45, 0.5), 0.0, 0.0, 1.0, scale=0.9),
+    "Beta of mean 0.5, smaller is better, margin 10 % of the control's mean": Case(
+        shares(0.55, 0.5), 0.0, 0.0, 1.0, scale=1.1, better=-1
+    ),
+    "Bernoulli 0.05, half of the zeros and 63 % of the treatment's ones report, 86 % of the control's": Case(
+        events(0.03, 0.05), 0.02, 0.0, 1.0, reports=LATE
+    ),
+    "Bernoulli 0.5, a tenth reports": Case(events(0.45, 0.5), 0.05, 0.0, 1.0, reports=TENTH),
 }
 """The treatment is worse by exactly the margin, in the outcomes that count."""
 SAME: dict[str, Case] = {
@@ -131,8 +164,12 @@ SAME: dict[str, Case] = {
     "Bernoulli 0.5": Case(events(0.5, 0.5), 0.05, 0.0, 1.0),
     "Bernoulli 0.99, canary 1:9": Case(events(0.99, 0.99), 0.02, 0.0, 1.0, 0.1),
     "Bernoulli 0.5, drifting by 0.4, ramp 5 %, 25 %, 50 %": Case(events(0.5, 0.5, 0.4), 0.02, 0.0, 1.0, RAMP),
+    "Bernoulli 0.05, half of the zeros and 63 % of the treatment's ones report, 86 % of the control's": Case(
+        events(0.05, 0.05), 0.02, 0.0, 1.0, reports=LATE
+    ),
+    "Bernoulli 0.5, a tenth reports": Case(events(0.5, 0.5), 0.05, 0.0, 1.0, reports=TENTH),
 }
-"""The arms are alike."""
+"""The arms are alike, but for what they report."""
 HARMED: dict[str, Case] = {
     "Bernoulli 0.45 against 0.5": Case(events(0.45, 0.5), 0.0, 0.0, 1.0),
     "Bernoulli 0.92 against 0.95": Case(events(0.92, 0.95), 0.0, 0.0, 1.0),
@@ -150,15 +187,22 @@ def found_by(case: Case, side: int, margin: float, runs: int, seed: int, alpha: 
             check(found, case, margin)
         hit = bets(found, case, side, margin) >= limit
         exact.append(np.where(hit.any(1), hit.argmax(1) + 1.0, np.inf))
+        if not normal_too(case):
+            continue
         with np.errstate(invalid="ignore", divide="ignore"):
-            hit = evidence(looks(found, case.scale), margin, side, False) > limit
+            hit = evidence(looks(found, case), margin, side, False) > limit
         normal.append(np.where(hit.any(1), (hit.argmax(1) + 1.0) * 2 * STEP, np.inf))
-    return [np.concatenate(exact), np.concatenate(normal)]
+    return [np.concatenate(of) for of in (exact, normal) if of]
+
+
+def normal_too(case: Case) -> bool:
+    """Whether the normal mixture is shown: it compares within epochs, and other rows have it with missing outcomes."""
+    return isinstance(case.share, float) and case.reports is None
 
 
 def errors_of(case: Case, times: list[Any]) -> list[float | None]:
-    exact, normal = (float(np.isfinite(of).mean()) for of in times)
-    return [exact, normal if isinstance(case.share, float) else None]
+    shares = [float(np.isfinite(of).mean()) for of in times]
+    return shares if normal_too(case) else [*shares, None]
 
 
 def bounded(runs: int, alpha: float, evidence: Evidence) -> dict[str, Any]:
@@ -186,7 +230,8 @@ def table(found: dict[str, Any], rate: Callable[[float, int], str]) -> list[str]
         f"{runs:,} experiments per row of {found['units']:,} units in both arms together, each unit assigned at random. The",
         "exact test (`betting`) is watched after every unit; the normal mixture, which decides where nothing bounds the",
         f"outcome, after every {2 * STEP} (not where shares change: it compares within epochs). The treatment is worse by",
-        "exactly the margin, or (rollbacks) the arms are alike. Per cent.",
+        "exactly the margin, or (rollbacks) the arms are alike. Per cent, with 95 % intervals. Where units report nothing,",
+        "they do not count, and both ends of what they may have been must prove it.",
         "",
         "| outcomes | error | exact test % | normal mixture % |",
         "|---|---|---|---|",

@@ -5,18 +5,22 @@ and of these the ones that have reported in time. So blocks of units between loo
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from experiment_streams import CHUNK, Looks
-from scipy.special import ndtri
 
-from marl_ray.experiments.reporting import ALARM, allowance
+from marl_ray.experiments.looks import look_at
+from marl_ray.experiments.reporting import ALARM
 from marl_ray.experiments.sequential import harm
+from marl_ray.experiments.states import Plan
 from marl_ray.experiments.statistics import Summary
+from marl_ray.experiments.sums import Design, Moments, Totals
+from marl_ray.serving.evidence.questions import Measure, ask
 
 LOOKS = 200
+MIN_OUTCOMES = 50
 Evidence = Callable[..., np.ndarray]
 """`experiments.log_evidence`."""
 
@@ -36,13 +40,15 @@ class Missing(NamedTuple):
     treatment: Arm
     control: Arm
     block: int = 10
-    """Units per arm between looks."""
+    """Units of an arm (of the treatment, where `ratio` is not 1) between looks."""
     value: float | None = None
     """What stands for a missing outcome; None if it does not count."""
     margin: float = 0.1
     """Of promotion, in units of what counts."""
     as_they_come: tuple[float, float] | None = None
     """Mean delays of ones in treatment and control, in looks, to be judged without any window; zeros come at once."""
+    ratio: int = 1
+    """Units of the control for each of the treatment."""
 
     def at_margin(self) -> "Missing":
         """With a treatment that is worse by the margin."""
@@ -72,29 +78,90 @@ def late(mean: float, window: float = 1.0) -> float:
     return 1 - math.exp(-window / mean)
 
 
-def _arm(rng: np.random.Generator, arm: Arm, case: Missing, runs: int) -> tuple[np.ndarray, ...]:
-    """(runs, looks): units judged, units that have reported, and what counts: number, mean, variance."""
-    ones = rng.binomial(case.block, arm.ones, (runs, LOOKS))
-    told_ones, told_zeros = rng.binomial(ones, arm.of_ones), rng.binomial(case.block - ones, arm.of_zeros)
+class Seen(NamedTuple):
+    """What is seen of an arm at every look (runs, looks): units judged, and of these those that have reported 1, and 0."""
+
+    judged: np.ndarray
+    ones: np.ndarray
+    zeros: np.ndarray
+
+    def moments(self, shift: float = 0.0, fill: np.ndarray | float | None = None) -> tuple[np.ndarray, ...]:
+        """Number, mean and variance of the reports, moved by `shift`; and of all others as `fill`, if it is given."""
+        others = 0.0 if fill is None else self.judged - self.ones - self.zeros
+        value = 0.0 if fill is None else fill
+        n = np.maximum(self.ones + self.zeros + others, 1e-9)
+        mean = (self.ones * (1 + shift) + self.zeros * shift + others * value) / n
+        squares = self.ones * (1 + shift) ** 2 + self.zeros * shift**2 + others * value**2 - n * mean**2
+        return n, mean, np.maximum(squares, 0) / np.maximum(n - 1, 1e-9)
+
+
+def _arms(rng: np.random.Generator, case: Missing) -> list[Seen]:
+    return [_arm(rng, case.treatment, case.block, CHUNK), _arm(rng, case.control, case.ratio * case.block, CHUNK)]
+
+
+def _arm(rng: np.random.Generator, arm: Arm, block: int, runs: int) -> Seen:
+    ones = rng.binomial(block, arm.ones, (runs, LOOKS))
+    told_ones, told_zeros = rng.binomial(ones, arm.of_ones), rng.binomial(block - ones, arm.of_zeros)
     high, low = told_ones.cumsum(1).astype(float), told_zeros.cumsum(1).astype(float)
-    judged = np.broadcast_to(np.arange(1.0, LOOKS + 1) * case.block, high.shape)
-    reported = high + low
-    filled = judged - reported if case.value is not None else np.zeros_like(high)
-    value = 0.0 if case.value is None else case.value
-    n = np.maximum(reported + filled, 1e-9)
-    mean = (high + filled * value) / n
-    squares = high + filled * value**2 - n * mean**2
-    return judged, reported, reported + filled, mean, np.maximum(squares, 0) / np.maximum(n - 1, 1e-9)
+    return Seen(np.broadcast_to(np.arange(1.0, LOOKS + 1) * block, high.shape), high, low)
 
 
-def looks_at(case: Missing, rng: np.random.Generator, runs: int) -> tuple[Looks, Looks]:
-    """What is seen of the outcomes, and of the reports (1 for a unit that has reported)."""
-    (judged, told_t, n_t, mean_t, var_t), (_, told_c, n_c, mean_c, var_c) = (
-        _arm(rng, arm, case, runs) for arm in (case.treatment, case.control)
-    )
-    shares = told_t / judged, told_c / judged
-    bernoulli = [share * (1 - share) for share in shares]
-    return Looks(n_t, n_c, mean_t, mean_c, var_t, var_c), Looks(judged, judged, *shares, *bernoulli)
+def looks_of(arms: Sequence[Seen], shift: float = 0.0, fill: np.ndarray | float | None = None) -> Looks:
+    """What a test sees of treatment, moved by `shift`, and control."""
+    (n_t, mean_t, var_t), (n_c, mean_c, var_c) = arms[0].moments(shift, fill), arms[1].moments(0.0, fill)
+    return Looks(n_t, n_c, mean_t, mean_c, var_t, var_c)
+
+
+def reports_of(arms: Sequence[Seen]) -> Looks:
+    """1 for a unit that has reported, 0 for one that has not."""
+    shares = [(arm.ones + arm.zeros) / arm.judged for arm in arms]
+    return Looks(arms[0].judged, arms[1].judged, *shares, *(share * (1 - share) for share in shares))
+
+
+def proof(case: Missing, arms: Sequence[Seen], sign: int, evidence: Evidence) -> np.ndarray:
+    """ln E at every look, as `questions.ask` has it: of all units where what is missing has a value, else at both ends of
+    what has been reported, the margin being a part of what the treatment's units report."""
+    margin = case.margin if sign > 0 else 0.0
+    if case.value is not None:
+        return evidence(looks_of(arms, 0.0, case.value), margin, sign)
+    low = np.where(arms[0].zeros + arms[1].zeros > 0, 0.0, 1.0)
+    high = np.where(arms[0].ones + arms[1].ones > 0, 1.0, 0.0)
+    ends = np.minimum(low, low + margin), np.maximum(high, high + margin)
+    found = np.minimum(*(evidence(looks_of(arms, margin, end), 0.0, sign, plain=True) for end in ends))
+    # All of them are 0 or 1, and once both have come the test of such is asked too.
+    told = margin * (arms[0].ones + arms[0].zeros) / arms[0].judged
+    events = np.minimum(*(evidence(looks_of(arms, 0.0, end), told, sign, True) for end in (0.0, 1.0)))
+    found = np.where(low < high, np.minimum(found, events), found)
+    enough = np.minimum(*(arm.ones + arm.zeros for arm in arms)) >= MIN_OUTCOMES
+    found = np.where(enough, found, -np.inf)
+    for at in ((0, 30), (1, LOOKS - 1)):
+        check(case, [Seen(*(part[at] for part in arm)) for arm in arms], sign, margin, float(found[at]))
+    return found
+
+
+def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: float) -> None:
+    """It is what the gateway's own look and test find of the same units."""
+    judged = {(1, name, "", True): int(arm.judged) for name, arm in zip("tc", arms, strict=True)}
+    values = {}
+    for name, arm in zip("tc", arms, strict=True):
+        ones, zeros = int(arm.ones), int(arm.zeros)
+        mean = ones / max(ones + zeros, 1)
+        moments = Moments(ones + zeros, mean, ones * (1 - mean), *((0.0 if zeros else 1.0), (1.0 if ones else 0.0)))
+        if ones + zeros:
+            values["outcome", 1, name, "", True] = moments
+    exposed = {key[:3]: n for key, n in judged.items()}
+    look = look_at(Totals(exposed, judged, values), Design(), 0.0)
+    plan = Plan("c", {"c": 1.0, "t": 1.0})
+    measure = Measure("outcome", "higher", margin, False, None, None)
+    asked: Any = {"alpha": 0.05, "min_outcomes": MIN_OUTCOMES, "excluding": True}
+    found = ask(sign, look, measure, "t", plan, **asked).test
+    if math.isfinite(log_e):
+        told = math.log(found.e_value)
+        assert (
+            math.isclose(told, log_e, rel_tol=1e-6 if log_e > 0 else 1e-2, abs_tol=1e-6) or min(told, log_e) >= 700
+        ), case
+    else:
+        assert not found.proven and found.e_value == 1.0, case
 
 
 def alarms_of(reports: Looks, evidence: Evidence) -> np.ndarray:
@@ -137,39 +204,22 @@ def _as_they_come(case: Missing, rng: np.random.Generator, runs: int, evidence: 
     return (evidence(Looks(n_t, n_c, mean_t, mean_c, var_t, var_c), 0.0, -1) > limit).any(1)
 
 
-def allowed(case: Missing, looks: Looks, reports: Looks, sign: int) -> Looks:
-    """The treatment's mean moved against the claim by `reporting.allowance`."""
-    if case.value is not None:
-        return looks
-    r_t, r_c = reports.mean_t, reports.mean_c
-    least, most = np.minimum(r_t, r_c), np.maximum(r_t, r_c)
-    q = np.where(least > 0, 1 - least / np.maximum(most, 1e-9), 0.0)
-    more = np.sqrt(np.where(r_t > r_c, looks.var_t, looks.var_c))
-    moved = more * np.exp(-(ndtri(1 - q) ** 2) / 2) / math.sqrt(2 * math.pi) / (1 - q)
-    for at in ((0, 30), (1, LOOKS - 1)):
-        arms = [Summary(2, float(looks[k][at]), float(looks[k + 2][at])) for k in (2, 3)]
-        told = [Summary(2, float(share[at]), 0.0) for share in (r_t, r_c)]
-        assert math.isclose(allowance(*arms, *told), moved[at], rel_tol=1e-6, abs_tol=1e-9), at
-    return looks._replace(mean_t=looks.mean_t - sign * moved)
-
-
 def missing_errors(name: str, case: Missing, runs: int, seed: int, evidence: Evidence, alpha: float) -> MissingErrors:
     """Rollback under no difference and margin 0; promotion under a loss of exactly the margin."""
     limit = -math.log(alpha)
     rollbacks, promotions, alarmed, careless, coming = [], [], [], [], []
     for k in range(runs // CHUNK):
         rng = np.random.default_rng([seed, k])
-        looks, reports = looks_at(case, rng, CHUNK)
-        alarm = watched(case, reports, evidence)
-        proven = evidence(allowed(case, looks, reports, -1), 0.0, -1) > limit
-        rollbacks.append((proven & ~alarm).any(1))
+        arms = _arms(rng, case)
+        alarm = watched(case, reports_of(arms), evidence)
+        rollbacks.append(((proof(case, arms, -1, evidence) > limit) & ~alarm).any(1))
         alarmed.append(alarm.any(1))
-        careless.append((evidence(looks, 0.0, -1) > limit).any(1))
+        careless.append((evidence(looks_of(arms, 0.0, case.value), 0.0, -1) > limit).any(1))
         if case.as_they_come is not None:
             coming.append(_as_they_come(case, rng, CHUNK, evidence, limit))
-        looks, reports = looks_at(case.at_margin(), rng, CHUNK)
-        proven = evidence(allowed(case, looks, reports, 1), case.margin, 1) > limit
-        promotions.append((proven & ~watched(case, reports, evidence)).any(1))
+        arms = _arms(rng, case.at_margin())
+        proven = proof(case, arms, 1, evidence) > limit
+        promotions.append((proven & ~watched(case, reports_of(arms), evidence)).any(1))
     shares = tuple(arm.ones * arm.of_ones + (1 - arm.ones) * arm.of_zeros for arm in (case.treatment, case.control))
 
     def share(found: list[np.ndarray]) -> float:
@@ -181,6 +231,32 @@ def missing_errors(name: str, case: Missing, runs: int, seed: int, evidence: Evi
     )
 
 
+def missing_delays(runs: int, seed: int, evidence: Evidence, alpha: float) -> list[dict[str, Any]]:
+    """Reports per arm until a harm is found (40 % ones against 50 %) if a share of all units report: median and 90th
+    percentile by both ends, by those who report alone, and with `missing: 0`; None if not within 2,000."""
+    rows = []
+    for share in (1.0, 0.9, 0.5, 0.2, 0.1, 0.05, 0.01):
+        case = Missing(Arm(share, share, 0.4), Arm(share, share, 0.5), round(10 / share))
+        times: dict[str, list[np.ndarray]] = {"both": [], "reports": [], "zero": []}
+        for k in range(runs // CHUNK):
+            rng = np.random.default_rng([seed, round(100 * share), k])
+            arms = _arms(rng, case)
+            found = {
+                "both": proof(case, arms, -1, evidence),
+                "reports": evidence(looks_of(arms), 0.0, -1),
+                "zero": proof(case._replace(value=0.0), arms, -1, evidence),
+            }
+            for name, logs in found.items():
+                hit = logs > -math.log(alpha)
+                times[name].append(np.where(hit.any(1), (hit.argmax(1) + 1.0) * case.block * share, np.inf))
+        row: dict[str, Any] = {"share": share}
+        for name, parts in times.items():
+            ends = np.quantile(np.concatenate(parts), [0.5, 0.9], method="inverted_cdf")
+            row[name] = [int(x) if math.isfinite(x) else None for x in ends]
+        rows.append(row)
+    return rows
+
+
 def _cases() -> dict[str, Missing]:
     cases = {}
     for times in (1.5, 2.0, 3.0):
@@ -189,11 +265,11 @@ def _cases() -> dict[str, Missing]:
         cases[f"{name}, all within the window"] = Missing(Arm(1, 1), Arm(1, 1), as_they_come=slow)
         cut = Arm(late(0.5 * times), 1), Arm(late(0.5), 1)
         cases[f"{name}, beyond the window in part"] = Missing(*cut)
-    for share in (0.01, 0.05, 0.2, 0.5):
+    for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5):
         both, block = Arm(share, share), round(10 / share)
         cases[f"{share:.0%} report"] = Missing(both, both, block)
         cases[f"{share:.0%} report, `missing: 0`"] = Missing(both, both, block, 0.0, 0.1 * share)
-    for share in (0.45, 0.25, 0.05, 0.01):
+    for share in (0.45, 0.25, 0.2, 0.1, 0.05, 0.02, 0.01):
         cases[f"{share:.0%} report, 50% of the control"] = Missing(Arm(share, share), Arm(0.5, 0.5), round(5 / share))
     for share in (0.25, 0.05, 0.01):
         arms = Arm(2 * share, 0.3, 0.5), Arm(0.5 + share, 0.8, share / (0.5 + share))
@@ -203,17 +279,28 @@ def _cases() -> dict[str, Missing]:
     cases["a tenth reports, ones only; all of the control"] = Missing(Arm(0.2, 0), Arm(1, 1))
     cases["a tenth reports, zeros only; all of the control"] = Missing(Arm(0, 0.2), Arm(1, 1))
     cases["45% of ones report, 50% of all others"] = Missing(Arm(0.45, 0.5), Arm(0.5, 0.5), 100)
-    rare = Arm(late(1.0), 0.5, 0.05), Arm(late(0.5), 0.5, 0.05)
-    name = "wrong: 5% ones, 2 times as late, beyond the window in part, and half of the zeros"
-    cases[name] = Missing(*rare, 100, margin=0.02)
+    for times in (1.5, 2.0, 3.0):
+        rare = Arm(late(0.5 * times), 0.5, 0.05), Arm(late(0.5), 0.5, 0.05)
+        name = f"5% ones, {times:g} times as late, beyond the window in part, and half of the zeros"
+        cases[name] = Missing(*rare, 100, margin=0.02)
+    for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5):
+        less = Arm(0.7 * share, share, 0.05), Arm(share, share, 0.05)
+        cases[f"5% ones, {share:.0%} report, of the treatment's ones 30% less"] = Missing(
+            *less, round(20 / share), margin=0.02
+        )
+    for share in (0.99, 0.9, 0.5):
+        cases[f"canary 1:9, 99% ones, {share:.0%} report, of the treatment's zeros half as many"] = Missing(
+            Arm(share, share / 2, 0.99), Arm(share, share, 0.99), ratio=9, margin=0.02
+        )
+    cases["wrong: one arm loses ones, the other as many zeros"] = Missing(Arm(0.4, 0.6), Arm(0.6, 0.4))
     return cases
 
 
 MISSING = _cases()
-"""The last is against the advice to count what is missing (`missing: 0`) where an outcome is rare: shown, not promised."""
+"""The last cannot be told from arms that differ in truth: shown, not promised."""
 
 
-def missing_table(rows: list[dict[str, Any]], rate: Callable[[float], str]) -> list[str]:
+def missing_table(rows: list[dict[str, Any]], delays: list[dict[str, Any]], rate: Callable[[float], str]) -> list[str]:
     """As Markdown."""
     lines = [
         "",
@@ -224,9 +311,9 @@ def missing_table(rows: list[dict[str, Any]], rate: Callable[[float], str]) -> l
         "unless the row has `missing: 0`. Delays are exponential, that of the control with a mean of half the window where",
         "they go beyond it.",
         "",
-        "- False rollback and promotion: as above, with the alarm on unequal reporting and the allowance for what is",
+        "- False rollback and promotion: as above, with the alarm on unequal reporting, and proven at both ends of what is",
         "  missing (`reporting.py`).",
-        "- Careless: false rollbacks by the same windows, if nothing watched the reports.",
+        "- Careless: false rollbacks by the same windows, of those who report alone, if nothing watched the reports.",
         "- As they come: false rollbacks if outcomes counted as soon as they come, without windows.",
         "- Alarm: experiments in which reporting is ever found unequal.",
         "",
@@ -238,4 +325,18 @@ def missing_table(rows: list[dict[str, Any]], rate: Callable[[float], str]) -> l
         coming = "" if row["as_they_come"] is None else rate(row["as_they_come"])
         shares = " | ".join(rate(row[key]) for key in ("false_rollbacks", "false_promotions", "careless"))
         lines.append(f"| {row['name']} | {reported} | {shares} | {coming} | {rate(row['alarms'])} |")
+    lines += [
+        "",
+        "Reports per arm until a harm is found (40 % ones against 50 %), median / 90th percentile, where this share of all",
+        "units reports in both arms. The first column decides where missing outcomes do not count; the second one errs as",
+        "above.",
+        "",
+        "| report | both ends | those who report alone | `missing: 0` |",
+        "|---|---|---|---|",
+    ]
+    for row in delays:
+        cells = (
+            " / ".join("never" if x is None else f"{x:,}" for x in row[key]) for key in ("both", "reports", "zero")
+        )
+        lines.append(f"| {row['share']:.0%} | {' | '.join(cells)} |")
     return lines

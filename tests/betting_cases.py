@@ -12,12 +12,16 @@ from store_cases import Clock, act, config, over
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments import judged
 from marl_ray.experiments.assignment import Assignment
-from marl_ray.experiments.betting import BettingTest
+from marl_ray.experiments.betting import BettingTest, Claim
 from marl_ray.experiments.judged import Question
 from marl_ray.experiments.states import Action
 from marl_ray.experiments.store import ExperimentStore, Exposure, Report
 
-ASKED = Question("outcome", "b", "a", 1, 0.0, 2.0, 0.1), Question("cost", "b", "a", -1, -1.0, 1.0, 0.0, False)
+ASKED = (
+    Question("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1)),
+    Question("cost", "b", "a", Claim(-1, -1.0, 1.0, 0.0, False)),
+    Question("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1, missing="high")),
+)
 
 
 def bounded() -> dict:
@@ -30,7 +34,7 @@ def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
     store, late = (ExperimentStore(url, Clock()) for _ in range(2))
     store.open_experiment("exp", bounded())
     rng = np.random.default_rng(0)
-    tests = {question: question.test() for question in ASKED}
+    tests = {question: BettingTest(question.claim) for question in ASKED}
     for part, share in enumerate((0.5, 0.5, 0.9)):
         if part == 2:  # other weights
             store.open_experiment("exp", bounded() | {"arms": config(a=1, b=9)["arms"]})
@@ -47,6 +51,7 @@ def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
             given = np.array([arm == "b"]), np.array([share])
             if k % 4:
                 tests[ASKED[0]].add(np.array([outcome]), *given)
+            tests[ASKED[2]].add(np.array([outcome if k % 4 else math.nan]), *given)
             tests[ASKED[1]].add(np.array([cost if k % 4 else 9.0]), *given)
         assert store.look(store.experiment("exp"), questions=ASKED).bets[ASKED[1]].n == 25 * part
         over(store)
@@ -59,7 +64,7 @@ def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
             assert found[question].log_e == pytest.approx(test.evidence().log_e, rel=1e-9)
             assert found[question].bound(0.3) == pytest.approx(test.evidence().bound(0.3))
     # A question that is asked later, or otherwise, begins with the first unit.
-    other = Question("outcome", "b", "a", -1, 0.0, 2.0, 0.1)
+    other = Question("outcome", "b", "a", Claim(-1, 0.0, 2.0, 0.1))
     assert store.look(store.experiment("exp"), questions=(*ASKED, other)).bets[other].n == tests[ASKED[0]].memory.n
     assert not store.look(store.experiment("exp")).bets
     late.close()

@@ -234,9 +234,9 @@ def test_each_population_is_an_epoch_and_remembered(url):
         for _ in range(2):
             assert store.open_experiment("exp", told).epoch == epoch
         assert store.table("exp").population == population_of(told)
-        assert store.past_populations("exp") == {population_of({"population": one}) for one in given[:epoch]}
+        assert store.past("exp").populations == {population_of({"population": one}) for one in given[:epoch]}
     store.open_experiment("exp", config(a=1, b=1) | {"salt": "another"})
-    assert store.past_populations("exp") is None and store.past_populations("nobody") is None
+    assert store.past("exp") is None and store.past("nobody") is None
 
 
 def _open(url: str, name: str, results: Any) -> None:

@@ -205,11 +205,13 @@ def test_totals_of_shadows_are_summed_over_replicas_and_replaced_by_later_ones(s
     assert store.shadow_totals("exp") == {}
     store.record_shadows("exp", "r1", {"b": {"acts": 10, "agreed": 3, "decisions": 4, "seconds": 0.5}})
     store.record_shadows("exp", "r1", {"b": {"acts": 12, "agreed": 4, "decisions": 5, "seconds": 0.75}})
-    store.record_shadows("exp", "r2", {"b": {"acts": 1, "errors": 2, "dropped": 3}, "c": {"acts": 1}})
+    texts = {"tokens": 5, "log_prob": -7.5, "served_log_prob": -2.5}
+    store.record_shadows("exp", "r2", {"b": {"acts": 1, "errors": 2, "dropped": 3, **texts}, "c": {"acts": 1}})
     totals = store.shadow_totals("exp")
     assert list(totals) == ["b", "c"]
     assert totals["b"].pop("at") == pytest.approx(time.time(), abs=60)
-    assert totals["b"] == {"acts": 13, "errors": 2, "dropped": 3, "decisions": 5, "agreed": 4, "seconds": 0.75}
+    counts = {"acts": 13, "errors": 2, "dropped": 3, "decisions": 5, "agreed": 4, "seconds": 0.75}
+    assert totals["b"] == counts | texts
     assert type(totals["c"]["acts"]) is int
 
 

@@ -9,6 +9,9 @@ from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.training.alone import train_alone
 from marl_ray.training.loop import Metrics
 
+PLAYING = [name for name, spec in SPECS.items() if not spec.pairs]
+"""Algorithms that learn from play."""
+
 
 def config(*overrides: str) -> RunConfig:
     base = {

@@ -22,7 +22,7 @@ SESSIONS = [f"known-{k}" for k in range(4)]
 WAIT_S = 30.0
 # Schemathesis probes without the key where it finds a header of exactly this spelling.
 KEYS = {"ops": {"Authorization": "Bearer ops"}, "game": {"Authorization": "Bearer game"}, "none": {}}
-TEXTS = ("/generate", "/v1/chat/completions")
+TEXTS = ("/generate", "/v1/chat/completions", "/v1/completions")
 
 
 class Tracebacks(logging.Handler):

@@ -18,9 +18,16 @@ CONTEXT = 2048
 ASK = {"session_id": "s", "prompt": "hello", "seed": 5}
 CHAT = {"model": "exp", "messages": [{"role": "user", "content": "hello"}], "user": "s", "seed": 5}
 
+TEXT = {"model": "exp", "prompt": "hello", "user": "s", "seed": 5}
+
 
 def make_text_bundle(
-    folder: Path, seed: int, agents: dict[str, str] | None = None, broken: bool = False, context: int = CONTEXT
+    folder: Path,
+    seed: int,
+    agents: dict[str, str] | None = None,
+    broken: bool = False,
+    context: int = CONTEXT,
+    template: str | None = None,
 ) -> str:
     """Small random models, one per policy of `agents` (agent -> policy); with `broken` their logits are not finite.
 
@@ -32,6 +39,8 @@ def make_text_bundle(
     for number, name in enumerate(dict.fromkeys(agents.values())):
         model = ModelConfig(preset="tiny-0.2m", context=context)
         policy = plain_copy(build_token_policy(model, generation, seed + 100 * number, False, 0))
+        if template is not None:
+            policy.tokenizer.chat_template = template
         generator = torch.Generator().manual_seed(seed + 100 * number)
         with torch.no_grad():
             for parameter in policy.lm.parameters():

@@ -72,3 +72,31 @@ def spaced(template: str, scheme: str = "first") -> PreTrainedTokenizerFast:
     core.decoder = decoders.Metaspace(prepend_scheme=scheme)
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("<s>", "</s>")])
     return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", chat_template=template)
+
+
+# Templates with tools, in the forms of three families.
+QWEN = (
+    "{% if tools %}<|im_start|>system\nTools:{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + ('user' if m.role == 'tool' else m.role) + '\n' }}"
+    "{% if m.role == 'tool' %}{{ '<tool_response>\n' + m.content + '\n</tool_response>' }}"
+    "{% else %}{{ m.content }}{% endif %}"
+    '{% for call in m.tool_calls %}{{ \'<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA31 = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content }}"
+    '{% for call in m.tool_calls %}{{ \'{"name": "\' + call.function.name + \'", "parameters": \' }}'
+    "{{ call.function.arguments | tojson }}{{ '}' }}{% endfor %}{{ '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{% if tools %}{{ '[TOOLS] ' }}{{ tools | tojson }}{{ ' [/TOOLS]' }}{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' and m.tool_calls %}{{ '[TOOL_CALLS] [' }}{% for call in m.tool_calls %}"
+    '{{ \'{"name": "\' + call.function.name + \'", "arguments": \' }}{{ call.function.arguments | tojson }}'
+    "{{ ', \"id\": \"' + call.id + '\"}' }}{% endfor %}{{ ']</s>' }}"
+    "{% elif m.role == 'assistant' %}{{ ' ' + m.content + '</s>' }}"
+    "{% else %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
+)

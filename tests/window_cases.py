@@ -258,6 +258,20 @@ def test_reports_of_one_batch_are_answered_one_by_one(store):
     assert isinstance(found[2], UnknownUnitError)
 
 
+def test_when_a_further_unit_is_judged_is_known(store):
+    record = store.open_experiment("exp", config(a=1, b=1) | {"outcome_window_s": WINDOW})
+    assert store.next_judged(record) is None
+    for unit in "uv":
+        store.record_exposures([exposure(unit, "a")])
+        store.clock.now += 10.0
+    ends = store.clock.now - 20.0 + WINDOW + GRACE, store.clock.now - 10.0 + WINDOW + GRACE
+    for end, judged in zip(ends, (1, 2), strict=True):
+        assert store.next_judged(record) == pytest.approx(end)
+        store.clock.now = end + 1e-3
+        assert store.look(record).units["a"].judged == judged
+    assert store.next_judged(record) is None
+
+
 def test_a_clock_that_is_put_back_judges_nobody_twice(store):
     store.record_exposures([exposure("u", "a")])
     over(store)

@@ -3,10 +3,8 @@ promotes it, then roll out an untrained team, which the router rolls back."""
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
-import secrets
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +17,7 @@ from rich.table import Table
 
 from marl_ray.config import EnvConfig, RunConfig, load_config
 from marl_ray.errors import MarlRayError
+from marl_ray.serving.http.keys import new_key
 
 CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"
 ARMS = {"ippo": CONFIGS / "multigrid_ippo.yaml", "mappo": CONFIGS / "multigrid_mappo.yaml"}
@@ -66,7 +65,7 @@ def run_demo(folder: Path, episodes: int, keep: bool) -> None:
         for arm, path in ARMS.items():
             with _step(console, f"training {arm} as a Ray Job"):
                 _train(path, folder, ray.dashboard_url)
-        key = _write_key(folder)
+        key = os.environ["MARL_RAY_API_KEY"] = new_key(folder / "keys.yaml", "demo")
         with _step(console, "deploying the router: ippo in production, mappo as its candidate"):
             url = _deploy(folder, ray.dashboard_url)
         with _step(console, "rolling mappo out, a quarter of the episodes first"):
@@ -106,16 +105,6 @@ def _train(config: Path, folder: Path, dashboard_url: str) -> None:
     status = submit("train", config, [f"storage={folder}"], address=dashboard_url, timeout_s=JOB_S)
     if status:
         raise MarlRayError(f"demo: training {config.stem} failed with status {status}")
-
-
-def _write_key(folder: Path) -> str:
-    """A key that may change experiments, for this demo alone."""
-    secret = secrets.token_urlsafe(24)
-    digest = hashlib.sha256(secret.encode()).hexdigest()
-    keys = [{"name": "demo", "sha256": digest, "scopes": ["inference", "outcomes", "admin"]}]
-    (folder / "keys.yaml").write_text(json.dumps({"keys": keys}))
-    os.environ["MARL_RAY_API_KEY"] = secret
-    return secret
 
 
 def _deploy(folder: Path, dashboard_url: str) -> str:

@@ -17,7 +17,7 @@ from marl_ray.training.alone import process_group
 UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0.9], *[[0.5, 0.5]] * 4]]
 
 
-@pytest.mark.parametrize("algorithm", SPECS)
+@pytest.mark.parametrize("algorithm", [name for name, spec in SPECS.items() if not spec.pairs])
 def test_every_algorithm_does_what_its_formulas_say(algorithm: str) -> None:
     lines: list[str] = []
     check_algorithm(algorithm, lines.append)

@@ -1,6 +1,7 @@
 """OpenAI's official client against the gateway, over real HTTP; and with arms in deployments of their own."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ import torch
 import uvicorn
 from toy_gateways import write_keys
 from toy_text_gateways import make_text_bundle, text_config
+from toy_tokenizers import QWEN
 
 from marl_ray.cluster.local import LocalRay
 from marl_ray.serving.asgi import Gateway
@@ -192,6 +194,59 @@ def test_a_deployed_bundle_is_a_model(site, client, tmp_path, monkeypatch):
     assert [line.split()[0] for line in lines(report)][3:5] == list(report["arms"]) == ["production", "candidate"]
     assert {model.id for model in client.models.list()} == {"exp", "solver"}
     client.chat.completions.create(**HELLO | {"model": "solver"})
+
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+def test_tools_and_objects(site, client, tmp_path, monkeypatch):
+    """Whole, streamed, and as the client's own helper for streams puts them together; then the tool's answer."""
+    monkeypatch.setenv("MARL_RAY_API_KEY", "ops")
+    deploy_bundle(site.url, make_text_bundle(tmp_path, 3, template=QWEN), "ab", "caller", {}, "a test")
+    asked: dict[str, Any] = HELLO | {"model": "caller", "tools": [WEATHER], "max_tokens": 400, "user": "s"}
+    seed = called = 0
+    while not called:
+        seed += 1
+        whole = client.chat.completions.create(**asked | {"seed": seed, "tool_choice": "required"})
+        with client.chat.completions.stream(**asked | {"seed": seed, "tool_choice": "required"}) as stream:
+            final = stream.get_final_completion()
+        assert final.choices[0].finish_reason == whole.choices[0].finish_reason
+        called = whole.choices[0].finish_reason == "tool_calls"
+        assert called or seed < 10
+    [choice], [streamed] = whole.choices, final.choices
+    [call], [other] = choice.message.tool_calls, streamed.message.tool_calls
+    assert (call.function.name, call.function.arguments) == (other.function.name, other.function.arguments)
+    assert isinstance(json.loads(call.function.arguments), dict)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "20 degrees"}
+    client.chat.completions.create(**asked | {"messages": [*HELLO["messages"], choice.message, result]})
+    objects = [
+        client.chat.completions.create(
+            **HELLO | {"model": "caller", "response_format": {"type": "json_object"}, "seed": seed, "max_tokens": 400}
+        ).choices[0]
+        for seed in range(4)
+    ]
+    whole_ones = [json.loads(one.message.content) for one in objects if one.finish_reason == "stop"]
+    assert whole_ones and all(isinstance(one, dict) for one in whole_ones)
+    with pytest.raises(openai.BadRequestError, match="shows its model no tools"):
+        client.chat.completions.create(**asked | {"model": "exp"})
+
+
+def test_completions_and_models_by_name(client):
+    prompts = ["hello", "good bye"]
+    asked: dict[str, Any] = {"model": "exp", "prompt": prompts, "seed": 5, "logprobs": 2, "user": "s", "top_p": 0.9}
+    whole = client.completions.create(**asked)
+    told = ["", ""]
+    for part in client.completions.create(**asked, stream=True):
+        for choice in part.choices:
+            told[choice.index] += choice.text
+    assert [choice.text for choice in whole.choices] == told and whole.usage.completion_tokens == 24
+    assert all(len(top) <= 2 for top in whole.choices[0].logprobs.top_logprobs)
+    assert client.models.retrieve("exp").id == "exp"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("none")
 
 
 @pytest.fixture(scope="module")

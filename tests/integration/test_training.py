@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_runs import BRIEF, TWO_POLICIES, config, short, timeless, weights
+from toy_runs import BRIEF, PLAYING, TWO_POLICIES, config, short, timeless, weights
 
-from marl_ray.algorithms import ALGORITHMS
 from marl_ray.config import SPECS
 from marl_ray.training.alone import process_group, train_alone
 from marl_ray.training.batches import Diverged
@@ -22,7 +21,7 @@ def alone() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", PLAYING)
 def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm):
     """Multipliers, controllers, normalisers, coefficients and random numbers included."""
     steered = {"kl_coef": 0.1, "kl_target": 0.01, "entropy_target": 0.5}
@@ -38,7 +37,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm)
     assert states[0] == states[1]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", PLAYING)
 def test_micro_batches_change_nothing(alone, tmp_path, algorithm):
     """Nor where two policies are updated one after another."""
     team = [TWO_POLICIES] if SPECS[algorithm].order == "sequential" else []

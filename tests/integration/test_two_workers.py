@@ -1,16 +1,19 @@
 """Two workers, without Ray, do what one does."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
 import torch
 import toy_texts
-from toy_runs import BRIEF, of_two, short, timeless, weights
+from toy_runs import BRIEF, PLAYING, of_two, short, timeless, weights
+from toy_served import served_row, write_served
 from toy_texts import TWO_AGENTS, TWO_POLICIES
 from toy_tokens import of_two_shards
 from two_workers import two_workers
 
-from marl_ray.algorithms import ALGORITHMS
+from marl_ray.config.model import GenerationConfig
+from marl_ray.policies.tiny import byte_tokenizer
 from marl_ray.training.alone import process_group, train_alone
 
 WORKERS = {
@@ -30,8 +33,8 @@ def alone() -> Iterator[None]:
 
 def test_actor_critics_train_the_same_as_on_one(alone, tmp_path):
     """With every algorithm."""
-    double = two_workers(of_two, str(tmp_path / "two"), list(ALGORITHMS))
-    for name in ALGORITHMS:
+    double = two_workers(of_two, str(tmp_path / "two"), PLAYING)
+    for name in PLAYING:
         single = train_alone(short(name, BRIEF), tmp_path / "one" / name)
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
             assert a == pytest.approx(b, abs=1e-5), name
@@ -47,6 +50,33 @@ def test_language_models_train_the_same_as_on_one(alone):
     double = two_workers(toy_texts.of_two, WORKERS)
     for name, more in WORKERS.items():
         single = train_alone(toy_texts.config(*more))
+        for a, b in zip(timeless(single), timeless(double[name]), strict=True):
+            assert a == pytest.approx(b, abs=1e-4), name
+
+
+def test_language_models_learn_the_same_from_data_as_on_one(alone, tmp_path):
+    """With pairs and with responses that were served, of which the workers have different numbers."""
+    pairs = tmp_path / "pairs.jsonl"
+    lines = [{"prompt": "ab"[k % 2], "chosen": "x" * (1 + k % 3), "rejected": "y"} for k in range(9)]
+    pairs.write_text("\n".join(json.dumps(line) for line in lines))
+    tokenizer, generation = byte_tokenizer(32), GenerationConfig(max_tokens=4)
+    rows = [
+        served_row(
+            f"u{k}", [97 + k % 3], [98 + k] * (1 + k % 4), [-5.0] * (1 + k % 4), k % 2, tokenizer, generation, agent="a"
+        )
+        for k in range(23)
+    ]
+    write_served(tmp_path / "e.parquet", rows)
+    size = ["train.group_size=1", "train.env_copies=6", "train.total_steps=18", "hyper.minibatches=2", "hyper.epochs=2"]
+    served = [f"data=decisions://{tmp_path}/e", "hyper.kl_coef=0.1", *size]
+    runs = {
+        "dpo": ["algorithm=dpo", f"data={pairs}", "train.micro_batch=3", *size],
+        "grpo": served,
+        "reinforce_pp": ["algorithm=reinforce_pp", *served],
+    }
+    double = two_workers(toy_texts.of_two, str(tmp_path / "two"), runs)
+    for name, more in runs.items():
+        single = train_alone(toy_texts.config(*more), tmp_path / "one" / name)
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
             assert a == pytest.approx(b, abs=1e-4), name
 

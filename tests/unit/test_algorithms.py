@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_batches import batch
+from toy_runs import PLAYING
 
 from marl_ray.algorithms import ALGORITHMS, Evaluated
 from marl_ray.algorithms.shaping import overlong_penalty
@@ -151,7 +152,7 @@ def expected_loss(name: str, i: int, t: int, part: Evaluated, h: AlgorithmConfig
     return -min(ratio * advantage, min(max(ratio, low), high) * advantage)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", PLAYING)
 @settings(max_examples=6)
 @given(seed=seeds)
 def test_policy_losses(name, seed):
@@ -167,7 +168,7 @@ def test_policy_losses(name, seed):
         assert torch.isfinite(part.log_probs.grad).all()
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", PLAYING)
 def test_the_first_gradient_is_the_policy_gradient(name):
     """Where the ratio is 1 every algorithm's loss has the gradient -A grad log pi."""
     data, h = batch(3), hyper(name)

@@ -23,12 +23,14 @@ from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.store import ExperimentStore, Exposure, Report, StoreError
 from marl_ray.policies.actor_critic import ActorCritic
 from marl_ray.policies.bundle import Bundle, PolicyParts, load_actor_critics, save_bundle
+from marl_ray.serving.arms import actor_critic
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.errors import ArmError, LostError, NotFiniteError
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.evidence.rollout_control import ERRORS, config_of, decide, findings
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.routing.breaker import CircuitState
+from marl_ray.serving.routing.failures import FailedSessions
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -39,12 +41,13 @@ def bundle(folder: Path, action: int, fragile: bool, run: str = "r", broken: boo
     """A policy that takes one action. A fragile one makes NaN of all observations but constant ones, a broken one of
     all."""
     torch.manual_seed(action)
-    network = NetworkConfig(hidden=(8,))
+    network = NetworkConfig(hidden=(8,), activation="relu")
     policy = ActorCritic(SPACE, spaces.Discrete(6), network)
     with torch.no_grad():
         policy.actor.rest[-1].bias[action] = np.nan if broken else 30.0
-        if fragile:  # its input is normalized; sums of infinities of both signs
-            policy.actor.first.linear.weight.copy_(torch.tensor([3e38, 3e38, -3e38]).expand(8, 3))
+        if fragile:  # its input is normalized: hidden units are infinite or zero, and their sum has both signs
+            policy.actor.first.linear.weight.copy_(torch.tensor([3e38, 0.0, 0.0]).expand(8, 3))
+            policy.actor.rest[-1].weight.copy_(torch.tensor([1.0, -1.0] * 4).expand(6, 8))
     parts = PolicyParts(network, SPACE, spaces.Discrete(6), policy.actor.state_dict())
     lineage = LINEAGE.model_copy(update={"run": run})
     return str(save_bundle(folder, {"agent": "p"}, {"p": parts}, lineage))
@@ -147,10 +150,10 @@ def test_inputs_that_the_control_alone_cannot_take_do_not_close_it_to_others(tmp
 def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypatch):
     original = Bundle.act
 
-    def picky(self, requests, noise=None, masks=()):
+    def picky(self, requests, noise=None, masks=(), act=None):
         if any(request["agent"][0] == 1 for request in requests):
             raise RuntimeError("what a strange input")
-        return original(self, requests, noise, masks)
+        return original(self, requests, noise, masks, act)
 
     monkeypatch.setattr(Bundle, "act", picky)
     served = load_actor_critics(bundle(tmp_path, 1, False))
@@ -170,11 +173,12 @@ def test_requests_that_share_a_failed_pass_count_once(tmp_path, monkeypatch, how
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False, broken=how == "not finite")}
     digest = load_actor_critics(arms["four"]).digest
     original = Bundle.act
+    monkeypatch.setattr(actor_critic, "stackable", lambda bundles: False)  # each arm has passes of its own
 
-    def failing(self, requests, noise=None, masks=()):
+    def failing(self, requests, noise=None, masks=(), act=None):
         if how == "raises" and self.digest == digest:
             raise RuntimeError("out of memory")
-        return original(self, requests, noise, masks)
+        return original(self, requests, noise, masks, act)
 
     monkeypatch.setattr(Bundle, "act", failing)
 
@@ -472,3 +476,29 @@ def test_a_treatment_that_fails_a_tenth_of_its_sessions_is_rolled_back_unless_th
         (Step.HOLD, False) if also_control else (Step.ROLLBACK, True)
     )
     store.close()
+
+
+def test_a_failure_that_is_noted_while_others_are_written_is_stored_too(tmp_path):
+    """Its exposure was not there yet when those of the others were written."""
+    config = config_of_arms(
+        tmp_path, {arm: bundle(tmp_path, k, fragile=False) for k, arm in enumerate(("one", "four"))}
+    )
+    service = Gateway(config, seed=0).service
+    log = service.exposures
+    met = [Exposure("exp", session, Assignment("four", 1, 0.5), 1.0) for session in ("early", "late")]
+
+    class Busy:
+        """Meets another session, which fails, as soon as exposures are written."""
+
+        def flush(self) -> None:
+            log.flush()
+            if len(met) == 2:
+                log.put(met.pop())
+                sessions.note("exp", "late")
+
+    sessions = FailedSessions(service.store, Busy())
+    log.put(met[0])
+    sessions.note("exp", "early")
+    sessions.write()
+    assert dict(service.store.metric_values("exp", "error")) == {"early": 1.0, "late": 1.0}
+    service.close()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.betting import CAP, EFFECTS, PRIOR, BettingTest, Capital, Memory
+from marl_ray.experiments.betting import CAP, EFFECTS, PRIOR, BettingTest, Capital, Claim, Memory
 
 
 def looped(side: int, null: float, y: list[float], treated: list[bool], share: list[float]) -> float:
@@ -72,16 +72,16 @@ def test_over_all_coins_the_capital_is_one_at_most_whatever_the_outcomes_are(uni
 @given(UNITS, st.integers(0, 80), st.sampled_from([-1, 1]), st.booleans(), st.floats(0, 2))
 def test_the_test_does_not_depend_on_when_it_is_looked_at_nor_on_units(units, cut, side, higher, margin):
     y, treated, share = (np.array(part) for part in zip(*units, strict=True))
-    whole, parts = (BettingTest(side, -3.0, 7.0, 10 * margin, higher) for _ in range(2))
+    whole, parts = (BettingTest(Claim(side, -3.0, 7.0, 10 * margin, higher)) for _ in range(2))
     whole.add(10 * y - 3, treated, share)
     for part in (slice(0, cut), slice(cut, None)):
         parts.add(10 * y[part] - 3, treated[part], share[part])
     assert parts.evidence().log_e == pytest.approx(whole.evidence().log_e, rel=1e-9, abs=1e-9)
-    plain = BettingTest(side, 0.0, 1.0, margin, higher)
+    plain = BettingTest(Claim(side, 0.0, 1.0, margin, higher))
     plain.add(y, treated, share)
     assert plain.evidence().log_e == pytest.approx(whole.evidence().log_e, rel=1e-6, abs=1e-6)
     # Smaller is better is the same of the negated outcomes.
-    turned = BettingTest(side, -7.0, 3.0, 10 * margin, not higher)
+    turned = BettingTest(Claim(side, -7.0, 3.0, 10 * margin, not higher))
     turned.add(3 - 10 * y, treated, share)
     assert turned.evidence().log_e == pytest.approx(whole.evidence().log_e, rel=1e-6, abs=1e-6)
     # The bound proves what the evidence proves.
@@ -112,7 +112,7 @@ def test_rare_large_losses_do_not_promote_a_worse_arm():
         n = 3_000
         losses = np.where(rng.random(n) < 0.001, 100.0, 0.0)
         units = drawn(rng, n, 0.5, rng.standard_normal(n) - losses, rng.standard_normal(n))
-        wrong += proven(BettingTest(1, -110.0, 10.0, 0.1), units) is not None
+        wrong += proven(BettingTest(Claim(1, -110.0, 10.0, 0.1)), units) is not None
     assert wrong <= 3
 
 
@@ -123,9 +123,9 @@ def test_false_rollbacks_of_drifting_ramps_are_rare_and_real_harm_is_found():
         day = (np.sin(np.arange(2_400) / 200) + 1) / 2 * 0.8
         base = rng.random(2_400)
         same = (base < 0.1 + day).astype(float)
-        wrong += proven(BettingTest(-1, 0.0, 1.0, 0.0), drawn(rng, 2_400, ramp, same, same)) is not None
+        wrong += proven(BettingTest(Claim(-1, 0.0, 1.0, 0.0)), drawn(rng, 2_400, ramp, same, same)) is not None
         worse = (base < 0.05 + day * 0.6).astype(float)
-        found.append(proven(BettingTest(-1, 0.0, 1.0, 0.0), drawn(rng, 2_400, ramp, worse, same)) is not None)
+        found.append(proven(BettingTest(Claim(-1, 0.0, 1.0, 0.0)), drawn(rng, 2_400, ramp, worse, same)) is not None)
     assert wrong <= 8  # 5 % of 80 is 4
     assert np.mean(found) > 0.9
 
@@ -135,7 +135,7 @@ def test_bounds_cover_the_effect_and_close_in_on_it():
     for _ in range(60):
         n = 4_000
         units = drawn(rng, n, 0.3, rng.beta(3, 2, n), rng.beta(2, 2, n))
-        low, high = BettingTest(1, 0.0, 1.0, 0.0), BettingTest(-1, 0.0, 1.0, 0.0)
+        low, high = BettingTest(Claim(1, 0.0, 1.0, 0.0)), BettingTest(Claim(-1, 0.0, 1.0, 0.0))
         for test in (low, high):
             test.add(*units)
         one, other = low.evidence().bound(0.025), high.evidence().bound(0.025)
@@ -143,15 +143,15 @@ def test_bounds_cover_the_effect_and_close_in_on_it():
         widths.append(other - one)
     assert missed <= 6
     assert 0.02 < np.median(widths) < 0.07
-    assert BettingTest(1, 0.0, 1.0, 0.0).evidence().bound(0.05) == -math.inf
-    assert BettingTest(-1, 0.0, 1.0, 0.0).evidence().bound(0.05) == math.inf
+    assert BettingTest(Claim(1, 0.0, 1.0, 0.0)).evidence().bound(0.05) == -math.inf
+    assert BettingTest(Claim(-1, 0.0, 1.0, 0.0)).evidence().bound(0.05) == math.inf
 
 
 def test_an_interpolated_bound_is_the_refuted_null():
     rng = np.random.default_rng(3)
     units = drawn(rng, 2_000, 0.5, rng.beta(3, 2, 2_000), rng.beta(2, 2, 2_000))
     for side in (1, -1):
-        test = BettingTest(side, 0.0, 1.0, 0.0)
+        test = BettingTest(Claim(side, 0.0, 1.0, 0.0))
         test.add(*units)
         bound = test.evidence().bound(0.05)
         assert (
@@ -167,7 +167,7 @@ def test_a_relative_margin_scales_the_control(higher):
     units = drawn(rng, n, 0.5, rng.random(n) < other, rng.random(n) < 0.5)
     for part, within in ((0.2, True), (0.05, False)):
         scale = 1 - part if higher else 1 + part
-        good, bad = (BettingTest(side, 0.0, 1.0, 0.0, higher, scale) for side in (1, -1))
+        good, bad = (BettingTest(Claim(side, 0.0, 1.0, 0.0, higher, scale)) for side in (1, -1))
         for test in (good, bad):
             test.add(*units)
         assert (good.evidence().log_e > math.log(20)) == within
@@ -175,11 +175,11 @@ def test_a_relative_margin_scales_the_control(higher):
 
 
 def test_values_outside_are_moved_into_the_bounds_and_bounds_are_checked():
-    one, other = (BettingTest(1, 0.0, 1.0, 0.0) for _ in range(2))
+    one, other = (BettingTest(Claim(1, 0.0, 1.0, 0.0)) for _ in range(2))
     share = np.full(3, 0.5)
     one.add(np.array([5.0, -9.0, 0.5]), np.array([True, False, True]), share)
     other.add(np.array([1.0, 0.0, 0.5]), np.array([True, False, True]), share)
     assert one.evidence().log_e == other.evidence().log_e
     for low, high in ((1.0, 1.0), (0.0, math.inf), (math.nan, 1.0)):
         with pytest.raises(MarlRayError, match="bounds: expected finite low < high"):
-            BettingTest(1, low, high, 0.0)
+            BettingTest(Claim(1, low, high, 0.0))

@@ -270,13 +270,14 @@ def _leaves() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("language", [False, True])
 def test_no_run_reads_more_than_a_hundred_keys(language: bool) -> None:
-    """Whatever its algorithm: those of the other family of policies and of other algorithms are not for it."""
+    """Whatever its algorithm: those of the other family of policies and of other algorithms are not for it, and a run with
+    `data` reads that key and three fewer of `train`."""
     leaves = _leaves()
     assert "team.agents" in leaves and "hyper.lr" in leaves and "team.model.lora.rank" in leaves  # it does go down
-    words = ("team.model.", "team.generation.", "train.curriculum", "evaluation.tasks")
+    words = ("data", "team.model.", "team.generation.", "train.curriculum", "evaluation.tasks")
     words = (*words, "evaluation.samples", "warm_start.count")
     numbers = ("evaluation.episodes", "evaluation.max_steps")
-    others = ("team.network.", "env.cost.", "train.rollout", "warm_start.top", *numbers) if language else words
+    others = ("team.network.", "env.cost.", "train.rollout", "warm_start.top", "data", *numbers) if language else words
     family = [key for key in leaves if not key.startswith("hyper.") and not key.startswith(others)]
     most = max(len(spec.reads) for spec in SPECS.values() if spec.token_policies or not language)
     assert len(family) + most < 100

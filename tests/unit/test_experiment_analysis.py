@@ -154,7 +154,8 @@ class Stored:
         self.now = 1_700_000_000.0
         self.clock: Callable[[], float] | None = lambda: self.now
 
-    def fill(self, **more: Any) -> None:
+    def fill(self, silent: int = 0, **more: Any) -> None:
+        """`silent`: every so many-th session of the treatment reports no outcome."""
         keys = {"name": "grid", "arms": {"ppo": {"bundle": "p"}, "mappo": {"bundle": "m"}}, "outcome_window_s": 10.0}
         config = parse_config(
             ExperimentConfig, keys | {"guardrails": [{"name": "cost"}, {"name": "speed", "better": "higher"}]} | more
@@ -170,10 +171,12 @@ class Stored:
             rows.append(Exposure("grid", f"u{k}", table.assign(cluster or f"u{k}"), self.now, cluster))
         store.record_exposures(rows)
         reports = []
-        for row in rows:
+        for k, row in enumerate(rows):
             skill = rng.random()
             better = 0.2 * (row.assignment.arm == "mappo")
             values = {"outcome": 0.5 * skill + 0.3 * rng.random() + better, "cost": rng.random(), "skill": skill}
+            if silent and k % silent == 0 and row.assignment.arm == "mappo":
+                del values["outcome"]
             reports.append(Report(row.unit, values))
         store.record("grid", reports)
         store.close()
@@ -204,7 +207,21 @@ def test_analyse_tells_every_test(stored, capsys):
     exact = re.search(r"exact    \[\+(0\.\d+), \+(0\.\d+)\] at every look together", out)
     assert exact and float(exact[1]) < 0.2 < float(exact[2])
     assert "speed: no judged session has it" in out and "cost/skill: mappo" in out
-    assert "warning" not in out
+    assert "warning" not in out and "do not count" not in out
+
+
+@pytest.mark.parametrize("randomize", ["session", "cluster"])
+def test_analyse_says_what_is_missing_and_its_exact_bounds_allow_for_it(stored, capsys, randomize):
+    stored.fill(silent=2, bounds=[0, 1], randomize=randomize)
+    status, out, _ = run(capsys, "analyse", "grid", "--database", stored.url)
+    silent = re.search(r"\n  outcome: 1\d\d of 600 sessions report none and do not count; (.*)\n", out)
+    assert status == 0 and silent
+    if randomize == "session":
+        assert silent[1] == "the exact bounds allow for them, Welch's interval does not"
+        low, high = re.search(r"exact    \[(\S+), (\S+)\]", out).groups()
+        assert float(low) < 0 < 0.2 < float(high)  # of those who report alone it is above 0
+    else:
+        assert silent[1] == "Welch's interval does not allow for them"
 
 
 def test_analyse_warns_of_a_covariate_that_the_treatment_moves(stored, capsys):

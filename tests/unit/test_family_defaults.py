@@ -3,12 +3,13 @@
 import re
 
 import pytest
+from toy_runs import PLAYING
 
 from marl_ray.cli import main
 from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 
-LANGUAGE = [name for name, spec in SPECS.items() if spec.token_policies and spec.critic != "central"]
+LANGUAGE = [name for name in PLAYING if SPECS[name].token_policies and SPECS[name].critic != "central"]
 MODELS = {
     "path": ({"path": "somewhere"}, 1e-6, 1e-5),
     "lora": ({"path": "somewhere", "lora": {}}, 1e-5, 1e-5),
@@ -43,7 +44,7 @@ def test_a_language_model_discounts_no_token_and_learns_slowly(algorithm: str, k
         assert getattr(hyper, key) == value, key
 
 
-@pytest.mark.parametrize("algorithm", SPECS)
+@pytest.mark.parametrize("algorithm", PLAYING)
 def test_actor_critics_keep_their_own_defaults(algorithm: str) -> None:
     hyper = run(algorithm, None).hyper_of("a")
     assert hyper == SPECS[algorithm].hyper.model_validate(SPECS[algorithm].defaults)

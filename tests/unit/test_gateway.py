@@ -199,9 +199,9 @@ def test_concurrent_requests_share_passes_and_never_mix_arms(config, monkeypatch
     passes: list[tuple[str, int, bool]] = []
     original = Bundle.act
 
-    def counted(self, requests, noise=None, masks=(), infer=None):
+    def counted(self, requests, noise=None, masks=(), act=None):
         passes.append((self.digest, len(requests), noise is None))
-        return original(self, requests, noise, masks, infer)
+        return original(self, requests, noise, masks, act)
 
     monkeypatch.setattr(Bundle, "act", counted)
 
@@ -221,10 +221,10 @@ def test_a_failing_pass_is_answered_by_the_control_and_the_next_one_works(config
     original = Bundle.act
     failures = iter([True, True])  # the control's own too, where it is the session's arm
 
-    def failing(self, requests, noise=None, masks=()):
+    def failing(self, requests, noise=None, masks=(), act=None):
         if next(failures, False):
             raise RuntimeError("secret")
-        return original(self, requests, noise, masks)
+        return original(self, requests, noise, masks, act)
 
     monkeypatch.setattr(Bundle, "act", failing)
 

@@ -1,6 +1,7 @@
 """Which bundles a replica holds: those that serve, each content once, and nothing of what is over."""
 
 import asyncio
+import math
 import shutil
 import time
 from pathlib import Path
@@ -183,6 +184,44 @@ def test_experiments_that_are_over_cost_no_bundle_and_no_query(folder):
     (folder / "experiments.db").unlink()
     assert cost(12) == few
     assert few[0] == 4  # with those of the last one that is over, whose sessions may finish
+
+
+def test_what_is_over_is_looked_at_when_a_window_ends_and_an_outcome_comes(folder, monkeypatch):
+    config = config_of(folder, experiment(folder, outcome_window_s=20.0))
+    looks: list[float] = []
+    look = ExperimentStore.look
+
+    def counted(store: ExperimentStore, record: Any, *more: Any, **named: Any) -> Any:
+        looks.extend([store.settled_at()] if record.name == "exp" else [])
+        return look(store, record, *more, **named)
+
+    async def body() -> None:
+        async with serving(config) as (client, app):
+            follower, store = app.service.follower, app.service.store
+            follower.close()
+            now = time.time()
+            store.clock = lambda: now
+            await act(client, "early", experiment="exp")
+            app.service.exposures.flush()
+            now += 5.0
+            await act(client, "later", experiment="exp")
+            app.service.exposures.flush()
+            end(folder, "exp", Action.PROMOTE, "one")
+            follower.look()
+            monkeypatch.setattr(ExperimentStore, "look", counted)
+            monkeypatch.setattr(follower, "_winners_at", math.inf)
+            started = now
+            for _ in range(30):
+                follower.decide()
+                now += 1.0
+            assert [round(at - started) for at in looks] == [0, 16, 21]
+            sent = {"session_id": "later", "value": 1.0, "experiment": "exp"}
+            assert not (await client.post("/v1/outcomes", json=sent)).json()["counts"]
+            for _ in range(3):
+                follower.decide()
+            assert len(looks) == 4
+
+    asyncio.run(body())
 
 
 def test_late_outcomes_of_what_is_over_are_taken_and_prove_harm(folder):

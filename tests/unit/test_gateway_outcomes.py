@@ -252,10 +252,10 @@ def test_weights_of_another_salt_are_no_past(bundles, tmp_path):
     for weights in ((1.0, 1.0), (3.0, 1.0)):
         with_gateway(gateway_config(bundles, database, weights=weights), lambda client: act(client, "one"))
     store = ExperimentStore(f"sqlite:///{database}")
-    assert store.past_weights("exp") == [{"one": 1, "four": 1}, {"one": 3, "four": 1}]
+    assert store.past("exp").weights == [{"one": 1, "four": 1}, {"one": 3, "four": 1}]
     config = store.experiment("exp").config
     store.open_experiment("exp", config | {"salt": "another"})
-    assert store.past_weights("exp") is None and store.past_weights("nobody") is None
+    assert store.past("exp") is None and store.past("nobody") is None
     store.close()
 
 

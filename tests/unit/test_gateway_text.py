@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from toy_gateways import bearer, make_bundle, serving, with_gateway, write_keys
-from toy_text_gateways import ASK, CHAT, CONTEXT, config, events, make_text_bundle, post, rows, text_config, texts
+from toy_text_gateways import ASK, CHAT, CONTEXT, TEXT, config, events, make_text_bundle, post, rows, text_config, texts
 from toy_tokenizers import LLAMA2, bytes_with, spaced
 
 from marl_ray.config import ExperimentConfig, parse_config
@@ -197,6 +197,18 @@ def test_teams_name_the_agent(tmp_path):
     assert said[0]["text"] != said[1]["text"] and set(both["actions"]) == set(agents)
 
 
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "other"}}
+DEEP = {"type": "function", "function": {"name": "look_up", "parameters": json.loads('{"a":' * 300 + "{}" + "}" * 300)}}
+
+
+def calling(arguments: str) -> dict[str, Any]:
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+JSON = {"type": "json_object"}
+BODIES = {"/generate": ASK, "/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 WRONG = [
     ("/generate", {"prompt": None}, 400, "prompt"),
     ("/generate", {"prompt": "x" * CONTEXT}, 400, "prompt"),
@@ -218,13 +230,38 @@ WRONG = [
     ("/v1/chat/completions", {"model": "exp/nobody"}, 400, "model"),
     ("/v1/chat/completions", {"model": None}, 400, "model"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
-    ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
+    ("/v1/chat/completions", {"messages": [{"role": "judge", "content": "x"}]}, 400, "messages.0.role"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": None}]}, 400, "messages.0.content"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * CONTEXT}]}, 400, "messages"),
     ("/v1/chat/completions", {"n": 2}, 400, "n"),
     ("/v1/chat/completions", {"n": True}, 400, "n"),
-    ("/v1/chat/completions", {"tools": [{}]}, 400, "tools"),
-    ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, 400, "response_format"),
+    ("/v1/chat/completions", {"tools": [{}]}, 400, "tools.0"),
+    ("/v1/chat/completions", {"tools": [TOOL]}, 400, "tools"),  # which this template does not show
+    ("/v1/chat/completions", {"tools": [TOOL, TOOL]}, 400, "tools"),
+    ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": NAMED}, 400, "tool_choice"),
+    ("/v1/chat/completions", {"tool_choice": "required"}, 400, "tool_choice"),
+    ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.tool_call_id"),
+    ("/v1/chat/completions", {"messages": [calling("{}") | {"tool_calls": []}]}, 400, "messages.0.tool_calls"),
+    *(
+        ("/v1/chat/completions", {"messages": [calling(text)]}, 400, "messages.0.tool_calls.0.function.arguments")
+        for text in ("[]", "{", '{"a": "\\ud800"}', '{"a": 1' + "0" * 30 + "}", '{"a": ' + "[" * 300 + "]" * 300 + "}")
+    ),
+    ("/v1/chat/completions", {"tools": [DEEP]}, 400, "tools"),
+    ("/v1/chat/completions", {"response_format": {"type": "json_schema"}}, 400, "response_format"),
+    ("/v1/chat/completions", {"response_format": JSON, "tools": [TOOL]}, 400, "response_format"),
+    ("/v1/chat/completions", {"top_logprobs": 2}, 400, "top_logprobs"),
+    ("/v1/chat/completions", {"top_logprobs": 21, "logprobs": True}, 400, "top_logprobs"),
+    ("/v1/chat/completions", {"functions": []}, 400, "functions"),
+    ("/v1/completions", {"prompt": []}, 400, "prompt"),
+    ("/v1/completions", {"prompt": ["a", [1]]}, 400, "prompt"),
+    ("/v1/completions", {"prompt": [5, 100_000]}, 400, "prompt"),
+    ("/v1/completions", {"prompt": ["a"] * 300}, 413, "prompt"),
+    ("/v1/completions", {"prompt": "x" * CONTEXT}, 400, "prompt"),
+    ("/v1/completions", {"logprobs": True}, 400, "logprobs"),
+    ("/v1/completions", {"logprobs": 6}, 400, "logprobs"),
+    ("/v1/completions", {"echo": True}, 400, "echo"),
+    ("/v1/completions", {"suffix": "x"}, 400, "suffix"),
+    ("/v1/completions", {"model": "none"}, 404, "model"),
     ("/v1/chat/completions", {"max_tokens": 1, "max_completion_tokens": 1}, 400, "max_tokens"),
     ("/v1/chat/completions", {"stream_options": {"include_usage": True}}, 400, "stream_options"),
     ("/v1/chat/completions", {"user": "\0"}, 400, "user"),
@@ -236,10 +273,10 @@ def test_wrong_requests_are_refused_by_name_and_no_arm_is_blamed(config):
     async def run():
         async with serving(config) as (client, app):
             for path, change, status, field in WRONG:
-                answer = await client.post(path, json=(CHAT if "chat" in path else ASK) | change)
+                answer = await client.post(path, json=BODIES[path] | change)
                 error = answer.json()["error"]
                 assert (answer.status_code, error["field"]) == (status, field), (change, answer.text)
-                if "chat" in path:
+                if path != "/generate":
                     assert error["param"] == field and error["type"] == "invalid_request_error", error
             assert error.keys() == {"message", "type", "param", "code", "field"}
             metrics = (await client.get("/metrics")).text
@@ -290,12 +327,6 @@ def test_what_texts_cannot_do_is_refused_in_one_line(texts, tmp_path):
             Gateway(text_config(bundles, tmp_path, **more))
         return str(caught.value)
 
-    assert refusal(texts, decision_log=str(tmp_path / "log")) == (
-        "experiments.exp: expected a gateway without decision_log, which cannot keep texts"
-    )
-    arms = {arm: {"bundle": bundle} for arm, bundle in texts.items()}
-    shadow = refusal(texts, experiments=[{"name": "exp", "arms": arms, "strategy": "shadow"}])
-    assert shadow.startswith("experiments.exp.strategy: shadows are compared by their actions")
     mixed = refusal(texts | {"four": make_bundle(tmp_path, 4)})
     assert mixed == "experiments.exp.arms.four: holds actor-critics, arm 'one' holds language models"
     other = refusal(texts | {"four": make_text_bundle(tmp_path, 4, {"reader": "lm"})})
@@ -332,10 +363,6 @@ def test_a_bundle_is_rolled_out_as_any_other(texts, tmp_path):
         await post(client, "/v1/experiments/exp/stop", {"reason": "r"})
         made = await client.post("/v1/experiments", json=next_one | {"on_rollback": "cut", "reason": "r"})
         assert made.status_code == 201, made.text
-        refused = await client.post(
-            "/v1/experiments", json=next_one | {"name": "x", "strategy": "shadow", "reason": "r"}
-        )
-        assert refused.status_code == 409 and "expected ab, gradual or replace" in refused.text
         before = [await post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(12)]
         forced = await client.post("/v1/chat/completions", json=CHAT, headers={"x-arm": "candidate"})
         rolled = {"reason": "r", "arm": "candidate"}
@@ -415,3 +442,107 @@ def test_nothing_of_a_hidden_stop_with_special_tokens_is_told(said, stops):
     detokenizer = Detokenizer(TOKENIZER, stops)
     parts = [detokenizer.add([number], k == len(ids) - 1) for k, number in enumerate(ids)]
     assert "".join(parts) == expected
+
+
+def test_completions_go_on_from_prompts_as_they_are(config, texts):
+    """Without the chat template; several prompts are several choices by one arm."""
+    path = "/v1/completions"
+
+    async def body(client):
+        whole = await post(client, path, TEXT | {"logprobs": 2})
+        several = await post(client, path, TEXT | {"prompt": ["hello", "bye"]})
+        ids = await post(client, path, TEXT | {"prompt": [*b"hello"]})
+        parts = await events(client, path, TEXT | {"prompt": ["hello", [*b"bye"]][:1], "logprobs": 2})
+        usage = {"stream_options": {"include_usage": True}}
+        both = await events(client, path, TEXT | usage | {"prompt": [[*b"hello"], [*b"bye"]]})
+        alone = await client.post(path, json=TEXT | {"user": None})
+        return whole, several, ids, parts, both, alone
+
+    whole, several, ids, parts, both, alone = with_gateway(config, body)
+    [choice] = whole["choices"]
+    [engine] = [
+        TorchEngine(b.policies["lm"])
+        for b in map(load_bundle, texts.values())
+        if b.digest[:16] == whole["system_fingerprint"]
+    ]
+    [expected] = engine.generate([Prompt(tuple(b"hello"), 5)], 0)
+    assert choice["text"] == TOKENIZER.decode(expected.ids, skip_special_tokens=True)
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected.log_probs, abs=1e-5)
+    assert len(choice["logprobs"]["top_logprobs"]) == len(choice["logprobs"]["tokens"]) == 12
+    assert choice["logprobs"]["text_offset"][:2] == [0, len(choice["logprobs"]["tokens"][0])]
+    assert whole["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
+    assert [one["index"] for one in several["choices"]] == [0, 1]
+    assert several["choices"][0]["text"] == ids["choices"][0]["text"] == choice["text"] != several["choices"][1]["text"]
+    assert several["usage"]["completion_tokens"] == 24
+    assert "".join(part["choices"][0]["text"] for part in parts[:-1]) == choice["text"]
+    told = [offset for part in parts[:-1] for offset in part["choices"][0]["logprobs"]["text_offset"]]
+    assert told == choice["logprobs"]["text_offset"]
+    *chunks, last, done = both
+    assert (done, last["choices"], last["usage"]) == ("[DONE]", [], several["usage"])
+    for index in (0, 1):
+        said = "".join(part["choices"][0]["text"] for part in chunks if part["choices"][0]["index"] == index)
+        assert said == several["choices"][index]["text"]
+    assert alone.headers["x-session-id"] == alone.json()["id"]
+
+
+def test_the_most_likely_tokens_are_told_beside_each(config):
+    asked = CHAT | {"logprobs": True, "top_logprobs": 3, "temperature": 0}
+
+    async def body(client):
+        whole = await post(client, "/v1/chat/completions", asked)
+        return whole["choices"][0], await events(client, "/v1/chat/completions", asked)
+
+    choice, parts = with_gateway(config, body)
+    content = choice["logprobs"]["content"]
+    for token in content:
+        tops = token["top_logprobs"]
+        assert len(tops) == 3 and tops[0]["token"] == token["token"] and tops[0]["logprob"] == token["logprob"]
+        assert [top["logprob"] for top in tops] == sorted((top["logprob"] for top in tops), reverse=True)
+    streamed = [token for part in parts[:-1] for token in part["choices"][0]["logprobs"]["content"]]
+    assert streamed == content
+
+
+def test_a_model_is_found_by_its_name(tmp_path):
+    agents = {"planner": "p", "critic": "q"}
+    config = text_config({"one": make_text_bundle(tmp_path, 1, agents)}, tmp_path)
+
+    async def body(client):
+        listed = (await client.get("/v1/models")).json()["data"]
+        found = [(await client.get(f"/v1/models/{model['id']}")).json() for model in listed]
+        quoted = (await client.get("/v1/models/exp%2Fcritic")).json()
+        missing = [await client.get(f"/v1/models/{name}") for name in ("none", "exp", "exp/nobody")]
+        return listed, found, quoted, [(answer.status_code, answer.json()["error"]["code"]) for answer in missing]
+
+    listed, found, quoted, missing = with_gateway(config, body)
+    assert found == listed and quoted == listed[1] and missing == [(404, "model_not_found")] * 3
+
+
+def test_what_clients_send_along_is_tolerated(config):
+    """Hints for the provider, and what other providers' answers have in their messages."""
+    hints = {
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "safety_identifier": "x",
+        "prompt_cache_key": "x",
+        "reasoning_effort": "low",
+        "verbosity": "low",
+        "parallel_tool_calls": True,
+        "modalities": ["text"],
+        "tool_choice": "auto",
+    }
+    answered = {"role": "assistant", "content": "hi", "refusal": None, "annotations": [], "audio": None}
+    answered |= {"function_call": None, "tool_calls": None, "reasoning_content": "x", "provider_specific_fields": {}}
+    part = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
+    user = {"role": "user", "content": [part], "name": "Ann"}
+
+    async def body(client):
+        plain = await post(client, "/v1/chat/completions", CHAT)
+        hinted = await post(client, "/v1/chat/completions", CHAT | hints | {"messages": [user]})
+        await post(client, "/v1/chat/completions", CHAT | {"messages": [user, answered, user]})
+        options = {"include_usage": True, "include_obfuscation": False}
+        streamed = await events(client, "/v1/chat/completions", CHAT | {"stream_options": options})
+        return plain["choices"], hinted["choices"], streamed
+
+    plain, hinted, streamed = with_gateway(config, body)
+    assert plain == hinted and streamed[-2]["usage"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy_runs import short
+from toy_runs import PLAYING, short
 from toy_texts import config as texts
 
 from marl_ray.algorithms import ALGORITHMS
@@ -94,7 +94,7 @@ def shuffled(batch: Trajectories, seed: int) -> Trajectories:
     return Trajectories(**moved)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", PLAYING)
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(micro_batch=st.none() | st.integers(1, 6), columns=st.integers(0, 3), seed=st.integers(0, 99))
 def test_gradients_are_those_of_the_whole_batch(played, name, micro_batch, columns, seed):

@@ -17,7 +17,7 @@ from marl_ray.training.batches import CostStats
 from marl_ray.training.learner import Learner
 from marl_ray.trajectories import Trajectories
 
-LANGUAGE = [name for name, spec in SPECS.items() if spec.token_policies and spec.critic != "central"]
+LANGUAGE = [name for name in toy_runs.PLAYING if SPECS[name].token_policies and SPECS[name].critic != "central"]
 WAYS = {
     "both": ["resources.mixed_precision=bf16", "team.speaker.model.dtype=bf16"],
     "the sampler": ["team.speaker.model.dtype=bf16"],

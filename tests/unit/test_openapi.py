@@ -21,6 +21,9 @@ OPERATIONS = [
     for method, operation in methods.items()
 ]
 
+OPEN_INFERENCE = {"server", "server_live", "server_ready", "model_metadata", "model_ready", "infer"}
+NOT_READY = {"ready": "Ready", "server_ready": "ServerReady", "model_ready": "ModelReady"}
+
 
 def resolved(part: Any) -> Any:
     """What a reference within the document stands for."""
@@ -79,7 +82,9 @@ def test_every_operation_is_described_whole(operation):
         assert response["description"] and "x-request-id" in response["headers"]
         content = next(iter(response["content"].values()))
         if int(status) >= 400:
-            told = "Ready" if (operation["operationId"], status) == ("ready", "503") else "Error"
+            name = operation["operationId"]
+            told = "InferError" if name in OPEN_INFERENCE else "Error"
+            told = NOT_READY[name] if status == "503" and name in NOT_READY else told
             assert content["schema"] == {"$ref": f"#/components/schemas/{told}"}
         elif operation["operationId"] not in ("document", "metrics"):
             assert resolved(content["schema"])["required"]
@@ -96,10 +101,12 @@ def test_who_needs_a_key_is_told(keyed):
                 "/batch",
                 "/generate",
                 "/v1/chat/completions",
+                "/v1/completions",
+                "/v2/models/{name}/infer",
                 "/v1/outcomes",
                 "/v1/outcomes/batch",
             )
-            reads = method == "get" and path.startswith("/v1/")
+            reads = method == "get" and path.startswith(("/v1/", "/v2/models/"))
             expected = keyed if client or reads else method == "post"
             assert ("security" in operation) is expected, (method, path)
 

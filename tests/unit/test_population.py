@@ -206,6 +206,40 @@ def test_clusters_take_part_or_are_held_out_as_wholes(bundles, tmp_path):
     asyncio.run(body())
 
 
+def test_a_unit_keeps_its_place_in_a_layer_in_whatever_cluster_it_comes(bundles, tmp_path):
+    """Two experiments share an endpoint's clusters by halves; the second time a player comes in a match of the other's."""
+    config = config_of(bundles, tmp_path / "x.db", names=("low", "high"))
+    shares = {"low": (0.0, 0.5), "high": (0.5, 1.0)}
+    more = {"randomize": "cluster", "layer": "l", "endpoint": "game"}
+    given = [e.model_copy(update=more | {"layer_share": shares[e.name]}) for e in config.experiments]
+    both = config.model_copy(update={"experiments": given})
+    alone = config.model_copy(update={"experiments": given[:1]})
+    of = {name: [f"c{k}" for k in range(40) if in_layer("l", share, f"c{k}")] for name, share in shares.items()}
+    units = [f"s{k}" for k in range(12)]
+
+    async def arms(config: GatewayConfig, first: str) -> list[tuple[str, str]]:
+        async with serving(config) as (client, app):
+            found = []
+            for k, unit in enumerate(units):
+                told = await act(client, unit, cluster_id=of[first][k], experiment="game")
+                found.append((told["experiment"], told["arm"]))
+            app.service.exposures.flush()
+            return found
+
+    before = asyncio.run(arms(both, "low"))
+    assert {experiment for experiment, _ in before} == {"low"} and {arm for _, arm in before} == {"one", "four"}
+    for config in (both, alone):  # replicas that remember nothing
+        assert asyncio.run(arms(config, "high")) == before
+
+    # One that remembers.
+    async def moved() -> tuple[Any, Any]:
+        async with serving(both) as (client, _):
+            return [await act(client, "new", cluster_id=of[name][0], experiment="game") for name in ("high", "low")]
+
+    one, other = asyncio.run(moved())
+    assert one["experiment"] == other["experiment"] == "high" and one["arm"] == other["arm"]
+
+
 def test_treatments_get_no_copies_of_what_units_outside_of_the_population_ask(bundles, tmp_path):
     config = gateway(bundles, tmp_path, {"share": 0.5})
     config = config.model_copy(

@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from marl_ray.config import NetworkConfig
@@ -19,13 +20,19 @@ SPACES = {
     "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
 }
 
+ACTIONS = spaces.MultiDiscrete([4, 3])
 
-def bundle(folder, observation: spaces.Space, seed: int, network: NetworkConfig | None = None) -> Bundle:
+
+def bundle(
+    folder,
+    observation: spaces.Space,
+    seed: int,
+    network: NetworkConfig | None = None,
+    action: spaces.Space = ACTIONS,
+) -> Bundle:
     """Random weights, two agents with a policy of their own each."""
-    import torch
-
     torch.manual_seed(seed)
-    network, action = network or NetworkConfig(hidden=(16, 8)), spaces.MultiDiscrete([4, 3])
+    network = network or NetworkConfig(hidden=(16, 8))
     parts = {}
     for name in ("p", "q"):
         actor = ActorCritic(observation, action, network).actor
@@ -44,7 +51,7 @@ def requests(bundle: Bundle, count: int, seed: int) -> list[dict[str, np.ndarray
 
 
 @pytest.mark.parametrize("kind", ["categories", "vector"])
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_stack_answers_as_each_of_its_bundles(tmp_path, kind, count):
     bundles = [bundle(tmp_path, SPACES[kind], seed) for seed in range(count)]
     asked = requests(bundles[0], 24, 1)
@@ -56,6 +63,34 @@ def test_a_stack_answers_as_each_of_its_bundles(tmp_path, kind, count):
         for agent, (action, log_prob) in alone.items():
             assert action.tolist() == answer[agent][0].tolist()
             assert log_prob == pytest.approx(answer[agent][1], abs=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("greedy", [True, False])
+def test_actions_that_count_from_elsewhere_and_masks_are_as_alone(tmp_path, activation, greedy):
+    network, action = NetworkConfig(hidden=(16, 8), activation=activation), spaces.Discrete(5, start=3)
+    bundles = [bundle(tmp_path, SPACES["vector"], seed, network, action) for seed in range(2)]
+    asked, dice = requests(bundles[0], 60, 4), np.random.default_rng(2)
+    masks = [
+        {a: dice.permutation([True, True, False, False, False]) for a in one if dice.random() < 0.7} for one in asked
+    ]
+    which = dice.integers(2, size=60).tolist()
+    found = Stack(bundles).act(asked, which, None if greedy else np.random.default_rng(7), masks)
+    # All of them by each bundle, so that its draws come from the same numbers.
+    alone = [own.act(asked, None if greedy else np.random.default_rng(7), masks) for own in bundles]
+    for k, (mask, answer) in enumerate(zip(masks, found, strict=True)):
+        for agent, (taken, log_prob) in alone[which[k]][k].items():
+            assert answer[agent][0] == taken and 3 <= taken < 8
+            assert answer[agent][1] == pytest.approx(log_prob, abs=1e-5)
+            assert agent not in mask or mask[agent][taken - 3]
+
+
+def test_weights_that_are_not_finite_give_log_probabilities_that_are_none(tmp_path):
+    own = bundle(tmp_path, SPACES["vector"], 0)
+    with torch.no_grad():
+        own.policies["p"].actor.rest[-1].bias[:] = np.nan
+    (found,) = Stack([own]).act(requests(own, 1, 1), [0], np.random.default_rng(0))
+    assert np.isnan(found["a"][1]) and np.isfinite(found["b"][1])
 
 
 def test_sampling_in_a_stack_draws_from_each_bundles_own_distribution(tmp_path):

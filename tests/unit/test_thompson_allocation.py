@@ -11,7 +11,7 @@ from clocked_experiments import *  # noqa: F403
 from clocked_experiments import WINDOW, Clock, look, opened, refusal, sessions, told
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.betting import BettingTest
+from marl_ray.experiments.betting import BettingTest, Claim
 from marl_ray.experiments.states import (
     Action,
     Allocation,
@@ -82,14 +82,14 @@ def test_traffic_follows_the_evidence_and_the_tests_stay_right(store: Experiment
     shares = {e.epoch: e.after["weights"]["b"] / sum(e.after["weights"].values()) for e in store.audit("exp")}
     assert len(set(shares.values())) == record.epoch
     outcomes = {row.unit: row.value for row in store.outcomes("exp")}
-    expected = BettingTest(1, 0.0, 1.0, 0.02)
+    expected = BettingTest(Claim(1, 0.0, 1.0, 0.02))
     for row in rows:
         expected.add(
             np.array([outcomes[row.unit]]),
             np.array([row.assignment.arm == "b"]),
             np.array([shares[row.assignment.epoch]]),
         )
-    found = next(of for q, of in look(store, config).look.bets.items() if q.side == 1)
+    found = next(of for q, of in look(store, config).look.bets.items() if q.claim.side == 1)
     assert found.log_e == pytest.approx(expected.evidence().log_e, rel=1e-9)
     assert json.dumps(told(store, config), allow_nan=False)
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from toy_runs import timeless
+from toy_runs import PLAYING, timeless
 from toy_texts import config
 
 from marl_ray.config import SPECS, GenerationConfig, ModelConfig
@@ -12,7 +12,7 @@ from marl_ray.policies.token_policy import build_token_policy
 from marl_ray.training.alone import process_group, train_alone
 from marl_ray.training.memory import rehearse, rows_that_fit
 
-LANGUAGE = [name for name, spec in SPECS.items() if spec.token_policies and spec.critic != "central"]
+LANGUAGE = [name for name in PLAYING if SPECS[name].token_policies and SPECS[name].critic != "central"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,6 +5,7 @@ from marl_ray.algorithms.cispo import CISPO
 from marl_ray.algorithms.cpo import CPO
 from marl_ray.algorithms.dapo import DAPO
 from marl_ray.algorithms.direct_dapo import DIRECT_DAPO
+from marl_ray.algorithms.dpo import DPO
 from marl_ray.algorithms.dr_grpo import DR_GRPO
 from marl_ray.algorithms.grpo import GRPO
 from marl_ray.algorithms.gspo import GSPO
@@ -32,6 +33,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     for algorithm in (
         *(PPO, IPPO, MAPPO, HAPPO),
         *(GRPO, DR_GRPO, RLOO, REINFORCE_PP, REINFORCE_PP_BASELINE, REMAX, GSPO, CISPO, DAPO, DIRECT_DAPO),
+        DPO,
         *(PPO_LAGRANGIAN, PID_LAGRANGIAN, P3O, CPO, MAPPO_LAGRANGIAN, MAP3O, MACPO),
     )
 }

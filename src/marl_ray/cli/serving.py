@@ -26,8 +26,16 @@ def serve(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Serve config file.")],
     address: Address = LOCAL_DASHBOARD,
     timeout_s: Annotated[float, typer.Option(help="How long the deployment may take.")] = 120.0,
+    local: Annotated[
+        bool, typer.Option("--local", help="On a Ray of its own on this machine, until Ctrl-C, with a new admin key.")
+    ] = False,
 ) -> None:
     """Deploy a gateway: check the Serve config strictly, deploy it, wait until it answers."""
+    if local:
+        from marl_ray.cli.local_gateway import serve_locally
+
+        serve_locally(config, timeout_s)
+        return
     from marl_ray.serving.client.deploy import deploy
 
     for name, url in deploy(config, address, timeout_s).urls.items():
@@ -213,9 +221,15 @@ def experiment_off_policy(
 ) -> None:
     """Estimate what a bundle would earn from what others did; status 1 if it should not be exposed."""
     from marl_ray.evaluation.off_policy import judge
-    from marl_ray.policies.bundle import load_actor_critics
+    from marl_ray.policies.bundle import Bundle, load_bundle
 
-    found = judge(load_actor_critics(bundle, tracking_uri), data, floor=floor)
+    loaded = load_bundle(bundle, tracking_uri)
+    if isinstance(loaded, Bundle):
+        found = judge(loaded, data, floor=floor)
+    else:
+        from marl_ray.evaluation.off_policy_of_texts import judge_texts  # transformers takes seconds to import
+
+        found = judge_texts(loaded, data, floor=floor)
     print(f"{found.units} units, logged mean {found.logged:.4g}, {found.greedy_units} greedy units left out")
     for name, value in (("SNIPS", found.value), ("doubly robust", found.doubly_robust)):
         print(f"  {name:<14} {value.estimate:.4g}, at least {value.low:.4g} ({value.effective:.0f} effective units)")

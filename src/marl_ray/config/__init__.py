@@ -1,9 +1,9 @@
 """Typed configs. Importing this package loads pydantic and YAML only, never torch or Ray."""
 
 from marl_ray.config.algorithms import SPECS, Spec, spec_of
+from marl_ray.config.arms import ArmConfig
 from marl_ray.config.evaluation import CodeRewardConfig
 from marl_ray.config.experiment import (
-    ArmConfig,
     BreakerConfig,
     CacheConfig,
     ExperimentConfig,

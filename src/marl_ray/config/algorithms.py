@@ -35,6 +35,8 @@ COMMON_KNOBS = (
 """Keys of `hyper` that the learner reads for every algorithm that descends a gradient."""
 TRUST_REGION_KNOBS = (*_OPTIMISER, *_ADVANTAGE, *_LENGTH)
 """The same where a trust region moves the actor, and gradient descent the critics alone."""
+PAIR_KNOBS = _OPTIMISER
+"""The same where preferred pairs are learned from."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ class Spec:
     """Its advantages may be divided by the deviation of their group (`advantage_norm: group`)."""
     greedy: bool = False
     """The first episode of every group is played greedily, as the others' baseline."""
+    pairs: bool = False
+    """Learns from pairs of responses of which one was preferred, given as the run's `data`, and compares with the reference
+    policy. Rows of a batch are pairs, the preferred one first."""
     critic_first: bool = False
     """The critic is fitted to the batch's returns before the actor sees its advantages."""
     constraint: Literal["none", "multiplier", "penalty", "trust_region"] = "none"
@@ -80,6 +85,7 @@ class Spec:
         needs = {
             "greedy: expected groups, whose first episode it is": self.greedy and not self.groups,
             "critic_first: expected a critic": self.critic_first and self.critic == "none",
+            "pairs: expected no critic and no groups": self.pairs and (self.critic != "none" or self.groups),
             "constraint: expected a critic, local or central, for costs too": self.costs and self.critic == "none",
         }
         for problem, found in needs.items():
@@ -95,6 +101,8 @@ class Spec:
     @property
     def common(self) -> tuple[str, ...]:
         """Keys of `hyper` that the learner reads for it."""
+        if self.pairs:
+            return PAIR_KNOBS
         return TRUST_REGION_KNOBS if self.constraint == "trust_region" else COMMON_KNOBS
 
     @property
@@ -117,7 +125,8 @@ class Spec:
         """What it asks of a run, in words."""
         wanted = {
             f"{self.critic} critic": self.critic != "none",
-            "whole episodes": self.episodes,
+            "whole episodes": self.episodes and not self.pairs,
+            "preferred pairs (`data`)": self.pairs,
             "groups": self.groups,
             "greedy rollout": self.greedy,
             "costs and budgets": self.costs,
@@ -217,6 +226,13 @@ SPECS: dict[str, Spec] = {
         critic_first=True,
         knobs=("critic_lr", "beta", "critic_epochs", "return_low", "return_high"),
         defaults={"advantage_norm": "none", "entropy_coef": 0.0},
+    ),
+    "dpo": Spec(
+        "Direct preference optimisation",
+        "arXiv 2305.18290",
+        pairs=True,
+        knobs=("beta", "label_smoothing"),
+        defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none", "beta": 0.1},
     ),
     "ppo_lagrangian": _constrained(
         "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", "multiplier", "local", "simultaneous", *_LAGRANGE

@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeFloat,
@@ -15,14 +14,12 @@ from pydantic import (
     model_validator,
 )
 
+from marl_ray.config.arms import LEAST, ArmConfig, Replicas
 from marl_ray.config.base import Config
 from marl_ray.config.measures import Margin, Range, check_measure
 from marl_ray.config.sections import NAME_PATTERN, Name
 
-LEAST = 1e-6
-"""Of weights and probabilities: below it floating-point arithmetic says nothing about an experiment any more."""
 Share = Annotated[float, Field(ge=0, le=1)]
-Weight = Annotated[float, Field(ge=0, le=1 / LEAST)]
 Alpha = Annotated[float, Field(ge=LEAST, lt=0.5)]
 ArmName = Annotated[str, Field(min_length=1, max_length=100)]
 BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
@@ -30,6 +27,7 @@ BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
     "latency_s": "lower",
     "error": "lower",
     "cost": "lower",
+    "cost_usd": "lower",
     "violation": "lower",
 }
 """Quantities whose good direction is known; any other named metric must say which it is."""
@@ -47,45 +45,13 @@ def counts_as(metric: str, missing: float | str | None) -> float | None:
     return None if isinstance(missing, str) else float(missing)
 
 
-def _rising(replicas: int | tuple[int, int]) -> int | tuple[int, int]:
-    if not isinstance(replicas, int) and replicas[0] > replicas[1]:
-        raise ValueError(f"expected [least, most], got {list(replicas)}")
-    return replicas
-
-
-Replicas = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], AfterValidator(_rising)]
-
-
-def most(replicas: Replicas) -> int:
-    """How many there may be."""
-    return replicas if isinstance(replicas, int) else replicas[1]
-
-
-class ArmConfig(Config):
-    """One arm: a bundle and its share of the traffic."""
-
-    bundle: str
-    """Bundle folder or `models:/name/version`."""
-    weight: Weight = 1.0
-    """Share of the units, relative to the other arms' weights; 0, or from 1e-6 to 1e6."""
-    replicas: Replicas = 1
-    """With `placement: deployment`: replicas of the arm's own deployment, or `[least, most]`, as the load asks for."""
-    cpus: NonNegativeFloat = 1.0
-    """With `placement: deployment`: CPUs of each of them."""
-    gpus: NonNegativeFloat = 0.0
-    """With `placement: deployment`: GPUs of each of them."""
-    allow_rolled_back: bool = False
-    """Accept a bundle that another experiment has rolled back; the audit keeps this. It cannot revive an arm that this
-    experiment has rolled back."""
-
-
 class GuardrailConfig(Config):
     """A quantity that a treatment must not make worse; proven harm rolls the treatment back."""
 
     name: str = Field(min_length=1, max_length=100)
-    """`outcome`, `latency_s`, `error`, `cost`, `violation`, or the name of any metric that units report."""
+    """`outcome`, `latency_s`, `error`, `cost`, `cost_usd`, `violation`, or the name of any metric that units report."""
     better: Literal["lower", "higher"]
-    """Which direction is good. Known for the five names above, to be given for any other."""
+    """Which direction is good. Known for the six names above, to be given for any other."""
     margin: Margin = 0.0
     """How much worse than the control is still accepted: a number in units of the metric, or a part of the control's mean
     (`2%`, or `{relative: 0.02}`)."""
@@ -396,8 +362,8 @@ class GatewayConfig(Config):
     spool_bytes: PositiveInt = 256_000_000
     """Bound of the spool, per replica; beyond it exposures are dropped and counted."""
     decision_log: str | None = None
-    """Folder (or `s3://bucket/prefix`) for every observation, action and log-probability, from which `marl-ray export` makes
-    trajectories; not kept when not given."""
+    """Folder (or `s3://bucket/prefix`) for every observation, action and log-probability, and every text with its tokens,
+    from which `marl-ray export` makes trajectories; not kept when not given."""
     webhook: WebhookConfig | None = None
     access_log: Literal["errors", "all"] = "errors"
     """Which requests leave a line of JSON in the log."""

@@ -130,7 +130,10 @@ class AlgorithmConfig(Config):
     """Factor of each shortening."""
 
     beta: PositiveFloat = 0.02
-    """Direct DAPO: temperature of the squared regression of the log ratio on advantage / beta."""
+    """Direct DAPO: temperature of the squared regression of the log ratio on advantage / beta. DPO: weight of the log ratio
+    to the reference, which holds the policy the nearer the larger it is."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """DPO: share of the pairs whose order is believed to be wrong."""
     critic_epochs: PositiveInt = 4
     """Direct DAPO: passes that fit the critic before the actor's."""
     return_low: float = 0.0

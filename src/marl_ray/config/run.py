@@ -24,6 +24,8 @@ from marl_ray.config.sections import (
     WarmStartConfig,
 )
 
+DECISIONS = "decisions://"
+"""Begins the `data` of a run that learns from texts that were served."""
 BRANCH_TURNS = 3
 """Turns after the first that are branched unless `train.branch_turns` says otherwise: a group of an episode of T turns then
 plays about T more for each."""
@@ -46,6 +48,10 @@ class RunConfig(Config):
     be read by the algorithm of some policy."""
     constraints: tuple[ConstraintConfig, ...] = ()
     """Budgets of the environment's cost signals."""
+    data: str | None = None
+    """Language models: learn from this and play nothing but evaluations. `decisions://FOLDER/EXPERIMENT`: texts that were
+    served, as `marl-ray export EXPERIMENT --out FOLDER` wrote them, with the outcomes as rewards; for DPO also JSONL, JSON
+    or Parquet lines of `prompt`, `chosen`, `rejected` and, in a team, `agent`."""
     train: TrainConfig = TrainConfig()
     warm_start: WarmStartConfig | None = None
     """Imitate logged decisions before the first iteration."""
@@ -75,6 +81,7 @@ class RunConfig(Config):
             if not self.team[name].frozen:  # which has no algorithm
                 self._check_policy(name, hyper)
         self._check_models()
+        self._check_data()
         if train.group_size > 1 and self.env_copies_per_worker % train.group_size:
             raise ValueError(
                 f"train.group_size={train.group_size} must divide the copies of a worker "
@@ -130,6 +137,35 @@ class RunConfig(Config):
                     "transformers, or frozen: true"
                 )
 
+    def _check_data(self) -> None:
+        """Refuse what does not go with `data`, and what does not go without."""
+        specs = {name: self.spec_of(name) for name in self._trained}
+        if self.data is None:
+            for name, spec in specs.items():
+                if spec.pairs:
+                    raise ValueError(f"data: {self.algorithm_of(name)} of policy {name!r} needs preferred pairs")
+            return
+        if not self.language:
+            raise ValueError("data: expected language models; `warm_start.data` imitates decisions of actor-critics")
+        defaults = TrainConfig()
+        for key in ("group_size", "branch_turns", "curriculum"):
+            if getattr(self.train, key) != getattr(defaults, key):
+                raise ValueError(f"train.{key}: nothing reads it with `data`, as nothing is played but evaluations")
+        for name, spec in specs.items():
+            algorithm = self.algorithm_of(name)
+            if spec.critic != "none" or spec.greedy:
+                raise ValueError(
+                    f"data: {algorithm} of policy {name!r} needs {', '.join(spec.needs)}, which were not logged; expected "
+                    "an algorithm that needs whole episodes or groups alone"
+                )
+            if "dynamic_sampling" in self._given_to(name):
+                raise ValueError(f"dynamic_sampling of policy {name!r}: nothing is played again with `data`")
+            if not spec.pairs and not self.data.startswith(DECISIONS):
+                raise ValueError(
+                    f"data: {self.data!r}, expected {DECISIONS}FOLDER/EXPERIMENT; {algorithm} of policy {name!r} does not "
+                    "learn from a file of preferred pairs"
+                )
+
     def _check_unread(self, keys: tuple[str, ...], readers: str) -> None:
         """Refuse keys of `evaluation` that this family of policies does not read."""
         defaults = EvaluationConfig()
@@ -150,7 +186,7 @@ class RunConfig(Config):
                 raise ValueError(f"{key} of policy {name!r}: expected {part} beside it, without which nothing reads it")
         if hyper.minibatches > parts:
             raise ValueError(f"minibatches={hyper.minibatches} of policy {name!r} must not exceed {of}={parts}")
-        if spec.groups and train.group_size < 2:
+        if spec.groups and train.group_size < 2 and self.data is None:
             raise ValueError(f"train.group_size={train.group_size}: {algorithm} of policy {name!r} needs 2 or more")
         if spec.groups and not spec.greedy and self.greedy and train.group_size < 3:
             raise ValueError(
@@ -198,6 +234,8 @@ class RunConfig(Config):
     def branch_turns(self) -> int:
         """Turns after the first at which the members of a group answer one prompt."""
         given, possible = self.train.branch_turns, min(BRANCH_TURNS, self.train.horizon - 1)
+        if self.data is not None:
+            return 0
         return given if given is not None else possible if self.language and self._compares_groups else 0
 
     @property

@@ -109,7 +109,7 @@ class TrainConfig(Config):
     """Environment steps of the whole run (one step moves all agents once; in text environments it is one agent's turn).
     0 ends it after the warm start."""
     env_copies: PositiveInt = 64
-    """Environment copies over all workers; a multiple of `resources.workers`."""
+    """Environment copies over all workers, a multiple of `resources.workers`; with `data` the responses of a batch."""
     horizon: PositiveInt = 64
     """Steps of each copy per batch; a batch is env_copies x horizon environment steps."""
     rollout: Literal["auto", "steps", "episodes"] = "auto"

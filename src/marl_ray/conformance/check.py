@@ -4,16 +4,22 @@ from collections.abc import Callable
 
 import torch
 
+from marl_ray.config import spec_of
 from marl_ray.conformance.properties import PROPERTIES
-from marl_ray.errors import one_line
+from marl_ray.errors import MarlRayError, one_line
 from marl_ray.training.alone import process_group
 
 
 def check_algorithm(algorithm: str, tell: Callable[[str], None]) -> bool:
     """Tell of every property whether it holds, or what differs by how much; True if all hold.
 
-    Whatever the algorithm's own functions raise is a difference, too.
+    Whatever the algorithm's own functions raise is a difference, too. Raises MarlRayError for an algorithm that learns from
+    no play.
     """
+    if spec_of(algorithm).pairs:
+        raise MarlRayError(
+            f"algorithms check: {algorithm} learns from preferred pairs, and the suite's games are played"
+        )
     torch.set_num_threads(1)
     own = [each for each in PROPERTIES if each.applies(algorithm)]
     width = max(len(each.name) for each in own)

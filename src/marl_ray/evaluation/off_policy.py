@@ -48,7 +48,8 @@ class Judgement:
     units: int
     """Units used."""
     greedy_units: int
-    """Units left out, because an agent acted greedily."""
+    """Units left out, because an agent acted greedily, or wrote a text that was not drawn from its model's whole
+    distribution."""
     gate: Gate
 
 
@@ -61,15 +62,17 @@ def judge(bundle: Bundle, path: str, *, floor: float, min_effective: float = 100
     """
     logged = logged_for(bundle, path)
     value = evaluate_bundle(bundle, logged, alpha)
-    used = ~greedy_units(logged)
-    return Judgement(
-        value=value,
-        doubly_robust=evaluate_doubly_robust(bundle, logged, alpha),
-        logged=float(logged.outcomes[used].mean()),
-        units=int(used.sum()),
-        greedy_units=int((~used).sum()),
-        gate=_gate(value, int(used.sum()), floor, min_effective),
-    )
+    robust = evaluate_doubly_robust(bundle, logged, alpha)
+    return judged(value, robust, logged.outcomes, ~greedy_units(logged), floor, min_effective)
+
+
+def judged(
+    value: Value, robust: Value, outcomes: np.ndarray, used: np.ndarray, floor: float, min_effective: float
+) -> Judgement:
+    """What two estimates on the units `used`, (units,) bool, come to."""
+    units = int(used.sum())
+    gate = _gate(value, units, floor, min_effective)
+    return Judgement(value, robust, float(outcomes[used].mean()), units, len(used) - units, gate)
 
 
 def _gate(value: Value, units: int, floor: float, min_effective: float) -> Gate:

@@ -25,6 +25,7 @@ may be found both.
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -40,6 +41,7 @@ GRID = 1e-4 * 1.25 ** np.arange(42)
 """Effects, as parts of the range, between which a bound is interpolated."""
 CHUNK = 32
 """Units handled at a time."""
+End = Literal["low", "high"]
 
 
 @dataclass(slots=True)
@@ -98,13 +100,14 @@ class Capital:
         return most + np.log(np.exp(self.logs - most).mean(0))
 
 
-@dataclass(slots=True)
-class BettingTest:
-    """One one-sided question about a treatment, continued from unit to unit.
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A treatment's gain over `scale` x control exceeds -`margin` (`side` 1, promotion), or falls below it (-1, harm).
 
-    Does the gain of treatment - `scale` x control exceed -`margin` (`side` 1, promotion), or fall below it (`side` -1,
-    harm)? `low` and `high` are the outcome's bounds; `margin` and all results are in its units. A `scale` other than 1 is
-    for relative margins (`sequential.relative_scale`), whose `margin` is 0.
+    `low` and `high` are the outcome's bounds; `margin` is in its units. A `scale` other than 1 is for relative margins
+    (`sequential.relative_scale`), whose `margin` is 0. `missing` says that units without an outcome count as one end of the
+    range that both arms' numbers lie in, see `reporting`; what the treatment's units report is then moved by the margin,
+    and the gain per unit, of those that report and those that do not, held against 0.
     """
 
     side: int
@@ -113,39 +116,67 @@ class BettingTest:
     margin: float
     higher_is_better: bool = True
     scale: float = 1.0
+    missing: End | None = None
+
+    @property
+    def shift(self) -> float:
+        """What is added to the treatment's outcomes."""
+        if self.missing is None:
+            return 0.0
+        return self.margin if self.higher_is_better else -self.margin
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """That both arms' numbers lie in."""
+        return ends(self.low, self.high, self.shift, self.scale)
+
+    @property
+    def null(self) -> float:
+        """The gain that it is held against, as a part of the range."""
+        least, most = self.range
+        return 0.0 if self.missing is not None else float(np.clip(-self.margin / (most - least), -1, 1))
+
+
+def ends(low: float, high: float, shift: float, scale: float) -> tuple[float, float]:
+    """The range of the treatment's outcomes moved by `shift` and the control's times `scale` together, for outcomes from
+    `low` to `high`."""
+    return min(low + shift, scale * low), max(high + shift, scale * high)
+
+
+@dataclass(slots=True)
+class BettingTest:
+    """The bets on one claim, continued from unit to unit."""
+
+    claim: Claim
     memory: Memory = field(default_factory=Memory)
     capital: Capital = field(init=False)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise MarlRayError(f"bounds: expected finite low < high, got [{self.low:g}, {self.high:g}]")
-        nulls = np.concatenate([GRID, [0.0], -GRID, [-self.margin / self.width]])
-        self.capital = Capital(self.side, np.unique(np.clip(nulls, -1, 1)))
-
-    @property
-    def least(self) -> float:
-        return min(self.low, self.scale * self.low)
-
-    @property
-    def width(self) -> float:
-        """Of the range that both arms' numbers lie in."""
-        return max(self.high, self.scale * self.high) - self.least
+        low, high = self.claim.low, self.claim.high
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise MarlRayError(f"bounds: expected finite low < high, got [{low:g}, {high:g}]")
+        nulls = np.concatenate([GRID, [0.0], -GRID, [self.claim.null]])
+        self.capital = Capital(self.claim.side, np.unique(np.clip(nulls, -1, 1)))
 
     def add(self, values: np.ndarray, treated: np.ndarray, share: np.ndarray) -> None:
-        """Further units (k,) in order: outcomes (moved into the bounds where they are outside), whether in the treatment
-        (else in the control), and their chance of the treatment among these two, above 0 and below 1."""
+        """Further units (k,) in order: outcomes (moved into the bounds where they are outside; NaN for none, where the
+        claim says what is missing), whether in the treatment (else in the control), and their chance of the treatment
+        among these two, above 0 and below 1."""
         if not len(values):
             return
-        moved = np.clip(values.astype(float), self.low, self.high)
-        y = (np.where(treated, moved, self.scale * moved) - self.least) / self.width
-        y = y if self.higher_is_better else 1 - y
+        claim, (least, most) = self.claim, self.claim.range
+        moved = np.clip(values.astype(float), claim.low, claim.high)
+        y = (np.where(treated, moved + claim.shift, claim.scale * moved) - least) / (most - least)
+        if claim.missing is not None:
+            y = np.where(np.isnan(y), 0.0 if claim.missing == "low" else 1.0, y)
+        y = y if claim.higher_is_better else 1 - y
         self.capital.bet(y, treated, share, *self.memory.centres(y))
 
     def evidence(self) -> "Evidence":
         """What the units so far prove."""
-        null = float(np.clip(-self.margin / self.width, -1, 1))
-        nulls, found = self.capital.nulls, self.capital.log_evidence()
-        return Evidence(self.side, self.memory.n, self.width * nulls, found, float(found[np.searchsorted(nulls, null)]))
+        nulls, found, (least, most) = self.capital.nulls, self.capital.log_evidence(), self.claim.range
+        log_e = float(found[np.searchsorted(nulls, self.claim.null)])
+        return Evidence(self.claim.side, self.memory.n, (most - least) * nulls, found, log_e)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +191,7 @@ class Evidence:
     logs: np.ndarray
     """... ln E against each (D,): it falls along the nulls for `side` 1 and rises for -1."""
     log_e: float
-    """ln E against "the gain is on the other side of -margin, or there"."""
-
-    def against(self, null: float) -> float:
-        """ln E against "the gain is on the other side of `null`, or there", interpolated between the nulls of the grid."""
-        roots = np.copysign(np.sqrt(np.abs(self.logs)), self.logs)  # nearly straight
-        root = float(np.interp(null, self.nulls, roots))
-        return math.copysign(root**2, root)
+    """ln E against "the gain is on the other side of what the claim holds it against, or there"."""
 
     def bound(self, alpha: float) -> float:
         """The gain is above it (`side` 1) or below it (-1), at all times with probability 1 - alpha; infinite at first.

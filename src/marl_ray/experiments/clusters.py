@@ -4,10 +4,10 @@ Units of one cluster share a match, a server, an hour. Counted one by one they l
 and an arm that is no worse is rolled back for one bad evening. Assigned at random, clusters are independent.
 
 Blocks of time (a switchback) are correlated among themselves, but the coin that gave them their arms is not: what
-matters is how the difference varies over draws of the assignment (Bojinov, Simchi-Levi, Zhao, arXiv 2009.00148). So no
-long-run variance along each arm (`sequential.BatchMeans`) is called for. It would add drift that both arms share and that
-the assignment has balanced. The draws are independent between groups of consecutive blocks (`assignment`), so the
-difference's variance is that of independent groups. With b's share in the difference
+matters is how the difference varies over draws of the assignment (Bojinov, Simchi-Levi, Zhao, arXiv 2009.00148). A
+long-run variance along each arm would add drift that both arms share and that the assignment has balanced. The draws are
+independent between groups of consecutive blocks (`assignment`), so the difference's variance is that of independent groups.
+With b's share in the difference
 
     psi_b = (y_b - mean_t) / n_t in the treatment, -(y_b - mean_c) / n_c in the control,
 
@@ -20,11 +20,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from marl_ray.experiments.sequential import BORROWED, MIN_BATCHES
+from marl_ray.experiments.sequential import BORROWED
 from marl_ray.experiments.statistics import Summary
 
 Blocks = Mapping[tuple[int, int], float]
 """(Group, place in it) -> the block's mean."""
+MIN_GROUPS = 16
+"""Below this many groups their variance is not believed to be small."""
 
 
 def summary_of(means: list[float]) -> Summary:
@@ -88,7 +90,7 @@ def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, S
     """`stratified` of both arms' blocks, variances scaled so that s_t^2 / n_t + s_c^2 / n_c is the variance of the
     difference by groups.
 
-    Raised by one standard error of that variance, so that its noise spends no alpha. With less than `MIN_BATCHES` groups
+    Raised by one standard error of that variance, so that its noise spends no alpha. With less than `MIN_GROUPS` groups
     it is never below the two-sample variance: so few groups cannot show that neighbours are alike.
     """
     kept = [(one, other) for one, other in strata if one and other]
@@ -107,5 +109,5 @@ def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, S
         return first, second
     together = k / (k - 1) * math.fsum(total**2 for total in groups.values())
     scale = together / apart * (1 + math.sqrt(2 / (k - 1)))
-    scale = max(scale, 1.0) if k < MIN_BATCHES else scale
+    scale = max(scale, 1.0) if k < MIN_GROUPS else scale
     return replace(first, variance=first.variance * scale), replace(second, variance=second.variance * scale)

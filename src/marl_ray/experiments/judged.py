@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from marl_ray.experiments import schema
 from marl_ray.experiments.analysis import Units
-from marl_ray.experiments.betting import BettingTest, Evidence
+from marl_ray.experiments.betting import BettingTest, Claim, Evidence
 from marl_ray.experiments.sums import Design
 from marl_ray.experiments.windows import grace_s
 
@@ -24,20 +24,12 @@ PAGE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a bounded metric; the fields are `BettingTest`'s."""
+    """What is asked of a bounded metric."""
 
     metric: str
     treatment: str
     control: str
-    side: int
-    low: float
-    high: float
-    margin: float
-    higher_is_better: bool = True
-    scale: float = 1.0
-
-    def test(self) -> BettingTest:
-        return BettingTest(self.side, self.low, self.high, self.margin, self.higher_is_better, self.scale)
+    claim: Claim
 
 
 class JudgedUnit(NamedTuple):
@@ -106,7 +98,7 @@ class Bets:
         """Bet on what has been judged until the moment; `shares` are the weights by epoch. What an error has
         interrupted must be thrown away."""
         asked = dict.fromkeys(questions)
-        self.tests = {question: self.tests.get(question) or question.test() for question in asked}
+        self.tests = {question: self.tests.get(question) or BettingTest(question.claim) for question in asked}
         until = judged_until(self.design, moment)
         groups: dict[tuple[str, float], list[Question]] = {}
         for question in asked:
@@ -124,16 +116,17 @@ class Bets:
 def _bet(
     test: BettingTest, question: Question, page: list[JudgedUnit], shares: Mapping[int, Mapping[str, float]]
 ) -> None:
-    """Bet on the units of both arms that have a value and had a chance of either."""
+    """Bet on the units of both arms that had a chance of either; on those without a value if the claim counts them."""
     chances: dict[int, float] = {}
     for epoch, weights in shares.items():
         one, other = weights.get(question.treatment, 0.0), weights.get(question.control, 0.0)
         if one > 0 and other > 0:
             chances[epoch] = one / (one + other)
     arms = question.treatment, question.control
-    mine = [u for u in page if u.value is not None and u.arm in arms and u.epoch in chances]
+    everybody = question.claim.missing is not None
+    mine = [u for u in page if (everybody or u.value is not None) and u.arm in arms and u.epoch in chances]
     test.add(
-        np.array([unit.value for unit in mine], float),
+        np.array([math.nan if unit.value is None else unit.value for unit in mine], float),
         np.array([unit.arm == question.treatment for unit in mine], bool),
         np.array([chances[unit.epoch] for unit in mine], float),
     )

@@ -15,6 +15,10 @@ from marl_ray.experiments.units import NO_OUTCOME, ArmSummary
 Counts = dict[int, dict[str, int]]
 """Epoch -> arm -> how many."""
 Values = Mapping[Valued, Moments]
+Fill = tuple[str, str, str, int, float, float, float]
+"""The arguments of `Look.filled`."""
+Homes = Mapping[str, tuple[int, str, bool]]
+"""Cluster or block -> its first epoch, its arm then, and whether it has seen others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,20 @@ class Observations:
 
 
 @dataclass(frozen=True, slots=True)
+class Sources:
+    """What observations are made of."""
+
+    values: Values
+    """What judged units have reported."""
+    judged: Mapping[Judged, int]
+    homes: Homes
+    """The clusters and blocks that count."""
+    design: Design
+    filled: dict[Fill, tuple[Summary, Summary]] = field(default_factory=dict)
+    """What has been asked of them, which looks without news ask again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Look(Observations):
     """What is known at one moment. All values are of units whose windows are over; one that has reported nothing counts
     as the experiment says, or not at all."""
@@ -77,6 +95,37 @@ class Look(Observations):
     """The same metrics -> arm -> its units that did."""
     bets: Mapping[Question, Evidence] = field(default_factory=dict)
     """What the betting tests prove that were asked for."""
+    sources: Sources | None = None
+
+    def extent(self, metric: str, treatment: str, control: str) -> tuple[float, float]:
+        """The smallest and the largest value that a judged unit of either arm has reported; infinite if none has."""
+        found = NONE
+        for key, here in self.sources.values.items() if self.sources else ():
+            if key[0] == metric and key[2] in (treatment, control):
+                found = merged(found, here)
+        return found.low, found.high
+
+    def filled(
+        self, metric: str, treatment: str, control: str, arms: int, *, value: float, shift: float, scale: float
+    ) -> tuple[Summary, Summary]:
+        """As `pair`, of all judged units: one that has not reported the metric counts as `value`, and what the treatment's
+        units have reported is moved by `shift`, the control's multiplied by `scale`."""
+        if self.sources is None:
+            return NO_OUTCOME, NO_OUTCOME
+        fill = metric, treatment, control, arms, value, shift, scale
+        if fill in self.sources.filled:
+            return self.sources.filled[fill]
+        changes = {treatment: (1.0, shift), control: (scale, 0.0)}
+        values = {
+            key: Moments(n, factor * mean + more, factor**2 * squares)
+            for key, (n, mean, squares, _, _) in self.sources.values.items()
+            if key[0] == metric and key[2] in changes
+            for factor, more in (changes[key[2]],)
+        }
+        judged = {key: n for key, n in self.sources.judged.items() if key[1] in changes}
+        filled = _filled(values, judged, {metric: value})
+        found = _observations(filled, self.sources.homes, self.sources.design)
+        return self.sources.filled.setdefault(fill, found.pair(metric, treatment, control, arms))
 
 
 def look_at(totals: Totals, design: Design, now: float) -> Look:
@@ -111,7 +160,18 @@ def look_at(totals: Totals, design: Design, now: float) -> Look:
     values = _observations(_filled(totals.values, judged, dict(design.missing)), homes, design)
     reporting = _observations(_reporting(totals.values, judged, reported), homes, design)
     assigned = exposed if design.randomize == "session" else assigned
-    return Look(values.values, values.strata, values.blocks, units, exposed, assigned, {}, reporting, reported)
+    sources = Sources(totals.values, judged, homes, design)
+    return Look(
+        values.values,
+        values.strata,
+        values.blocks,
+        units=units,
+        exposed=exposed,
+        assigned=assigned,
+        reporting=reporting,
+        reported=reported,
+        sources=sources,
+    )
 
 
 def _count(counts: Counts, epoch: int, arm: str, n: int) -> None:
@@ -139,7 +199,7 @@ def _reporting(values: Values, judged: Mapping[Judged, int], metrics: Iterable[s
     return found
 
 
-def _observations(values: Values, homes: Mapping[str, tuple[int, str, bool]], design: Design) -> Observations:
+def _observations(values: Values, homes: Homes, design: Design) -> Observations:
     """The values by what is assigned; `homes` has the clusters and blocks that count."""
     if design.randomize == "session":
         pooled: dict[str, dict[str, Moments]] = {}
@@ -187,7 +247,6 @@ def _under_way(exposures: Mapping[Exposed, int], judged: Mapping[Judged, int]) -
 
 
 def _homes(exposures: Mapping[Exposed, int]) -> dict[str, tuple[int, str, bool]]:
-    """Cluster -> its first epoch, its arm then, and whether it has seen others."""
     found: dict[str, tuple[int, str, bool]] = {}
     for epoch, arm, cluster in sorted(exposures, key=lambda key: (key[0], -exposures[key], key[1])):
         if cluster:

@@ -1,8 +1,8 @@
 """What the store returns of experiments as wholes, and how rows become it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -48,6 +48,15 @@ class AssignmentState:
     """Of the layer's share, the units that take part."""
     origin: str | None = None
     """Who created it: `api`, or None for the config of a gateway."""
+
+
+class Past(NamedTuple):
+    """How units have been assigned in all epochs so far."""
+
+    weights: list[Mapping[str, float]]
+    """One after the other."""
+    populations: frozenset[Population]
+    """That units have been taken from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
-"""Do the arms' units report equally often, and what could be missing in one of them? For units whose windows are over.
+"""Do the arms' units report equally often, and what could be missing? For units whose windows are over.
 
 Where units without an outcome do not count (`missing: exclude`), means compare those who reported. An arm that loses its
 clients before they report, or whose outcomes come too late, is compared by others than the control's: 41 happy sessions of
-410 are no evidence. That the arms report equally often does not prove that the same kind of units do, but where they do
-not, another kind does. Two things follow.
+410 are no evidence. Two things follow.
 
 **The alarm** (`unequal_reporting`). Each unit is 1 if it has reported and 0 if not (of a cluster or block, its units'
 mean). Both one-sided tests of `sequential.harm` with margin 0 and half of alpha each ask whether one arm does so less often
@@ -11,25 +10,31 @@ than the other, within epochs, with the exact variance of shares where units are
 powerful than comparing the counts of reports with the shares of units (`srm.sample_ratio`) where nearly all units report:
 950 reports of 1,000 units are no surprise beside 1,000 of 1,000 as shares of 1,950, and a great one as units.
 
-**The allowance** (`allowance`). Missing outcomes move the mean as soon as they are missing, and the alarm needs its time:
-alone it would let every tenth to second experiment err whose treatment is as good and later (`benchmarks/experiments.py`).
-So harm and promotion must hold whichever units are missing. If shares r < R of both arms' units report, the excess
-q = 1 - r / R of the one arm's reports has no counterpart in the other. Without the best (or worst) of it, that arm's mean
-would be lower (higher) by
+**Both ends** (`serving.evidence.questions.ask`). Missing outcomes move the mean as soon as they are missing, and the alarm
+needs its time. So as soon as any judged unit has not reported, harm and promotion are asked of all judged units, twice:
+with every missing outcome of both arms at the low end c of the range of the metric, and at the high end. What both prove is
+proven, and no share has to be estimated.
 
-    b = sd * phi(Phi^-1(1 - q)) / (1 - q)
+Why that suffices. Let R be 1 for a unit that reports and 0 for one that does not, y its outcome, moved by the margin in the
+treatment. With the missing ones at c a unit counts c + R (y - c), so arms are compared by their sums of R (y - c). Suppose
+that an arm makes nobody report who would not report with the other arm: it only loses reports, or delays them, of whatever
+kind of unit (monotone selection, Lee, Review of Economic Studies 76, 2009, assumption 2). Then one arm's reports are those
+of units that report with either arm, plus an excess. If the treatment is no worse among those who report with either, that
+holds for their sums of R (y - c) at either end. An excess of the control's lowers its sum of R (y - high), every term being
+0 or less, and an excess of the treatment's raises its sum of R (y - low). So at one of the ends, known or not, the treatment
+is no worse over all units, the test of that end errs with alpha at most, and both together not more often (an
+intersection-union test, Berger, Technometrics 24, 1982). Promotion is the same with the arms exchanged.
 
-were the outcomes normal (Lee, Review of Economic Studies 76, 2009, trims the sample itself); where they have bounds [l, h],
-whatever they are, by the smaller of
+The range is the metric's bounds. Where it has none it is from the smallest to the largest value that either arm's judged
+units have reported: the excess is among these. The further the range, the longer both ends take.
 
-    b = q / (1 - q) max(h - mean, mean - l),   b = sd sqrt(q / (1 - q)).
-
-Tests take the treatment's mean moved by b against their claim. Where all units report it is 0, and it goes to 0 where
-both arms report equally often.
+What no test can see. Half of all units are successes in either arm. The one arm reports its successes with the chance a and
+its failures with the chance b, the other the other way round. Both report (a + b) / 2 of their units, and the parts of
+successes among their reports are a / (a + b) and b / (a + b). Two arms that report every unit with the chance (a + b) / 2,
+and of which these parts are successes in truth, show the same with the same chances: there the arms differ, here they do
+not. So whoever cannot rule out that arms lose different kinds of units must say what a missing outcome counts as.
 """
 
-import math
-from statistics import NormalDist
 from typing import NamedTuple
 
 from marl_ray.experiments.sequential import harm
@@ -58,24 +63,3 @@ def unequal_reporting(
         for one, other in ((treatment, control), (control, treatment))
     ]
     return Unequal(min(1.0, 2 * min(test.p_value for test in tests)), any(test.proven for test in tests))
-
-
-def allowance(
-    treatment: Summary,
-    control: Summary,
-    treatment_reports: Summary,
-    control_reports: Summary,
-    bounds: tuple[float, float] | None = None,
-) -> float:
-    """How far the difference of means may be off because the arms report unequally, in units of the outcome. The first
-    two are of the outcomes, the others of the reports."""
-    shares = treatment_reports.mean, control_reports.mean
-    if not (treatment.n and control.n and 0 < min(shares) < max(shares)):
-        return 0.0
-    q = 1 - min(shares) / max(shares)
-    more = treatment if shares[0] > shares[1] else control
-    if bounds is not None:
-        furthest = max(bounds[1] - more.mean, more.mean - bounds[0])
-        return min(q / (1 - q) * furthest, math.sqrt(more.variance * q / (1 - q)))
-    normal = NormalDist()
-    return math.sqrt(more.variance) * normal.pdf(normal.inv_cdf(1 - q)) / (1 - q)

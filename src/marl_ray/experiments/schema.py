@@ -57,25 +57,24 @@ exposures = sa.Table(
     sa.Column("cluster", sa.String(256)),
     sa.Column("stored_at", sa.Float(53)),
 )
-outcomes = sa.Table(
-    "outcomes",
-    metadata,
-    sa.Column("experiment", sa.String(100), primary_key=True),
-    sa.Column("unit", sa.String(256), primary_key=True),
-    sa.Column("value", sa.Float(53)),
-    sa.Column("at", sa.Float(53)),
-    sa.Column("arrived_at", sa.Float(53)),
-)
-metrics = sa.Table(
-    "unit_metrics",
-    metadata,
-    sa.Column("experiment", sa.String(100), primary_key=True),
-    sa.Column("unit", sa.String(256), primary_key=True),
-    sa.Column("metric", sa.String(100), primary_key=True),
-    sa.Column("value", sa.Float(53)),
-    sa.Column("at", sa.Float(53)),
-    sa.Column("arrived_at", sa.Float(53)),
-)
+
+
+def _reported(table: str, *more: sa.Column[Any]) -> sa.Table:
+    """What units have reported: of each, and by which `more` keys, one value."""
+    return sa.Table(
+        table,
+        metadata,
+        sa.Column("experiment", sa.String(100), primary_key=True),
+        sa.Column("unit", sa.String(256), primary_key=True),
+        *more,
+        sa.Column("value", sa.Float(53)),
+        sa.Column("at", sa.Float(53)),
+        sa.Column("arrived_at", sa.Float(53)),
+    )
+
+
+outcomes = _reported("outcomes")
+metrics = _reported("unit_metrics", sa.Column("metric", sa.String(100), primary_key=True))
 corrections = sa.Table(
     "corrections",
     metadata,
@@ -102,7 +101,8 @@ audit = sa.Table(
     sa.Column("before", sa.JSON(none_as_null=True)),
     sa.Column("after", sa.JSON),
 )
-SHADOW_COUNTS = ("acts", "errors", "dropped", "decisions", "agreed")
+SHADOW_COUNTS = ("acts", "errors", "dropped", "decisions", "agreed", "tokens")
+SHADOW_SUMS = ("seconds", "log_prob", "served_log_prob")
 shadow_totals = sa.Table(
     "shadow_totals",
     metadata,
@@ -110,7 +110,7 @@ shadow_totals = sa.Table(
     sa.Column("arm", sa.String(100), primary_key=True),
     sa.Column("replica", sa.String(100), primary_key=True),
     *(sa.Column(name, sa.BigInteger) for name in SHADOW_COUNTS),
-    sa.Column("seconds", sa.Float(53)),
+    *(sa.Column(name, sa.Float(53)) for name in SHADOW_SUMS),
     sa.Column("at", sa.Float(53)),
 )
 
@@ -208,7 +208,7 @@ def block_begin(block: Any) -> Any:
 
 def moments(units: sa.CTE, *keys: str) -> Any:
     """A query of `units` (columns `keys` and `value`, which may be null), one row per combination of keys: the keys,
-    `rows`, and of the values `n`, `mean` and `squares`, the sum of their squared deviations from the mean."""
+    `rows`, and of the values `n`, `mean`, `squares`, the sum of their squared deviations from the mean, `low` and `high`."""
     grouped = [units.c[key] for key in keys]
     # Deviations from the mean: a sum of raw squares loses all digits where the mean is large.
     deviation = units.c.value - sa.func.avg(units.c.value).over(partition_by=grouped)
@@ -218,6 +218,8 @@ def moments(units: sa.CTE, *keys: str) -> Any:
         sa.func.count(rows.c.value).label("n"),
         sa.func.avg(rows.c.value).label("mean"),
         sa.func.sum(rows.c.deviation * rows.c.deviation).label("squares"),
+        sa.func.min(rows.c.value).label("low"),
+        sa.func.max(rows.c.value).label("high"),
     ]
     by = [rows.c[key] for key in keys]
     return sa.select(*by, *values).group_by(*by)

@@ -27,31 +27,21 @@ on, measured by `benchmarks/experiments.py` for rare, heavy-tailed, skewed and a
   slower.
 - V is information: the inverse squared standard error of the gain, not the number of outcomes. The gain times it is a
   Brownian motion even while the shares of traffic change (a ramp), when the number of outcomes is no such clock.
-- Autocorrelation within an arm (each outcome like the one before, such as a policy with memory between sessions) is
-  not visible in a variance. `BatchMeans` and `ordered_summary` give a `Summary` with the long-run variance in its
-  place. Units assigned at random need none: drift that both arms share does not correlate with the arm.
+- Units are assigned at random, one by one: drift that both arms share, and outcomes like those before them, do not
+  correlate with the arm. Where units of one arm depend on each other (a policy with memory between sessions), a variance
+  does not show it: assign clusters or blocks instead (`clusters`).
 """
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.statistics import TIGHTEST_AT, Interval, Summary, tune_rho
-
-if TYPE_CHECKING:
-    import numpy as np
 
 BORROWED = 300
 """Outcomes' worth of the larger variance that each arm's variance carries. Calibrated, as is the next one."""
 CAUTION = 50
 """Promotion adds this over n times the larger variance."""
-FIRST_BATCH = 8
-"""Outcomes in a batch at first."""
-MAX_BATCHES = 64
-"""At this many batches neighbours are merged."""
-MIN_BATCHES = 16
-"""Below this many batches the long-run variance is unknown."""
 
 
 class OneSided(NamedTuple):
@@ -162,15 +152,6 @@ def _test(
     return OneSided(gain, bound, math.exp(min(evidence, 700.0)), bound > -margin)
 
 
-def difference_interval(treatment: Summary, control: Summary, *, alpha: float, min_outcomes: int) -> Interval:
-    """Bounds of mean(treatment) - mean(control) that hold at all looks at once: above it is the bound of `harm`, below
-    that of `promotion`, each with half of alpha. Infinite before both arms have `min_outcomes`."""
-    asked: dict[str, Any] = {"alpha": alpha / 2, "margin": 0.0, "min_outcomes": min_outcomes}
-    below = promotion(treatment, control, **asked)
-    above = harm(treatment, control, **asked)
-    return Interval(below.gain, below.bound, above.bound)
-
-
 def mean_interval(arm: Summary, largest: float, *, alpha: float, min_outcomes: int) -> Interval:
     """Bounds of an arm's mean that hold at all looks at once; `largest` is the largest variance of the experiment's arms.
     Infinite before the arm has `min_outcomes`, or while all outcomes are equal.
@@ -228,10 +209,7 @@ def log_e_value(s: float, v: float, rho: float) -> float:
 
 
 def one_sided_boundary(v: float, rho: float, alpha: float) -> float:
-    """The sum at which E reaches 1 / alpha at intrinsic time v, by Newton steps; alpha below 0.5.
-
-    `statistics.mixture_boundary(v, rho, 2 * alpha)` is within 1 % of it, below.
-    """
+    """The sum at which E reaches 1 / alpha at intrinsic time v, by Newton steps; alpha below 0.5."""
     target = 0.5 * math.log((v + rho) / rho) - math.log(2 * alpha)
     x = math.sqrt(2 * target)
     for _ in range(50):
@@ -253,92 +231,3 @@ def _evidence(x: float) -> float:
 
 def _normal_cdf(x: float) -> float:
     return math.erfc(-x / math.sqrt(2)) / 2
-
-
-def batch_size(n: int) -> int:
-    """Outcomes per batch after n outcomes: `FIRST_BATCH` times the power of two that keeps below `MAX_BATCHES`."""
-    size = FIRST_BATCH
-    while n // size >= MAX_BATCHES:
-        size *= 2
-    return size
-
-
-def long_run_variance(values: "np.ndarray") -> "np.ndarray":
-    """Variance per outcome of a mean of autocorrelated outcomes: n Var(mean), from values (..., n) in time order.
-
-    Batch means (Flegal, Jones, arXiv 0811.1729, section 3): b times the sample variance of the means of k batches of
-    b outcomes, raised by the larger of two factors: one standard error of that variance, 1 + sqrt(2 / (k -
-    1)), so that its noise spends no alpha; and (1 + r) / (1 - r), what an AR(1) process with the lag-one correlation r
-    of the batch means adds, so that batches shorter than the correlation are no excuse. Never below the sample
-    variance, so that outcomes that alternate earn nothing. Infinite below `MIN_BATCHES` batches.
-    """
-    import numpy as np
-
-    n = values.shape[-1]
-    size = batch_size(n)
-    k = n // size
-    if k < MIN_BATCHES:
-        return np.full(values.shape[:-1], math.inf)
-    gaps = values[..., : k * size].reshape(*values.shape[:-1], k, size).mean(-1)
-    gaps -= gaps.mean(-1, keepdims=True)
-    squares, products = (gaps**2).sum(-1), (gaps[..., 1:] * gaps[..., :-1]).sum(-1)
-    correlation = np.divide(products, squares, out=np.zeros_like(squares), where=squares > 0)
-    factor = np.maximum(_raised(k), (1 + correlation) / (1 - correlation))
-    return np.maximum(size * squares / (k - 1) * factor, values.var(-1, ddof=1))
-
-
-def _raised(batches: int) -> float:
-    return 1 + math.sqrt(2 / (batches - 1))
-
-
-def ordered_summary(values: "np.ndarray") -> Summary:
-    """Summary of one arm's outcomes (n,) in time order, with the long-run variance."""
-    return Summary(len(values), float(values.mean()) if len(values) else math.nan, float(long_run_variance(values)))
-
-
-@dataclass(slots=True)
-class BatchMeans:
-    """`ordered_summary` of a stream, in constant memory.
-
-    All fields are plain: `dataclasses.asdict` is the state to store, `BatchMeans(**state)` takes it up again.
-    """
-
-    n: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    """Sum of squared deviations from the mean."""
-    size: int = FIRST_BATCH
-    means: list[float] = field(default_factory=list)
-    """Means of the full batches, in time order."""
-    open_n: int = 0
-    open_mean: float = 0.0
-    """The batch that is not full yet."""
-
-    def add(self, value: float) -> None:
-        """One outcome, the latest."""
-        self.n += 1
-        before = value - self.mean
-        self.mean += before / self.n
-        self.squares += before * (value - self.mean)
-        self.open_n += 1
-        self.open_mean += (value - self.open_mean) / self.open_n
-        if self.open_n == self.size:
-            self.means.append(self.open_mean)
-            self.open_n, self.open_mean = 0, 0.0
-        if len(self.means) == MAX_BATCHES:
-            self.size *= 2
-            self.means = [(a + b) / 2 for a, b in zip(self.means[::2], self.means[1::2], strict=True)]
-
-    def summary(self) -> Summary:
-        """Count, mean and long-run variance of all outcomes so far."""
-        k = len(self.means)
-        if k < MIN_BATCHES:
-            return Summary(self.n, self.mean if self.n else math.nan, math.inf)
-        centre = math.fsum(self.means) / k
-        gaps = [mean - centre for mean in self.means]
-        squares = math.fsum(gap**2 for gap in gaps)
-        products = math.fsum(a * b for a, b in zip(gaps[1:], gaps, strict=False))
-        correlation = products / squares if squares > 0 else 0.0
-        factor = max(_raised(k), (1 + correlation) / (1 - correlation))
-        long_run = self.size * squares / (k - 1) * factor
-        return Summary(self.n, self.mean, max(long_run, self.squares / (self.n - 1)))

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from marl_ray.experiments import schema
 from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.sums import NONE, Design, Moments, counts_of, merged, moved
+from marl_ray.experiments.sums import NONE, Design, Moments, counts_of, merged, moments_of, moved
 from marl_ray.experiments.windows import grace_s
 
 Series = dict[str, list[tuple[float, Summary]]]
@@ -32,7 +32,7 @@ def series(connection: sa.Connection, name: str, design: Design, points: int, no
         by_place = found.setdefault(row.arm, {})
         # The edges belong to the places inside.
         inside = min(max(int(row.place), 0), points - 1)
-        here = Moments(row.n, float(row.mean), float(row.squares))
+        here = moments_of(row)
         by_place[inside] = merged(by_place.get(inside, NONE), here)
     made: Series = {}
     for arm, by_place in sorted(found.items()):

@@ -1,4 +1,4 @@
-"""What all statistics of outcomes share: summaries, intervals, verdicts, and the two-sided normal mixture.
+"""What all statistics of outcomes share: summaries, intervals, verdicts, and where a normal mixture is tightest.
 
 The normal-mixture confidence sequence (Howard, Ramdas, McAuliffe, Sekhon, arXiv 1810.08240, proposition 5) bounds a
 sum S with intrinsic time V by
@@ -62,11 +62,6 @@ def _lambert_w_lower(x: float) -> float:
         if abs(step) < 1e-14 * abs(w):
             break
     return w
-
-
-def mixture_boundary(v: float, rho: float, alpha: float) -> float:
-    """The two-sided normal-mixture boundary of a sum at intrinsic time v."""
-    return math.sqrt((v + rho) * math.log((v + rho) / (rho * alpha**2)))
 
 
 def verdict(interval: Interval, margin: float) -> Verdict:

@@ -17,14 +17,15 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments import schema
 from marl_ray.experiments.analysis import Units
 from marl_ray.experiments.betting import Evidence
-from marl_ray.experiments.judged import Bets, Question, all_judged
+from marl_ray.experiments.judged import Bets, Question, all_judged, judged_until
 from marl_ray.experiments.looks import Look, look_at
-from marl_ray.experiments.population import Population, population_of
+from marl_ray.experiments.population import population_of
 from marl_ray.experiments.records import (
     OPEN,
     AssignmentState,
     AuditEntry,
     Configs,
+    Past,
     Production,
     assignment_part,
     assignment_state,
@@ -307,6 +308,16 @@ class ExperimentStore(UnitStore):
         self._bets[record.name] = bets
         return proven
 
+    def next_judged(self, record: ExperimentRecord) -> float | None:
+        """When a further unit of the experiment is judged (seconds since 1970, by the database's clock); None if none is
+        within its window, as far as exposures are stored."""
+        design, moment, units = look_design(record.config), self.settled_at(), schema.exposures.c
+        after = judged_until(design, moment)
+        first = sa.select(sa.func.min(units.stored_at)).where(units.experiment == record.name, units.stored_at > after)
+        with self._transaction() as connection:
+            stored_at = connection.execute(first).scalar()
+        return None if stored_at is None else moment + float(stored_at) - after
+
     def judged_units(self, record: ExperimentRecord, metrics: Collection[str]) -> Units:
         """Every unit whose window is over, with its metrics (or `outcome`), as an analysis takes them. Reads all rows."""
         design, moment = look_design(record.config), self.settled_at()
@@ -376,23 +387,9 @@ class ExperimentStore(UnitStore):
             raise MarlRayError(f"experiment: unknown experiment {name!r}")
         return assignment_state(record)
 
-    def past_weights(self, name: str) -> list[Mapping[str, float]] | None:
-        """All weights that units have been assigned by, as the audit tells; None where it does not tell all, or where the
-        salt has changed."""
-        states = self._past(name)
-        return (
-            None if states is None else [after.get("weights") or plan_of(after["config"]).weights for after in states]
-        )
-
-    def past_populations(self, name: str) -> frozenset[Population] | None:
-        """All populations that units have been taken from, likewise."""
-        states = self._past(name)
-        if states is None:
-            return None
-        return frozenset(population_of(after["config"]) for after in states if "config" in after)
-
-    def _past(self, name: str) -> list[dict[str, Any]] | None:
-        """What the audit tells of the experiment after each change, the oldest first; None as for `past_weights`."""
+    def past(self, name: str) -> Past | None:
+        """How units have been assigned so far, as the audit tells; None where it does not tell all, or where the salt has
+        changed."""
         audit = schema.audit.c
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == name).order_by(audit.id)
         with self._transaction() as connection:
@@ -401,7 +398,9 @@ class ExperimentStore(UnitStore):
         salts = {row.after["config"]["salt"] for row in rows if "config" in row.after}
         if record is None or not rows or rows[0].epoch > 1 or salts != {record.config["salt"]}:
             return None
-        return [row.after for row in rows]
+        states = [row.after for row in rows]
+        weights = [after.get("weights") or plan_of(after["config"]).weights for after in states]
+        return Past(weights, frozenset(population_of(after["config"]) for after in states if "config" in after))
 
     def production(self, endpoint: str) -> Production | None:
         """What serves the endpoint's units that are in no experiment: of the newest experiment there its winner if it
@@ -418,4 +417,5 @@ class ExperimentStore(UnitStore):
         promoted = record.state.status is Status.PROMOTED
         arm = str(record.state.winner) if promoted else record.plan.control
         part = record.config["arms"][arm]
-        return Production(record.name, arm, part.get("bundle", part["digest"]), part["digest"])
+        bundle = part.get("bundle") or part.get("url") or part["digest"]
+        return Production(record.name, arm, bundle, part["digest"])

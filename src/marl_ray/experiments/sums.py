@@ -20,11 +20,13 @@ from marl_ray.experiments.windows import WINDOW_S, grace_s
 
 
 class Moments(NamedTuple):
-    """Values: how many, their mean, and the sum of their squared deviations from it."""
+    """Values: how many, their mean, the sum of their squared deviations from it, the smallest and the largest."""
 
     n: int
     mean: float
     squares: float
+    low: float = math.inf
+    high: float = -math.inf
 
     def summary(self) -> Summary:
         if not self.n:
@@ -48,7 +50,13 @@ def merged(one: Moments, other: Moments) -> Moments:
         return one if one.n else other
     gap = other.mean - one.mean
     mean = one.mean + gap * other.n / n
-    return Moments(n, mean, one.squares + other.squares + gap**2 * one.n * other.n / n)
+    squares = one.squares + other.squares + gap**2 * one.n * other.n / n
+    return Moments(n, mean, squares, min(one.low, other.low), max(one.high, other.high))
+
+
+def moments_of(row: Any) -> Moments:
+    """Of a row of `schema.moments` that has values."""
+    return Moments(row.n, float(row.mean), float(row.squares), float(row.low), float(row.high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +133,7 @@ class Sums:
                 if table is schema.outcomes:
                     of.judged[judged] = found.rows
                 if found.n:
-                    of.values[(found.metric, *judged)] = Moments(found.n, float(found.mean), float(found.squares))
+                    of.values[(found.metric, *judged)] = moments_of(found)
         self.totals.add(settled)
         self.row, self.stored = row, stored
         if not rest:

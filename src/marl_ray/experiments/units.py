@@ -274,9 +274,10 @@ class UnitStore:
 
     def record_shadows(self, experiment: str, replica: str, totals: Mapping[str, Mapping[str, float]]) -> None:
         """Store what a replica has counted of each shadowed arm since it began: `acts`, `errors`, `dropped` copies, agents'
-        `decisions` compared with the answer's and those that `agreed`, and the `seconds` of its passes. What is
-        missing is 0; a later call replaces an earlier one's numbers."""
-        names = (*schema.SHADOW_COUNTS, "seconds")
+        `decisions` compared with the answer's and those that `agreed`, the `seconds` of its passes, and of texts the
+        `tokens` that it read, with its own `log_prob` and the `served_log_prob`. What is missing is 0; a later call
+        replaces an earlier one's numbers."""
+        names = (*schema.SHADOW_COUNTS, *schema.SHADOW_SUMS)
         key = {"experiment": experiment, "replica": replica}
         with self._transaction(self._writer) as connection:
             for arm in sorted(totals):
@@ -288,8 +289,12 @@ class UnitStore:
     def shadow_totals(self, experiment: str) -> dict[str, dict[str, float]]:
         """Arm -> the totals of all replicas, and `at`, when the last of them was written."""
         found = schema.shadow_totals.c
-        counts = [sa.cast(sa.func.sum(found[name]), sa.BigInteger).label(name) for name in schema.SHADOW_COUNTS]
-        more = sa.func.sum(found.seconds).label("seconds"), sa.func.max(found.at).label("at")
+        # Rows of before a column was there have none.
+        sums = {
+            name: sa.func.sum(sa.func.coalesce(found[name], 0)) for name in (*schema.SHADOW_COUNTS, *schema.SHADOW_SUMS)
+        }
+        counts = [sa.cast(sums[name], sa.BigInteger).label(name) for name in schema.SHADOW_COUNTS]
+        more = *(sums[name].label(name) for name in schema.SHADOW_SUMS), sa.func.max(found.at).label("at")
         query = sa.select(found.arm, *counts, *more).where(found.experiment == experiment).group_by(found.arm)
         with self._transaction() as connection:
             rows = [dict(row) for row in connection.execute(query.order_by(found.arm)).mappings()]

@@ -5,7 +5,7 @@ reads its characters. So nothing that an agent or a client writes can end a turn
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 
 from marl_ray.errors import MarlRayError, one_line
 
-Message = dict[str, str]
+Message = Mapping[str, Any]
 LEAST_LEFT = 0.5
 """Share of a text that must be left of it where it is cut."""
 LEFT_OUT = "…"
@@ -126,19 +126,20 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
     return found, True
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Token ids of messages (`role`, `content`) in the chat template, up to where the reply begins.
+def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    """Token ids of messages (`role`, `content`) in the chat template, up to where the reply begins; the template is given
+    `tools` too, if there are any.
 
     A `developer` is the `system` of templates that know none. Raises MarlRayError where the template refuses these messages,
     or would leave one out.
     """
     facts = _facts(tokenizer)
     if "developer" in facts.left_out | facts.refused:
-        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+        messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
     for message in messages:
         if message["role"] in facts.left_out:
             raise MarlRayError(f"prompt: the chat template leaves out what the role {message['role']} says")
-    return _encode_marked(tokenizer, facts, _framed(tokenizer, messages))
+    return _encode_marked(tokenizer, facts, _framed(tokenizer, messages, tools))
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
@@ -147,7 +148,7 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     return _encode_marked(tokenizer, facts, _marked(facts, text))
 
 
-def _framed(tokenizer: Any, messages: Sequence[Message]) -> str:
+def _framed(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
     """Messages, marked, in the chat template, up to where the reply begins."""
     facts = _facts(tokenizer)
     if facts.parts is None:
@@ -155,8 +156,9 @@ def _framed(tokenizer: Any, messages: Sequence[Message]) -> str:
             f"model.chat: the chat template of {tokenizer.name_or_path!r} does not show what a user says; expected one that "
             "does, or chat: false"
         )
-    marked = [message | {"content": _marked(facts, message["content"])} for message in messages]
-    return _render(tokenizer, marked, facts.parts, add_generation_prompt=True)
+    marked = _all_marked(facts, list(messages))
+    more = {"tools": _all_marked(facts, list(tools))} if tools else {}
+    return _render(tokenizer, marked, facts.parts, add_generation_prompt=True, **more)
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **settings: Any) -> str:
@@ -199,6 +201,15 @@ def _marked(facts: _Facts, text: str) -> str:
     while facts.spelled.search(text):  # what is behind a break may spell another one
         text = facts.spelled.sub(lambda found: f"{found[0][0]}{_BREAK}{found[0][1:]}", text)
     return text
+
+
+def _all_marked(facts: _Facts, value: Any) -> Any:
+    """Lists and objects with every text in them marked."""
+    if isinstance(value, str):
+        return _marked(facts, value)
+    if isinstance(value, Mapping):
+        return {_marked(facts, key): _all_marked(facts, part) for key, part in value.items()}
+    return [_all_marked(facts, part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _encode_marked(tokenizer: Any, facts: _Facts, text: str) -> list[int]:

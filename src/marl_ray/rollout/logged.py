@@ -70,7 +70,7 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
     Raises MarlRayError naming the file, the row (from 0) and the column of what does not fit.
     """
     parts: dict[str, list[_Part]] = {name: [] for name in spaces}
-    for name, begin, table in _tables(path):
+    for name, begin, table in tables(path, COLUMNS):
         rows = _Rows(name, table, begin + np.arange(len(table)))
         played_by = np.array([agents.get(agent, "") for agent in rows.plain("agent")], object)
         rows.check("agent", played_by != "", f"one of {', '.join(agents)}")
@@ -98,8 +98,8 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
     return Logged(policies, lengths, tuple(units), outcomes[first])
 
 
-def _tables(path: str) -> Iterator[tuple[str, int, pa.Table]]:
-    """Row groups: the file, the number of the first row in it, and the columns and types that are read.
+def tables(path: str, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[str, int, pa.Table]]:
+    """Row groups: the file, the number of the first row in it, and these columns in these types.
 
     One by one, because numbers take eight times the space in a file's types that they take in a policy's.
     """
@@ -116,19 +116,19 @@ def _tables(path: str) -> Iterator[tuple[str, int, pa.Table]]:
             with filesystem.open_input_file(name) as source:
                 file, begin = parquet.ParquetFile(source), 0
                 for group in range(file.num_row_groups):
-                    table = _typed(name, file, group)
+                    table = _typed(name, file, group, columns)
                     yield name, begin, table
                     begin += len(table)
     except (OSError, pa.ArrowException, ValueError) as error:  # no such file, no Parquet, no URI
         raise MarlRayError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
-def _typed(name: str, file: parquet.ParquetFile, group: int) -> pa.Table:
-    missing = [column for column in COLUMNS if column not in file.schema_arrow.names]
+def _typed(name: str, file: parquet.ParquetFile, group: int, wanted: Mapping[str, pa.DataType]) -> pa.Table:
+    missing = [column for column in wanted if column not in file.schema_arrow.names]
     if missing:
         raise MarlRayError(f"{name}: expected a column {missing[0]!r}")
-    table, columns = file.read_row_group(group, list(COLUMNS)), {}
-    for column, kind in COLUMNS.items():
+    table, columns = file.read_row_group(group, list(wanted)), {}
+    for column, kind in wanted.items():
         try:
             columns[column] = table.column(column).cast(kind).combine_chunks()
         except pa.ArrowException as error:

@@ -1,11 +1,13 @@
 """The gateway: an ASGI application that assigns sessions to arms, acts, and joins outcomes.
 
 A request goes one way: read and admitted (`http`), handled (`handlers`), given its arm (`routing`), answered by it (`arms`),
-and written down (`logs`).
+and written down (`logs`). It is parsed, routed and answered without a framework: that takes 2.6 us, and Starlette's
+requests, routing and responses take 7.4 us, which is more than 2 % of an act's CPU time (208 us behind Ray Serve).
 """
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -83,16 +85,20 @@ class Gateway:
         endpoint = "other"
         problem: Callable[[RequestError], bytes] = RequestError.body
         response: Response | Stream
+        seconds = math.inf
         try:
             early = preflight(self.config.cors, request, scope["method"]) if scope["method"] == "OPTIONS" else None
             if early is None:
                 route = find(request.path, scope["method"])
                 endpoint, problem = route.template, route.problem
-                response = await self._handled(route, request)
+                seconds = self._deadline(route, request)
+                response = await self._deadlines.run(route.handler(self.service, request), seconds)
             else:
                 response = early
         except ClientGoneError:
             return
+        except TimeoutError:
+            response = Response(problem(RequestError(504, None, f"no answer within {seconds:g} s")), 504)
         except RequestError as error:
             response = Response(problem(error), error.status, headers=error.headers)
         except StoreError as error:
@@ -134,7 +140,8 @@ class Gateway:
         finally:
             response.close()
 
-    async def _handled(self, route: Route, request: Request) -> Response | Stream:
+    def _deadline(self, route: Route, request: Request) -> float:
+        """Seconds that a request may take; RequestError if it wishes for what is none."""
         seconds = LOADING_S if route.loads else self.config.request_timeout_s
         wish = request.header(b"x-request-timeout-seconds")
         if wish is not None:
@@ -144,7 +151,4 @@ class Gateway:
                 seconds = 0.0
             if not seconds > 0:
                 raise RequestError(400, "x-request-timeout-seconds", "expected a number of seconds above 0")
-        try:
-            return await self._deadlines.run(route.handler(self.service, request), seconds)
-        except TimeoutError:
-            raise RequestError(504, None, f"no answer within {seconds:g} s") from None
+        return seconds

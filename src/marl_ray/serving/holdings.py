@@ -10,8 +10,10 @@ from marl_ray.config import ArmConfig, ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import AssignmentState, ExperimentStore
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
+from marl_ray.serving.arms.external.arm import ExternalArm
+from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
-from marl_ray.serving.loading import Bundles, LoadedExperiment, check_log
+from marl_ray.serving.loading import Bundles, LoadedExperiment
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.endpoints import Endpoints
 from marl_ray.serving.routing.router import Router
@@ -44,7 +46,6 @@ class Holdings:
     def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: Any) -> Router:
         """Register an experiment with the store and route to it; `more` is stored beside its config. Blocks. Raises
         MarlRayError if the stored experiment forbids it, or if an arm cannot be hosted."""
-        check_log(self.config, part.config.name, part.bundles.values())
         arms = {arm: self.arm(part.config, arm, bundle) for arm, bundle in part.bundles.items()}
         self.store.open_experiment(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
         return self.take_in(part.config, self.store.table(part.config.name), arms)
@@ -58,6 +59,8 @@ class Holdings:
     def arm(self, experiment: ExperimentConfig, arm: str, bundle: AnyBundle) -> Arm | TextArm:
         """An arm of an experiment, from its bundle. Blocks where it is started elsewhere. Raises MarlRayError."""
         config = experiment.arms[arm]
+        if isinstance(bundle, ExternalModel):
+            return ExternalArm(bundle, config, self.config.request_timeout_s / 2)
         if experiment.placement == "replica":
             if is_text(bundle):
                 from marl_ray.serving.arms.text import TextBatcher  # transformers takes seconds to import
@@ -70,4 +73,4 @@ class Holdings:
             raise MarlRayError(
                 f"experiments.{experiment.name}.placement: deployment needs Ray Serve; expected replica here"
             )
-        return self._host(bundle, config.bundle, config)
+        return self._host(bundle, config.reference, config)

@@ -13,9 +13,10 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.records import OPEN, AssignmentState
 from marl_ray.experiments.states import ExperimentRecord, Status
 from marl_ray.experiments.store import ExperimentStore
-from marl_ray.policies.bundle import Bundle, load_bundle
+from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.manifest import REGISTRY, pinned
 from marl_ray.policies.spaces import space_to_json
+from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
@@ -70,6 +71,8 @@ class LoadedExperiment:
                 data["arms"][arm] |= self.stored[arm]
             else:
                 data["arms"][arm] |= {"digest": bundle.digest, "weights_sha256": bundle.manifest.weights_sha256}
+                if isinstance(bundle, ExternalModel):
+                    data["arms"][arm] |= {"agents": bundle.agents}
         return data
 
 
@@ -105,14 +108,20 @@ def needed(
 
 
 def load_arms(
-    config: ExperimentConfig, arms: Iterable[str], bundles: Bundles, digests: Mapping[str, str]
+    config: ExperimentConfig, arms: Iterable[str], bundles: Bundles, stored: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, AnyBundle], dict[str, MarlRayError]]:
-    """The bundles of these arms, and why others of them cannot be had. `digests` are theirs as far as known."""
+    """The bundles of these arms, and why others of them cannot be had. `stored` is what the store has of them, as far as it
+    is to be believed. External models play the agents of the others."""
     found: dict[str, AnyBundle] = {}
     missing: dict[str, MarlRayError] = {}
-    for arm in arms:
+    for arm in sorted(arms, key=lambda arm: config.arms[arm].bundle is None):
+        part, known = config.arms[arm], stored.get(arm, {})
         try:
-            found[arm] = bundles.load(config.arms[arm].bundle, digests.get(arm))
+            if part.bundle is not None:
+                found[arm] = bundles.load(part.bundle, known.get("digest"))
+            else:
+                agents = known.get("agents") or next((other.agents for other in found.values()), None)
+                found[arm] = external_model(str(part.url), str(part.model), agents)
         except MarlRayError as error:
             missing[arm] = MarlRayError(f"experiments.{config.name}.arms.{arm}: {error}")
     return found, missing
@@ -135,7 +144,8 @@ def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
     arms = {}
     for name, arm in config.arms.items():
         try:
-            arms[name] = arm.model_copy(update={"bundle": pinned(arm.bundle, tracking_uri)})
+            bundle = None if arm.bundle is None else pinned(arm.bundle, tracking_uri)
+            arms[name] = arm.model_copy(update={"bundle": bundle})
         except MarlRayError as error:
             raise MarlRayError(f"experiments.{config.name}.arms.{name}: {error}") from error
     return config.model_copy(update={"arms": arms})
@@ -151,7 +161,6 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
     for part in fixed:
         record = store.experiment(part.name) if part.name in states else None
         one = load_whole(part, bundles) if record is None else _load_known(part, record, wanted[part.name], bundles)
-        check_log(config, part.name, one.bundles.values())
         loaded.append(one)
     return loaded
 
@@ -165,7 +174,7 @@ def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
         if state is not None and state.status in OPEN and state.control not in part.bundles:
             raise MarlRayError(
                 f"experiments.{part.config.name}.arms.{state.control}: the control's bundle "
-                f"{part.config.arms[state.control].bundle!r} cannot be loaded, and the experiment is {state.status}"
+                f"{part.config.arms[state.control].reference!r} cannot be loaded, and the experiment is {state.status}"
             )
 
 
@@ -179,12 +188,15 @@ def _load_known(
 ) -> LoadedExperiment:
     arms = record.config["arms"]
     stored = {
-        arm: {key: arms[arm][key] for key in ("digest", "weights_sha256") if key in arms[arm]}
+        arm: {key: arms[arm][key] for key in ("digest", "weights_sha256", "agents") if key in arms[arm]}
         for arm, part in config.arms.items()
-        if arm in arms and arms[arm].get("bundle") == part.bundle
+        if arm in arms and all(arms[arm].get(key) == getattr(part, key) for key in ("bundle", "url", "model"))
     }
     # Read whatever their digests: if the content of a folder has changed, the store has the last word on it.
-    found, missing = load_arms(config, [arm for arm in config.arms if arm in wanted or arm not in stored], bundles, {})
+    # But the agents of an external model are those that it was given when the experiment began.
+    agents = {arm: {"agents": part["agents"]} for arm, part in stored.items() if "agents" in part}
+    asked = [arm for arm in config.arms if arm in wanted or arm not in stored]
+    found, missing = load_arms(config, asked, bundles, agents)
     for arm, error in missing.items():
         if arm not in stored:
             raise error
@@ -193,25 +205,12 @@ def _load_known(
     return LoadedExperiment(config, found, stored)
 
 
-def check_log(config: GatewayConfig, experiment: str, bundles: Iterable[AnyBundle]) -> None:
-    """Raise MarlRayError if the gateway keeps decisions, of which texts are none."""
-    if config.decision_log is not None and any(map(is_text, bundles)):
-        raise MarlRayError(
-            f"experiments.{experiment}: expected a gateway without decision_log, which cannot keep texts"
-        )
-
-
 def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> None:
     """Raise MarlRayError naming the arm if two of an experiment's bundles differ in kind, agents, observations or actions: a
-    request is made before its arm is known, so every arm must understand it. Language models cannot be shadows."""
+    request is made before its arm is known, so every arm must understand it."""
     if not bundles:
         return
     control = next((arm for arm in config.arms if arm in bundles), "")
-    if is_text(bundles[control]) and config.strategy == "shadow":
-        raise MarlRayError(
-            f"experiments.{config.name}.strategy: shadows are compared by their actions, which texts are not; "
-            "expected ab, gradual or replace for language models"
-        )
     expected = _interface(bundles[control])
     for arm, bundle in bundles.items():
         if is_text(bundle) != is_text(bundles[control]):
@@ -230,7 +229,7 @@ def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> No
 
 
 def _interface(bundle: AnyBundle) -> dict[str, tuple[Any, Any]]:
-    if not isinstance(bundle, Bundle):
+    if is_text(bundle):
         return dict.fromkeys(bundle.agents, ("text", "text"))
     parts = bundle.manifest.policies
     return {

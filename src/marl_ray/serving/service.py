@@ -126,7 +126,16 @@ class Service:
             for arm in router.arms:
                 shown.circuit.labels(name, arm).set(CIRCUITS[router.circuits[arm].state])
             for arm, totals in list(router.shadows.totals.items()):
-                for count in ("acts", "errors", "dropped", "decisions", "agreed"):
+                for count in (
+                    "acts",
+                    "errors",
+                    "dropped",
+                    "decisions",
+                    "agreed",
+                    "tokens",
+                    "log_prob",
+                    "served_log_prob",
+                ):
                     shown.shadows.labels(name, arm, count).set(getattr(totals, count))
 
     def samples(self) -> list[Metric]:

@@ -18,7 +18,7 @@ from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.evidence.rollout_control import config_of, decide
 from marl_ray.serving.evidence.webhook import Webhook
 from marl_ray.serving.holdings import Holdings
-from marl_ray.serving.loading import API, check_arms, check_log, load_arms, needed, ours
+from marl_ray.serving.loading import API, check_arms, load_arms, needed, ours
 from marl_ray.serving.routing.endpoints import DRAIN_S
 from marl_ray.serving.routing.failures import FailedSessions
 from marl_ray.serving.routing.router import Router
@@ -29,10 +29,8 @@ DECIDE_S = 1.0
 TEND_S = 15.0
 """How often, without any change, arms that nobody needs any more are let go of, and missing ones tried again."""
 WINNER_S = 30.0
-"""How often the evidence of a promoted experiment that serves its endpoint is looked at; any other that is over is looked at
-once an outcome comes."""
-LATE_S = DRAIN_S
-"""How long after an outcome an experiment that is over is looked at."""
+"""How often the evidence of a promoted experiment that serves its endpoint is looked at, which goes on to get units. Else
+what is over is looked at when the window of a unit ends."""
 PRELOADED_S = 86_400.0
 """How long a bundle that was asked for ahead is held where no experiment does."""
 CLOSE_S = 5.0
@@ -62,8 +60,9 @@ class StoreFollower:
         self._missing: dict[str, dict[str, str]] = {}
         """Experiment -> arm -> why it could not be loaded."""
         self._loading: set[str] = set()
-        self._late: dict[str, float] = {}
-        """Experiment that is over -> until when outcomes that came are looked at, monotonic seconds."""
+        self._due: dict[str, float] = {}
+        """Experiment that is over -> when it is to be looked at, by the database's clock; none while no unit is in its
+        window."""
         self._winners_at = 0.0
         self._preload_at: dict[str, float] = {}
         """Reference of a bundle that is asked for ahead -> when it may be tried again, monotonic seconds."""
@@ -86,9 +85,9 @@ class StoreFollower:
         self._threads = []
 
     def note_late(self, name: str) -> None:
-        """An outcome came for an experiment that is over; it may prove harm all the same, once its window is over."""
-        window = self._holdings.endpoints.routers[name].config.outcome_window_s
-        self._late[name] = time.monotonic() + LATE_S + window
+        """An outcome came for an experiment that is over, perhaps of a unit whose exposure has only now been stored. It may
+        prove harm all the same, once its window is over."""
+        self._due[name] = -math.inf
 
     def decide(self) -> None:
         """Store which sessions failed here, and look at the evidence once: of what is open, and of what is over
@@ -101,15 +100,27 @@ class StoreFollower:
         for router in self._to_judge(time.monotonic()):
             name = router.config.name
             try:
-                decide(self._holdings.store, router.config)
+                self._due.pop(name, None)
+                if decide(self._holdings.store, router.config) is not None and router.is_over:
+                    self._note_due(name)
                 self._tell_shadows(name)
             except StoreError:
+                self._due[name] = -math.inf
                 raise  # the same for all of them
             except Exception:  # one experiment's numbers must not keep the others from being rolled back
                 _log.exception("experiment %s: its evidence cannot be judged", name)
+        for name in self._ended:
+            self._tell_shadows(name)
         self._preload()
         if problem is not None:
             raise problem
+
+    def _note_due(self, name: str) -> None:
+        """The experiment is over: look again when the next window of a unit ends."""
+        record = self._holdings.store.experiment(name)
+        at = None if record is None else self._holdings.store.next_judged(record)
+        if at is not None:
+            self._due[name] = min(at, self._due.get(name, math.inf))
 
     def _preload(self) -> None:
         """Hold the bundles that were asked for ahead of their experiments, here or at another replica."""
@@ -133,9 +144,10 @@ class StoreFollower:
 
     def _to_judge(self, now: float) -> list[Router]:
         routers = self._holdings.endpoints.routers
-        self._late = {name: until for name, until in list(self._late.items()) if until > now}
         names = {name for name, router in routers.items() if not router.is_over}
-        names |= self._late.keys() | self._ended.keys()
+        if pending := list(self._due.items()):
+            moment = self._holdings.store.settled_at()
+            names |= {name for name, due in pending if due <= moment}
         if now >= self._winners_at:
             self._winners_at = now + WINNER_S
             serving = (routers[name] for name, arms in self._wanted.items() if arms)
@@ -181,6 +193,7 @@ class StoreFollower:
         router.follow(state, told_at)
         if router.is_over and not was_over:
             self._ended[router.config.name] = time.time()
+            self._due[router.config.name] = -math.inf
 
     def _tend(self, states: dict[str, AssignmentState], waits: bool) -> None:
         """Hold the arms that are needed, and no others."""
@@ -215,10 +228,8 @@ class StoreFollower:
         try:
             record = holdings.store.experiment(config.name)
             stored = record.config["arms"] if record is not None else {}
-            digests = {arm: part["digest"] for arm, part in stored.items()}
-            found, errors = load_arms(config, lacking, holdings.bundles, digests)
+            found, errors = load_arms(config, lacking, holdings.bundles, stored)
             check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | found)
-            check_log(holdings.config, config.name, found.values())
             missing = {arm: str(error) for arm, error in errors.items()}
             made = {}
             for arm, bundle in found.items():

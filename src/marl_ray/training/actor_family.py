@@ -65,17 +65,17 @@ def adopt_actor(copies: Copies) -> None:
             sharded.copy_(distribute_tensor(moved, sharded.device_mesh, sharded.placements, src_data_rank=None))
 
 
-def padded(batch: Trajectories) -> Trajectories:
+def padded(batch: Trajectories, agents: int) -> Trajectories:
     return batch  # a worker has one copy at least
 
 
-def bounds(batch: Trajectories) -> tuple[int, ...]:
+def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
     """All workers have equally many copies."""
-    own = len(batch.mask) // batch.agents
+    own = len(batch.mask) // agents
     return tuple(range(0, (world()[1] + 1) * own, own))
 
 
-def order(model: ActorCritic, batch: Trajectories) -> Tensor | None:
+def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None:
     return None
 
 

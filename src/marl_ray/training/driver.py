@@ -318,7 +318,8 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
     from marl_ray.policies.bundle import load_bundle
     from marl_ray.training.loop import BUNDLE
 
-    kept = sorted(result.best_checkpoints, key=lambda pair: pair[1]["score"], reverse=True)
+    # Of equal scores, as where nothing was played, the newest counts.
+    kept = sorted(result.best_checkpoints, key=lambda pair: (pair[1]["score"], pair[1]["iteration"]), reverse=True)
     paths = ((f"{checkpoint.path}/{BUNDLE}", metrics) for checkpoint, metrics in kept)
     best, found = next(p for p in paths if filesystem.get_file_info(p[0]).type == fs.FileType.Directory)
     with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:

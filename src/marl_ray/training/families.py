@@ -53,14 +53,14 @@ class Family(Protocol):
     def refresh(self, copies: Copies, mixed_precision: bool) -> None:
         """Copy the trained weights into the rollout copy; every worker takes part."""
 
-    def padded(self, batch: Trajectories) -> Trajectories:
-        """The batch with at least one row."""
+    def padded(self, batch: Trajectories, agents: int) -> Trajectories:
+        """The batch with at least one copy, which is `agents` rows."""
 
-    def bounds(self, batch: Trajectories) -> tuple[int, ...]:
+    def bounds(self, batch: Trajectories, agents: int) -> tuple[int, ...]:
         """Where each worker's copies begin among all, and how many there are; every worker takes part."""
 
-    def order(self, model: Any, batch: Trajectories) -> Tensor | None:
-        """(B,) numbers: rows with like ones cost less in one pass; None where all passes cost the same."""
+    def order(self, model: Any, batch: Trajectories, agents: int) -> Tensor | None:
+        """(copies,) numbers: copies with like ones cost less in one pass; None where all passes cost the same."""
 
     def inputs(self, model: Any, batch: Trajectories) -> Any:
         """What is computed once per batch for `evaluate`."""

@@ -115,7 +115,7 @@ def _step(
     """One gradient step on a minibatch of `size` (decisions, sequences) over all workers; this worker's part of METRICS."""
     spec, hyper = learner.algorithm.spec, learner.hyper
     sharded = cast(FSDPModule, learner.model)
-    parts = list(micro_batches(cut, shape, learner.micro_batch, fixed.order))
+    parts = list(micro_batches(cut, shape, learner.pass_copies, fixed.order))
     whole = _Pass(learner, fixed, shape, parts[0][0], first) if len(parts) == 1 else None
     gates = torch.zeros(len(learner.budgets), device=learner.device)
     if spec.constraint == "penalty":
@@ -208,7 +208,7 @@ def _loss(
     policy = (terms * weights).sum()
     entropy = (one.entropy * weights).sum()
     loss = policy - learner.entropy_coef * entropy
-    if evaluated.reference_log_probs is not None and hyper.kl_place == "loss":
+    if hyper.kl_coef and evaluated.reference_log_probs is not None and hyper.kl_place == "loss":
         divergence = kl_estimate(one.log_probs, evaluated.reference_log_probs, hyper.kl_estimator)
         loss = loss + learner.kl_coef * (divergence * weights).sum()
     if gates.any():
@@ -240,10 +240,10 @@ def fit_critic(learner: "Learner", inputs: Any, batch: Trajectories, mask: Tenso
     assert algorithm.critic_targets is not None
     wanted = algorithm.critic_targets(batch, hyper)
     count = max(float(total(mask.sum().float())), 1.0)
-    order = learner.family.order(learner.model, batch)
+    order = learner.family.order(learner.model, batch, shape.agents)
     for _ in range(hyper.critic_epochs):
         learner.optimizer.zero_grad(set_to_none=True)
-        for part, _ in micro_batches(everything(shape), shape, learner.micro_batch, order):
+        for part, _ in micro_batches(everything(shape), shape, learner.pass_copies, order):
             cut, empty = _with_a_row(part)
             own = cut.of(mask, shape.agents)
             outputs = learner.family.evaluate(learner.model, inputs, batch, own, shape, cut).values
@@ -294,10 +294,10 @@ def in_passes(
     Passes are of the minibatches `cuts`, of the whole batch when not given.
     """
     whole: list[Tensor | None] = []
-    order = learner.family.order(learner.model, batch)
+    order = learner.family.order(learner.model, batch, shape.agents)
     number = torch.arange(batch.mask.numel()).view(batch.mask.shape)
     for minibatch in cuts or [everything(shape)]:
-        for part, _ in micro_batches(minibatch, shape, learner.micro_batch, order):
+        for part, _ in micro_batches(minibatch, shape, learner.pass_copies, order):
             cut, empty = _with_a_row(part)
             with torch.no_grad():
                 found = evaluate(cut)

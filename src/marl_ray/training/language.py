@@ -13,9 +13,11 @@ from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.token_bundle import TokenBundle
 from marl_ray.policies.token_policy import TokenPolicy, adopt, build_token_policy
 from marl_ray.rollout.collector import Plan
+from marl_ray.rollout.served_collector import Block, ServedCollector
 from marl_ray.rollout.text import TextBatch, TextCollector
 from marl_ray.rollout.transcripts import Transcript, means
 from marl_ray.training.collectives import gather
+from marl_ray.training.served_data import Reader, read_data
 from marl_ray.training.tracking import uri_of
 
 
@@ -57,20 +59,29 @@ def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Mapping[st
 
 
 def build_text_collector(
-    config: RunConfig, agents: Mapping[str, Sequence[str]], copies: range, plan: Plan, state: Any = None
+    config: RunConfig,
+    agents: Mapping[str, Sequence[str]],
+    copies: range,
+    plan: Plan,
+    state: Any = None,
+    data: Mapping[str, Sequence[Block]] | None = None,
 ) -> TextCollector:
-    """The collector of one worker's share of the environment copies."""
-    return TextCollector(
-        lambda: cast(AECEnv, make_env(config.env, config.constraints)),
-        agents,
-        copies,
-        plan,
-        config.seed,
-        config.signals,
-        state,
-        gather,
-        config.train.curriculum,
-    )
+    """The collector of one worker's share of the environment copies; of its share of `data` where there are any."""
+
+    def make() -> AECEnv:
+        return cast(AECEnv, make_env(config.env, config.constraints))
+
+    common = (make, agents, copies, plan, config.seed, config.signals, state, gather)
+    if data is not None:
+        return ServedCollector(*common, data, config.train.env_copies)
+    return TextCollector(*common, config.train.curriculum)
+
+
+def build_data(
+    config: RunConfig, agents: Mapping[str, Sequence[str]], models: Mapping[str, Any]
+) -> dict[str, list[Block]]:
+    """The run's `data`, as these policies read it."""
+    return read_data(config, agents, {name: Reader(model.lm, model.tokenizer) for name, model in models.items()})
 
 
 def response_metrics(batch: TextBatch) -> tuple[dict[str, float], list[dict[str, Any]]]:

@@ -20,6 +20,7 @@ from marl_ray.policies.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.rollout.curriculum import Curriculum
 from marl_ray.training.fine_tuning import encode, read_demonstrations
 from marl_ray.training.language import bundle_weights
+from marl_ray.training.served_data import Reader, read_data
 from marl_ray.training.tracking import uri_of
 
 WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
@@ -57,6 +58,8 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
         env.reset(seed=0, options={"index": 0, "split": "test"})  # raises where no tasks are held out
     if config.train.curriculum:
         Curriculum(config.train.curriculum, env, {})
+    if config.data is not None:
+        read_data(config, agents, {name: Reader(*model) for name, model in models.items()})
     if config.warm_start is not None:
         for name, told in read_demonstrations(config, env, agents, SAMPLE).items():
             encode(told, *models[name], config, name)

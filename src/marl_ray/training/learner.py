@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -56,15 +56,18 @@ class Learner:
         horizon: int = 1,
         by_episode: bool = False,
         micro_batch: int | None = None,
+        served: bool = False,
     ):
         """`model`, an ActorCritic or a TokenPolicy, has the same weights on every worker and is taken over.
 
         `by_episode`: rows are whole episodes, so minibatches are sets of them. `micro_batch` environment copies (responses,
-        for a token policy) share a forward and backward pass.
+        for a token policy) share a forward and backward pass. `served`: batches are of what other policies wrote, so that
+        ratios are to the chances with which it was written, whatever this learner's own arithmetic says of them.
         """
         self.hyper, self.algorithm, self.family = hyper, algorithm_of(algorithm), family_of(model)
         self.budgets = tuple(constraint.budget for constraint in constraints) if self.algorithm.spec.costs else ()
-        self.horizon, self.by_episode, self.micro_batch = horizon, by_episode, micro_batch
+        self.horizon, self.by_episode, self.micro_batch, self.served = horizon, by_episode, micro_batch, served
+        self.needs_reference = hyper.kl_coef > 0 or self.algorithm.spec.pairs
         self.value_norm = ValueNorm()
         self.cost_norms = tuple(ValueNorm() for _ in self.budgets)
         start = self.algorithm.multiplier
@@ -75,7 +78,7 @@ class Learner:
         self.trust_region = hyper.trust_region
         self.mixed_precision = mixed_precision
         self.device = torch.device(mesh.device_type)
-        self.copies: Copies = self.family.set_up(model, mesh, mixed_precision, hyper.kl_coef > 0)
+        self.copies: Copies = self.family.set_up(model, mesh, mixed_precision, self.needs_reference)
         self.model, self.rollout_model = self.copies.trained, self.copies.rollout
         self.actor, self.critics = self.family.actor(self.model), self.family.critics(self.model)
         # A trust region moves the actor without an optimiser.
@@ -94,7 +97,15 @@ class Learner:
     @property
     def recomputes(self) -> bool:
         """Whether old log-probabilities and values are the learner's own, and not those that the rollout recorded."""
+        if self.served:
+            return self.algorithm.spec.pairs  # whose rows have none
         return self.algorithm.spec.recompute or self.hyper.importance_cap is not None or not self.samples_alike
+
+    @property
+    def pass_copies(self) -> int | None:
+        """Copies of a pass: `micro_batch`, or half of it where a copy is a pair of responses."""
+        pairs = self.algorithm.spec.pairs and self.micro_batch is not None
+        return max(1, cast(int, self.micro_batch) // 2) if pairs else self.micro_batch
 
     def refresh_rollout_model(self) -> None:
         """Copy the sharded weights into the rollout copy; every worker takes part."""
@@ -123,8 +134,9 @@ class Learner:
         Raises Diverged naming `where` and the tensor if a number is not finite.
         """
         batch = batch.to(self.device)
-        shape = Shape(batch.agents, batch.mask.shape[1], world()[0], self.family.bounds(batch))
-        batch = self.family.padded(batch)
+        agents = 2 if self.algorithm.spec.pairs else batch.agents
+        shape = Shape(agents, batch.mask.shape[1], world()[0], self.family.bounds(batch, agents))
+        batch = self.family.padded(batch, agents)
         plan = [
             minibatches(seed, iteration, epoch, self.hyper.minibatches, shape, self.by_episode)
             for epoch in range(self.hyper.epochs)
@@ -171,8 +183,10 @@ class Learner:
             old_values = old_values if now.values is None else now.values
             old_cost_values = old_cost_values if now.cost_values is None else now.cost_values
         reference = self._reference_log_probs(batch, shape, plan[0])
-        divergence = torch.zeros_like(old) if reference is None else kl_estimate(old, reference, hyper.kl_estimator)
-        taxed = self.kl_coef * divergence if reference is not None and hyper.kl_place == "reward" else None
+        divergence = torch.zeros_like(old)
+        if hyper.kl_coef and reference is not None:
+            divergence = kl_estimate(old, reference, hyper.kl_estimator)
+        taxed = self.kl_coef * divergence if hyper.kl_coef and hyper.kl_place == "reward" else None
         batch = replace(batch, rewards=self.algorithm.shape_rewards(batch, hyper, self.horizon, taxed))
         if spec.critic_first:
             batch = replace(batch, values=gradient.fit_critic(self, inputs, batch, mask, shape))
@@ -203,7 +217,7 @@ class Learner:
         )
         check_finite(where, sums["bad"])
         metrics: dict[str, float] = {}
-        if reference is not None:
+        if hyper.kl_coef:
             metrics["reference_kl"] = _mean(sums["divergence"])
         if spec.groups and batch.prompts is not None:
             rows = float(sums["left_out"]) + float(sums["whole"][1])
@@ -236,7 +250,7 @@ class Learner:
             batch,
             mask,
             inputs,
-            self.family.order(self.model, batch),
+            self.family.order(self.model, batch, shape.agents),
             advantages,
             cost_adv,
             returns,
@@ -263,7 +277,7 @@ class Learner:
         return torch.tensor(raw, device=self.device) / self.cost_scale.to(self.device)
 
     def _reference_log_probs(self, batch: Trajectories, shape: Shape, cuts: Sequence[Cut]) -> Tensor | None:
-        if not self.hyper.kl_coef:
+        if not self.needs_reference:
             return None
         (found,) = gradient.in_passes(
             self, batch, shape, lambda cut: [self.family.reference(self.copies, batch, shape, cut)], cuts

@@ -94,7 +94,12 @@ class Run:
             fine_tune(config, self.env, self.team, emit)
         elif config.warm_start is not None:
             warm_start(config, self.env, self.team, emit)
-        self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, envs)
+        data = None
+        if config.data is not None:
+            from marl_ray.training.language import build_data
+
+            data = build_data(config, self.team.agents, self.team.models)
+        self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, envs, data)
         self.evaluator = Evaluator(config, self.env, self.team.agents, self.collector)
         self.recent = Recent(config, self.state["recent"])
         self.clock = Clock("rollout", "update", *(("evaluation",) if config.evaluates else ()))
@@ -267,9 +272,15 @@ def run_worker(
 
 
 def build_collector(
-    config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]], rank: int, workers: int, state: Any = None
+    config: RunConfig,
+    env: ParallelEnv,
+    agents: dict[str, list[str]],
+    rank: int,
+    workers: int,
+    state: Any = None,
+    data: Any = None,
 ) -> Any:
-    """The collector (Collector or TextCollector) of one worker's share of the environment copies."""
+    """The collector (Collector or TextCollector) of one worker's share of the environment copies, or of the run's `data`."""
     own = config.train.env_copies // workers
     copies = range(rank * own, (rank + 1) * own)
     refills = {
@@ -288,7 +299,7 @@ def build_collector(
     if config.language:
         from marl_ray.training.language import build_text_collector
 
-        return build_text_collector(config, agents, copies, plan, state)
+        return build_text_collector(config, agents, copies, plan, state, data)
     envs = make_batch(config.env, own, list(agents.values()), config.signals, config.constraints)
     return Collector(env, envs, agents, copies, plan, config.seed, config.signals, state)
 

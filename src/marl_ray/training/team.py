@@ -132,6 +132,7 @@ def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_prec
             config.team[name].generation.max_tokens if config.language else config.train.horizon,
             config.whole_episodes,
             config.train.micro_batch,
+            config.data is not None,
         )
         for name, model in models.items()
         if not config.team[name].frozen

@@ -43,29 +43,29 @@ def refresh(copies: Copies, mixed_precision: bool) -> None:
     token_policy.refresh(copies.rollout, copies.trained)
 
 
-def padded(batch: Trajectories) -> Trajectories:
-    """A worker without a response gets an empty one, which counts nowhere."""
+def padded(batch: Trajectories, agents: int) -> Trajectories:
+    """A worker without a response gets an empty one (of pairs an empty pair), which counts nowhere."""
     if len(batch.mask):
         return batch
     row: dict[str, Any] = {}
     for field in fields(batch):
         value = getattr(batch, field.name)
-        row[field.name] = None if value is None else value.new_zeros(1, *value.shape[1:])
+        row[field.name] = None if value is None else value.new_zeros(agents, *value.shape[1:])
     assert batch.prompts is not None
     return Trajectories(**row | {"greedy": ~row["greedy"], "prompts": row["prompts"] - 1})
 
 
-def bounds(batch: Trajectories) -> tuple[int, ...]:
-    """Workers have as many rows as their agents made responses."""
+def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
+    """Workers have as many rows as their agents made responses; of pairs, `agents` is 2."""
     rank, workers = world()
     rows = torch.zeros(workers, dtype=torch.int64, device=batch.mask.device)
-    rows[rank] = len(batch.mask)
+    rows[rank] = len(batch.mask) // agents
     return (0, *total(rows).cumsum(0).tolist())
 
 
-def order(model: TokenPolicy, batch: Trajectories) -> Tensor | None:
+def order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None:
     assert batch.prompts is not None
-    return model.order(batch.prompts, batch.mask)
+    return model.order(batch.prompts, batch.mask)[::agents]
 
 
 def inputs(model: TokenPolicy, batch: Trajectories) -> None:
@@ -74,11 +74,11 @@ def inputs(model: TokenPolicy, batch: Trajectories) -> None:
 
 def evaluate(model: TokenPolicy, inputs: None, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
     assert batch.prompts is not None
-    found = model.evaluate(cut.of(batch.prompts, 1), cut.of(batch.actions, 1), mask)
+    found = model.evaluate(cut.of(batch.prompts, shape.agents), cut.of(batch.actions, shape.agents), mask)
     return Outputs(found.log_probs, found.entropy, found.values, found.cost_values)
 
 
 def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
     assert batch.prompts is not None
-    parts = (cut.of(batch.prompts, 1), cut.of(batch.actions, 1), cut.of(batch.mask, 1))
+    parts = (cut.of(x, shape.agents) for x in (batch.prompts, batch.actions, batch.mask))
     return cast(TokenPolicy, copies.reference).reference_evaluate(*parts)

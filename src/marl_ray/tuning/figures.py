@@ -10,6 +10,7 @@ import numpy as np
 from scipy.stats import trim_mean
 
 from marl_ray.config.sweep import DimensionConfig
+from marl_ray.drawing import MINUS, Frame, Tick, band_path, line_path, multiples, round_step
 from marl_ray.evaluation.statistics import Interval
 from marl_ray.tuning.compare import Curve, bands, thinned
 
@@ -19,13 +20,6 @@ COLOURED = 6
 """Curves that have a colour and a band; the others are thin and grey."""
 SHADES = 9
 """Shades of scores in parallel coordinates."""
-
-
-@dataclass(frozen=True)
-class Tick:
-    at: float
-    """Coordinate along its axis."""
-    label: str
 
 
 @dataclass(frozen=True)
@@ -40,16 +34,10 @@ class Line:
     """Where it took over another trial."""
 
 
-@dataclass(frozen=True)
-class Chart:
-    """Curves over environment steps, in units of the drawing."""
+@dataclass(frozen=True, slots=True)
+class Chart(Frame):
+    """Curves over environment steps."""
 
-    width: float
-    height: float
-    left: float
-    right: float
-    top: float
-    bottom: float
     steps: tuple[Tick, ...]
     values: tuple[Tick, ...]
     lines: tuple[Line, ...]
@@ -91,18 +79,15 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     """Round values from low to high, at most `most` + 1 of them."""
     if not high > low:
         return [low]
-    rough = (high - low) / max(most, 1)
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * k for k in (1, 2, 5, 10) if power * k >= rough * (1 - 1e-9))
-    return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return multiples(round_step(high - low, most), low, high)
 
 
 def number(value: float) -> str:
     """A number in four digits, or in thousands and millions where it is a large whole one."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * size or (abs(value) >= size and value % (size / 10) == 0):
-            return f"{value / size:.4g}{unit}".replace("-", "\N{MINUS SIGN}")
-    return f"{0.0 if abs(value) < 1e-12 else value:.4g}".replace("-", "\N{MINUS SIGN}")
+            return f"{value / size:.4g}{unit}".replace("-", MINUS)
+    return f"{0.0 if abs(value) < 1e-12 else value:.4g}".replace("-", MINUS)
 
 
 @dataclass(frozen=True)
@@ -153,12 +138,11 @@ def curve_chart(
         return round(bottom - (bottom - top) * (value - low) / (high - low), 1)
 
     def line(name: str, curve: Stroke) -> Line:
-        there = [f"{x(at)} {y(value)}" for at, value in zip(curve.steps, curve.high, strict=True)]
-        back = [f"{x(at)} {y(value)}" for at, value in zip(curve.steps[::-1], curve.low[::-1], strict=True)]
+        edges = [(x(at), y(low), y(high)) for at, low, high in zip(curve.steps, curve.low, curve.high, strict=True)]
         return Line(
             name,
-            "M" + "L".join(f"{x(at)} {y(value)}" for at, value in zip(curve.steps, curve.middle, strict=True)),
-            "M" + "L".join(there + back) + "Z" if (curve.high > curve.low).any() else "",
+            line_path((x(at), y(value)) for at, value in zip(curve.steps, curve.middle, strict=True)),
+            band_path(edges) if (curve.high > curve.low).any() else "",
             curve.style,
             (x(curve.steps[-1]), y(curve.middle[-1])),
             tuple((x(at), y(value)) for at, value in curve.marks),

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from marl_ray.config.model import GenerationConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.json_guide import State
 from marl_ray.policies.prompts import check_fits
 
 
@@ -19,6 +20,10 @@ class Prompt:
     """Number of the response's stream of random numbers (64 bits)."""
     greedy: bool = False
     """Take the most likely token each time."""
+    guide: State | None = None
+    """What the response has to be; of a `Decoder` only."""
+    top: int = 0
+    """How many of the most likely tokens are told beside each; of a `Decoder` only."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,10 @@ class Token:
     log_prob: float
     """At the generation's temperature, not renormalised after top-k and top-p."""
     finish: Literal["stop", "length"] | None
-    """`stop`: the response ended by itself (end token or stop string); `length`: it has max_tokens tokens."""
+    """`stop`: the response ended by itself (end token, stop string, or it is what its guide asks for); `length`: it has
+    max_tokens tokens."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most likely tokens here and their log-probabilities, the likeliest first."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from marl_ray.config.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.engines.drawing import draw
+from marl_ray.policies.engines.json_guide import State, guides_of
 from marl_ray.policies.engines.key_values import KeyValues
 from marl_ray.policies.engines.models import CachedModel
 from marl_ray.policies.engines.stops import StopStrings
@@ -23,6 +24,10 @@ MOST_STOPS = 64
 """Sets of stop strings whose tokens are kept."""
 
 
+_Drawn = tuple[int, float, tuple[tuple[int, float], ...]]
+"""A token, its log-probability, and the most likely tokens."""
+
+
 @dataclass
 class _Row:
     handle: int
@@ -31,6 +36,8 @@ class _Row:
     uniforms: np.ndarray
     """(max_tokens,)."""
     ids: list[int] = field(default_factory=list)
+    state: State | None = None
+    """Where the text stands, for its guide."""
 
     @property
     def newest(self) -> int:
@@ -65,7 +72,7 @@ class Decoder:
         self._next_handle += len(prompts)
         uniforms = token_uniforms(seed, [prompt.stream for prompt in prompts], generation.max_tokens)
         rows = [
-            _Row(handle, prompt, generation, own)
+            _Row(handle, prompt, generation, own, state=prompt.guide)
             for handle, prompt, own in zip(handles, prompts, uniforms, strict=True)
         ]
         # By length, so that prompts that are read together need little padding.
@@ -95,12 +102,14 @@ class Decoder:
         cache, hidden = self._cache.column(self._room())
         logits = self._model.decode(self._device([row.newest for row in self._rows]), positions, cache, hidden)
         drawn = self._draw(logits)
-        for row, (token, _) in zip(self._rows, drawn, strict=True):
+        for row, (token, log_prob, _) in zip(self._rows, drawn, strict=True):
             row.ids.append(token)
+            if row.state is not None and log_prob == log_prob:
+                row.state = guides_of(self._tokenizer).after(row.state, token)
         stopped = self._stopped()
         tokens = []
         for number in range(len(self._rows) - 1, -1, -1):  # backwards: a row that leaves is replaced by the last one
-            row, (token, log_prob) = self._rows[number], drawn[number]
+            row, (token, log_prob, top) = self._rows[number], drawn[number]
             if log_prob != log_prob:
                 if not_finite is None:
                     raise MarlRayError("the language model's logits are not finite")
@@ -108,9 +117,10 @@ class Decoder:
                 self._cache.clear(number)
                 self._remove(number)
                 continue
-            by_itself = token in self._ends or number in stopped
+            by_itself = token in self._ends or number in stopped or (row.state is not None and row.state.mode == "done")
             cut = len(row.ids) == row.generation.max_tokens
-            tokens.append(Token(row.handle, token, log_prob, "stop" if by_itself else "length" if cut else None))
+            finish: Literal["stop", "length"] | None = "stop" if by_itself else "length" if cut else None
+            tokens.append(Token(row.handle, token, log_prob, finish, top))
             if by_itself or cut:
                 self._remove(number)
         return tokens
@@ -134,23 +144,35 @@ class Decoder:
             return torch.empty(len(ids), shape.layers, 2, shape.heads, 0, shape.width)
         return self._model.prefill(torch.from_numpy(ids).to(self._model.shape.device))
 
-    def _draw(self, logits: Tensor) -> list[tuple[int, float]]:
-        """Token and log-probability per row; rows with the same settings are drawn together."""
+    def _draw(self, logits: Tensor) -> list[_Drawn]:
+        """Token, log-probability and the most likely tokens per row; rows with the same settings are drawn together."""
         settings: dict[tuple[float, int, float], list[int]] = {}
         for number, row in enumerate(self._rows):
             config = row.generation
             settings.setdefault((config.temperature, config.top_k, config.top_p), []).append(number)
-        drawn: list[tuple[int, float]] = [(0, 0.0)] * len(self._rows)
+        drawn: list[_Drawn] = [(0, 0.0, ())] * len(self._rows)
         for setting, numbers in settings.items():
             rows = [self._rows[number] for number in numbers]
             own = logits if len(settings) == 1 else logits[numbers]
             uniforms = self._device([row.uniforms[len(row.ids)] for row in rows], torch.float64)
             flags = [row.prompt.greedy for row in rows]
             greedy = self._device(flags, torch.bool) if any(flags) else None
-            tokens, log_probs = draw(own, uniforms, greedy, *setting)
-            for number, token, log_prob in zip(numbers, tokens.tolist(), log_probs.tolist(), strict=True):
-                drawn[number] = (token, log_prob)
+            tokens, log_probs = draw(own, uniforms, greedy, *setting, self._allowed(rows, own))
+            tops = _most_likely(rows, own, setting[0])
+            for number, token, log_prob, top in zip(numbers, tokens.tolist(), log_probs.tolist(), tops, strict=True):
+                drawn[number] = (token, log_prob, top)
         return drawn
+
+    def _allowed(self, rows: list[_Row], logits: Tensor) -> Tensor | None:
+        """(R, V) bool: which tokens the rows' guides let come next; None if no row has one."""
+        if all(row.state is None for row in rows):
+            return None
+        masks = np.ones(logits.shape, bool)
+        for mask, row in zip(masks, rows, strict=True):
+            if row.state is not None:
+                mask[:] = guides_of(self._tokenizer).allowed(row.state, len(mask))
+                mask[list(self._ends)] = False
+        return torch.from_numpy(masks).to(logits.device)
 
     def _stopped(self) -> set[int]:
         """Numbers of the rows whose newest token completes a stop string."""
@@ -174,6 +196,16 @@ class Decoder:
 
     def _device(self, values: Sequence[Any], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._model.shape.device)
+
+
+def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[tuple[tuple[int, float], ...]]:
+    """Per row the tokens that its prompt's `top` asks for, with the log-probabilities that `draw` gives."""
+    most = max(row.prompt.top for row in rows)
+    if not most:
+        return [()] * len(rows)
+    found = torch.log_softmax(logits.float() / temperature, -1).topk(min(most, logits.shape[-1]))
+    pairs = zip(found.indices.tolist(), found.values.tolist(), rows, strict=True)
+    return [tuple(zip(ids, told, strict=True))[: row.prompt.top] for ids, told, row in pairs]
 
 
 def _parts(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:

@@ -5,13 +5,20 @@ from torch import Tensor
 
 
 def draw(
-    logits: Tensor, uniforms: Tensor, greedy: Tensor | None, temperature: float, top_k: int = 0, top_p: float = 1.0
+    logits: Tensor,
+    uniforms: Tensor,
+    greedy: Tensor | None,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    allowed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One token per row and its log-probability: ((R,) int64, (R,) float32).
 
     `logits` (R, V); `uniforms` (R,) float64, as `token_uniforms` makes them; `greedy` (R,) bool marks rows that take the
     most likely token, None if no row does. Log-probabilities are of softmax(logits / temperature) over all tokens; top_k and
-    top_p only forbid tokens. A token exactly as likely as the last one that is let in, is let in too.
+    top_p only forbid tokens, and so does `allowed` (R, V) bool, before them. A token exactly as likely as the last one that
+    is let in, is let in too.
 
     A row takes the first token, in the vocabulary's order, whose cumulative probability exceeds uniform * sum, summed in
     float64. Logits that differ by some relative rounding e move every edge by at most about e, so two batch layouts choose
@@ -19,14 +26,16 @@ def draw(
     e times the number of likely tokens.
     """
     log_p = torch.log_softmax(logits.float() / temperature, -1)
-    p = _cut(log_p.exp(), top_k, top_p)
+    # What is allowed may be so unlikely that its probability is zero in float32.
+    within = log_p if allowed is None else torch.log_softmax(log_p.masked_fill(~allowed, -torch.inf), -1)
+    p = _cut(within.exp(), top_k, top_p)
     edges = p.double().cumsum(-1)
     tokens = torch.searchsorted(edges, uniforms[:, None] * edges[:, -1:], right=True)
     tokens = tokens.clamp(
         max=logits.shape[-1] - 1
     )  # only where the logits are NaN, which then shows in the log-probability
     if greedy is not None:
-        tokens = torch.where(greedy[:, None], log_p.argmax(-1, keepdim=True), tokens)
+        tokens = torch.where(greedy[:, None], within.argmax(-1, keepdim=True), tokens)
     return tokens[:, 0], log_p.gather(-1, tokens)[:, 0]
 
 

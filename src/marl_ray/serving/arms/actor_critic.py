@@ -66,7 +66,9 @@ class Passes:
         self._bundles = {digest: one for digest, one in self._bundles.items() if digest != bundle.digest}
         self._stack = None
 
-    async def act(self, bundle: Bundle, observations: Observations, greedy: bool, masks: Observations) -> Answer:
+    def act(
+        self, bundle: Bundle, observations: Observations, greedy: bool, masks: Observations
+    ) -> "asyncio.Future[Answer]":
         """One request's actions and log-probabilities. ArmError if its pass fails, NotFiniteError if one of these is not
         finite."""
         loop = asyncio.get_running_loop()
@@ -75,7 +77,7 @@ class Passes:
             # Runs after all callbacks that are ready now, and those are the other requests of this moment.
             loop.call_soon(self._run)
         self._waiting.append(waiting)
-        return await waiting.answer
+        return waiting.answer
 
     def _run(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -91,14 +93,13 @@ class Passes:
 
     def _by_pass(self, asked: list[_Waiting]) -> list[tuple[list[_Waiting], Act]]:
         """Requests that may share a pass, and what computes it."""
-        by_bundle: dict[str, list[_Waiting]] = {}
-        for w in asked:
-            by_bundle.setdefault(w.bundle.digest, []).append(w)
-        if len(by_bundle) > 1:
-            places, stack = self._stacked()
-            if stack is not None and by_bundle.keys() <= places.keys():
-                return [(asked, partial(_together, stack, places))]
-        return [(own, _alone) for own in by_bundle.values()]
+        if not asked:
+            return []
+        digests = {w.bundle.digest for w in asked}
+        places, stack = self._stacked()
+        if stack is not None and digests <= places.keys():
+            return [(asked, partial(_together, stack, places))]
+        return [([w for w in asked if w.bundle.digest == digest], _alone) for digest in digests]
 
     def _stacked(self) -> tuple[dict[str, int], Stack | None]:
         if self._stack is None:
@@ -136,18 +137,20 @@ class Passes:
 
 
 class ArmBatcher:
-    """An arm in this process, whose requests share forward passes (`passes`) with those of its experiment's other arms."""
+    """An arm in this process, whose requests share forward passes (`Passes`) with those of its experiment's other arms."""
 
     def __init__(self, bundle: Bundle, passes: Passes):
         self.bundle = bundle
         self._passes = passes
         passes.join(bundle)
 
-    async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
+    def act(
+        self, observations: Observations, greedy: bool, masks: Observations | None = None
+    ) -> "asyncio.Future[Answer]":
         """Actions and log-probabilities for one request; `masks` are its agents' allowed actions, as far as given.
 
         ArmError if the pass fails, NotFiniteError if a log-probability is not finite."""
-        return await self._passes.act(self.bundle, observations, greedy, masks or {})
+        return self._passes.act(self.bundle, observations, greedy, masks or {})
 
     def close(self) -> None:
         self._passes.leave(self.bundle)

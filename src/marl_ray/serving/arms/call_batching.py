@@ -32,7 +32,7 @@ class _Asked(Generic[Given, Answer]):
         self.sent_at = math.inf
 
 
-class Gathering(Generic[Given, Answer]):
+class CallBatcher(Generic[Given, Answer]):
     """Requests to one callee, on one event loop."""
 
     def __init__(

@@ -16,12 +16,13 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from marl_ray.config import ArmConfig
-from marl_ray.config.experiment import most
+from marl_ray.config.arms import most
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle, load_bundle
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
-from marl_ray.serving.arms.call_batching import Gathering
+from marl_ray.serving.arms.call_batching import CallBatcher
 from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
+from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import Answer, AnyBundle, Observations, TextArm, is_text
 from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
 
@@ -93,7 +94,7 @@ class RemoteArm:
             answers: list[Answer | Exception] = await answer_of(lambda: act.remote(requests))
             return answers
 
-        self._requests: Gathering[ActRequest, Answer] = Gathering(call, replicas, deadline_s)
+        self._requests: CallBatcher[ActRequest, Answer] = CallBatcher(call, replicas, deadline_s)
 
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
         """As `ArmBatcher.act`; LostError if no answer comes back, RequestError 503 if the arm has no time."""
@@ -145,4 +146,5 @@ def host(
         return RemoteArm(bundle, handle, deadline_s, max(1, running, most(size.replicas)))
     from marl_ray.serving.arms.remote_text import RemoteTextArm
 
+    assert not isinstance(bundle, ExternalModel)  # which no deployment of ours computes
     return RemoteTextArm(bundle, handle, deadline_s)

@@ -1,6 +1,6 @@
 """Large language models: each arm in a Serve application of its own, which streams through a handle."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from ray.exceptions import RayTaskError
@@ -37,6 +37,10 @@ class TextHost:
         finally:
             reply.leave()
 
+    async def score(self, agent: str, prompt_ids: list[int], ids: list[int], text: str) -> tuple[int, float]:
+        """As of `ScoringArm`."""
+        return await self._batcher.score(agent, prompt_ids, ids, text)
+
 
 class RemoteTextArm:
     """An arm behind a handle."""
@@ -47,7 +51,13 @@ class RemoteTextArm:
         self._write: Any = handle.options(
             method_name="write", stream=True, request_serialization="pickle", response_serialization="pickle"
         )
+        self._score: Any = handle.options(method_name="score")
         self._deadlines, self._deadline_s = Deadlines(), 1.5 * deadline_s
+
+    async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
+        """As of `ScoringArm`."""
+        tokens, log_prob = await self._score.remote(agent, list(prompt_ids), list(ids), text)
+        return int(tokens), float(log_prob)
 
     def write(self, request: TextRequest) -> "_RemoteReply":
         return _RemoteReply(lambda: self._write.remote(request), self._deadlines, self._deadline_s)

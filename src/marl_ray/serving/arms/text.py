@@ -19,12 +19,14 @@ from marl_ray.config.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.engines.decoder import Decoder
+from marl_ray.policies.engines.json_guide import OBJECT, State, guides_of
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES, cached_model
-from marl_ray.policies.prompts import encode_chat, encode_prompt, uses_template
+from marl_ray.policies.prompts import encode_prompt, encode_text, uses_template
 from marl_ray.policies.token_bundle import TokenBundle
+from marl_ray.policies.tool_template import call_guide, encode_tool_chat
 from marl_ray.serving.arms.detokenizer import Detokenizer
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError, new_pass
-from marl_ray.serving.arms.protocol import Messages, Piece, Refusal, TextRequest
+from marl_ray.serving.arms.protocol import Began, Messages, Piece, Refusal, TextRequest
 
 WAITING = 256
 """Responses of one arm that may wait for room in the batch; more are refused with 503."""
@@ -65,6 +67,10 @@ class TextBatcher:
 
     def write(self, request: TextRequest) -> "_Writing":
         return _Writing(self, request, self._patience_s)
+
+    async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
+        """As of `ScoringArm`."""
+        return await asyncio.to_thread(self.model(agent).score, prompt_ids, ids, text)
 
     def model(self, agent: str) -> "_Model":
         return self._models[self.bundle.agents[agent]]
@@ -142,6 +148,7 @@ class _Model:
 
     def __init__(self, policy: Any):
         self._policy = policy
+        self._scoring = threading.Lock()
         self._cached = cached_model(policy)
         self.tokenizer, self.generation = policy.tokenizer, policy.generation
         self.bytes_per_row: int = self._cached.shape.bytes_per_token * policy.config.context
@@ -152,21 +159,54 @@ class _Model:
         self._decoder = Decoder(self._cached, self.tokenizer, self._policy.end_tokens)
         self.rows: dict[int, _Writing] = {}
 
-    def encode(self, prompt: str | Messages) -> list[int]:
-        """Token ids of a prompt; MarlRayError if it has none."""
-        chat, tokenizer = self._policy.config.chat, self.tokenizer
+    def encode(self, request: TextRequest) -> list[int]:
+        """Token ids of a prompt; MarlRayError if it has none, or one that no model of these knows."""
+        chat, tokenizer, prompt = self._policy.config.chat, self.tokenizer, request.prompt
         if isinstance(prompt, str):
-            return encode_prompt(tokenizer, prompt, chat)
-        if not uses_template(tokenizer, chat):
-            return encode_prompt(tokenizer, "\n".join(content for _, content in prompt), False)
-        return encode_chat(tokenizer, [{"role": role, "content": content} for role, content in prompt])
+            return encode_prompt(tokenizer, prompt, False if request.raw else chat)
+        if isinstance(prompt[0], int):
+            ids: list[int] = [*prompt]
+            if max(ids) >= len(tokenizer):
+                raise MarlRayError(f"prompt: expected token ids below {len(tokenizer)}, got {max(ids)}")
+            return ids
+        messages: Messages = (*prompt,)
+        if not uses_template(tokenizer, chat) and not request.tools:
+            return encode_prompt(tokenizer, "\n".join(message["content"] for message in messages), False)
+        return encode_tool_chat(tokenizer, messages, request.tools, chat)
+
+    def guide(self, request: TextRequest) -> State | None:
+        """What the response has to be; MarlRayError if this tokenizer cannot write it."""
+        if not request.json_object and not request.must_call:
+            return None
+        field = "response_format" if request.json_object else "tool_choice"
+        try:
+            guides_of(self.tokenizer)
+        except MarlRayError as error:
+            raise MarlRayError(f"{field}: {error}") from None
+        if request.json_object:
+            return OBJECT
+        return call_guide(self.tokenizer, request.must_call)
+
+    def score(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
+        """As of `ScoringArm`; from any thread."""
+        known = max(ids, default=0) < self._policy.lm.get_input_embeddings().weight.shape[0]
+        read = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if known else ""
+        own = list(ids) if known and read.startswith(text) else encode_text(self.tokenizer, text)
+        if not own or len(prompt_ids) + len(own) > self._policy.config.context:
+            raise ArmError(f"a text of {len(own)} tokens cannot be read here", new_pass())
+        rows = [torch.tensor([one], device=self._policy.device) for one in (list(prompt_ids), own)]
+        with self._scoring, torch.no_grad():
+            found = self._policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), False)
+        return len(own), float(found.log_probs.sum())
 
     def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
         """The request's; MarlRayError if prompt and response do not fit the context."""
         context = self._policy.config.context
         # A default may be shortened by a long prompt, what was asked for may not.
         room = max(1, min(self.generation.max_tokens, context - prompt_tokens))
-        settings: GenerationConfig = self.generation.model_copy(update={"max_tokens": room, **request.changes})
+        # The policy's own stop strings could end what a guide asks for too early.
+        own = {"stop": ()} if request.json_object or request.must_call else {}
+        settings: GenerationConfig = self.generation.model_copy(update={"max_tokens": room, **own, **request.changes})
         if prompt_tokens + settings.max_tokens > context:
             raise MarlRayError(
                 f"prompt: {prompt_tokens} tokens and max_tokens={settings.max_tokens} exceed the context of {context}"
@@ -240,6 +280,7 @@ class _Writing:
             raise self._end
         tokens, self._new = self._new, []
         self._arrived.clear()
+        began = self._told() if self._request.logged and not self._begun else None
         self._begun = True
         finish = tokens[-1].finish
         self._finished = finish is not None
@@ -251,7 +292,14 @@ class _Writing:
             finish,
             len(self.prompt.ids),
             [self.model.tokenizer.decode([number]) for number in ids] if self._request.names else [],
+            [[(self.model.tokenizer.decode([number]), p) for number, p in token.top] for token in tokens if token.top],
+            began,
         )
+
+    def _told(self) -> Began:
+        generation = self.generation
+        settings = {name: getattr(generation, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+        return Began(list(self.prompt.ids), settings)
 
     def leave(self) -> None:
         if self._queued and not self._finished:
@@ -262,13 +310,16 @@ class _Writing:
         request, model = self._request, self.model
         try:
             # In a thread: a long prompt would hold up everybody.
-            ids = await asyncio.to_thread(model.encode, request.prompt)
+            ids = await asyncio.to_thread(model.encode, request)
+            guide = await asyncio.to_thread(model.guide, request)
             self.generation = model.settings(request, len(ids))
             if not ids:
                 raise MarlRayError("prompt: expected at least one token")
         except MarlRayError as error:
-            return Refusal(400, "prompt", str(error).removeprefix("prompt: "))
-        self.prompt = Prompt(tuple(ids), request.seed, request.greedy)
+            field, _, message = str(error).partition(": ")
+            known = field in ("prompt", "tools", "tool_choice", "response_format")
+            return Refusal(400, field if known else "prompt", message if known else str(error))
+        self.prompt = Prompt(tuple(ids), request.seed, request.greedy, guide, request.top)
         if request.hide_stop:
             self._text = Detokenizer(model.tokenizer, self.generation.stop)
         self._queued = self._arm.join(self)

@@ -57,10 +57,18 @@ def deploy_bundle(
         )
     if open_now:  # one arm alone is no experiment that could be disturbed
         ask(url, f"/v1/experiments/{now['name']}/stop", {"reason": f"succeeded by {bundle}"})
-    arms = {"production": {"bundle": earlier["production"]["bundle"]}, "candidate": {"bundle": bundle}}
+    arms = {"production": _part(url, earlier["production"]), "candidate": {"bundle": bundle}}
     number = len(earlier["experiments"]) + 1
     config = {"name": f"{endpoint}-{number}", "endpoint": endpoint, "arms": arms, "strategy": strategy}
     return ask(url, "/v1/experiments", config | options | {"reason": reason})
+
+
+def _part(url: str, production: dict[str, Any]) -> dict[str, Any]:
+    """What serves an endpoint, as an arm of the next experiment."""
+    config = ask(url, f"/v1/experiments/{production['experiment']}")["config"]["arms"][production["arm"]]
+    if config["url"] is None:
+        return {"bundle": production["bundle"]}
+    return {name: config[name] for name in ("url", "model", "api_key_env", "deadline_s", "price")}
 
 
 def _alone(endpoint: str, bundle: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +12,11 @@ from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.analysis import IMBALANCE, Comparison, compare, imbalance, with_holm
 from marl_ray.experiments.fixed import WelchTest, welch
-from marl_ray.experiments.judged import Question
 from marl_ray.experiments.looks import Look
 from marl_ray.experiments.states import ExperimentRecord
 from marl_ray.experiments.statistics import Interval
 from marl_ray.experiments.store import ExperimentStore
+from marl_ray.serving.evidence.questions import ENDS, HARM, PROMOTION, ask, bounded_difference, excluding
 from marl_ray.serving.evidence.rollout_control import config_of
 
 DAY_S = 86_400.0
@@ -91,7 +92,11 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
         if config.randomize != "session":
             if covariate is not None or any("/" in metric for metric in more):
                 _check_sessions(config, "--covariate and ratios")
-            rows = _of_observations(store.look(record), record, metrics, level)
+            look = store.look(record)
+            rows = _of_observations(look, record, metrics, level)
+            judged = sum(of.judged for of in look.units.values())
+            for metric in excluding(config):
+                lines += _silent(metric, judged - sum(look.reported.get(metric, {}).values()), judged, config)
             what = {"cluster": "clusters", "switchback": "blocks"}[config.randomize]
         else:
             parts = [part for metric in metrics for part in metric.split("/")]
@@ -103,6 +108,11 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
             )
             told = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
             lines += [f"  {metric}: no judged session has it" for metric in metrics if metric not in told]
+            for metric in told:
+                found = units.values.get(
+                    metric, np.empty(0)
+                )  # a ratio's parts have lines of their own if they are asked for
+                lines += _silent(metric, int(np.isnan(found).sum()), len(found), config)
             rows = compare(units, told, plan.treatments, plan.control, level, covariate)
             rows = _with_bounds(store, record, config, rows, level)
             if covariate is not None:
@@ -137,23 +147,45 @@ def _with_bounds(
     store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, rows: list[Comparison], alpha: float
 ) -> list[Comparison]:
     """With the exact bounds of the metrics that have a range."""
-    asked: dict[tuple[str, str, int], Question] = {}
-    for row in rows:
-        known = config.range_of(row.metric)
-        if known is None:
-            continue
-        for side in (1, -1):
-            asked[row.metric, row.arm, side] = Question(row.metric, row.arm, record.plan.control, side, *known, 0.0)
-    bets = store.look(record, questions=tuple(asked.values())).bets if asked else {}
+    plan, excluded = record.plan, excluding(config)
+    measures = {
+        row.metric: bounded_difference(row.metric, known) for row in rows if (known := config.range_of(row.metric))
+    }
+    ends = {metric: (None, *ENDS) if metric in excluded else (None,) for metric in measures}
+    asked = [
+        measure.question(side, arm, plan.control, end)
+        for metric, measure in measures.items()
+        for arm in plan.treatments
+        for side in (PROMOTION, HARM)
+        for end in ends[metric]
+    ]
+    if not asked:
+        return rows
+    look = store.look(record, questions=[question for question in asked if question is not None])
 
     def bounded(row: Comparison) -> Comparison:
-        sides = [asked.get((row.metric, row.arm, side)) for side in (1, -1)]
-        low, high = (bets[question].bound(alpha / 2) if question else math.nan for question in sides)
-        if math.isnan(low):
+        if row.metric not in measures:
             return row
+        rules: Any = {"alpha": alpha / 2, "min_outcomes": 2, "excluding": row.metric in excluded}
+        low, high = (
+            ask(side, look, measures[row.metric], row.arm, plan, **rules).test.bound for side in (PROMOTION, HARM)
+        )
         return replace(row, always=Interval(row.test.difference.estimate, low, high))
 
     return [bounded(row) for row in rows]
+
+
+def _silent(metric: str, lacking: int, judged: int, config: ExperimentConfig) -> list[str]:
+    """A line if some sessions lack the metric, which then do not count."""
+    if not 0 < lacking < judged:
+        return []
+    exact = config.randomize == "session" and config.range_of(metric) is not None
+    told = (
+        "the exact bounds allow for them, Welch's interval does not"
+        if exact
+        else "Welch's interval does not allow for them"
+    )
+    return [f"  {metric}: {lacking:,} of {judged:,} sessions report none and do not count; {told}"]
 
 
 def _told(row: Comparison, control: str, alpha: float, covariate: str | None) -> list[str]:

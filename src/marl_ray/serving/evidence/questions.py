@@ -1,20 +1,22 @@
 """One question to one treatment: does it harm a metric, or may it be promoted? Which test answers, and what it found."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, get_args
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.experiment import GuardrailConfig
 from marl_ray.config.measures import RelativeMargin
+from marl_ray.experiments.betting import Claim, End, ends
 from marl_ray.experiments.judged import Question
 from marl_ray.experiments.looks import Look
-from marl_ray.experiments.reporting import allowance
 from marl_ray.experiments.sequential import OneSided, harm, promotion, relative_scale
 from marl_ray.experiments.states import Plan
 from marl_ray.experiments.statistics import Summary
 
 HARM, PROMOTION = -1, 1
+ENDS: tuple[End, ...] = get_args(End)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,8 @@ class Finding:
     control: Summary
     """Observations: of units, clusters or blocks."""
     test: OneSided
-    """Holds whichever units are missing in one arm only."""
-    allowance: float = 0.0
-    """How far the means may be off by these, which the test has allowed for."""
+    missing: bool = False
+    """Whether units that have reported nothing do not count; the test holds at both ends of what they may have been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Measure:
     range: tuple[float, float] | None
     """For the exact test, which only units assigned by themselves have: means of clusters and blocks change while their
     units come, and blocks are not drawn one by one."""
+    bounds: tuple[float, float] | None
+    """The numbers that count, or may come; None where nothing bounds them."""
 
     @property
     def higher(self) -> bool:
@@ -61,33 +64,52 @@ class Measure:
         margin = self.margin
         return relative_scale(margin.relative, self.higher) if isinstance(margin, RelativeMargin) else 1.0
 
-    def question(self, side: int, treatment: str, control: str) -> Question | None:
+    @property
+    def absolute(self) -> float:
+        """The margin in units of the metric; 0 where it is relative, which `scale` says."""
+        return self.margin if isinstance(self.margin, float) else 0.0
+
+    def question(self, side: int, treatment: str, control: str, missing: End | None = None) -> Question | None:
         """What the exact test is asked; None if another test answers."""
         if self.range is None:
             return None
-        margin = self.margin if isinstance(self.margin, float) else 0.0
-        return Question(self.name, treatment, control, side, *self.range, margin, self.higher, self.scale)
+        claim = Claim(side, *self.range, self.absolute, self.higher, self.scale, missing)
+        return Question(self.name, treatment, control, claim)
 
 
 def outcome_of(config: ExperimentConfig) -> Measure:
     """The outcome, of which more is better."""
-    return Measure("outcome", "higher", config.margin, False, _range(config, "outcome"))
+    return _measure(config, "outcome", "higher", config.margin, False)
 
 
-def plain_outcome_of(config: ExperimentConfig) -> Measure:
-    """The outcome without a margin: the difference itself."""
-    return Measure("outcome", "higher", 0.0, False, _range(config, "outcome"))
+def shown_outcome_of(config: ExperimentConfig) -> Measure:
+    """The outcome as its difference is shown: a relative margin would multiply the control."""
+    margin = config.margin if isinstance(config.margin, float) else 0.0
+    return _measure(config, "outcome", "higher", margin, False)
 
 
 def guardrail_of(config: ExperimentConfig, rail: GuardrailConfig) -> Measure:
     """A guardrail's metric."""
     # The mean of a cluster is not 0 or 1.
     binary = rail.is_binary and config.randomize == "session"
-    return Measure(rail.name, rail.better, rail.margin, binary, _range(config, rail.name))
+    return _measure(config, rail.name, rail.better, rail.margin, binary)
 
 
-def _range(config: ExperimentConfig, metric: str) -> tuple[float, float] | None:
-    return config.range_of(metric) if config.randomize == "session" else None
+def bounded_difference(metric: str, bounds: tuple[float, float]) -> Measure:
+    """A metric's plain difference, by the exact test of units assigned by themselves."""
+    return Measure(metric, "higher", 0.0, False, bounds, bounds)
+
+
+def _measure(config: ExperimentConfig, name: str, better: str, margin: float | RelativeMargin, binary: bool) -> Measure:
+    known = config.range_of(name)
+    exact = known if config.randomize == "session" else None
+    return Measure(name, better, margin, binary, exact, (0.0, 1.0) if binary else known)
+
+
+def excluding(config: ExperimentConfig) -> list[str]:
+    """The outcome and guardrails in which units without them do not count."""
+    rails = [rail.name for rail in config.guardrails if rail.name != "outcome" and rail.counts_missing_as is None]
+    return ["outcome", *rails] if config.missing == "exclude" else rails
 
 
 def questions_of(config: ExperimentConfig, plan: Plan) -> tuple[Question, ...]:
@@ -97,14 +119,18 @@ def questions_of(config: ExperimentConfig, plan: Plan) -> tuple[Question, ...]:
 
 
 def _questions(config: ExperimentConfig, plan: Plan) -> Iterator[Question | None]:
-    outcome = outcome_of(config)
-    # Bounds of the plain difference are of the same bets, unless a relative margin scales the control.
-    shown = (outcome,) if outcome.scale == 1 else (outcome, plain_outcome_of(config))
+    missing = excluding(config)
+
+    def both(measure: Measure, side: int, arm: str) -> Iterator[Question | None]:
+        for end in (None, *ENDS) if measure.name in missing else (None,):
+            yield measure.question(side, arm, plan.control, end)
+
     for arm in plan.treatments:
-        for measure in shown:
-            yield from (measure.question(side, arm, plan.control) for side in (HARM, PROMOTION))
+        for measure in (outcome_of(config), shown_outcome_of(config)):
+            for side in (HARM, PROMOTION):
+                yield from both(measure, side, arm)
         for rail in config.guardrails:
-            yield guardrail_of(config, rail).question(HARM, arm, plan.control)
+            yield from both(guardrail_of(config, rail), HARM, arm)
 
 
 def ask(
@@ -119,48 +145,102 @@ def ask(
     excluding: bool = False,
 ) -> Finding:
     """Whether `HARM` or fitness for `PROMOTION` is proven of a treatment. `excluding`: units that do not report the metric
-    do not count in it, so what is proven must hold whichever are missing (`reporting.allowance`)."""
+    do not count in it, so what is proven must hold at both ends of what they may have been (`reporting`)."""
     control, arms = plan.control, len(plan.weights)
     one, other = look.pair(measure.name, arm, control, arms)
     relative = measure.margin.relative if isinstance(measure.margin, RelativeMargin) else None
     margin = relative * other.mean if relative is not None and other.n else measure.margin
     margin = margin if isinstance(margin, float) else 0.0
-    reports = look.reporting.pair(measure.name, arm, control, arms)
-    allowed = allowance(one, other, *reports, bounds=measure.range) if excluding else 0.0
+    reports = [of.mean for of in look.reporting.pair(measure.name, arm, control, arms)]
+    missing = excluding and min(reports) < 1
     sign = 1 if measure.higher else -1
     gain = sign * (one.mean - other.mean)
-    question = measure.question(side, arm, control)
+    asked = Asked(side, look, measure, arm, plan, alpha, min_outcomes)
     if min(one.n, other.n) < max(min_outcomes, 2) or margin < 0 or (relative is not None and not margin):
         # A part of a mean that is not above 0 is no margin.
         found = OneSided(gain, -side * math.inf, 1.0, False)
-    elif question is not None:
-        evidence = look.bets[question]
-        log_e = evidence.against(side * allowed - question.margin) if allowed else evidence.log_e
-        bound = evidence.bound(alpha) - side * allowed - _shift(relative, margin)
-        found = OneSided(gain, bound, math.exp(min(log_e, 700.0)), log_e >= -math.log(alpha))
+    elif missing:
+        found = min((asked.at_end(end, margin * reports[0]) for end in ENDS), key=lambda of: of.e_value)
+        # Of a gain per judged unit, those that report nothing among them, and held against 0.
+        found = found._replace(gain=gain, bound=found.bound / reports[0] - margin)
     else:
-        first, second = look.pair(measure.name, arm, control, arms, measure.scale)
-        binary = measure.binary and all(_may_be_binary(look.summary(measure.name, of)) for of in (arm, control))
-        moved = first.mean - sign * side * allowed
-        moved = min(max(moved, 0.0), 1.0) if binary else moved
-        test = harm if side == HARM else promotion
-        found = test(
-            replace(first, mean=moved),
-            second,
-            alpha=alpha,
-            margin=margin if relative is None else 0.0,
-            min_outcomes=min_outcomes,
-            higher_is_better=measure.higher,
+        found = asked.plainly()
+        # Of "treatment - 0.98 control", where the margin is a part of the control's mean.
+        found = found._replace(gain=gain, bound=found.bound - (0.0 if relative is None else margin))
+    return Finding(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, found, missing)
+
+
+class Asked(NamedTuple):
+    """What is asked of whom."""
+
+    side: int
+    look: Look
+    measure: Measure
+    arm: str
+    plan: Plan
+    alpha: float
+    min_outcomes: int
+
+    def plainly(self) -> OneSided:
+        """The test of the units that count."""
+        _, look, measure, arm, plan, *_ = self
+        if measure.range is not None:
+            return self._bet(None)
+        pair = look.pair(measure.name, arm, plan.control, len(plan.weights), measure.scale)
+        arms = [look.summary(measure.name, of) for of in (arm, plan.control)]
+        binary = measure.binary and all(_may_be_binary(of) for of in arms)
+        found = self._test(pair, measure.absolute, binary, measure.scale)
+        if not binary and _are_zeros_and_ones(arms):
+            # Not declared, so another value may come. But a rare event that is missed by luck must not look sure.
+            found = min(found, self._test(pair, measure.absolute, True, measure.scale), key=lambda of: of.e_value)
+        return found
+
+    def at_end(self, end: End, margin: float) -> OneSided:
+        """The test of all judged units, the missing ones at this end of the range, of a gain above or below 0; `margin` is
+        about what that is per unit of the treatment, reported or not."""
+        _, look, measure, arm, plan, *_ = self
+        if measure.range is not None:
+            return self._bet(end)
+        low, high = look.extent(measure.name, arm, plan.control)
+        if measure.bounds is not None:
+            low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])
+        shift = measure.absolute if measure.higher else -measure.absolute
+        value = ends(low, high, shift, measure.scale)[ENDS.index(end)]
+        which = measure.name, arm, plan.control, len(plan.weights)
+        found = self._test(look.filled(*which, value=value, shift=shift, scale=measure.scale), 0.0)
+        if _are_zeros_and_ones([look.summary(measure.name, of) for of in (arm, plan.control)]):
+            events = look.filled(*which, value=float(ENDS.index(end)), shift=0.0, scale=1.0)
+            other = self._test(events, margin, True)
+            found = min(found, other._replace(bound=other.bound + margin), key=lambda of: of.e_value)
+        return found
+
+    def _bet(self, end: End | None) -> OneSided:
+        question = self.measure.question(self.side, self.arm, self.plan.control, end)
+        assert question is not None
+        evidence, log_e = self.look.bets[question], self.look.bets[question].log_e
+        bound = evidence.bound(self.alpha)
+        return OneSided(math.nan, bound, math.exp(min(log_e, 700.0)), log_e >= -math.log(self.alpha))
+
+    def _test(self, pair: tuple[Summary, Summary], margin: float, binary: bool = False, scale: float = 1.0) -> OneSided:
+        test = harm if self.side == HARM else promotion
+        return test(
+            *pair,
+            alpha=self.alpha,
+            margin=margin,
+            min_outcomes=self.min_outcomes,
+            higher_is_better=self.measure.higher,
             binary=binary,
-            scale=measure.scale,
+            scale=scale,
         )
-        found = OneSided(gain, found.bound - _shift(relative, margin), found.e_value, found.proven)
-    return Finding(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, found, allowed)
 
 
-def _shift(relative: float | None, margin: float) -> float:
-    """From bounds of "treatment - 0.98 control" to those that are held against the margin."""
-    return 0.0 if relative is None else margin
+def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
+    """Whether all values so far are 0 or 1, and both have come."""
+    mean = sum(of.n * of.mean for of in arms) / sum(of.n for of in arms)
+    return 0 < mean < 1 and all(
+        _may_be_binary(of) and of.variance * (of.n - 1) >= of.n * of.mean * (1 - of.mean) * (1 - 1e-6) - 1e-9
+        for of in arms
+    )
 
 
 def _may_be_binary(found: Summary) -> bool:

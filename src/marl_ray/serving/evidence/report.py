@@ -3,17 +3,15 @@
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.experiments.judged import Question
 from marl_ray.experiments.looks import Look
-from marl_ray.experiments.sequential import difference_interval, mean_interval
-from marl_ray.experiments.states import ExperimentRecord, advance
+from marl_ray.experiments.sequential import mean_interval
+from marl_ray.experiments.states import ExperimentRecord, Plan, advance
 from marl_ray.experiments.statistics import Interval, Summary, verdict
 from marl_ray.experiments.units import NO_OUTCOME, ArmSummary
-from marl_ray.serving.evidence.questions import HARM, PROMOTION, Finding, plain_outcome_of
+from marl_ray.serving.evidence.questions import HARM, PROMOTION, Finding, ask, excluding, shown_outcome_of
 from marl_ray.serving.evidence.rollout_control import Findings, Reporting
 
 Series = Mapping[str, Iterable[tuple[float, Summary]]]
@@ -44,7 +42,7 @@ def describe(
         units, stored, known = look.units.get(arm, _UNMET), record.config["arms"][arm], arms.get(arm, {})
         around = mean_interval(outcome, largest, alpha=config.alpha, min_outcomes=config.min_outcomes)
         rows[arm] = {
-            "bundle": stored.get("bundle"),
+            "bundle": stored.get("bundle") or stored.get("url"),
             "digest": known.get("digest", stored["digest"]),
             "lineage": known.get("lineage"),
             "propensity": record.weights[arm] / total,
@@ -60,8 +58,7 @@ def describe(
         }
     for harm, promotion in zip(found.harm, found.promotion, strict=True):
         alpha = config.alpha / len(plan.treatments)
-        apart = _difference(harm, found.look, config, plan.control, alpha)
-        between = Interval(apart.estimate, apart.low - harm.allowance, apart.high + harm.allowance)
+        between = _difference(harm.arm, found.look, config, plan, alpha)
         rows[harm.arm] |= {
             "difference": _number(between.estimate),
             "difference_interval": _bounds(between),
@@ -84,7 +81,7 @@ def describe(
         "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
         "srm": {"p_value": found.srm.p_value, "alarm": found.srm.alarm},
         "reporting": [_reporting(reports) for reports in found.reporting],
-        "warnings": [*found.warnings, *_warnings(config)],
+        "warnings": [*found.warnings, *_warnings(config), *_missing(found)],
         "guardrails": [_guardrail(rail) for rail in found.guardrails],
         "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
         "config": config.model_dump(mode="json"),
@@ -113,21 +110,29 @@ def _warnings(config: ExperimentConfig) -> list[str]:
     return [f"A rare large value can mislead the tests of {', '.join(config.unbounded)}: declare bounds or winsorize."]
 
 
-def _difference(found: Finding, look: Look, config: ExperimentConfig, control: str, alpha: float) -> Interval:
-    """Bounds of treatment - control by the tests that decide: those of a bounded outcome's bets, half of alpha each."""
-    measure = plain_outcome_of(config)
-    asked = [measure.question(side, found.arm, control) for side in (PROMOTION, HARM)]
-    # The bets of the decisions are the same but for the margin.
-    bets = [next((of for q, of in look.bets.items() if one is not None and _same(q, one)), None) for one in asked]
-    if measure.range is None or None in bets or min(found.treatment.n, found.control.n) < config.min_outcomes:
-        return difference_interval(found.treatment, found.control, alpha=alpha, min_outcomes=config.min_outcomes)
-    low, high = (bet.bound(alpha / 2) for bet in bets if bet is not None)
-    most = measure.range[1] - measure.range[0]
-    return Interval(found.treatment.mean - found.control.mean, max(low, -most), min(high, most))
+def _missing(found: Findings) -> list[str]:
+    """Of each metric that judged sessions lack which then do not count, a sentence."""
+    lines: dict[str, str] = {}
+    for one in found.reporting:
+        lacking = one.judged + one.control_judged - one.reported - one.control_reported
+        if lacking:
+            lines.setdefault(
+                one.metric,
+                f"{lacking:,} of {one.judged + one.control_judged:,} judged sessions of {one.arm!r} and the control report "
+                f"no {one.metric!r} and do not count: no test sees it if the arms lack different ones in equal numbers; "
+                "`missing: VALUE` counts all.",
+            )
+    return list(lines.values())
 
 
-def _same(one: Question, other: Question) -> bool:
-    return replace(one, margin=other.margin) == other
+def _difference(arm: str, look: Look, config: ExperimentConfig, plan: Plan, alpha: float) -> Interval:
+    """Bounds of treatment - control by the tests that decide, half of alpha each."""
+    measure, missing = shown_outcome_of(config), "outcome" in excluding(config)
+    rules: Any = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excluding": missing}
+    below, above = (ask(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))
+    known = measure.range is not None and min(below.treatment.n, below.control.n) >= config.min_outcomes
+    most = measure.range[1] - measure.range[0] if known and measure.range is not None else math.inf
+    return Interval(below.test.gain, max(below.test.bound, -most), min(above.test.bound, most))
 
 
 def _test(found: Finding) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from marl_ray.serving.evidence.questions import (
     Finding,
     Measure,
     ask,
+    excluding,
     guardrail_of,
     outcome_of,
     questions_of,
@@ -119,18 +120,18 @@ def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
 
 def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
     """What outcomes, guardrails and counts prove. Alphas are shared by the treatments (Bonferroni)."""
-    plan, excluding = record.plan, _excluding(config)
+    plan, excluded = record.plan, excluding(config)
 
     def asked(side: int, measure: Measure, alpha: float) -> tuple[Finding, ...]:
         share = alpha / len(plan.treatments) if plan.treatments else alpha
-        rules: Any = {"alpha": share, "min_outcomes": config.min_outcomes, "excluding": measure.name in excluding}
+        rules: Any = {"alpha": share, "min_outcomes": config.min_outcomes, "excluding": measure.name in excluded}
         return tuple(ask(side, look, measure, arm, plan, **rules) for arm in plan.treatments)
 
     harms = asked(HARM, outcome_of(config), config.alpha_rollback)
     promotions = asked(PROMOTION, outcome_of(config), config.alpha)
     rails = [asked(HARM, guardrail_of(config, rail), rail.alpha) for rail in guardrails_of(config)]
     guardrails = tuple(found for of_arm in zip(*rails, strict=True) for found in of_arm)
-    reporting = tuple(_reporting(look, record, config, metric) for metric in excluding)
+    reporting = tuple(_reporting(look, record, config, metric) for metric in excluded)
     told = tuple(found for of_metric in reporting for found in of_metric)
     exposures = _of_stage(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
@@ -153,12 +154,6 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
         )
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
     return Findings(look, harms, guardrails, promotions, srm, told, Evidence(arms, srm.alarm))
-
-
-def _excluding(config: ExperimentConfig) -> list[str]:
-    """What units without it do not count in."""
-    rails = [rail.name for rail in config.guardrails if rail.name != "outcome" and rail.counts_missing_as is None]
-    return ["outcome", *rails] if config.missing == "exclude" else rails
 
 
 def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, metric: str) -> list[Reporting]:

@@ -4,7 +4,7 @@ themselves."""
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -14,9 +14,9 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass
 from marl_ray.serving.arms.response_cache import cache_key
-from marl_ray.serving.handlers.writing import spoken, texts
+from marl_ray.serving.handlers.writing import Wrote, log_text, shadow_text, spoken, texts
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
-from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
+from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
 from marl_ray.serving.logs.act_log import LoggedAct
 from marl_ray.serving.routing.assignment import Met
 from marl_ray.serving.routing.router import Arm, Router
@@ -24,6 +24,7 @@ from marl_ray.serving.service import Service
 
 ACT_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "observations", "action_masks", "mode"})
 ASSIGN_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "expose"})
+_NONE: dict[str, Any] = {}
 
 Arrays = dict[str, np.ndarray]
 
@@ -31,7 +32,7 @@ Arrays = dict[str, np.ndarray]
 async def act(service: Service, request: Request) -> Response:
     """`POST /v1/act`."""
     service.admission.admit(request, "inference")
-    data = await request.object(ACT_FIELDS)
+    data = parse_object(await request.body(), ACT_FIELDS)
     return Response(orjson.dumps(await answer(service, request, data)))
 
 
@@ -70,17 +71,21 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
     given_masks = _masks(data, given)
     met = await service.assigner.meet(routers, session, cluster_id, attributes, service.admission.forced_arm(request))
     router, greedy = met.router, mode == "greedy"
+    wrote: Wrote = []
     if router.is_text:
         said = texts(router, given, given_masks)
         assignment = service.assigner.expose(met)
-        parts, arm = await request.while_there(_acted(service, met, assignment.arm, said, greedy, {}))
+        parts, arm = await request.while_there(_acted(service, met, assignment.arm, said, greedy, {}, wrote))
     else:
         observations, masks = _checked(router, met.assigned.assignment.arm, given, given_masks)
         assignment = service.assigner.expose(met)
-        parts, arm = await _acted(service, met, assignment.arm, observations, greedy, masks)
+        parts, arm = await _acted(service, met, assignment.arm, observations, greedy, masks, wrote)
     seconds = time.perf_counter() - start
-    met.answered(seconds)
-    if service.acts is not None and met.takes_part:
+    met.answered(seconds, math.fsum(whole.cost_usd for _, whole in wrote) if wrote else 0.0)
+    if service.acts is not None and met.takes_part and router.is_text:
+        for asked, whole in wrote:
+            log_text(service, met, assignment, arm, router.arms[arm].bundle.digest, asked, whole)
+    elif service.acts is not None and met.takes_part:
         digest = router.arms[arm].bundle.digest
         service.acts.put(
             LoggedAct(
@@ -99,9 +104,10 @@ async def _acted(
     observations: Mapping[str, Any],
     greedy: bool,
     masks: Arrays,
+    wrote: Wrote,
 ) -> tuple[dict[str, Any], str]:
     """Actions and log-probabilities as JSON has them, and the arm that gave them: the control if the arm's circuit is
-    open or its pass fails."""
+    open or its pass fails. `wrote` becomes the texts that it wrote."""
     router = met.router
     attempts = service.failures.attempts(router, met.session, arm)
     try:
@@ -118,7 +124,7 @@ async def _acted(
                         circuit.success(ticket)
                         attempts.answered_by = name
                         return kept, name
-                given = await _asked(service, router, name, observations, greedy, masks)
+                given = await _asked(service, router, name, observations, greedy, masks, wrote)
             except (asyncio.CancelledError, RequestError):
                 circuit.forget(ticket)  # the client went away, or asks for what cannot be done, or the arm is busy
                 raise
@@ -127,32 +133,46 @@ async def _acted(
                 continue
             circuit.success(ticket)
             attempts.answered_by = name
-            for shadow in router.state.shadows if met.takes_part else ():
+            for asked, whole in wrote if met.takes_part else ():
+                shadow_text(router, asked, whole)
+            for shadow in router.state.shadows if met.takes_part and not router.is_text else ():
                 if shadow in router.arms:
                     router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
             parts = {
                 "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in given.items()},
-                "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items()},
+                "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items() if log_prob is not None},
             }
             if key is not None and service.cache is not None:
                 await service.cache.put(key, orjson.dumps(parts))
             return parts, name
-        await attempts.compare(lambda other: _asked(service, router, other, observations, greedy, masks))
+        await attempts.compare(lambda other: _asked(service, router, other, observations, greedy, masks, []))
         raise attempts.refusal("observations")
     finally:
         attempts.judge()
 
 
-async def _asked(
-    service: Service, router: Router, arm: str, observations: Mapping[str, Any], greedy: bool, masks: Arrays
-) -> dict[str, tuple[Any, float]]:
-    """Agent -> action and its log-probability. ArmError if the arm fails, RequestError if it refuses."""
+def _asked(
+    service: Service,
+    router: Router,
+    arm: str,
+    observations: Mapping[str, Any],
+    greedy: bool,
+    masks: Arrays,
+    wrote: Wrote,
+) -> Awaitable[dict[str, Any]]:
+    """Agent -> (action, its log-probability). ArmError if the arm fails, RequestError if it refuses."""
     if router.is_text:
-        said = await spoken(service, router, arm, observations, greedy)
-        if not all(math.isfinite(log_prob) for _, log_prob in said.values()):
-            raise NotFiniteError("log-probabilities are not finite", new_pass())
-        return said
-    return await cast(Arm, router.arms[arm]).act(observations, greedy, masks)
+        return _spoken(service, router, arm, observations, greedy, wrote)
+    return cast(Arm, router.arms[arm]).act(observations, greedy, masks)
+
+
+async def _spoken(
+    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, wrote: Wrote
+) -> dict[str, tuple[str, float | None]]:
+    said = await spoken(service, router, arm, prompts, greedy, wrote)
+    if not all(log_prob is None or math.isfinite(log_prob) for _, log_prob in said.values()):
+        raise NotFiniteError("log-probabilities are not finite", new_pass())
+    return said
 
 
 def _kept(value: bytes | None) -> dict[str, Any] | None:
@@ -178,8 +198,8 @@ def _checked(
 
 def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, Any]:
     """The request's action masks by agent; every one belongs to an observation."""
-    masks = data.get("action_masks", {})
-    if not isinstance(masks, dict) or not set(masks) <= set(observed):
+    masks = data.get("action_masks", _NONE)
+    if not isinstance(masks, dict) or not masks.keys() <= observed.keys():
         raise RequestError(400, "action_masks", "expected an object whose agents are among those of observations")
     return masks
 
@@ -201,7 +221,7 @@ async def assign(service: Service, request: Request) -> Response:
     assignment = service.assigner.expose(met) if exposes else met.assigned.assignment
     arm = router.answering(assignment.arm)[0]
     told = {
-        "bundle": router.config.arms[arm].bundle,
+        "bundle": router.config.arms[arm].reference,
         "digest": router.arms[arm].bundle.digest,
         "exposed": exposes and met.takes_part,
     }

@@ -1,8 +1,9 @@
 """The gateway's OpenAPI 3.1 document, made of the table of routes and of pydantic models."""
 # ruff: noqa: UP013, UP035 (with a line per field the answers would take three pages; pydantic wants this TypedDict)
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
@@ -20,7 +21,24 @@ from marl_ray.policies.bundle import Lineage
 from marl_ray.serving.handlers.act import ACT_FIELDS, ASSIGN_FIELDS
 from marl_ray.serving.handlers.experiments import CHANGE_FIELDS, REASON_LENGTH
 from marl_ray.serving.handlers.generate import GENERATE_FIELDS
-from marl_ray.serving.handlers.openai.chat import CHAT_FIELDS, NEUTRAL, ROLES
+from marl_ray.serving.handlers.open_inference.schemas import (
+    INFER_PARTS,
+    InferAnswer,
+    InferError,
+    ModelMetadata,
+    ModelReady,
+    ServerLive,
+    ServerMetadata,
+    ServerReady,
+)
+from marl_ray.serving.handlers.openai.schemas import (
+    OPENAI_PARTS,
+    OPENAI_REQUESTS,
+    ChatAnswer,
+    CompletionAnswer,
+    Finish,
+    ModelName,
+)
 from marl_ray.serving.handlers.outcomes import LARGEST_OUTCOME, OUTCOME_FIELDS
 from marl_ray.serving.http.fields import SESSION_LENGTH
 from marl_ray.serving.http.keys import Permission
@@ -35,7 +53,7 @@ Schema = dict[str, Any]
 # fmt: off
 Problem = TypedDict("Problem", {
     "field": str | None, "message": str,
-    # Of /v1/chat/completions, for OpenAI's clients:
+    # Of OpenAI's paths, for its clients:
     "type": NotRequired[str], "param": NotRequired[str | None], "code": NotRequired[str | None],
 })
 Error = TypedDict("Error", {"error": Problem})
@@ -49,21 +67,9 @@ AssignAnswer = TypedDict("AssignAnswer", {
 })
 PartError = TypedDict("PartError", {"status": int, "error": Problem})
 BatchAnswer = TypedDict("BatchAnswer", {"answers": list[ActAnswer | PartError]})
-Finish = Literal["stop", "length"]
 GenerateAnswer = TypedDict("GenerateAnswer", {
     "experiment": str, "arm": str, "epoch": int, "propensity": float, "text": str, "tokens": list[int],
     "log_probs": list[float], "finish_reason": Finish, "fallback_for": NotRequired[str], "holdout": NotRequired[bool],
-})
-ChatMessage = TypedDict("ChatMessage", {"role": Literal["assistant"], "content": str, "refusal": None})
-ChatToken = TypedDict("ChatToken", {"token": str, "logprob": float, "bytes": None, "top_logprobs": list[Any]})
-ChatLogProbs = TypedDict("ChatLogProbs", {"content": list[ChatToken], "refusal": None})
-ChatChoice = TypedDict("ChatChoice", {
-    "index": int, "message": ChatMessage, "finish_reason": Finish, "logprobs": ChatLogProbs | None,
-})
-ChatUsage = TypedDict("ChatUsage", {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int})
-ChatAnswer = TypedDict("ChatAnswer", {
-    "id": str, "object": Literal["chat.completion"], "created": int, "model": str, "system_fingerprint": str,
-    "choices": list[ChatChoice], "usage": ChatUsage,
 })
 OutcomeAnswer = TypedDict("OutcomeAnswer", {
     "experiment": str, "arm": str, "value": NotRequired[float], "counts": bool, "note": NotRequired[str],
@@ -115,7 +121,6 @@ EndpointList = TypedDict("EndpointList", {"endpoints": dict[str, Endpoint]})
 Model = TypedDict("Model", {
     "version": str, "bundle": str, "family": str, "agents": dict[str, str], "lineage": Lineage, "arms": list[str],
 })
-ModelName = TypedDict("ModelName", {"id": str, "object": Literal["model"], "created": int, "owned_by": str})
 ModelList = TypedDict("ModelList", {"object": Literal["list"], "data": list[ModelName], "models": list[Model]})
 Health = TypedDict("Health", {"status": Literal["ok"], "experiments": list[str]})
 Loaded = Literal["loaded", "loading", "missing"]
@@ -155,22 +160,14 @@ _FIELDS: dict[str, Schema] = {
     "agent": {"type": ["string", "null"], "description": "Whose text; optional where one policy plays all agents."},
     "prompt": {"type": "string"},
     "max_tokens": _TOKENS,
-    "max_completion_tokens": _TOKENS | {"description": "The same as max_tokens; only one may be given."},
     "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": LARGEST_TEMPERATURE, "description": "0 is greedy."},
     "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
     "top_k": {"type": ["integer", "null"], "minimum": 0, "maximum": LARGEST_TOKENS, "description": "0 is all tokens."},
     "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": STOPS}, {"type": "null"}]},
     "seed": {"type": ["integer", "null"], "minimum": -SEEDS, "maximum": SEEDS - 1},
     "stream": _FLAG | {"description": "Answer by server-sent events."},
-    "stream_options": {
-        "type": ["object", "null"], "properties": {"include_usage": _FLAG}, "additionalProperties": False,
-        "description": "Only with stream.",
-    },
-    "logprobs": _FLAG,
     "model": {"type": "string", "description": "An endpoint, or ENDPOINT/AGENT, as /v1/models lists them."},
-    "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatRequestMessage"}},
     "user": _IDENTIFIER | {"description": "The unit; or else the header x-session-id, or this request alone."},
-    **{name: {"enum": [neutral, None], "description": "Nothing else is supported."} for name, neutral in NEUTRAL.items()},
     "value": _NUMBER | {"description": "The session's outcome; larger is better. Optional where metrics are given."},
     "at": {
         "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "format": "date-time"}, {"type": "null"}],
@@ -188,18 +185,19 @@ _FIELDS: dict[str, Schema] = {
 }  # fmt: skip
 
 
-def _object(fields: Iterable[str], *required: str, example: Schema | None = None) -> Schema:
-    properties = {field: _FIELDS[field] for field in sorted(fields)}
+def _object(
+    fields: Iterable[str],
+    *required: str,
+    example: Schema | None = None,
+    own: Mapping[str, Schema] = MappingProxyType({}),
+) -> Schema:
+    """`own` fields mean something else here than elsewhere."""
+    known = {**_FIELDS, **own}
+    properties = {field: known[field] for field in sorted(fields)}
     made = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     return made | ({"examples": [example]} if example is not None else {})
 
 
-_TEXT_PART: Schema = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
 _SCHEMAS: dict[str, Schema] = {
     "Array": {
         "anyOf": [{"type": ["number", "boolean"]}, {"type": "array", "items": {"$ref": "#/components/schemas/Array"}}]
@@ -217,17 +215,6 @@ _SCHEMAS: dict[str, Schema] = {
     },
     "AssignRequest": _object(ASSIGN_FIELDS, example={"session_id": "episode-18"}),
     "GenerateRequest": _object(GENERATE_FIELDS, "prompt"),
-    "ChatRequest": _object(CHAT_FIELDS, "model", "messages"),
-    "ChatRequestMessage": {
-        "type": "object",
-        "properties": {
-            "role": {"enum": list(ROLES)},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TEXT_PART}]},
-            "refusal": {"type": "null"},
-        },
-        "required": ["role", "content"],
-        "additionalProperties": False,
-    },
     "OutcomeRequest": _object(OUTCOME_FIELDS, example={
         "session_id": "episode-17", "value": 0.83, "metrics": {"cost": 3},
     }),
@@ -243,6 +230,10 @@ _SCHEMAS: dict[str, Schema] = {
 }  # fmt: skip
 
 
+for _name, (_own, _fields, _required) in OPENAI_REQUESTS.items():
+    _SCHEMAS[_name] = _object(_fields, *_required, own=_own)
+
+
 class _Operation(NamedTuple):
     summary: str
     answer: Any
@@ -254,6 +245,7 @@ class _Operation(NamedTuple):
     headers: tuple[str, ...] = ()
     streams: bool = False
     """Answers by server-sent events too."""
+    error: Any = Error
 
 
 _ADMIN = (401, 403, 409, 429)
@@ -279,6 +271,10 @@ _OPERATIONS = {
         "Text of token policies, as OpenAI's clients ask for it", ChatAnswer, (*_CLIENT, 422, 503), "ChatRequest",
         "inference", ("x-session-id", "x-arm"), streams=True,
     ),
+    "text_completions": _Operation(
+        "Texts that go on from prompts, as OpenAI's clients ask for them", CompletionAnswer, (*_CLIENT, 422, 503),
+        "CompletionRequest", "inference", ("x-session-id", "x-arm"), streams=True,
+    ),
     "outcome": _Operation(
         "How a session went", OutcomeAnswer, (*_CLIENT, 409, 503), "OutcomeRequest", "outcomes", ("x-session-id",),
     ),
@@ -294,7 +290,24 @@ _OPERATIONS = {
     "series": _Operation("Outcomes over time", Curves, (404, *_READER), scope="read"),
     "change": _Operation("Change an experiment", Changed, (*_ADMIN, 404, 413, 503), "ChangeRequest", "admin"),
     "models": _Operation("The bundles that this replica holds", ModelList, (401, 403, 429), scope="read"),
+    **dict.fromkeys(
+        ("model", "agent_model"),
+        _Operation("What OpenAI's clients may name as `model`", ModelName, (404, *_READER), scope="read"),
+    ),
     "load": _Operation("Fetch and verify a bundle ahead of its experiment", Model, (*_ADMIN, 503), scope="admin"),
+    "server": _Operation("The server, by the Open Inference Protocol", ServerMetadata, error=InferError),
+    "server_live": _Operation("Whether this replica lives, by that protocol", ServerLive, error=InferError),
+    "server_ready": _Operation("Whether this replica is ready; 503 while it is not", ServerReady, error=InferError),
+    "model_metadata": _Operation(
+        "An endpoint's inputs and outputs", ModelMetadata, (404, 422, *_READER), scope="read", error=InferError,
+    ),
+    "model_ready": _Operation(
+        "Whether an endpoint answers; 503 while it does not", ModelReady, (404, *_READER), scope="read", error=InferError,
+    ),
+    "infer": _Operation(
+        "Actions for the agents observed, by the Open Inference Protocol", InferAnswer, (*_CLIENT, 422, 503),
+        "InferRequest", "inference", ("x-session-id", "x-arm"), error=InferError,
+    ),
     "health": _Operation("Whether this replica lives", Health),
     "ready": _Operation("Whether this replica has all that takes traffic; 503 while it has not", Ready),
     "metrics": _Operation("Numbers for Prometheus, of this replica", None),
@@ -320,6 +333,7 @@ _PARAMETERS: dict[str, Schema] = {
     "x-session-id": _TEXT | {"description": "The unit, where the body names none."},
     "x-arm": _TEXT | {"description": "Needs an admin key: act with this arm, outside of the experiment."},
     "name": _TEXT | {"pattern": NAME_PATTERN},
+    "agent": _TEXT | {"pattern": "^[^/]+$"},
     "version": _TEXT | {"pattern": "^[^/]+:[^/]+$", "description": "NAME:VERSION of the model registry."},
 }
 _HEADERS: Schema = {"x-request-id": {"schema": _TEXT, "description": "The caller's own if it sent a sane one."}}
@@ -343,7 +357,7 @@ def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
             "servers": [{"url": base or "/"}],
             "paths": paths,
             "components": {
-                "schemas": _SCHEMAS | _models(),
+                "schemas": _SCHEMAS | OPENAI_PARTS | INFER_PARTS | _models(),
                 "parameters": {name: _parameter(name, schema) for name, schema in _PARAMETERS.items()},
                 "responses": {str(status): _problem(status) for status in _PROBLEMS},
                 "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -353,7 +367,12 @@ def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
 
 
 def _models() -> dict[str, Schema]:
-    models = [Error, ExperimentConfig, *(asked.answer for asked in _OPERATIONS.values() if asked.answer is not None)]
+    models = [
+        Error,
+        InferError,
+        ExperimentConfig,
+        *(asked.answer for asked in _OPERATIONS.values() if asked.answer is not None),
+    ]
     inputs: Any = [(number, "validation", TypeAdapter(model)) for number, model in enumerate(models)]
     made = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")[1]
     schemas: dict[str, Schema] = made["$defs"]
@@ -379,6 +398,14 @@ def _operation(route: Route, keyed: bool) -> dict[str, Any]:
     responses = {"201" if kind == "create" else "200": good}
     if kind == "ready":
         responses["503"] = good | {"description": "Not ready; `missing` has what for."}
+    elif kind in ("server_ready", "model_ready"):
+        responses["503"] = good | {"description": "Not ready."}
+
+    def told(status: int) -> Schema:
+        if asked.error is Error:
+            return {"$ref": f"#/components/responses/{status}"}
+        return _problem(status, asked.error.__name__)
+
     path = [part.strip("{}") for part in route.template.split("/") if part.startswith("{")]
     operation: dict[str, Any] = {
         "operationId": last if kind == "change" else kind,
@@ -386,7 +413,7 @@ def _operation(route: Route, keyed: bool) -> dict[str, Any]:
         "parameters": [
             {"$ref": f"#/components/parameters/{name}"} for name in (*path, *asked.headers, "x-request-timeout-seconds")
         ],
-        "responses": responses | {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
+        "responses": {str(status): told(status) for status in statuses} | responses,
     }
     if asked.body is not None:
         schema = {"$ref": f"#/components/schemas/{asked.body}"}
@@ -403,7 +430,7 @@ def _parameter(name: str, schema: Schema) -> Schema:
     return {"name": name, "in": where, "required": where == "path", "schema": schema}
 
 
-def _problem(status: int) -> Schema:
+def _problem(status: int, error: str = "Error") -> Schema:
     retry = {"retry-after": {"schema": {"type": "integer"}, "description": "Seconds."}} if status in (429, 503) else {}
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     return {"description": _PROBLEMS[status], "headers": _HEADERS | retry, "content": content}

@@ -10,7 +10,7 @@ import torch
 from marl_ray import __version__
 from marl_ray.serving.arms.protocol import AnyBundle
 from marl_ray.serving.handlers.experiments import path_part, tried
-from marl_ray.serving.handlers.openai.chat import models_of
+from marl_ray.serving.handlers.openai.models import models_of
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.logs.metrics import CONTENT_TYPE
 from marl_ray.serving.service import Service
@@ -44,7 +44,7 @@ async def models(service: Service, request: Request) -> Response:
         found[bundle.digest] = _model(bundle, reference)
     for router in service.endpoints.routers.values():
         for arm, part in router.arms.items():
-            row = found.setdefault(part.bundle.digest, _model(part.bundle, router.config.arms[arm].bundle))
+            row = found.setdefault(part.bundle.digest, _model(part.bundle, router.config.arms[arm].reference))
             row["arms"].append(f"{router.config.name}/{arm}")
     names = dict.fromkeys(router.config.served_as for router in service.endpoints.routers.values())
     data = [model for name in names for model in models_of(service.endpoints.served(name))]

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from marl_ray.config.experiment import most
+from marl_ray.config.arms import most
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store import OutcomeConflictError, Recorded, Report, UnknownUnitError
 from marl_ray.experiments.units import METRIC_LENGTH
@@ -169,6 +169,8 @@ def _report(router: Router, told: _Told) -> Report:
         measured["error"] = float(known.failed)
         if known.acts:
             measured["latency_s"] = known.seconds / known.acts
+        if any(arm.price is not None for arm in router.config.arms.values()):
+            measured["cost_usd"] = known.cost_usd
     measured = {name: value for name, value in measured.items() if name in asked and name not in told.values}
     return Report(told.session, told.values, told.at, measured)
 

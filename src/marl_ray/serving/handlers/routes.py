@@ -2,7 +2,12 @@
 
 from marl_ray.experiments.states import Action
 from marl_ray.serving.handlers import act, experiments, generate, operations, outcomes, ui
+from marl_ray.serving.handlers.open_inference import infer
+from marl_ray.serving.handlers.open_inference import models as v2
 from marl_ray.serving.handlers.openai import chat
+from marl_ray.serving.handlers.openai import completions as texts
+from marl_ray.serving.handlers.openai import models as openai_models
+from marl_ray.serving.handlers.openai.fields import problem
 from marl_ray.serving.handlers.openapi import openapi
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.http.route import Route
@@ -28,7 +33,8 @@ ROUTES = (
     Route("POST", "/batch", act.batch),
     Route("POST", "/v1/assign", act.assign),
     Route("POST", "/generate", generate.generate),
-    Route("POST", "/v1/chat/completions", chat.completions, problem=chat.problem),
+    Route("POST", "/v1/chat/completions", chat.completions, problem=chat.chat_problem),
+    Route("POST", "/v1/completions", texts.text_completions, problem=problem),
     Route("POST", "/v1/outcomes", outcomes.outcome),
     Route("POST", "/v1/outcomes/batch", outcomes.outcomes),
     Route("GET", "/v1/endpoints", operations.endpoints),
@@ -39,7 +45,15 @@ ROUTES = (
     Route("GET", f"{_EXPERIMENT}/curves", experiments.series),
     *(Route("POST", f"{_EXPERIMENT}/{action.value}", experiments.change) for action in Action),
     Route("GET", "/v1/models", operations.models),
+    Route("GET", "/v1/models/{name}", openai_models.model, problem=problem),
+    Route("GET", "/v1/models/{name}/{agent}", openai_models.agent_model, problem=problem),
     Route("POST", "/models/{version}/load", operations.load, loads=True),
+    Route("GET", "/v2", v2.server, problem=v2.problem),
+    Route("GET", "/v2/health/live", v2.server_live, problem=v2.problem),
+    Route("GET", "/v2/health/ready", v2.server_ready, problem=v2.problem),
+    Route("GET", "/v2/models/{name}", v2.model_metadata, problem=v2.problem),
+    Route("GET", "/v2/models/{name}/ready", v2.model_ready, problem=v2.problem),
+    Route("POST", "/v2/models/{name}/infer", infer.infer, problem=v2.problem),
     Route("GET", "/health", operations.health),
     Route("GET", "/ready", operations.ready),
     Route("GET", "/metrics", operations.metrics),

@@ -1,24 +1,30 @@
 """One text on its way: from the session's arm, or from the control where that fails before its first token."""
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import orjson
 
-from marl_ray.serving.arms.protocol import Piece, Refusal, Reply, TextArm, TextRequest
+from marl_ray.experiments.assignment import Assignment
+from marl_ray.serving.arms.protocol import Began, Piece, Refusal, Reply, TextArm, TextRequest
 from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
 from marl_ray.serving.http.text_settings import Settings
+from marl_ray.serving.logs.act_log import LoggedText
 from marl_ray.serving.logs.lines import log_line
 from marl_ray.serving.routing.assignment import Met
 from marl_ray.serving.routing.failures import Attempts
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
+CUT = "cut"
+"""How a response ended that nobody waited for any more, or whose arm failed."""
+
 
 class Whole(NamedTuple):
-    """A complete response."""
+    """A response."""
 
     text: str
     ids: list[int]
@@ -26,6 +32,10 @@ class Whole(NamedTuple):
     finish: str
     prompt_tokens: int
     names: list[str]
+    tops: list[list[tuple[str, float]]]
+    began: Began | None
+    tokens: int
+    cost_usd: float
 
 
 async def written(
@@ -59,14 +69,18 @@ class Writing:
         self._arm = self._assignment.arm
         self._reply: Reply | None = None
         self._first: Piece | None = None
+        self._digest = ""
         self._ticket = 0
         self._first_s = 0.0
         self._tokens = 0
+        kept = met.takes_part and (service.acts is not None or bool(met.router.state.shadows))
+        self._sent: list[Piece] | None = [] if kept else None
+        """For the log, and for shadows."""
 
     @property
     def digest(self) -> str:
         """Of the bundle that writes."""
-        return self._met.router.arms[self._arm].bundle.digest
+        return self._digest
 
     @property
     def head(self) -> dict[str, Any]:
@@ -89,8 +103,9 @@ class Writing:
                 self._ticket = router.circuits[name].allow()
                 if not self._ticket:
                     continue
-                self._arm = name
-                self._reply = cast(TextArm, router.arms[name]).write(self._asked)
+                writer = cast(TextArm, router.arms[name])
+                self._arm, self._digest = name, writer.bundle.digest
+                self._reply = writer.write(self._asked)
                 try:
                     self._first = await _piece(self._reply)
                 except RequestError:
@@ -133,7 +148,9 @@ class Writing:
                 self._attempts().broke_off(self._arm, self._ticket, error)
                 self._ticket = 0
                 raise RequestError(503, None, f"arm {self._arm!r} failed in mid-response") from None
-        self._tokens += len(piece.ids)
+        self._tokens += piece.tokens
+        if self._sent is not None:
+            self._sent.append(piece)
         if piece.finish is not None:
             self._done(piece)
         return piece
@@ -149,15 +166,28 @@ class Writing:
             meters = self._service.metrics.of(self._met.router.config)[self._arm]
             meters.tokens += self._tokens
             self._tokens = 0
+        if self._asked.streamed:  # else the client has got nothing of it
+            self._log()
+
+    def _log(self) -> None:
+        """Put what was sent into the log, once, and have shadows write it, if it is whole."""
+        if self._sent:
+            asked, whole = self._asked, joined(self._sent)
+            if self._service.acts is not None:
+                log_text(self._service, self._met, self._assignment, self._arm, self._digest, asked, whole)
+            if whole.finish != CUT:
+                shadow_text(self._met.router, asked, whole)
+        self._sent = None
 
     def _done(self, piece: Piece) -> None:
+        self._log()
         router, seconds = self._met.router, time.perf_counter() - self._start
         router.circuits[self._arm].success(self._ticket)
         self._ticket = 0
-        self._met.answered(seconds)
+        self._met.answered(seconds, piece.cost_usd)
         meters = self._service.metrics.of(router.config)[self._arm]
         meters.observe(seconds)
-        meters.wrote(piece.prompt_tokens, self._first_s)
+        meters.wrote(piece.prompt_tokens, self._first_s, piece.cost_usd)
         if self._service.config.access_log == "all":
             log_line(
                 "text",
@@ -171,14 +201,19 @@ class Writing:
             )
 
 
+Wrote = list[tuple[TextRequest, Whole]]
+
+
 async def spoken(
-    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool
-) -> dict[str, tuple[str, float]]:
-    """Every agent's text and its log-probability, all from one arm; RequestError if it refuses one."""
+    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, wrote: Wrote
+) -> dict[str, tuple[str, float | None]]:
+    """Every agent's text and its log-probability, if its arm tells that, all from one arm; RequestError if it refuses one.
+    `wrote` becomes what was asked of the arm, and what came."""
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
     writer = cast(TextArm, router.arms[arm])
-    replies = {agent: writer.write(text_request(service, agent, prompt, settings)) for agent, prompt in prompts.items()}
+    asked = {agent: text_request(service, agent, prompt, settings) for agent, prompt in prompts.items()}
+    replies = {agent: writer.write(request) for agent, request in asked.items()}
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {agent: group.create_task(_said(reply)) for agent, reply in replies.items()}
@@ -190,9 +225,11 @@ async def spoken(
     meters = service.metrics.of(router.config)[arm]
     said = {agent: task.result() for agent, task in tasks.items()}
     for whole, first_at in said.values():
-        meters.tokens += len(whole.ids)
-        meters.wrote(whole.prompt_tokens, first_at - start)
-    return {agent: (whole.text, sum(whole.log_probs)) for agent, (whole, _) in said.items()}
+        meters.tokens += whole.tokens
+        meters.wrote(whole.prompt_tokens, first_at - start, whole.cost_usd)
+    wrote[:] = [(asked[agent], whole) for agent, (whole, _) in said.items()]
+    # An external arm tells no log-probabilities.
+    return {agent: (whole.text, sum(whole.log_probs) if whole.ids else None) for agent, (whole, _) in said.items()}
 
 
 async def _said(reply: Reply) -> tuple[Whole, float]:
@@ -218,18 +255,68 @@ async def _piece(reply: Reply) -> Piece:
 
 async def whole_of(following: Callable[[], Awaitable[Piece]]) -> Whole:
     """All pieces that there are to come, as one."""
-    text: list[str] = []
-    ids: list[int] = []
-    log_probs: list[float] = []
-    names: list[str] = []
-    while True:
-        piece = await following()
-        text.append(piece.text)
-        ids += piece.ids
-        log_probs += piece.log_probs
-        names += piece.names
-        if piece.finish is not None:
-            return Whole("".join(text), ids, log_probs, piece.finish, piece.prompt_tokens, names)
+    pieces = [await following()]
+    while pieces[-1].finish is None:
+        pieces.append(await following())
+    return joined(pieces)
+
+
+def joined(pieces: Sequence[Piece]) -> Whole:
+    """The response that these pieces are; one without an end was cut."""
+    return Whole(
+        "".join(piece.text for piece in pieces),
+        [number for piece in pieces for number in piece.ids],
+        [log_prob for piece in pieces for log_prob in piece.log_probs],
+        pieces[-1].finish or CUT,
+        pieces[-1].prompt_tokens,
+        [name for piece in pieces for name in piece.names],
+        [top for piece in pieces for top in piece.tops],
+        pieces[0].began,
+        sum(piece.tokens for piece in pieces),
+        math.fsum(piece.cost_usd for piece in pieces),
+    )
+
+
+def log_text(
+    service: Service, met: Met, assignment: Assignment, arm: str, digest: str, asked: TextRequest, whole: Whole
+) -> None:
+    """Put a response into the log of decisions, which there is; `digest` is of the bundle that wrote it."""
+    assert service.acts is not None
+    began, prompt = whole.began or Began([], {}), asked.prompt if isinstance(asked.prompt, str) else None
+    told = [] if prompt is not None else [part for part in asked.prompt if isinstance(part, Mapping)]
+    guided = ["guide"] if asked.json_object or asked.must_call else []
+    service.acts.put(
+        LoggedText(
+            experiment=met.router.config.name,
+            unit=met.session,
+            arm=arm,
+            digest=digest,
+            epoch=assignment.epoch,
+            propensity=assignment.propensity,
+            at=time.time(),
+            greedy=asked.greedy,
+            agent=asked.agent,
+            prompt=prompt,
+            messages=told,
+            tools=asked.tools,
+            prompt_ids=began.prompt_ids,
+            text=whole.text,
+            ids=whole.ids,
+            log_probs=whole.log_probs,
+            finish=whole.finish,
+            seed=asked.seed,
+            settings=began.settings,
+            asked=[*sorted(asked.changes), *guided],
+        )
+    )
+
+
+def shadow_text(router: Router, asked: TextRequest, whole: Whole) -> None:
+    """Have the shadows write what was asked for."""
+    for shadow in router.state.shadows:
+        if shadow in router.arms:
+            writer = cast(TextArm, router.arms[shadow])
+            router.shadows.send_text(shadow, writer, asked, whole.ids, whole.log_probs, whole.text)
 
 
 def text_only(router: Router) -> None:
@@ -244,7 +331,8 @@ def text_only(router: Router) -> None:
 def text_request(service: Service, agent: str, prompt: Any, settings: Settings, **more: Any) -> TextRequest:
     """With a seed in any case."""
     seed = service.seed() if settings.seed is None else settings.seed
-    return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, **more)
+    logged = service.acts is not None
+    return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, logged=logged, **more)
 
 
 def agent_of(router: Router, given: Any) -> str:

@@ -4,8 +4,10 @@ import base64
 import binascii
 import hashlib
 import hmac
+import json
+import secrets
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, ValidationError
 
@@ -73,6 +75,14 @@ class Keys:
             wanted = " or ".join(map(repr, permissions))
             raise RequestError(403, "authorization", f"key {found[0].name!r} lacks the scope {wanted}")
         return found[0].name
+
+
+def new_key(path: Path, name: str) -> str:
+    """Write a file of keys with one new key, which may do everything, and return its secret."""
+    secret = secrets.token_urlsafe(24)
+    key = {"name": name, "sha256": hashlib.sha256(secret.encode()).hexdigest(), "scopes": list(get_args(Permission))}
+    path.write_text(json.dumps({"keys": [key]}))
+    return secret
 
 
 def _password(credentials: str) -> str:

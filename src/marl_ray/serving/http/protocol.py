@@ -168,31 +168,31 @@ def known_fields(data: Any, known: frozenset[str]) -> dict[str, Any]:
     """The data if it is an object with known keys only, or RequestError 400."""
     if not isinstance(data, dict):
         raise RequestError(400, "body", f"expected a JSON object, got {type(data).__name__}")
-    for key in data:
-        if key not in known:
-            raise RequestError(400, key, f"unknown field, expected {', '.join(sorted(known))}")
+    if not data.keys() <= known:
+        key = next(key for key in data if key not in known)
+        raise RequestError(400, key, f"unknown field, expected {', '.join(sorted(known))}")
     return data
 
 
 async def respond(send: Send, response: Response, headers: Headers = ()) -> None:
     """Send a complete response."""
     length = (b"content-length", str(len(response.body)).encode())
-    await _begin(send, response, (length, *response.headers, *headers))
+    await send(_start(response, (length, *response.headers, *headers)))
     await send({"type": "http.response.body", "body": response.body})
 
 
 async def stream(send: Send, response: Stream, headers: Headers = ()) -> None:
     """Send a response part by part. `x-accel-buffering` asks proxies not to wait for its end."""
     own = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
-    await _begin(send, response, (*own, *response.headers, *headers))
+    await send(_start(response, (*own, *response.headers, *headers)))
     async for part in response.parts:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _begin(send: Send, response: Response | Stream, headers: Headers) -> None:
+def _start(response: Response | Stream, headers: Headers) -> dict[str, Any]:
     kind = (b"content-type", response.content_type)
-    await send({"type": "http.response.start", "status": response.status, "headers": [kind, *headers]})
+    return {"type": "http.response.start", "status": response.status, "headers": [kind, *headers]}
 
 
 def event(data: Any) -> bytes:

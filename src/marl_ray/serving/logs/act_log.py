@@ -1,4 +1,4 @@
-"""What every act saw and did, in segments of JSON lines, from which trajectories are made.
+"""What every act saw and did, and every text that was written, in segments of JSON lines: what one trains on next.
 
     FOLDER/EXPERIMENT/decisions-PID-RANDOM.jsonl.partial     being written
     FOLDER/EXPERIMENT/decisions-PID-RANDOM.jsonl.zst         complete
@@ -19,16 +19,16 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
 import pyarrow as pa
 from pyarrow import fs
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from marl_ray.config.sections import NAME_PATTERN
 from marl_ray.errors import MarlRayError, one_line
@@ -79,7 +79,44 @@ class LoggedAct:
     """Agent -> what was allowed (0 or 1 per action), for agents that gave a mask."""
 
 
-_ACT = TypeAdapter(LoggedAct)
+@dataclass(frozen=True, slots=True)
+class LoggedText:
+    """One response of one agent, in the words of `LoggedAct`; `at` is when it ended."""
+
+    experiment: str
+    unit: str
+    arm: str
+    digest: str
+    epoch: int
+    propensity: float
+    at: float
+    greedy: bool
+    agent: str
+    prompt: str | None
+    """None where there are messages."""
+    messages: Sequence[Any]
+    """As a chat gave them, `{"role": ..., "content": ...}` each; empty where there is a prompt."""
+    tools: Sequence[Any]
+    """That the chat offered."""
+    prompt_ids: Sequence[int]
+    """Tokens that the model read before its first own one; empty of an arm that tells none."""
+    text: str
+    """What the client got."""
+    ids: Sequence[int]
+    """Sampled tokens."""
+    log_probs: Sequence[float]
+    """Of each, at the temperature in force, before `top_k` and `top_p`; of a greedy text at the bundle's own temperature."""
+    finish: str
+    """`stop`, `length`, or `cut` where the client left or the arm failed in mid-stream: then the log has what was sent."""
+    seed: int
+    settings: dict[str, Any]
+    """In force: `temperature`, `top_p`, `top_k`, `max_tokens`; empty of an arm that tells none."""
+    asked: Sequence[str]
+    """The settings that the request itself chose, by name."""
+
+
+Logged = LoggedAct | LoggedText
+_LOGGED: TypeAdapter[Logged] = TypeAdapter(Annotated[Logged, Field(union_mode="left_to_right")])
 
 
 def open_folder(folder: str, argument: str) -> tuple[fs.FileSystem, str]:
@@ -125,7 +162,7 @@ class ActLog:
         except OSError as error:
             raise MarlRayError(f"decision_log: {str(self._local)!r} cannot be written to: {one_line(error)}") from error
         self._segment_bytes, self._segment_s, self._limit = segment_bytes, segment_s, limit_bytes
-        self._queue: deque[LoggedAct] = deque()
+        self._queue: deque[Logged] = deque()
         self._capacity = capacity
         self._refused = self._lost = 0
         self._open: dict[str, _Writing] = {}
@@ -151,7 +188,7 @@ class ActLog:
             for thread in self._threads:
                 thread.start()
 
-    def put(self, record: LoggedAct) -> bool:
+    def put(self, record: Logged) -> bool:
         """Queue a decision, whose parts must not change any more; False if the queue is full."""
         if len(self._queue) >= self._capacity:
             self._refused += 1
@@ -266,7 +303,7 @@ def _whole_lines(data: bytes) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
-def read_decisions(folder: str, experiment: str) -> Iterator[LoggedAct]:
+def read_decisions(folder: str, experiment: str) -> Iterator[Logged]:
     """The decisions of an experiment, unit by unit in the order of their names, each unit's in time order.
 
     A local folder's partial segments are read too, up to the last whole line. Memory is bounded: what is more than
@@ -274,10 +311,10 @@ def read_decisions(folder: str, experiment: str) -> Iterator[LoggedAct]:
     """
     unreadable = 0
 
-    def parse(line: bytes) -> tuple[str, float, LoggedAct] | None:
+    def parse(line: bytes) -> tuple[str, float, Logged] | None:
         nonlocal unreadable
         try:
-            decision = _ACT.validate_json(line)
+            decision = _LOGGED.validate_json(line)
         except ValidationError:
             unreadable += 1
             return None

@@ -1,7 +1,7 @@
 """From the decision log and the outcomes to trajectories, as Parquet: what the gateway served is what one trains on next.
 
 A row is one decision sequence of `marl_ray.trajectories`: one agent's decisions in one unit (session), T steps. All lists
-but `agent`'s own values have T entries.
+but `agent`'s own values have T entries. Of language models a row is one response (`text_rows`).
 """
 
 import itertools
@@ -18,7 +18,16 @@ import pyarrow.parquet as pq
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.store import ExperimentStore, Outcome
-from marl_ray.serving.logs.act_log import LoggedAct, open_folder, read_decisions, sorted_by_unit, upload
+from marl_ray.serving.logs import text_rows
+from marl_ray.serving.logs.act_log import (
+    Logged,
+    LoggedAct,
+    LoggedText,
+    open_folder,
+    read_decisions,
+    sorted_by_unit,
+    upload,
+)
 
 SCHEMA_VERSION = "1"
 COST = "cost"
@@ -69,9 +78,9 @@ class ExportSummary:
     units: int
     """Units written."""
     sequences: int
-    """Rows: one per unit and agent."""
+    """Rows: one per unit and agent, or one per response."""
     decisions: int
-    """Acts of the units written."""
+    """Acts, or responses, of the units written."""
     censored: int
     """Units without an outcome, left out."""
     mixed: int
@@ -119,8 +128,12 @@ def _write(store: ExperimentStore, experiment: str, decisions: str, file: Path) 
     metadata = {"marl_ray.schema_version": SCHEMA_VERSION, "marl_ray.experiment": experiment}
     rows: list[dict[str, Any]] = []
     numbers = 0
-    with pq.ParquetWriter(str(file), SCHEMA.with_metadata(metadata), compression="zstd") as writer:
-        for unit, found in itertools.groupby(read_decisions(decisions, experiment), key=lambda found: found.unit):
+    logged = read_decisions(decisions, experiment)
+    first = next(logged, None)  # an experiment's arms are of one kind, and so is its log
+    schema = text_rows.SCHEMA if isinstance(first, LoggedText) else SCHEMA
+    everything = itertools.chain(() if first is None else (first,), logged)
+    with pq.ParquetWriter(str(file), schema.with_metadata(metadata), compression="zstd") as writer:
+        for unit, found in itertools.groupby(everything, key=lambda found: found.unit):
             acts, outcome, cost = list(found), outcome_of(unit), cost_of(unit)
             if outcome is None:
                 counts["censored"] += 1
@@ -128,20 +141,35 @@ def _write(store: ExperimentStore, experiment: str, decisions: str, file: Path) 
             if {(act.arm, act.digest) for act in acts} != {(outcome.arm, acts[0].digest)}:
                 counts["mixed"] += 1
                 continue
-            made = _sequences(acts, outcome, cost, counts["units"])
+            made = _rows(acts, outcome, cost, counts["units"])
             counts["units"] += 1
             counts["decisions"] += len(acts)
             counts["sequences"] += len(made)
             rows += made
-            numbers += sum(len(step) + STEP_NUMBERS for row in made for step in row["observations"])
+            numbers += sum(map(_numbers, made))
             if len(rows) >= GROUP_ROWS or numbers >= GROUP_NUMBERS:
-                writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+                writer.write_table(pa.Table.from_pylist(rows, schema))
                 rows, numbers = [], 0
         if rows:
-            writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+            writer.write_table(pa.Table.from_pylist(rows, schema))
     if not any(counts.values()):
         raise MarlRayError(f"decisions: expected decisions of experiment {experiment!r} in {decisions!r}, found none")
     return counts
+
+
+def _rows(logged: list[Logged], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
+    """A unit's rows; its log is of one kind."""
+    texts = [one for one in logged if isinstance(one, LoggedText)]
+    if texts:
+        return text_rows.text_rows(texts, outcome, cost, episode)
+    return _sequences([one for one in logged if isinstance(one, LoggedAct)], outcome, cost, episode)
+
+
+def _numbers(row: dict[str, Any]) -> int:
+    """About how many a row holds."""
+    if "observations" in row:
+        return sum(len(step) + STEP_NUMBERS for step in row["observations"])
+    return len(row["prompt_ids"]) + 2 * len(row["ids"]) + (len(row["text"]) + len(row["messages"] or "")) // 8
 
 
 def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ class Histogram:
 class ArmMeters:
     """What is counted of an arm at every act: plain numbers, because the library's counters cost a lock each."""
 
-    __slots__ = ("exposures", "first_token", "prompt_tokens", "seconds", "tokens")
+    __slots__ = ("cost_usd", "exposures", "first_token", "prompt_tokens", "seconds", "tokens")
 
     def __init__(self) -> None:
         self.exposures = 0
@@ -51,14 +51,16 @@ class ArmMeters:
         self.prompt_tokens = self.tokens = 0
         self.first_token = Histogram()
         """Of texts."""
+        self.cost_usd = 0.0
 
     def observe(self, seconds: float) -> None:
         """An act that took this long."""
         self.seconds.observe(seconds)
 
-    def wrote(self, prompt_tokens: int, first_token_s: float) -> None:
+    def wrote(self, prompt_tokens: int, first_token_s: float, cost_usd: float) -> None:
         """A text that was written to its end."""
         self.prompt_tokens += prompt_tokens
+        self.cost_usd += cost_usd
         self.first_token.observe(first_token_s)
 
 
@@ -83,6 +85,7 @@ class _Hot(Collector):
         tokens = CounterMetricFamily(
             "marl_ray_gateway_tokens", "Tokens of texts: of their prompts, and generated.", labels=(*OF_ARM, "kind")
         )
+        cost = CounterMetricFamily("marl_ray_gateway_cost_usd", "Price of external arms' tokens.", labels=OF_ARM)
         for experiment, arms in list(self._arms.items()):
             for arm, meters in arms.items():
                 exposures.add_metric([experiment, arm], meters.exposures)
@@ -91,6 +94,8 @@ class _Hot(Collector):
                     meters.first_token.add_to(first, [experiment, arm])
                     tokens.add_metric([experiment, arm, "prompt"], meters.prompt_tokens)
                     tokens.add_metric([experiment, arm, "generated"], meters.tokens)
+                if meters.cost_usd:
+                    cost.add_metric([experiment, arm], meters.cost_usd)
         requests = CounterMetricFamily("marl_ray_gateway_requests", "Requests answered.", labels=OF_ANSWER)
         errors = CounterMetricFamily("marl_ray_gateway_errors", "Of these, with 4xx or 5xx.", labels=OF_ANSWER)
         for (endpoint, status), count in list(self._answers.items()):
@@ -102,7 +107,7 @@ class _Hot(Collector):
         )
         for endpoint, acts in list(self._holdouts.items()):
             holdouts.add_metric([endpoint], acts)
-        yield from (exposures, seconds, first, tokens, requests, errors, holdouts)
+        yield from (exposures, seconds, first, tokens, cost, requests, errors, holdouts)
 
 
 class Metrics:
@@ -121,7 +126,12 @@ class Metrics:
             "marl_ray_gateway_arm_failures", "Passes of an arm that failed.", OF_ARM, registry=self.registry
         )
         self.circuit = self._gauge("circuit", "0 closed, 0.5 half-open, 1 open.", *OF_ARM)
-        self.shadows = self._gauge("shadow", "Copies of requests: acts, errors, dropped, agreed.", *OF_ARM, "count")
+        self.shadows = self._gauge(
+            "shadow",
+            "Copies of requests: acts, errors, dropped, agreed; of texts their tokens and log_prob.",
+            *OF_ARM,
+            "count",
+        )
         self.dropped = self._gauge("exposures_dropped", "Exposures dropped by a full queue and spool.")
         self.waiting = self._gauge("exposures_waiting", "Exposures not written to the store yet.")
         self.acts_dropped = self._gauge("decisions_dropped", "Decisions dropped by a full queue.")

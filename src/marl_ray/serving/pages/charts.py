@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
+from marl_ray.drawing import MINUS, Frame, Tick, band_path, line_path, multiples, round_step
+
 LAST_TIME = 253_402_300_799
 """The last second of the year 9999."""
 MAX_POINTS = 240
@@ -23,13 +25,6 @@ _LEFT_OUT = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    at: float
-    """Coordinate along its axis."""
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
 class Line:
     """One arm's curve as SVG path data."""
 
@@ -40,15 +35,9 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
-    """A chart of `width` x `height` units; its plot lies between left and right, top and bottom."""
+class Chart(Frame):
+    """Curves over time."""
 
-    width: float
-    height: float
-    left: float
-    right: float
-    top: float
-    bottom: float
     times: tuple[Tick, ...]
     values: tuple[Tick, ...]
     first_day: str
@@ -80,7 +69,7 @@ def shown(value: float, step: float, sign: bool = False) -> str:
     else:
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
         text = f"{value:{'+' if sign else ''},.{decimals}f}"
-    return text.replace("-", "\N{MINUS SIGN}")
+    return text.replace("-", MINUS)
 
 
 def resolution(values: Iterable[float]) -> float:
@@ -128,8 +117,8 @@ def curve_chart(
     if first == last:
         first, last = first - _MINUTE, last + _MINUTE
     low, high = _range(arms.values(), first + _LEFT_OUT * (last - first))
-    step = _value_step(high - low, int(height // 48))
-    ticks = [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    step = round_step(high - low, int(height // 48))
+    ticks = multiples(step, low, high)
     labels = [shown(value, step) for value in ticks]
     left = 12 + character * max((len(label) for label in labels), default=0)
     right, top, bottom = width - 14, 10.0, height - 28
@@ -143,7 +132,7 @@ def curve_chart(
         return round(bottom - (bottom - top) * inside, 1)
 
     def draw(arm: str, points: list[_Point]) -> Line:
-        line = "M" + "L".join(f"{x(p.at)} {y(p.mean)}" for p in points)
+        line = line_path((x(p.at), y(p.mean)) for p in points)
         return Line(arm, line, _bands(points, x, y), (x(points[-1].at), y(points[-1].mean)))
 
     begin = moment(max(first, 0.0))
@@ -188,19 +177,10 @@ def _range(arms: Iterable[list[_Point]], since: float) -> tuple[float, float]:
 def _bands(points: list[_Point], x: Callable[[float], float], y: Callable[[float], float]) -> str:
     paths = []
     for _, run in groupby(points, key=lambda point: point.band is None):
-        edges = [(x(point.at), *point.band) for point in run if point.band is not None]
+        edges = [(x(p.at), y(p.band[0]), y(p.band[1])) for p in run if p.band is not None]
         if edges:
-            there = [f"{at} {y(high)}" for at, _, high in edges]
-            back = [f"{at} {y(low)}" for at, low, _ in reversed(edges)]
-            paths.append("M" + "L".join(there + back) + "Z")
+            paths.append(band_path(edges))
     return "".join(paths)
-
-
-def _value_step(size: float, most: int) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that gives `most` steps at most."""
-    rough = size / max(most, 1)
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(power * k for k in (1, 2, 5, 10) if power * k >= rough * (1 - 1e-9))
 
 
 def _times(first: float, last: float, most: float) -> list[tuple[float, str]]:

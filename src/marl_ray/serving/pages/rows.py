@@ -263,10 +263,21 @@ def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[d
                 "colour": colours.get(arm, "c0"),
                 **{key: _count(totals.get(key)) for key in ("acts", "errors", "dropped", "decisions")},
                 "agreed": _percent(agreed / decisions) if decisions and agreed is not None else UNKNOWN,
+                "likely": _per_token(totals),
                 "pass": f"{1000 * seconds / acts:,.1f} ms" if acts and seconds is not None else UNKNOWN,
             }
         )
     return rows
+
+
+def _per_token(totals: Mapping[str, Any]) -> str | None:
+    """What a shadow gives a served token, and what it was served with, in nats; None where no texts were."""
+    tokens, own, served = (finite(totals.get(key)) for key in ("tokens", "log_prob", "served_log_prob"))
+    return (
+        f"{own / tokens:.2f} (served {served / tokens:.2f})"
+        if tokens and own is not None and served is not None
+        else None
+    )
 
 
 def change_row(entry: Mapping[str, Any]) -> dict[str, Any]:

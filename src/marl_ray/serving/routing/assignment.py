@@ -50,12 +50,13 @@ class Met(NamedTuple):
             told["holdout"] = True
         return told | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
 
-    def answered(self, seconds: float) -> None:
-        """The session got an answer, which took this long."""
+    def answered(self, seconds: float, cost_usd: float = 0.0) -> None:
+        """The session got an answer, which took this long and cost this much."""
         noted = self.router.session(self.session) if self.takes_part else None
         if noted is not None:
             noted.acts += 1
             noted.seconds += seconds
+            noted.cost_usd += cost_usd
 
 
 class Assigner:
@@ -83,9 +84,12 @@ class Assigner:
         router = remembering(routers, session) if len(routers) > 1 else routers[0]
         if router is None:
             router = current(routers, session, cluster_id)
-            if older := draining(routers, router):
-                has_met = await self._have_met(older, session)
-                router = next((one for one, has in zip(older, has_met, strict=True) if has), router)
+            # Older ones, and those of the layer that it may have come to in another cluster.
+            others = draining(routers, router)
+            others += [r for r in routers if r.has_places_by_cluster and r is not router and r not in others]
+            if others:
+                has_met = await self._have_met(others, session)
+                router = next((one for one, has in zip(others, has_met, strict=True) if has), router)
         if forced is not None:
             if forced not in router.arms:
                 raise RequestError(400, "x-arm", f"expected one of {', '.join(router.arms)}")
@@ -96,6 +100,8 @@ class Assigner:
             # A unit keeps the arm that it met when its attributes, the population or the hold-out were others.
             takes_part = router.may_have_included(session, cluster_id)
             takes_part = takes_part and (await self._have_met([router], session))[0]
+        elif not takes_part and router.has_places_by_cluster:
+            takes_part = (await self._have_met([router], session))[0]
         if takes_part:
             assigned = router.recall(session, cluster_id) or await self._assigned(router, session, cluster_id)
             return Met(router, session, assigned, takes_part=True)

@@ -57,13 +57,13 @@ class Attempts:
         self.answered_by: str | None = None
         """The arm that answered, or that would have, where it was only compared with."""
         self._failures, self._router, self._session, self._arm = failures, router, session, arm
-        self._failed: list[tuple[str, int, Exception]] = []
-        self._errors: list[Exception] = []
+        self._failed: tuple[tuple[str, int, Exception], ...] = ()
+        self._errors: tuple[Exception, ...] = ()
 
     def failed(self, arm: str, ticket: int, error: Exception) -> None:
         """An arm failed on the request."""
-        self._failed.append((arm, ticket, error))
-        self._errors.append(error)
+        self._failed += ((arm, ticket, error),)
+        self._errors += (error,)
 
     async def compare(self, ask: Callable[[str], Awaitable[object]]) -> None:
         """If the control alone was tried and failed, ask a treatment the same, and drop what it answers."""
@@ -76,7 +76,7 @@ class Attempts:
         except RequestError:
             pass  # it is busy
         except Exception as error:
-            self._errors.append(error)
+            self._errors += (error,)
 
     def _comparison(self) -> str | None:
         """The first treatment that takes part and whose circuit is closed."""
@@ -153,14 +153,13 @@ class FailedSessions:
         """Store what is queued: `error` 1 per session. Raises StoreError, and keeps what is not written, if the database
         fails. Blocks."""
         with self._writing:
-            if self._waiting:
-                self._exposures.flush()  # a session's exposure may be waiting here
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
                 sessions: dict[str, list[str]] = {}
                 for experiment, session in batch:
                     sessions.setdefault(experiment, []).append(session)
                 try:
+                    self._exposures.flush()  # the sessions' own may be waiting here
                     for experiment, failed in sessions.items():
                         self._record(experiment, failed)
                 except StoreError:

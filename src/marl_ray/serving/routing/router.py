@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment import Assignment, AssignmentTable, PastTables, draw, in_layer
 from marl_ray.experiments.population import Attributes, Population
+from marl_ray.experiments.records import Past
 from marl_ray.experiments.states import Status
 from marl_ray.experiments.store import AssignmentState, Exposure, StoreError
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
@@ -48,6 +49,8 @@ class Session:
     acts: int = 0
     seconds: float = 0.0
     """Time that its acts took here."""
+    cost_usd: float = 0.0
+    """What external arms asked for them."""
     failed: bool = False
     """Its arm failed once at least."""
 
@@ -129,8 +132,7 @@ class Router:
         last told that the state before was in force (monotonic seconds; now, when not given)."""
         if not state.weights.keys() <= self.config.arms.keys():
             raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
-        self._past = self._read_past(state)
-        self._populations = self._read_populations(state)
+        self._past, self._populations = self._read_past(state)
         self.table = AssignmentTable(state.weights, state.salt, state.epoch)
         self.state = state
         self._note_answering()
@@ -140,23 +142,19 @@ class Router:
             if session.at > since:
                 session.sure = False
 
-    def _read_past(self, state: AssignmentState) -> PastTables | None:
-        """All tables up to this state's; None where they are unknown."""
-        try:
-            earlier = self._log.store.past_weights(self.config.name) if state.epoch > 1 else []
-        except StoreError:
-            return None
-        return None if earlier is None else PastTables([*earlier, state.weights], state.salt)
-
-    def _read_populations(self, state: AssignmentState) -> frozenset[Population] | None:
-        """All populations up to this state's; None where they are unknown."""
-        if state.epoch == 1 or state.population.is_everyone:
-            return frozenset({state.population})
-        try:
-            earlier = self._log.store.past_populations(self.config.name)
-        except StoreError:
-            return None
-        return None if earlier is None else earlier | {state.population}
+    def _read_past(self, state: AssignmentState) -> tuple[PastTables | None, frozenset[Population] | None]:
+        """All tables and populations up to this state's; None where they are unknown."""
+        past: Past | None = Past([], frozenset())
+        if state.epoch > 1:
+            try:
+                past = self._log.store.past(self.config.name)
+            except StoreError:
+                past = None
+        # Everyone is in it now, so nobody is asked for.
+        known = frozenset({state.population}) if state.population.is_everyone else None
+        if past is None:
+            return None, known
+        return PastTables([*past.weights, state.weights], state.salt), known or past.populations | {state.population}
 
     def drawn_by(self, unit: str, cluster_id: str | None) -> str:
         """Whose hash decides for the unit: its own or, where clusters are randomized, its cluster's. A unit that names no
@@ -169,6 +167,11 @@ class Router:
         layer = self.state.layer
         return layer is None or in_layer(layer, self.state.layer_share, self.drawn_by(unit, cluster_id))
 
+    @property
+    def has_places_by_cluster(self) -> bool:
+        """Whether a unit that comes in another cluster would have another place in the experiment's layer."""
+        return self.state.layer is not None and self.config.randomize == "cluster"
+
     def includes(self, unit: str, cluster_id: str | None, attributes: Attributes) -> bool:
         """Whether the experiment's population has the unit now; it may have met an arm before."""
         population = self.state.population
@@ -177,8 +180,9 @@ class Router:
         )
 
     def may_have_included(self, unit: str, cluster_id: str | None) -> bool:
-        """Whether the unit can have been in the population, now or in an earlier epoch, with some attributes."""
-        if self._populations is None:
+        """Whether the unit can have been in the population, now or in an earlier epoch, with some attributes; or in
+        another cluster."""
+        if self._populations is None or self.config.randomize == "cluster":
             return True
         key = self.drawn_by(unit, cluster_id)
         return any(population.may_include(self.state.salt, key) for population in self._populations)

@@ -4,16 +4,20 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from marl_ray.errors import one_line
-from marl_ray.serving.arms.protocol import Answer
+from marl_ray.serving.arms.errors import ArmError, new_pass
+from marl_ray.serving.arms.protocol import Answer, Piece, Refusal, ScoringArm, TextArm, TextRequest
 
 Act = Callable[[Mapping[str, np.ndarray], bool, Mapping[str, np.ndarray]], Awaitable[Answer]]
 """Observations, whether greedy, and action masks -> answer."""
+TEXT_DEADLINE_S = 60.0
+"""Of a copy of a text."""
 COMPLAINT_S = 60.0
 """An arm's errors are logged at most this often."""
 _log = logging.getLogger(__name__)
@@ -30,11 +34,27 @@ class ShadowTotals:
     dropped: int = 0
     """Copies that were not sent, because too many were under way."""
     decisions: int = 0
-    """Actions of the answered copies, one per agent."""
+    """Actions, or texts, of the answered copies, one per agent."""
     agreed: int = 0
-    """Those that equal the action that the client got."""
+    """Those that equal what the client got."""
     seconds: float = 0.0
     """Time that the answered copies took, all together."""
+    tokens: int = 0
+    """Of the served texts, as the arm reads them."""
+    log_prob: float = 0.0
+    """That the arm gives them, at its bundle's temperature."""
+    served_log_prob: float = 0.0
+    """That they were served with."""
+
+
+class Compared(NamedTuple):
+    """One copy beside what the client got; fields are those of `ShadowTotals`."""
+
+    decisions: int
+    agreed: int
+    tokens: int = 0
+    log_prob: float = 0.0
+    served_log_prob: float = 0.0
 
 
 class Shadows:
@@ -60,11 +80,36 @@ class Shadows:
         answer: Answer,
     ) -> bool:
         """Ask the arm greedily what `answer` answers, later and by itself; whether the copy was sent. Never raises."""
+
+        async def compare() -> Compared:
+            copied = await act(observations, True, masks)
+            agreed = sum(np.array_equal(action, copied[agent][0]) for agent, (action, _) in answer.items())
+            return Compared(len(answer), agreed)
+
+        return self._send(arm, compare, self._deadline_s)
+
+    def send_text(
+        self, arm: str, writer: TextArm, asked: TextRequest, ids: Sequence[int], log_probs: Sequence[float], text: str
+    ) -> bool:
+        """Have the arm write what it would have written, by the same seed and settings, and say what it thinks of the text
+        that was served; later and by itself. Whether the copy was sent. Never raises."""
+
+        async def compare() -> Compared:
+            pieces = await _written(writer, replace(asked, logged=True, streamed=False, names=False))
+            agreed, began = "".join(piece.text for piece in pieces) == text, pieces[0].began
+            if began is None:
+                return Compared(1, int(agreed))
+            tokens, log_prob = await cast(ScoringArm, writer).score(asked.agent, began.prompt_ids, ids, text)
+            return Compared(1, int(agreed), tokens, log_prob, sum(log_probs))
+
+        return self._send(arm, compare, TEXT_DEADLINE_S)
+
+    def _send(self, arm: str, compare: Callable[[], Awaitable[Compared]], deadline_s: float) -> bool:
         totals = self.totals.setdefault(arm, ShadowTotals())
         if self._closed or len(self._tasks) >= self._limit:
             totals.dropped += 1
             return False
-        task = asyncio.create_task(self._copy(arm, act, observations, masks, answer))
+        task = asyncio.create_task(self._copy(arm, compare, deadline_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
@@ -77,20 +122,12 @@ class Shadows:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._deadline_s)
 
-    async def _copy(
-        self,
-        arm: str,
-        act: Act,
-        observations: Mapping[str, np.ndarray],
-        masks: Mapping[str, np.ndarray],
-        answer: Answer,
-    ) -> None:
+    async def _copy(self, arm: str, compare: Callable[[], Awaitable[Compared]], deadline_s: float) -> None:
         totals = self.totals[arm]
         begun = self._clock()
         try:
-            async with asyncio.timeout(self._deadline_s):
-                copied = await act(observations, True, masks)
-            agreed = sum(np.array_equal(action, copied[agent][0]) for agent, (action, _) in answer.items())
+            async with asyncio.timeout(deadline_s):
+                compared = await compare()
         # A cancellation that does not come from `close` is the arm's own.
         except (Exception, asyncio.CancelledError) as error:
             if not self._closed:
@@ -98,8 +135,8 @@ class Shadows:
                 self._complain(arm, totals, error)
             return
         totals.acts += 1
-        totals.decisions += len(answer)
-        totals.agreed += agreed
+        for name, value in compared._asdict().items():
+            setattr(totals, name, getattr(totals, name) + value)
         totals.seconds += self._clock() - begun
 
     def _complain(self, arm: str, totals: ShadowTotals, error: BaseException) -> None:
@@ -108,6 +145,21 @@ class Shadows:
             return
         self._complained[arm] = now
         _log.warning("shadow %s: %d copies failed so far, this one of %s", arm, totals.errors, _reason(error))
+
+
+async def _written(writer: TextArm, request: TextRequest) -> list[Piece]:
+    """A whole response; ArmError if it is refused."""
+    reply = writer.write(request)
+    try:
+        pieces: list[Piece] = []
+        while not pieces or pieces[-1].finish is None:
+            piece = await reply.next()
+            if isinstance(piece, Refusal):
+                raise ArmError(f"refused: {piece.message}", new_pass())
+            pieces.append(piece)
+        return pieces
+    finally:
+        reply.leave()
 
 
 def _reason(error: BaseException) -> str:

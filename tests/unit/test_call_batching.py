@@ -6,7 +6,7 @@ import contextvars
 import pytest
 
 from marl_ray.serving.arms import call_batching
-from marl_ray.serving.arms.call_batching import Gathering
+from marl_ray.serving.arms.call_batching import CallBatcher
 from marl_ray.serving.arms.errors import LostError
 from marl_ray.serving.http.protocol import RequestError
 
@@ -26,7 +26,7 @@ class Callee:
 def test_what_comes_while_calls_are_under_way_goes_together():
     async def run():
         callee = Callee()
-        requests = Gathering(callee, replicas=1, deadline_s=5)
+        requests = CallBatcher(callee, replicas=1, deadline_s=5)
         first = [asyncio.ensure_future(requests.ask(n)) for n in (0, 2)]
         await asyncio.sleep(0.01)
         second = asyncio.ensure_future(requests.ask(4))
@@ -46,7 +46,7 @@ def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_re
     async def run():
         callee = Callee()
         callee.open.set()
-        requests = Gathering(callee, replicas=1, deadline_s=5)
+        requests = CallBatcher(callee, replicas=1, deadline_s=5)
         found = await asyncio.gather(*(requests.ask(n) for n in (1, 2)), return_exceptions=True)
         assert repr(found[0]) == "ValueError('1 is odd')" and found[1] == 4
 
@@ -57,7 +57,7 @@ def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_re
             return []
 
         for call, message in ((broken, "gone"), (short, "expected 2 answers, got 0")):
-            failing = Gathering(call, replicas=1, deadline_s=5)
+            failing = CallBatcher(call, replicas=1, deadline_s=5)
             found = await asyncio.gather(failing.ask(0), failing.ask(2), return_exceptions=True)
             assert [str(error) for error in found] == [message, message]
             assert found[0].of == found[1].of
@@ -68,7 +68,7 @@ def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_re
 def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent():
     async def run():
         callee = Callee()
-        requests = Gathering(callee, replicas=1, deadline_s=0.3)
+        requests = CallBatcher(callee, replicas=1, deadline_s=0.3)
         hangs = []
         for n in (0, 8):
             hangs.append(asyncio.ensure_future(requests.ask(n)))
@@ -93,7 +93,7 @@ def test_waiting_too_long_behind_calls_that_are_answered_is_no_failure():
 
     async def run(monkeypatch):
         monkeypatch.setattr(call_batching, "LARGEST", 1)
-        requests = Gathering(slow, replicas=1, deadline_s=1.0)
+        requests = CallBatcher(slow, replicas=1, deadline_s=1.0)
         return await asyncio.gather(*(requests.ask(n) for n in range(12)), return_exceptions=True)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -117,7 +117,7 @@ def test_no_call_is_made_in_the_name_of_one_client():
         return await requests.ask(n)
 
     async def run():
-        requests = Gathering(call, replicas=1, deadline_s=5)
+        requests = CallBatcher(call, replicas=1, deadline_s=5)
         assert await asyncio.gather(*(asked(requests, n) for n in range(3))) == [0, 1, 2]
         assert await asyncio.gather(*(asked(requests, n) for n in range(3))) == [0, 1, 2]
 
@@ -130,7 +130,7 @@ def test_a_call_that_the_other_side_cancels_fails_at_once():
         raise asyncio.CancelledError
 
     async def run():
-        requests = Gathering(cancelled, replicas=1, deadline_s=30)
+        requests = CallBatcher(cancelled, replicas=1, deadline_s=30)
         found = await asyncio.wait_for(asyncio.gather(requests.ask(0), requests.ask(1), return_exceptions=True), 5)
         assert [str(error) for error in found] == ["the call was cancelled"] * 2
 
@@ -141,7 +141,7 @@ def test_idle_replicas_share_a_burst():
     async def run():
         callee = Callee()
         callee.open.set()
-        requests = Gathering(callee, replicas=4, deadline_s=5)
+        requests = CallBatcher(callee, replicas=4, deadline_s=5)
         await asyncio.gather(*(requests.ask(n) for n in range(0, 16, 2)))
         assert [len(call) for call in callee.calls] == [2, 2, 2, 2]
 
@@ -154,7 +154,7 @@ def test_a_call_has_a_largest_size(monkeypatch):
     async def run():
         callee = Callee()
         callee.open.set()
-        requests = Gathering(callee, replicas=1, deadline_s=5)
+        requests = CallBatcher(callee, replicas=1, deadline_s=5)
         assert await asyncio.gather(*(requests.ask(n) for n in range(0, 20, 2))) == list(range(0, 40, 4))
         assert all(len(call) <= 3 for call in callee.calls)
 

@@ -145,7 +145,7 @@ def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(store,
         store, 820, lambda arm, k: None if arm == "b" and k % 10 else 1.0 + k % 3 / 10 + (arm == "b"), lambda k: f"c{k}"
     )
     look = found(store, config)
-    assert look.promotion[0].test.proven and not look.harm[0].test.proven
+    assert look.promotion[0].missing and not look.promotion[0].test.proven and not look.harm[0].test.proven
     (reports,) = look.reporting
     assert (reports.metric, reports.arm, reports.test.alarm) == ("outcome", "b", True)
     assert reports.reported < 60 < 300 < reports.judged and reports.control_reported == reports.control_judged

@@ -1,0 +1,33 @@
+"""A gateway on this machine alone, for trying it out."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from marl_ray.cluster.local import local_ray
+from marl_ray.serving.client.deploy import deploy
+from marl_ray.serving.client.lint import read_serve_config
+from marl_ray.serving.http.keys import new_key
+
+CPUS = 4
+"""What replicas may book of Ray's accounts, however many this machine has."""
+
+
+def serve_locally(config: Path, timeout_s: float) -> None:
+    """Deploy a Serve config on a Ray of its own, print where it answers, and serve until SIGINT or SIGTERM. Gateways without
+    `api_keys` get a new key, which is printed. Raises MarlRayError as `deploy` does."""
+    data = read_serve_config(config)
+    with local_ray(num_cpus=max(CPUS, os.cpu_count() or 1)) as ray:
+        path = ray.temp_dir / "keys.yaml"
+        keyless = [part for part in data["applications"] if not (part.setdefault("args", {}) or {}).get("api_keys")]
+        key = new_key(path, "local") if keyless else None
+        for part in keyless:
+            part["args"]["api_keys"] = str(path)
+        for name, url in deploy(data, ray.dashboard_url, timeout_s).urls.items():
+            print(f"{name} runs at {url}, its page at {url}/ui")
+        if key is not None:
+            print(f"export MARL_RAY_API_KEY={key}")
+        print("serving until Ctrl-C", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()

@@ -1,0 +1,82 @@
+"""The arms of an experiment: what answers for a share of its units."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from marl_ray.config.base import Config
+
+LEAST = 1e-6
+"""Of weights and probabilities: below it floating-point arithmetic says nothing about an experiment any more."""
+Weight = Annotated[float, Field(ge=0, le=1 / LEAST)]
+
+
+def _rising(replicas: int | tuple[int, int]) -> int | tuple[int, int]:
+    if not isinstance(replicas, int) and replicas[0] > replicas[1]:
+        raise ValueError(f"expected [least, most], got {list(replicas)}")
+    return replicas
+
+
+Replicas = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], AfterValidator(_rising)]
+
+
+def most(replicas: Replicas) -> int:
+    """How many there may be."""
+    return replicas if isinstance(replicas, int) else replicas[1]
+
+
+class PriceConfig(Config):
+    """What an external model costs, in USD per million tokens."""
+
+    prompt: NonNegativeFloat = Field(allow_inf_nan=False)
+    """Tokens that it reads."""
+    completion: NonNegativeFloat = Field(allow_inf_nan=False)
+    """Tokens that it writes."""
+
+    def of(self, prompt: int, completion: int) -> float:
+        """USD for so many tokens."""
+        return (prompt * self.prompt + completion * self.completion) / 1e6
+
+
+class ArmConfig(Config):
+    """One arm: a bundle, or a model behind an OpenAI-compatible URL, and its share of the traffic."""
+
+    bundle: str | None = None
+    """Bundle folder or `models:/name/version`; each arm has either this or `url`."""
+    url: str | None = Field(None, pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
+    """Base URL of an OpenAI-compatible API, its `/v1` included: the arm is a language model there."""
+    model: str | None = Field(None, min_length=1, max_length=200)
+    """With `url`: what the model is called there."""
+    api_key_env: str | None = Field(None, min_length=1)
+    """With `url`: the environment variable of the gateway's replicas that has the API key. None is sent when not given."""
+    deadline_s: PositiveFloat | None = None
+    """With `url`: longest wait for the next token in seconds; half of `request_timeout_s` when not given, and at most."""
+    price: PriceConfig | None = None
+    """With `url`: what its tokens cost. All units of the experiment then have the metric `cost_usd`."""
+    weight: Weight = 1.0
+    """Share of the units, relative to the other arms' weights; 0, or from 1e-6 to 1e6."""
+    replicas: Replicas = 1
+    """With `placement: deployment`: replicas of the arm's own deployment, or `[least, most]`, as the load asks for."""
+    cpus: NonNegativeFloat = 1.0
+    """With `placement: deployment`: CPUs of each of them."""
+    gpus: NonNegativeFloat = 0.0
+    """With `placement: deployment`: GPUs of each of them."""
+    allow_rolled_back: bool = False
+    """Accept a bundle that another experiment has rolled back; the audit keeps this. It cannot revive an arm that this
+    experiment has rolled back."""
+
+    @property
+    def reference(self) -> str:
+        """The bundle, or the URL."""
+        return self.bundle or str(self.url)
+
+    @model_validator(mode="after")
+    def _bundle_or_url(self) -> "ArmConfig":
+        if (self.bundle is None) == (self.url is None):
+            raise ValueError("expected either bundle or url")
+        if self.url is not None and self.model is None:
+            raise ValueError("model: expected the model's name beside url")
+        for name in ("model", "api_key_env", "deadline_s", "price"):
+            if self.url is None and getattr(self, name) is not None:
+                raise ValueError(f"{name}: only read with url, not with bundle")
+        return self

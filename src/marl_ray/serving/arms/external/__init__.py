@@ -1,0 +1,1 @@
+"""Arms that are somebody else's models, behind an OpenAI-compatible API."""

@@ -1,0 +1,235 @@
+"""An arm that is a model behind an OpenAI-compatible URL: every response is one streamed chat completion there.
+
+Whatever a request asks for that such an API knows is passed on. Tokens are told by their number alone, so `Piece.ids` is
+empty. A response that is given up has no price, because the other side tells the number of tokens at the end only.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Literal
+
+import httpx
+import orjson
+
+from marl_ray.config import ArmConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.tool_template import CLOSE, OPEN
+from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
+from marl_ray.serving.arms.external.model import ExternalModel
+from marl_ray.serving.arms.protocol import Message, Messages, Piece, Refusal, TextRequest
+
+BUSY = (429, 503)
+LOST = (500, 502, 504)
+"""Statuses that say nothing about the input."""
+SEEDS = (1 << 31) - 1
+"""Bits of a seed that every server takes."""
+SHOWN = 200
+"""Characters of the other side's error that are told."""
+FINISHES: dict[str, Literal["stop", "length"]] = {"length": "length"}
+"""How a response ended, where that was not by itself."""
+
+
+class ExternalArm:
+    """One external model, a `TextArm`."""
+
+    def __init__(self, bundle: ExternalModel, config: ArmConfig, patience_s: float):
+        """No token is waited for longer than `patience_s`. MarlRayError if the API key is not in the environment."""
+        self.bundle = bundle
+        self.config = config
+        self.deadline_s = min(config.deadline_s or patience_s, patience_s)
+        self._key = ""
+        if config.api_key_env is not None:
+            self._key = os.environ.get(config.api_key_env, "")
+            if not self._key:
+                raise MarlRayError(f"api_key_env: expected a key in the environment variable {config.api_key_env}")
+        self._client: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        """Of the event loop that asks first."""
+        if self._client is None:
+            self._loop = asyncio.get_running_loop()
+            self._client = httpx.AsyncClient(
+                base_url=f"{str(self.config.url).rstrip('/')}/",
+                headers={"authorization": f"Bearer {self._key}"} if self._key else {},
+                timeout=None,  # `deadline_s` is kept by whoever waits
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            )
+        return self._client
+
+    def write(self, request: TextRequest) -> "_ExternalReply":
+        return _ExternalReply(self, request)
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its connections with it
+                self._loop.call_soon_threadsafe(lambda: self.later(client.aclose()))
+
+    def later(self, work: Any) -> None:
+        """Let something end that nobody waits for."""
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def without_key(self, text: str) -> str:
+        """What may be told and logged of the other side's words."""
+        text = " ".join(text.split())[:SHOWN]
+        return text.replace(self._key, "***") if self._key else text
+
+
+class _ExternalReply:
+    """One response, a `Reply`."""
+
+    def __init__(self, arm: ExternalArm, request: TextRequest):
+        self._arm = arm
+        self._refusal = _unsupported(request)
+        self._pieces = _pieces(arm, request)
+
+    async def next(self) -> Piece | Refusal:
+        """As of `Reply`; LostError after the deadline."""
+        if self._refusal is not None:
+            return self._refusal
+        deadline_s = self._arm.deadline_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await anext(self._pieces)
+        except TimeoutError:
+            raise LostError(f"no token within {deadline_s:g} s", new_pass()) from None
+        except httpx.HTTPError as error:
+            raise LostError(f"the call was lost: {error!r}", new_pass()) from None
+        except StopAsyncIteration:
+            raise ArmError("the response ended without a finish_reason", new_pass()) from None
+
+    def leave(self) -> None:
+        with contextlib.suppress(RuntimeError):  # no loop runs any more
+            self._arm.later(self._pieces.aclose())
+
+
+def _unsupported(request: TextRequest) -> Refusal | None:
+    """What no such API can do."""
+    if request.raw or (not isinstance(request.prompt, str) and isinstance(request.prompt[0], int)):
+        return Refusal(400, "prompt", "the session's arm is an external model, which answers chats only")
+    if request.changes.get("top_k"):
+        return Refusal(400, "top_k", "the session's arm is an external model, which has no top_k")
+    return None
+
+
+async def _pieces(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Piece | Refusal, None]:
+    async with arm.client.stream("POST", "chat/completions", json=_body(arm.bundle.model, request)) as answer:
+        if answer.status_code != 200:
+            yield _refused(arm, answer, (await answer.aread()).decode("utf-8", "replace"))
+            return
+        finish: str | None = None
+        usage: Mapping[str, Any] = {}
+        calls: dict[int, list[str]] = {}
+        async for line in answer.aiter_lines():
+            if not line.startswith("data:") or line[5:].strip() == "[DONE]":
+                continue
+            try:
+                part = orjson.loads(line[5:])
+                if "error" in part:
+                    raise ArmError(f"it broke off: {arm.without_key(json.dumps(part['error']))}", new_pass())
+                usage = part.get("usage") or usage
+                for choice in part.get("choices") or ():
+                    delta = choice.get("delta") or {}
+                    _note_calls(calls, delta.get("tool_calls") or ())
+                    finish = choice.get("finish_reason") or finish
+                    piece = _piece(delta.get("content") or "", (choice.get("logprobs") or {}).get("content") or ())
+                    if piece.text or piece.names:
+                        yield piece
+            except (ValueError, TypeError, AttributeError, LookupError) as error:
+                raise ArmError(f"it sent what no chat completion is: {error!r}", new_pass()) from None
+        if finish is None:
+            return
+        prompt, completion = (_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+        cost = arm.config.price.of(prompt, completion) if arm.config.price is not None else 0.0
+        text = "\n".join(_called(*call) for _, call in sorted(calls.items()))
+        yield Piece(text, [], [], FINISHES.get(finish, "stop"), prompt, [], untold=completion, cost_usd=cost)
+
+
+def _refused(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
+    """The arm is busy; or it fails, which is raised."""
+    told = f"{answer.status_code} {arm.without_key(body)}"
+    if answer.status_code in BUSY:
+        wait = answer.headers.get("retry-after", "")
+        return Refusal(503, None, f"the arm is busy: {told}", float(wait) if wait.isdecimal() else RETRY_AFTER_S)
+    raise (LostError if answer.status_code in LOST else ArmError)(f"it answered {told}", new_pass())
+
+
+def _body(model: str, request: TextRequest) -> dict[str, Any]:
+    """The request in OpenAI's words."""
+    prompt, changes = request.prompt, request.changes
+    messages: Messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt  # type: ignore[assignment]
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [_message(message) for message in messages],
+        "seed": request.seed & SEEDS,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if request.greedy:
+        body["temperature"] = 0
+    body |= {name: changes[name] for name in ("temperature", "top_p") if name in changes}
+    if "max_tokens" in changes:
+        body["max_completion_tokens"] = changes["max_tokens"]
+    if changes.get("stop"):
+        body["stop"] = list(changes["stop"])
+    if request.names:
+        body |= {"logprobs": True, "top_logprobs": request.top}
+    if request.tools:
+        body["tools"] = list(request.tools)
+    if len(request.must_call) == 1:
+        body["tool_choice"] = {"type": "function", "function": {"name": request.must_call[0]}}
+    elif request.must_call:
+        body["tool_choice"] = "required"
+    if request.json_object:
+        body["response_format"] = {"type": "json_object"}
+    return body
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """With the arguments of calls as texts, which chat templates want as objects."""
+    sent = dict(message)
+    if "tool_calls" in message:
+        sent["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
+    return sent
+
+
+def _piece(text: str, told: Any) -> Piece:
+    """A part of the text, and the tokens that the other side tells with it."""
+    tops = [[(str(top["token"]), float(top["logprob"])) for top in one.get("top_logprobs") or ()] for one in told]
+    return Piece(
+        str(text),
+        [],
+        [float(one["logprob"]) for one in told],
+        None,
+        0,
+        [str(one["token"]) for one in told],
+        tops if any(tops) else [],
+    )
+
+
+def _note_calls(calls: dict[int, list[str]], told: Any) -> None:
+    """Calls come in parts: the name first, then the arguments piece by piece."""
+    for part in told:
+        call, function = calls.setdefault(int(part["index"]), ["", ""]), part.get("function") or {}
+        call[0] += function.get("name") or ""
+        call[1] += function.get("arguments") or ""
+
+
+def _called(name: str, arguments: str) -> str:
+    """A call as a text, as whoever reads the text of our own models finds it."""
+    return f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments or '{}'})}\n{CLOSE}"
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

@@ -1,0 +1,46 @@
+"""What stands where other arms have a bundle: an external model, known by its URL and name."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from marl_ray.policies.manifest import Lineage, TokenManifest
+
+ALONE = {"assistant": "model"}
+"""Agents of an experiment that has external models only."""
+
+
+class ExternalManifest(TokenManifest):
+    """What is known of an external model. Its digest tells URL and name: what answers there may change all the same."""
+
+    @property
+    def weights_sha256(self) -> str:
+        return self.digest
+
+
+@dataclass(frozen=True)
+class ExternalModel:
+    """It plays whatever agents the other arms play."""
+
+    manifest: ExternalManifest
+    model: str
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+    @property
+    def agents(self) -> dict[str, str]:
+        """Agent -> policy."""
+        return self.manifest.agents
+
+
+def external_model(url: str, model: str, agents: Mapping[str, str] | None) -> ExternalModel:
+    """The model of a URL; with no `agents` it has one of its own."""
+    digest = hashlib.sha256(json.dumps([url, model]).encode()).hexdigest()
+    lineage = Lineage(
+        run=url, algorithm={}, config_hash="", code_version="", seed=0, env={"model": model}, steps=0, metrics={}
+    )
+    manifest = ExternalManifest(agents=dict(agents or ALONE), policies={}, lineage=lineage, digest=digest)
+    return ExternalModel(manifest, model)

@@ -1,0 +1,140 @@
+"""`POST /v2/models/{name}/infer`: `/v1/act` in the protocol's words, on the same walk."""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from marl_ray.serving.handlers.act import answer
+from marl_ray.serving.handlers.open_inference.models import (
+    ACTION,
+    DATATYPES,
+    LOG_PROB,
+    Tensor,
+    actor_critics,
+    inputs_of,
+    newest,
+    outputs_of,
+)
+from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.service import Service
+
+INFER_FIELDS = frozenset({"id", "parameters", "inputs", "outputs"})
+MASK = ".action_mask"
+"""Behind an agent's name: the input that says which actions are allowed."""
+TAKEN = ("session_id", "cluster_id", "attributes", "mode")
+"""Parameters that mean what the fields of `/v1/act` mean; others are ignored."""
+BINARY = "the binary data extension is not supported, expected data as JSON"
+KINDS = {"B": "b", "I": "i", "U": "i", "F": "if"}
+"""First letter of a datatype -> what numpy makes of the JSON of its data."""
+
+
+async def infer(service: Service, request: Request) -> Response:
+    """The session is `parameters.session_id`, or the header `x-session-id`, or else `id`."""
+    service.admission.admit(request, "inference")
+    if request.header(b"inference-header-content-length") is not None:
+        raise RequestError(400, "inference-header-content-length", BINARY)
+    data = await request.object(INFER_FIELDS)
+    router = newest(service, request)
+    bundle = actor_critics(router)
+    number, parameters = data.get("id"), _parameters("parameters", data)
+    if number is not None and not isinstance(number, str):
+        raise RequestError(400, "id", "expected a text")
+    asked = {name: parameters[name] for name in TAKEN if name in parameters}
+    if "session_id" not in asked and request.header(b"x-session-id") is None:
+        asked["session_id"] = number
+    inputs = _named("inputs", data.get("inputs"))
+    wanted = outputs_of(bundle)
+    named = _named("outputs", data["outputs"]) if data.get("outputs") is not None else wanted
+    for name in named:
+        if name not in wanted:
+            raise RequestError(400, "outputs", f"unknown output {name!r}, expected some of {', '.join(wanted)}")
+    tensors = inputs_of(bundle)
+    asked["observations"] = {name: _observed(inputs[name], tensors[name]) for name in _agents(inputs, tensors, "")}
+    asked["action_masks"] = {agent: _mask(inputs[agent + MASK]) for agent in _agents(inputs, tensors, MASK)}
+    found = await answer(service, request, asked | {"experiment": request.path.split("/")[3]})
+    outputs = []
+    for agent, action in found["actions"].items():
+        for name, value in ((agent + ACTION, action), (agent + LOG_PROB, found["log_probs"][agent])):
+            if name in named:
+                flat = np.asarray(value).reshape(-1).tolist()
+                outputs.append(wanted[name].told(name) | {"data": flat})
+    arms = service.endpoints.routers[found["experiment"]].arms
+    told = {
+        "model_name": router.config.served_as,
+        "model_version": arms[found["arm"]].bundle.digest[:16],
+        "parameters": {name: value for name, value in found.items() if name not in ("actions", "log_probs")},
+        "outputs": outputs,
+    }
+    return Response(orjson.dumps(told | ({"id": number} if number is not None else {})))
+
+
+def _parameters(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    given = part.get("parameters", {})
+    if not isinstance(given, dict):
+        raise RequestError(400, where, "expected an object")
+    if given.get("binary_data") or "binary_data_size" in given:
+        raise RequestError(400, where, BINARY)
+    return given
+
+
+def _named(where: str, given: Any) -> dict[str, Mapping[str, Any]]:
+    """Inputs or outputs by name."""
+    if not isinstance(given, list) or not given:
+        raise RequestError(400, where, "expected a list of objects with a name")
+    found: dict[str, Mapping[str, Any]] = {}
+    for k, part in enumerate(given):
+        if not isinstance(part, dict) or not isinstance(part.get("name"), str):
+            raise RequestError(400, f"{where}.{k}", "expected an object with a name")
+        _parameters(f"{where}.{k}.parameters", part)
+        if part["name"] in found:
+            raise RequestError(400, f"{where}.{k}.name", f"{part['name']!r} is there twice")
+        found[part["name"]] = part
+    return found
+
+
+def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list[str]:
+    """Agents that have an input with this end of its name; RequestError for one that nobody has."""
+    for name in inputs:
+        if name not in tensors and not (name.endswith(MASK) and name.removesuffix(MASK) in tensors):
+            raise RequestError(400, "inputs", f"unknown input {name!r}, expected some of {', '.join(tensors)}")
+    return [agent for agent in tensors if agent + end in inputs]
+
+
+def _observed(given: Mapping[str, Any], tensor: Tensor) -> Any:
+    """An observation as `/v1/act` has it."""
+    found = _array(given)
+    if given["datatype"] != tensor.datatype:
+        raise RequestError(400, f"inputs.{given['name']}.datatype", f"expected {tensor.datatype}")
+    if found.shape != tensor.shape:
+        raise RequestError(400, f"inputs.{given['name']}.shape", f"expected {list(tensor.shape)}")
+    return found[0].item() if tensor.is_single else found.tolist()
+
+
+def _mask(given: Mapping[str, Any]) -> Any:
+    found = _array(given)
+    if given["datatype"] not in ("BOOL", "UINT8", "INT8", "INT64"):
+        raise RequestError(400, f"inputs.{given['name']}.datatype", "expected BOOL")
+    return found.tolist()
+
+
+def _array(given: Mapping[str, Any]) -> np.ndarray:
+    """The tensor of an input, from data that is nested or flat (row-major)."""
+    where, shape = f"inputs.{given['name']}", given.get("shape")
+    if given.get("datatype") not in DATATYPES.values():
+        raise RequestError(400, f"{where}.datatype", f"expected one of {', '.join(DATATYPES.values())}")
+    if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
+        raise RequestError(400, f"{where}.shape", "expected a list of sizes")
+    if not isinstance(given.get("data"), list):
+        raise RequestError(400, f"{where}.data", "expected a list")
+    try:
+        array = np.array(given["data"])
+    except (ValueError, OverflowError):  # lists of different lengths
+        array = np.empty(0, object)
+    kinds = KINDS[given["datatype"][0]]
+    fits = array.dtype.kind in kinds and array.size == math.prod(shape)
+    if not fits or (array.ndim > 1 and list(array.shape) != shape):
+        raise RequestError(400, f"{where}.data", f"expected {math.prod(shape)} values of the type {given['datatype']}")
+    return array.reshape(shape)

@@ -1,0 +1,111 @@
+"""Server and models in the protocol's words: `/v2`, `/v2/health/...`, `/v2/models/{name}`. A model is an endpoint.
+
+Inputs are the agents' observations, named as the agents are. Outputs are `AGENT.action` and `AGENT.log_prob`. There is no
+dimension for batches: a request is one step of one session.
+"""
+
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import orjson
+
+from marl_ray import __version__
+from marl_ray.policies.bundle import Bundle
+from marl_ray.serving.handlers import operations
+from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.routing.router import Router
+from marl_ray.serving.service import Service
+
+DATATYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
+    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
+}  # fmt: skip
+"""What numpy's types are called in the protocol."""
+ACTION, LOG_PROB = ".action", ".log_prob"
+
+
+class Tensor(NamedTuple):
+    """What an input or output has to be."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    """A single number has [1]."""
+    is_single: bool = False
+    """Whether `/v1/act` has it as a number, and not as a list."""
+
+    def told(self, name: str) -> dict[str, Any]:
+        return {"name": name, "datatype": self.datatype, "shape": list(self.shape)}
+
+
+def problem(error: RequestError) -> bytes:
+    """An error as the protocol has it."""
+    named = f"{error.field}: {error}" if error.field else str(error)
+    return orjson.dumps({"error": named})
+
+
+async def server(service: Service, request: Request) -> Response:
+    """`GET /v2`."""
+    return Response(orjson.dumps({"name": "marl-ray", "version": __version__, "extensions": []}))
+
+
+async def server_live(service: Service, request: Request) -> Response:
+    """`GET /v2/health/live`."""
+    return Response(orjson.dumps({"live": True}))
+
+
+async def server_ready(service: Service, request: Request) -> Response:
+    """`GET /v2/health/ready`, as `/ready`."""
+    found = await operations.ready(service, request)
+    return Response(orjson.dumps({"ready": found.status == 200}), found.status)
+
+
+async def model_ready(service: Service, request: Request) -> Response:
+    """`GET /v2/models/{name}/ready`: whether something answers for every arm that takes traffic; 503 while not."""
+    await service.admission.admit_reader(request, "inference")
+    router = newest(service, request)
+    is_ready = all(router.answering(arm) for arm, weight in router.state.weights.items() if weight > 0)
+    told = {"name": router.config.served_as, "ready": is_ready}
+    return Response(orjson.dumps(told), 200 if is_ready else 503)
+
+
+async def model_metadata(service: Service, request: Request) -> Response:
+    """`GET /v2/models/{name}`."""
+    await service.admission.admit_reader(request, "inference")
+    router = newest(service, request)
+    bundle = actor_critics(router)
+    inputs = [tensor.told(agent) for agent, tensor in inputs_of(bundle).items()]
+    outputs = [tensor.told(name) for name, tensor in outputs_of(bundle).items()]
+    told = {"name": router.config.served_as, "platform": "marl-ray", "inputs": inputs, "outputs": outputs}
+    return Response(orjson.dumps(told))
+
+
+def newest(service: Service, request: Request) -> Router:
+    """The newest experiment of the path's model, or RequestError 404."""
+    return service.endpoints.acting(request.path.split("/")[3])[0]
+
+
+def actor_critics(router: Router) -> Bundle:
+    """The control's bundle; RequestError 422 if the model writes texts, which are for other routes."""
+    if router.is_text:
+        raise RequestError(
+            422, "model", f"{router.config.served_as!r} serves token policies, expected actor_critic policies"
+        )
+    return cast(Bundle, router.bundle_of(router.control))
+
+
+def inputs_of(bundle: Bundle) -> dict[str, Tensor]:
+    """By name."""
+    return {agent: _tensor(bundle.policies[policy].observation_space) for agent, policy in bundle.agents.items()}
+
+
+def outputs_of(bundle: Bundle) -> dict[str, Tensor]:
+    """By name."""
+    found = {}
+    for agent, policy in bundle.agents.items():
+        found[agent + ACTION] = _tensor(bundle.policies[policy].action_space)
+        found[agent + LOG_PROB] = Tensor("FP32", (1,))
+    return found
+
+
+def _tensor(space: Any) -> Tensor:
+    return Tensor(DATATYPES[np.dtype(space.dtype).name], tuple(space.shape) or (1,), space.shape == ())

@@ -1,0 +1,155 @@
+"""The OpenAI-compatible API: `/v1/completions`, texts that go on from a prompt as it is, without a chat template."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import orjson
+
+from marl_ray.serving.handlers.openai.fields import (
+    COMMON,
+    NEUTRAL,
+    Wanted,
+    met_by,
+    part,
+    problem,
+    top_of,
+    usage_of,
+    wanted,
+)
+from marl_ray.serving.handlers.writing import Whole, Writing, text_request, whole_of
+from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
+from marl_ray.serving.service import Service
+
+COMPLETION_NEUTRAL: dict[str, Any] = NEUTRAL | {"best_of": 1, "echo": False, "suffix": None}
+COMPLETION_FIELDS = COMMON | COMPLETION_NEUTRAL.keys() | {"prompt", "logprobs"}
+MOST_LOGPROBS = 5
+LARGEST_TOKEN = 1 << 31
+
+
+async def text_completions(service: Service, request: Request) -> Response | Stream:
+    """`POST /v1/completions`: one choice for each prompt, all by the session's arm."""
+    key = service.admission.keys.check(request, "inference")
+    data = await request.object(COMPLETION_FIELDS)
+    prompts = _prompts(data.get("prompt"), service.config.max_batch_requests)
+    service.admission.limit(key, len(prompts))
+    log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MOST_LOGPROBS)
+    how = wanted(data, COMPLETION_NEUTRAL)
+    number = f"cmpl-{secrets.token_hex(12)}"
+    met, agent = await met_by(service, request, data, how.model, number)
+    more: dict[str, Any] = {"names": log_probs, "top": top, "raw": True, "hide_stop": "stop" in how.settings.changes}
+    writings = [
+        Writing(service, met, text_request(service, agent, prompt, how.settings, streamed=how.streamed, **more))
+        for prompt in prompts
+    ]
+    made = _Completions(number, how, log_probs)
+
+    def close() -> None:
+        for writing in writings:
+            writing.close()
+
+    try:
+        await request.while_there(_all([writing.begin() for writing in writings]))
+        if how.streamed:
+            return Stream(made.chunks(writings), close, writings[0].headers)
+        wholes = await request.while_there(_all([whole_of(writing.next) for writing in writings]))
+    except BaseException:
+        close()
+        raise
+    close()
+    return Response(orjson.dumps(made.whole(writings[0], wholes)), headers=writings[0].headers)
+
+
+async def _all(parts: Sequence[Any]) -> list[Any]:
+    """What all return; the first failure ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part) for part in parts]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _prompts(given: Any, most: int) -> list[str | tuple[int, ...]]:
+    """Texts and lists of token ids; RequestError 400 or 413."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if _is_ids(given):
+            return [tuple(given)]
+        if len(given) > most:
+            raise RequestError(413, "prompt", f"expected at most {most} prompts, got {len(given)}")
+        if all(isinstance(one, str) for one in given) or all(_is_ids(one) for one in given):
+            return [one if isinstance(one, str) else tuple(one) for one in given]
+    raise RequestError(400, "prompt", "expected a text, a list of texts, a list of token ids, or a list of such lists")
+
+
+def _is_ids(given: Any) -> bool:
+    return (
+        isinstance(given, list)
+        and bool(given)
+        and all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < LARGEST_TOKEN for one in given)
+    )
+
+
+class _Completions:
+    """The texts in OpenAI's words."""
+
+    def __init__(self, number: str, how: Wanted, log_probs: bool):
+        self._head = {"id": number, "created": int(time.time()), "model": how.model}
+        self._log_probs, self._usage = log_probs, how.usage
+
+    def whole(self, writing: Writing, wholes: Sequence[Whole]) -> dict[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "text": whole.text,
+                "finish_reason": whole.finish,
+                "logprobs": self._told(whole, 0),
+            }
+            for index, whole in enumerate(wholes)
+        ]
+        prompt, completion = sum(whole.prompt_tokens for whole in wholes), sum(whole.tokens for whole in wholes)
+        return part(writing, self._head, "text_completion", choices) | {"usage": usage_of(prompt, completion)}
+
+    async def chunks(self, writings: Sequence[Writing]) -> AsyncIterator[bytes]:
+        """All texts are written at once, and told one after another."""
+        prompt = completion = 0
+        try:
+            for index, writing in enumerate(writings):
+                finish, told = None, 0
+                while finish is None:
+                    piece = await writing.next()
+                    finish, completion = piece.finish, completion + piece.tokens
+                    log_probs = self._told(piece, told)
+                    told += sum(map(len, piece.names))
+                    choice = {"index": index, "text": piece.text, "finish_reason": finish, "logprobs": log_probs}
+                    yield event(self._chunk(writing, [choice], None))
+                prompt += piece.prompt_tokens
+        except RequestError as error:  # too late for a status
+            yield b"data: " + problem(error) + b"\n\n"
+            return
+        if self._usage:
+            yield event(self._chunk(writings[0], [], usage_of(prompt, completion)))
+        yield b"data: [DONE]\n\n"
+
+    def _chunk(self, writing: Writing, choices: list[Any], usage: dict[str, int] | None) -> dict[str, Any]:
+        made = part(writing, self._head, "text_completion", choices)
+        return made | {"usage": usage} if self._usage else made
+
+    def _told(self, text: Any, offset: int) -> dict[str, Any] | None:
+        """The log-probabilities of a whole text or a piece of one, `offset` characters of tokens behind its beginning."""
+        if not self._log_probs:
+            return None
+        offsets = []
+        for name in text.names:
+            offsets.append(offset)
+            offset += len(name)
+        return {
+            "tokens": text.names,
+            "token_logprobs": text.log_probs,
+            "top_logprobs": [dict(top) for top in text.tops] if text.tops else None,
+            "text_offset": offsets,
+        }

@@ -1,0 +1,120 @@
+"""Fields that requests of OpenAI's paths share, and what is done with those that ask for what cannot be done.
+
+A field whose value would change the answer is obeyed, or refused by name. Hints for the provider (how to bill, store or
+cache) change nothing here and are ignored. Names that OpenAI's API does not have are refused, as OpenAI refuses them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from marl_ray.serving.handlers.writing import Writing, agent_of, text_only
+from marl_ray.serving.http.fields import attributes_of, flag, session_id
+from marl_ray.serving.http.protocol import Request, RequestError
+from marl_ray.serving.http.text_settings import SETTINGS, Settings, settings_of
+from marl_ray.serving.routing.assignment import Met
+from marl_ray.serving.service import Service
+
+COMMON = SETTINGS | {"model", "user", "attributes", "stream", "stream_options", "top_k"}
+IGNORED = frozenset({
+    "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
+    "safety_identifier", "service_tier", "store", "verbosity",
+})  # fmt: skip
+"""Hints. `reasoning_effort` and `verbosity` are for models that were trained with them."""
+NEUTRAL: dict[str, Any] = {
+    "n": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "logit_bias": {},
+}
+"""Fields of which only the value that asks for nothing is understood."""
+MOST_TOP = 20
+"""Of the most likely tokens told beside each."""
+_FIELDS = {"experiment": "model", "agent": "model", "session_id": "user"}
+"""What our own fields are called here."""
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+
+
+def problem(error: RequestError, prompt: str = "prompt") -> bytes:
+    """An error as OpenAI's clients read it; `field` is the same as `param`, as on our other routes. `prompt` is what the
+    path calls it."""
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    code = _CODES.get(error.status)
+    if error.status == 400 and error.field == "prompt" and "context" in str(error):
+        code = "context_length_exceeded"
+    field = (_FIELDS | {"prompt": prompt}).get(error.field or "", error.field)
+    told = {"message": str(error), "type": kind, "param": field, "code": code, "field": field}
+    return orjson.dumps({"error": told})
+
+
+class Wanted(NamedTuple):
+    """How a text is wanted, by the fields that all paths have."""
+
+    model: str
+    settings: Settings
+    streamed: bool
+    usage: bool
+    """A stream ends by telling its tokens."""
+
+
+def wanted(data: dict[str, Any], neutral: Mapping[str, Any]) -> Wanted:
+    """RequestError 400 naming the field at fault."""
+    streamed, options = flag(data, "stream"), data.get("stream_options")
+    usage = False
+    if options is not None:
+        if not streamed:
+            raise RequestError(400, "stream_options", "expected none without stream")
+        if not isinstance(options, dict):
+            raise RequestError(400, "stream_options", "expected an object")
+        usage = flag(options, "include_usage")  # others, as include_obfuscation, are for the way through the network
+    for name, nothing in neutral.items():
+        if not _is_neutral(data.get(name), nothing):
+            raise RequestError(400, name, f"unsupported, expected {orjson.dumps(nothing).decode()} or nothing")
+    model = data.get("model")
+    if not isinstance(model, str):
+        raise RequestError(400, "model", "expected the name of an endpoint, as /v1/models lists them")
+    return Wanted(model, settings_of(data), streamed, usage)
+
+
+def _is_neutral(value: Any, neutral: Any) -> bool:
+    if value is None:
+        return True
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def top_of(data: Mapping[str, Any], name: str, most: int) -> int:
+    """How many of the most likely tokens a field asks for; 0 where it is missing or null."""
+    value = data.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most):
+        raise RequestError(400, name, f"expected an integer from 0 to {most}")
+    return value or 0
+
+
+async def met_by(
+    service: Service, request: Request, data: Mapping[str, Any], model: str, number: str
+) -> tuple[Met, str]:
+    """What the session meets, and whose text it asks for. The unit is `user`, or the header `x-session-id`, or else this
+    completion alone, by its `number`."""
+    endpoint, _, agent = model.partition("/")
+    routers = service.endpoints.acting(endpoint)
+    text_only(routers[0])
+    known = data.get("user") is not None or request.header(b"x-session-id") is not None
+    session = session_id(data.get("user"), request) if known else number
+    met = await service.assigner.meet(
+        routers, session, None, attributes_of(data), service.admission.forced_arm(request)
+    )
+    text_only(met.router)
+    return met, agent_of(met.router, agent or None)
+
+
+def part(writing: Writing, head: Mapping[str, Any], kind: str, choices: list[Any]) -> dict[str, Any]:
+    """What a whole answer and the parts of a stream have in common."""
+    return {**head, "object": kind, "system_fingerprint": writing.digest[:16], "choices": choices}
+
+
+def usage_of(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

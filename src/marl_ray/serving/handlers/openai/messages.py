@@ -1,0 +1,136 @@
+"""Messages and tools of a chat, as OpenAI's clients send them."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from marl_ray.serving.arms.protocol import Message, Messages
+from marl_ray.serving.http.fields import flag
+from marl_ray.serving.http.protocol import RequestError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TOOLS = 128
+"""Most tools of a request."""
+TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+
+
+class Tools(NamedTuple):
+    """What the model may call."""
+
+    given: tuple[Mapping[str, Any], ...] = ()
+    """None of them where `tool_choice` is `none`."""
+    must_call: tuple[str, ...] = ()
+    """As of `TextRequest`."""
+    parallel: bool = True
+    """Whether an answer may have several calls."""
+
+
+def messages_of(given: Any) -> Messages:
+    """Every message with what the model is to read of it; what else it has is left out. Clients send back the messages
+    that they got, with whatever is in them. RequestError 400 naming the one at fault."""
+    if not isinstance(given, list) or not given:
+        raise RequestError(400, "messages", "expected a list with at least one message")
+    return tuple(_message(f"messages.{k}", message) for k, message in enumerate(given))
+
+
+def _message(where: str, message: Any) -> Message:
+    if not isinstance(message, dict):
+        raise RequestError(400, where, "expected an object with role and content")
+    role = message.get("role")
+    if role not in ROLES:
+        raise RequestError(400, f"{where}.role", f"expected one of {', '.join(ROLES)}")
+    calls = message.get("tool_calls") if role == "assistant" else None
+    refusal = message.get("refusal") if role == "assistant" else None
+    if refusal is not None and not isinstance(refusal, str):
+        raise RequestError(400, f"{where}.refusal", "expected a text or null")
+    if calls is not None and (not isinstance(calls, list) or not calls):
+        raise RequestError(400, f"{where}.tool_calls", "expected a list with at least one call")
+    content = message.get("content")
+    if content is None and (calls or refusal):
+        content = refusal or ""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list) or not parts or not all(_is_text_part(part) for part in parts):
+        raise RequestError(400, f"{where}.content", "expected a text, or a list of parts of the type text")
+    read: dict[str, Any] = {"role": role, "content": "".join(part["text"] for part in parts)}
+    if calls:
+        read["tool_calls"] = [_call(f"{where}.tool_calls.{k}", call) for k, call in enumerate(calls)]
+    if role == "tool":
+        if not isinstance(message.get("tool_call_id"), str):
+            raise RequestError(400, f"{where}.tool_call_id", "expected a text")
+        read["tool_call_id"] = message["tool_call_id"]
+        if isinstance(message.get("name"), str):
+            read["name"] = message["name"]
+    return read
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _call(where: str, call: Any) -> Message:
+    if not isinstance(call, dict) or call.get("type", "function") != "function":
+        raise RequestError(400, where, "expected an object of the type function")
+    if call.get("id") is not None and not isinstance(call["id"], str):
+        raise RequestError(400, f"{where}.id", "expected a text")
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(400, f"{where}.function", "expected an object with name and arguments")
+    arguments = function.get("arguments")
+    try:
+        arguments = json.loads(arguments or "{}", strict=False) if isinstance(arguments, str) else None
+    except (ValueError, RecursionError):
+        arguments = None
+    if not _is_plain(arguments):
+        arguments = None
+    if not isinstance(arguments, dict):  # templates write objects
+        raise RequestError(400, f"{where}.function.arguments", "expected a JSON object as a text")
+    read = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {"id": call["id"], **read} if call.get("id") is not None else read
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the value can be written as JSON again: orjson refuses what is deeper than 254 levels, halves of characters
+    and integers of more than 64 bits."""
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return False
+    return True
+
+
+def tools_of(data: Mapping[str, Any]) -> Tools:
+    """RequestError 400 naming the field at fault."""
+    given, choice = data.get("tools"), data.get("tool_choice")
+    parallel = data.get("parallel_tool_calls") is None or flag(data, "parallel_tool_calls")
+    if given is not None and (not isinstance(given, list) or len(given) > TOOLS):
+        raise RequestError(400, "tools", f"expected a list of {TOOLS} tools at most")
+    if not _is_plain(given):
+        raise RequestError(400, "tools", "expected JSON that is less deep")
+    names = [_tool_name(f"tools.{k}", tool) for k, tool in enumerate(given or [])]
+    if len(set(names)) < len(names):
+        raise RequestError(400, "tools", "expected tools of different names")
+    if choice in (None, "none", "auto"):
+        return Tools(tuple(given or ()) if choice != "none" else (), (), parallel)
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else choice
+    if name not in names and choice != "required":
+        raise RequestError(400, "tool_choice", "expected none, auto, required, or a function that is among the tools")
+    if not names:
+        raise RequestError(400, "tool_choice", "expected tools beside it")
+    return Tools(tuple(given or ()), tuple(names) if choice == "required" else (str(name),), parallel)
+
+
+def _tool_name(where: str, tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    if not isinstance(function, dict):
+        raise RequestError(400, where, "expected an object of the type function, with a function")
+    name = function.get("name")
+    if not isinstance(name, str) or not re.fullmatch(TOOL_NAME.strip("^$"), name):
+        raise RequestError(400, f"{where}.function.name", "expected 1 to 64 letters, digits, dashes and underscores")
+    for key, kind in (("description", str), ("parameters", dict)):
+        if function.get(key) is not None and not isinstance(function[key], kind):
+            raise RequestError(400, f"{where}.function.{key}", f"expected {'a text' if kind is str else 'an object'}")
+    return name

@@ -1,0 +1,38 @@
+"""`/v1/models/{id}`: what OpenAI's clients may name as `model`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.routing.router import Router
+from marl_ray.serving.service import Service
+
+
+async def agent_model(service: Service, request: Request) -> Response:
+    """`GET /v1/models/ENDPOINT/AGENT`."""
+    return await model(service, request)
+
+
+async def model(service: Service, request: Request) -> Response:
+    """`GET /v1/models/ENDPOINT`."""
+    await service.admission.admit_reader(request, "inference")
+    wanted = request.path.removeprefix("/v1/models/")
+    served = service.endpoints.served(wanted.partition("/")[0])
+    for each in models_of(served):
+        if each["id"] == wanted:
+            return Response(orjson.dumps(each))
+    raise RequestError(404, "model", f"no such model {wanted!r}, expected one of those in /v1/models")
+
+
+def models_of(routers: Sequence[Router]) -> list[dict[str, Any]]:
+    """What `model` may be, of an endpoint's experiments (newest first): its name, where one policy plays all agents, else
+    one per agent. None of an endpoint without language models."""
+    newest = routers[0]
+    if not newest.is_text:
+        return []
+    agents, name = newest.bundle_of(newest.control).agents, newest.config.served_as
+    names = [name] if len(set(agents.values())) == 1 else [f"{name}/{agent}" for agent in agents]
+    created = int(newest.created)
+    return [{"id": each, "object": "model", "created": created, "owned_by": "marl-ray"} for each in names]

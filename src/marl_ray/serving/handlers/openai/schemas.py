@@ -1,0 +1,177 @@
+"""OpenAI's paths in our OpenAPI document: answers as pydantic models, requests as JSON schema."""
+# ruff: noqa: UP013, UP035 (with a line per field the answers would take three pages; pydantic wants this TypedDict)
+
+from typing import Any, Literal
+
+from typing_extensions import NotRequired, TypedDict
+
+from marl_ray.serving.handlers.openai.chat import CHAT_FIELDS, CHAT_NEUTRAL, FORMATS
+from marl_ray.serving.handlers.openai.completions import (
+    COMPLETION_FIELDS,
+    COMPLETION_NEUTRAL,
+    LARGEST_TOKEN,
+    MOST_LOGPROBS,
+)
+from marl_ray.serving.handlers.openai.fields import IGNORED, MOST_TOP
+from marl_ray.serving.handlers.openai.messages import ROLES, TOOL_NAME, TOOLS
+from marl_ray.serving.http.text_settings import LARGEST_TOKENS
+
+Schema = dict[str, Any]
+
+# fmt: off
+Finish = Literal["stop", "length"]
+CalledFunction = TypedDict("CalledFunction", {"name": str, "arguments": str})
+ToolCall = TypedDict("ToolCall", {"id": str, "type": Literal["function"], "function": CalledFunction})
+ChatMessage = TypedDict("ChatMessage", {
+    "role": Literal["assistant"], "content": str | None, "refusal": None, "tool_calls": NotRequired[list[ToolCall]],
+})
+TopToken = TypedDict("TopToken", {"token": str, "logprob": float, "bytes": None})
+ChatToken = TypedDict("ChatToken", {"token": str, "logprob": float, "bytes": None, "top_logprobs": list[TopToken]})
+ChatLogProbs = TypedDict("ChatLogProbs", {"content": list[ChatToken], "refusal": None})
+ChatChoice = TypedDict("ChatChoice", {
+    "index": int, "message": ChatMessage, "finish_reason": Finish | Literal["tool_calls"],
+    "logprobs": ChatLogProbs | None,
+})
+Usage = TypedDict("Usage", {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int})
+ChatAnswer = TypedDict("ChatAnswer", {
+    "id": str, "object": Literal["chat.completion"], "created": int, "model": str, "system_fingerprint": str,
+    "choices": list[ChatChoice], "usage": Usage,
+})
+CompletionLogProbs = TypedDict("CompletionLogProbs", {
+    "tokens": list[str], "token_logprobs": list[float], "top_logprobs": list[dict[str, float]] | None,
+    "text_offset": list[int],
+})
+CompletionChoice = TypedDict("CompletionChoice", {
+    "index": int, "text": str, "finish_reason": Finish, "logprobs": CompletionLogProbs | None,
+})
+CompletionAnswer = TypedDict("CompletionAnswer", {
+    "id": str, "object": Literal["text_completion"], "created": int, "model": str, "system_fingerprint": str,
+    "choices": list[CompletionChoice], "usage": Usage,
+})
+ModelName = TypedDict("ModelName", {"id": str, "object": Literal["model"], "created": int, "owned_by": str})
+# fmt: on
+
+_FLAG: Schema = {"type": ["boolean", "null"]}
+_SHARED: dict[str, Schema] = {
+    "stream_options": {
+        "type": ["object", "null"], "properties": {"include_usage": _FLAG}, "description": "Only with stream.",
+    },
+    **{name: {"description": "A hint, which is ignored."} for name in sorted(IGNORED)},
+}  # fmt: skip
+_NOTHING_ELSE = "Nothing else is supported."
+_CHAT: dict[str, Schema] = _SHARED | {
+    "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatRequestMessage"}},
+    "max_completion_tokens": {
+        "type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_TOKENS,
+        "description": "The same as max_tokens; only one may be given.",
+    },
+    "logprobs": _FLAG,
+    "top_logprobs": {
+        "type": ["integer", "null"], "minimum": 0, "maximum": MOST_TOP, "description": "Only with logprobs.",
+    },
+    "tools": {"type": ["array", "null"], "maxItems": TOOLS, "items": {"$ref": "#/components/schemas/ChatTool"}},
+    "tool_choice": {"anyOf": [
+        {"enum": ["none", "auto", "required", None]},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "function"},
+                "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+            },
+            "required": ["type", "function"],
+        },
+    ]},
+    "parallel_tool_calls": _FLAG | {"description": "False: an answer has one call at most."},
+    "response_format": {
+        "type": ["object", "null"], "properties": {"type": {"enum": list(FORMATS)}}, "required": ["type"],
+        "description": "json_object: the answer is a JSON object, unless it is cut off. Not with tools.",
+    },
+    **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in CHAT_NEUTRAL.items()},
+}  # fmt: skip
+_TOKEN_IDS: Schema = {
+    "type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": LARGEST_TOKEN},
+}  # fmt: skip
+_COMPLETION: dict[str, Schema] = _SHARED | {
+    "prompt": {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "minItems": 1, "items": {"type": "string"}},
+            _TOKEN_IDS,
+            {"type": "array", "minItems": 1, "items": _TOKEN_IDS},
+        ],
+        "description": "Without a chat template; token ids are taken as they are. Each of several has its own choice.",
+    },
+    "logprobs": {
+        "type": ["integer", "null"], "minimum": 0, "maximum": MOST_LOGPROBS,
+        "description": "How many of the most likely tokens to tell beside each.",
+    },
+    **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in COMPLETION_NEUTRAL.items()},
+}  # fmt: skip
+OPENAI_REQUESTS: dict[str, tuple[dict[str, Schema], frozenset[str], tuple[str, ...]]] = {
+    "ChatRequest": (_CHAT, frozenset(CHAT_FIELDS), ("model", "messages")),
+    "CompletionRequest": (_COMPLETION, frozenset(COMPLETION_FIELDS), ("model", "prompt")),
+}
+"""Schema -> fields that mean something else on other paths, all fields, those that must be there."""
+_TEXT_PART: Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_TEXT_CONTENT: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TEXT_PART}]}
+_TOOL_CALL: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": ["string", "null"]},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {"type": "string", "description": "A JSON object.", "examples": ["{}"]},
+            },
+            "required": ["name", "arguments"],
+        },
+    },
+    "required": ["function"],
+}
+
+
+def _message(roles: list[str], content: Schema, *required: str, **more: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": {"role": {"enum": roles}, "content": content, **more},
+        "required": ["role", *required],
+    }
+
+
+OPENAI_PARTS: dict[str, Schema] = {
+    "ChatRequestMessage": {
+        "anyOf": [
+            _message([role for role in ROLES if role != "tool"], _TEXT_CONTENT, "content"),
+            _message(
+                ["assistant"],
+                {"anyOf": [_TEXT_CONTENT, {"type": "null"}]},
+                "tool_calls",
+                tool_calls={"type": "array", "minItems": 1, "items": _TOOL_CALL},
+            ),
+            _message(["tool"], _TEXT_CONTENT, "content", "tool_call_id", tool_call_id={"type": "string"}),
+        ],
+        "description": "Further fields are ignored.",
+    },
+    "ChatTool": {
+        "type": "object",
+        "properties": {
+            "type": {"const": "function"},
+            "function": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "pattern": TOOL_NAME},
+                    "description": {"type": ["string", "null"]},
+                    "parameters": {"type": ["object", "null"], "description": "JSON schema of the arguments."},
+                },
+                "required": ["name"],
+            },
+        },
+        "required": ["type", "function"],
+    },
+}

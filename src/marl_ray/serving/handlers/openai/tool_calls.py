@@ -1,0 +1,81 @@
+"""Calls of tools, found in a text while it is written."""
+
+import secrets
+from collections.abc import Collection
+from typing import Any
+
+from marl_ray.policies.tool_template import CLOSE, OPEN, Call, calls_in
+
+
+class ToolCallReader:
+    """Parts what a model writes into text for the user and calls: `<tool_call>` blocks anywhere, or JSON that is the whole
+    response. What may become a call is held back until it is one, or cannot be any more."""
+
+    def __init__(self, names: Collection[str], parallel: bool):
+        """`names` of the tools; without `parallel` all calls but the first are dropped."""
+        self._names, self._parallel = names, parallel
+        self._held = self._blank = ""
+        self._is_json: bool | None = None
+        self.calls = 0
+        """How many there were."""
+
+    def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """The text that is certain now, and the calls that are complete, as OpenAI's API has them."""
+        self._held += text
+        if self._is_json is None and (self._held.strip() or last):
+            self._is_json = self._held.lstrip()[:1] in ("{", "[")
+        if not last and self._is_json is not False:
+            return "", []
+        if self._is_json and (calls := calls_in(self._held)) and all(call.name in self._names for call in calls):
+            return "", self._told(calls)
+        self._is_json = False
+        return self._blocks(last)
+
+    def _blocks(self, last: bool) -> tuple[str, list[dict[str, Any]]]:
+        said, calls = "", list[dict[str, Any]]()
+        while (at := self._held.find(OPEN)) >= 0:
+            end = self._held.find(CLOSE, at)
+            if end < 0 and not last:
+                break
+            block = self._held[at + len(OPEN) : end if end >= 0 else None]
+            behind = len(self._held) if end < 0 else end + len(CLOSE)
+            found = calls_in(block)
+            if found:
+                said += self._held[:at].rstrip()
+                if not said:
+                    self._blank = ""
+                calls += self._told(found)
+            else:
+                said += self._held[:behind]
+            self._held = self._held[behind:]
+        keep = len(self._held) - at if at >= 0 else 0 if last else _overlap(self._held, OPEN)
+        said += self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
+        return self._unblanked(said, last), calls
+
+    def _unblanked(self, said: str, last: bool) -> str:
+        """The text without blanks around calls: those at its end wait for what follows."""
+        text = self._blank + said
+        kept = text if last and not self.calls else text.rstrip()
+        self._blank = text[len(kept) :]
+        return kept
+
+    def _told(self, calls: list[Call]) -> list[dict[str, Any]]:
+        if not self._parallel:
+            calls = calls[: 1 - min(self.calls, 1)]
+        told = [
+            {
+                "index": self.calls + k,
+                "id": f"call_{secrets.token_hex(12)}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for k, call in enumerate(calls)
+        ]
+        self.calls += len(told)
+        return told
+
+
+def _overlap(text: str, start: str) -> int:
+    """Length of the longest end of `text` that `start` begins with."""
+    return next((n for n in range(min(len(text), len(start) - 1), 0, -1) if text.endswith(start[:n])), 0)

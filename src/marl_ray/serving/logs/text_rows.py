@@ -1,0 +1,99 @@
+"""Logged texts as rows of Parquet: one row is one response, a sequence of `marl_ray.trajectories` whose steps are tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from marl_ray.experiments.store import Outcome
+from marl_ray.serving.logs.act_log import LoggedText
+
+FREE = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop"})
+"""What a request may ask for without another distribution of its tokens than the settings in force tell of."""
+
+SCHEMA = pa.schema(
+    [
+        ("experiment", pa.string()),
+        ("unit", pa.string()),
+        ("arm", pa.string()),
+        ("digest", pa.string()),
+        ("epoch", pa.int64()),
+        ("propensity", pa.float64()),  # of the unit's arm
+        ("agent", pa.string()),
+        ("group", pa.int64()),  # a unit is a group of its own
+        ("episode", pa.int64()),
+        ("turn", pa.int64()),  # of the agent's responses in the unit
+        ("greedy", pa.bool_()),
+        ("sampled", pa.bool_()),  # from the model's whole distribution, so that `log_probs` are of what was drawn from
+        ("at", pa.float64()),  # seconds since 1970
+        ("exposed_at", pa.float64()),
+        ("outcome", pa.float64()),
+        ("outcome_at", pa.float64()),
+        ("costs", pa.list_(pa.float64())),  # (K,): K = 1 for units with the metric
+        ("prompt", pa.string()),  # null where there are messages
+        ("messages", pa.string()),  # JSON; null where there is a prompt
+        ("tools", pa.string()),  # JSON; null without any
+        ("prompt_ids", pa.list_(pa.int64())),
+        ("text", pa.string()),
+        ("ids", pa.list_(pa.int64())),
+        ("log_probs", pa.list_(pa.float64())),
+        ("finish", pa.string()),
+        ("seed", pa.int64()),
+        ("temperature", pa.float64()),  # of an arm that tells no settings these four are null
+        ("top_p", pa.float64()),
+        ("top_k", pa.int64()),
+        ("max_tokens", pa.int64()),
+        ("asked", pa.list_(pa.string())),  # settings that the request chose itself
+    ]
+)
+
+
+def text_rows(texts: Sequence[LoggedText], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
+    """A unit's rows, by agent and in the order of time."""
+    rows: list[dict[str, Any]] = []
+    turns: dict[str, int] = {}
+    for one in sorted(texts, key=lambda one: one.agent):  # which keeps the order of time
+        turns[one.agent] = turns.get(one.agent, -1) + 1
+        rows.append(
+            {
+                "experiment": one.experiment,
+                "unit": outcome.unit,
+                "arm": outcome.arm,
+                "digest": one.digest,
+                "epoch": outcome.epoch,
+                "propensity": outcome.propensity,
+                "agent": one.agent,
+                "group": episode,
+                "episode": episode,
+                "turn": turns[one.agent],
+                "greedy": one.greedy,
+                "sampled": _sampled(one),
+                "at": one.at,
+                "exposed_at": outcome.exposed_at,
+                "outcome": outcome.value,
+                "outcome_at": outcome.at,
+                "costs": [] if cost is None else [cost],
+                "prompt": one.prompt,
+                "messages": _json(one.messages),
+                "tools": _json(one.tools),
+                "prompt_ids": one.prompt_ids,
+                "text": one.text,
+                "ids": one.ids,
+                "log_probs": one.log_probs,
+                "finish": one.finish,
+                "seed": one.seed,
+                **{name: one.settings.get(name) for name in ("temperature", "top_p", "top_k", "max_tokens")},
+                "asked": one.asked,
+            }
+        )
+    return rows
+
+
+def _sampled(one: LoggedText) -> bool:
+    whole = one.settings.get("top_p", 0.0) == 1 and one.settings.get("top_k", 1) == 0
+    return whole and not one.greedy and bool(one.prompt_ids) and FREE.issuperset(one.asked)
+
+
+def _json(values: Sequence[Any]) -> str | None:
+    return orjson.dumps(values).decode() if values else None

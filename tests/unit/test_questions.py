@@ -1,0 +1,93 @@
+"""Which test answers a question about an arm, without any database."""
+
+from dataclasses import replace
+
+import pytest
+
+from marl_ray.config.measures import RelativeMargin
+from marl_ray.experiments.looks import Look, look_at
+from marl_ray.experiments.sequential import harm, promotion, scaled
+from marl_ray.experiments.states import Plan
+from marl_ray.experiments.statistics import Summary
+from marl_ray.experiments.sums import Design, Moments, Totals
+from marl_ray.serving.evidence.questions import HARM, PROMOTION, Finding, Measure, ask
+
+PLAN = Plan("c", {"c": 9.0, "t": 1.0})
+PLAIN = Measure("outcome", "higher", 0.02, False, None, None)
+
+
+def asked(side: int, treatment: Summary, control: Summary, measure: Measure = PLAIN) -> Finding:
+    arms = {"t": treatment, "c": control}
+    return ask(side, Look({"outcome": arms}, {"outcome": {1: arms}}), measure, "t", PLAN, alpha=0.05, min_outcomes=50)
+
+
+def events(n: int, ones: int) -> Summary:
+    return Summary(n, ones / n, ones * (n - ones) / n / (n - 1))
+
+
+def test_a_canary_whose_rare_failures_were_missed_by_luck_is_not_promoted():
+    canary, control = events(150, 150), events(1_350, 1_336)
+    rules = {"alpha": 0.05, "margin": 0.02, "min_outcomes": 50}
+    assert promotion(canary, control, **rules).proven and not asked(PROMOTION, canary, control).test.proven
+    assert asked(PROMOTION, canary, control).test == asked(PROMOTION, canary, control, replace(PLAIN, binary=True)).test
+    # Another value, or none but ones: not such outcomes, and as uncertain as any.
+    other = Summary(1_350, control.mean, control.variance * 1.01)
+    assert asked(PROMOTION, canary, other).test == promotion(canary, other, **rules)
+    assert not asked(PROMOTION, canary, events(1_350, 1_350)).test.proven
+
+
+def test_many_events_are_judged_as_they_were():
+    one, other = events(2_000, 900), events(2_000, 1_100)
+    assert asked(HARM, one, other).test.proven
+    assert not asked(HARM, other, one).test.proven and asked(PROMOTION, other, one).test.proven
+
+
+@pytest.mark.parametrize(("better", "scale"), [("higher", 0.9), ("lower", 1.1)])
+def test_a_relative_margin_is_a_contrast_with_the_control_times_a_number(better, scale):
+    control, measure = (
+        Summary(900, 2.0, 1.5),
+        Measure("outcome", better, RelativeMargin(relative=0.1), False, None, None),
+    )
+    for mean in (1.6, 1.8, 1.9, 2.0, 2.1, 2.2, 2.4):
+        treatment = Summary(900, mean, 1.4)
+        for side, test in ((HARM, harm), (PROMOTION, promotion)):
+            rules = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50, "higher_is_better": better == "higher"}
+            expected, found = test(treatment, scaled(control, scale), **rules), asked(side, treatment, control, measure)
+            assert (found.test.e_value, found.test.proven) == (expected.e_value, expected.proven)
+            assert found.margin == pytest.approx(0.2) and found.test.bound == pytest.approx(expected.bound - 0.2)
+
+
+def units(**reports: tuple[int, int, int]) -> Look:
+    """Arm -> units, and of these the ones that reported 1 and 0."""
+    judged = {(1, arm, "", True): n for arm, (n, _, _) in reports.items()}
+    values = {}
+    for arm, (_, ones, zeros) in reports.items():
+        mean, n = ones / (ones + zeros), ones + zeros
+        values["outcome", 1, arm, "", True] = Moments(n, mean, n * mean * (1 - mean), 0.0, 1.0)
+    return look_at(Totals({key[:3]: n for key, n in judged.items()}, judged, values), Design(), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("treatment", "control", "proven"),
+    [
+        ((20_000, 600, 9_500), (20_000, 860, 9_500), False),  # it loses successes, or is slower
+        ((20_000, 1_300, 9_060), (20_000, 2_000, 8_360), True),  # as many report, and fewer succeed
+        ((20_000, 1_000, 12_000), (20_000, 1_000, 9_500), False),  # more failures come
+        ((20_000, 760, 12_000), (20_000, 1_000, 9_500), True),  # and fewer successes
+    ],
+)
+def test_harm_must_hold_whatever_the_excess_of_reports_was(treatment, control, proven):
+    rules = {"alpha": 0.05, "min_outcomes": 50}
+    found = ask(HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, excluding=True, **rules)
+    assert found.missing and found.test.proven is proven
+    assert found.test.proven == (found.test.bound < -1e-4)
+    # Of those who report alone, all four are harm.
+    assert ask(HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, **rules).test.proven
+
+
+def test_a_canary_whose_failures_may_be_missing_is_not_promoted_by_luck():
+    rules = {"alpha": 0.05, "min_outcomes": 50, "excluding": True}
+    for n, proven in ((300, False), (400, True)):
+        look = units(t=(n, n - 3, 1), c=(9 * n, round(8.865 * n), round(0.09 * n)))
+        found = ask(PROMOTION, look, PLAIN, "t", PLAN, **rules)
+        assert found.missing and found.test.proven is proven and found.test.proven == (found.test.bound > -0.02)
