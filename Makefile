@@ -5,6 +5,8 @@ PIP_VERSION := 26.3
 BIN := .venv/bin
 # Redone only when what is to be installed has changed.
 STAMP := .venv/.installed
+# What Python has compiled is kept, whatever the environment says: else each of many processes compiles it again.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python tests/leave_nothing.py $(BIN)/python -m pytest -n 2 --durations=20
 
 .DEFAULT_GOAL := help
@@ -35,7 +37,7 @@ check: install  ## Lint, format, types, dependency directions
 unit: install  ## Unit tests
 	$(PYTEST) tests/unit
 
-# In one call, so that the unit tests run in one process while the other has the tests of the shared Ray.
+# In one call, so that one process has other tests while the other waits for Ray.
 test: install  ## Unit, integration and the fast end-to-end tests
 	sh tests/need_servers.sh
 	$(PYTEST) --dist loadfile -m "not slow"

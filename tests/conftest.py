@@ -1,4 +1,4 @@
-"""The one Ray that all integration and end-to-end tests share, as a start costs more than most tests; no deadlines."""
+"""The Ray that integration and end-to-end tests share, as a start costs more than most tests; no deadlines."""
 
 import gc
 import os
@@ -22,10 +22,14 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
+TRAINING = {"test_commands.py", "test_language_run.py", "test_sweep.py", "test_train_on_ray.py"}
+"""The files that share a Ray and take longest. In one process with the others they would end long after everything else."""
+
+
 @cache
 def shares_ray(path: Path) -> bool:
     """Whether a file has tests that ask for `ray_cluster`."""
-    return "ray_cluster" in path.read_text()
+    return "ray_cluster: LocalRay" in path.read_text()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,7 +45,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, the files that share the one Ray run in one process, and every other file in any."""
+    """With `--dist loadfile`, the files that share a Ray run in two processes, and every other file in any."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -49,7 +53,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "ray" if shares_ray(config.rootpath / file) else file
+            if not shares_ray(config.rootpath / file):
+                return file
+            return "ray that trains" if Path(file).name in TRAINING else "ray"
 
     config.option.loadscopereorder = False  # in the order of collection
     return Scheduling(config, log)

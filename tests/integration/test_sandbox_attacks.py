@@ -223,7 +223,7 @@ def attack(max_level: str) -> dict:
     """Judge everything in a pool of one worker; after each attack an honest job must get its right answer."""
     from marl_ray.sandbox import Level, Limits, Pool
 
-    small = Limits(wall_s=0.8, cpu_s=0.5, memory_bytes=256 * MB)
+    small = Limits(wall_s=0.5, cpu_s=0.3, memory_bytes=256 * MB)
     patient = replace(small, cpu_s=2.0, wall_s=20.0)
     found: dict = {"judged": {}, "unharmed": {}, "late": {}, "extracted": {}, "official": {}}
     with Pool(workers=1, max_level=Level[max_level]) as pool:

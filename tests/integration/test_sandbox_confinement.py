@@ -108,8 +108,8 @@ def attack(max_level: str, victim: int, secret: str) -> dict:
     """Run everything in a pool of one worker; after each attack an honest job must get its right answer."""
     from marl_ray.sandbox import Level, Limits, Pool
 
-    small = Limits(wall_s=0.8, cpu_s=0.5, memory_bytes=256 * MB)
-    patient = replace(small, wall_s=20.0)
+    small = Limits(wall_s=0.5, cpu_s=0.3, memory_bytes=256 * MB)
+    patient = replace(small, cpu_s=0.5, wall_s=20.0)
     found: dict = {"refused": {}, "runs": {}, "unharmed": {}, "late": {}, "cpu": {}}
     with Pool(workers=1, max_level=Level[max_level]) as pool:
         found["level"] = pool.level.name

@@ -74,9 +74,9 @@ def test_language_models_learn_the_same_from_data_as_on_one(alone, tmp_path):
         "grpo": served,
         "reinforce_pp": ["algorithm=reinforce_pp", *served],
     }
-    double = two_workers(toy_texts.of_two, str(tmp_path / "two"), runs)
+    double = two_workers(toy_texts.of_two, runs)
     for name, more in runs.items():
-        single = train_alone(toy_texts.config(*more), tmp_path / "one" / name)
+        single = train_alone(toy_texts.config(*more))
         for a, b in zip(timeless(single), timeless(double[name]), strict=True):
             assert a == pytest.approx(b, abs=1e-4), name
 

@@ -89,7 +89,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
     folder = tmp_path_factory.mktemp("filled")
     bundles = {arm: make_bundle(folder / arm, k) for k, arm in enumerate(MEANS)}
     config = config_in(folder, bundles)
-    Gateway(config).close()
+    Gateway(config).service.close()
     store = ExperimentStore(config.database, clock=lambda: time.time() - HOURS * 3600)
     fill(store, "gridworld")
     store.close()
