@@ -117,6 +117,31 @@ def test_our_model_against_theirs_by_every_route(theirs, texts, tmp_path):
     asyncio.run(run())
 
 
+def test_what_a_unit_costs_is_added_up_over_replicas(theirs, texts, tmp_path):
+    """Also where the outcome comes to a replica that has not met the unit; a unit of ours costs nothing."""
+    config = against(theirs, texts["one"], tmp_path, guardrails=[{"name": "cost_usd", "margin": 0.01}])
+
+    async def run():
+        async with serving(config) as (client, app), serving(config) as (other, second):
+            sessions = await by_arm(client)
+            asked = ASK | {"session_id": sessions["theirs"], "max_tokens": 2}
+            for replica in (client, client, other):
+                await post(replica, "/generate", asked)
+            app.service.follower.decide()
+            for session in sessions.values():
+                await post(other, "/v1/outcomes", {"session_id": session, "value": 1})
+            await post(client, "/generate", asked)  # behind the outcome, in the unit's window
+            app.service.costs.write()
+            spent = sum(
+                one.service.endpoints.routers["exp"].session(sessions["theirs"]).cost_usd for one in (app, second)
+            )
+            stored = dict(second.service.store.metric_values("exp", "cost_usd"))
+            assert stored[sessions["theirs"]] == pytest.approx(spent) and spent > 0
+            assert stored[sessions["ours"]] == 0.0 and not second.service.store.corrections("exp")
+
+    asyncio.run(run())
+
+
 def test_tools_and_objects_are_theirs_too(theirs, tmp_path):
     arms = {"theirs": external(theirs)}
     weather = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
