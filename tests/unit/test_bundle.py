@@ -129,6 +129,7 @@ def test_an_unknown_model_version_is_refused(tmp_path):
         ("a", [0.5, 0], "observations.a: .*fractional"),
         ("a", [float("nan"), 0], "observations.a: .*NaN"),
         ("a", ["x", 0], r"observations.a: expected an array of shape \[2\]"),
+        ("a", ["x" * 400_000, *[""] * 100_000], r"observations.a: expected an array"),  # 160 GB as a table of texts
         ("a", [[0], [0, 1]], r"observations.a: expected an array of shape \[2\]"),
         ("a", None, r"observations.a: expected an array of shape \[2\]"),
     ],

@@ -12,11 +12,15 @@ from toy_tokenizers import QWEN
 
 from marl_ray.config import ArmConfig, parse_config
 from marl_ray.errors import MarlRayError
+from marl_ray.serving.arms.errors import ArmError
+from marl_ray.serving.arms.external import events as events_module
 from marl_ray.serving.arms.external.arm import ExternalArm
+from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import external_model
 from marl_ray.serving.arms.protocol import TextRequest
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.client.admin import deploy_bundle, lines
+from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
@@ -109,6 +113,31 @@ def test_our_model_against_theirs_by_every_route(theirs, texts, tmp_path):
             assert {model["bundle"] for model in listed} == {texts["one"], theirs}
             page = await client.get("/ui/experiments/exp")
             assert page.status_code == 200 and (await client.get("/v1/endpoints")).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_what_a_unit_costs_is_added_up_over_replicas(theirs, texts, tmp_path):
+    """Also where the outcome comes to a replica that has not met the unit; a unit of ours costs nothing."""
+    config = against(theirs, texts["one"], tmp_path, guardrails=[{"name": "cost_usd", "margin": 0.01}])
+
+    async def run():
+        async with serving(config) as (client, app), serving(config) as (other, second):
+            sessions = await by_arm(client)
+            asked = ASK | {"session_id": sessions["theirs"], "max_tokens": 2}
+            for replica in (client, client, other):
+                await post(replica, "/generate", asked)
+            app.service.follower.decide()
+            for session in sessions.values():
+                await post(other, "/v1/outcomes", {"session_id": session, "value": 1})
+            await post(client, "/generate", asked)  # behind the outcome, in the unit's window
+            app.service.costs.write()
+            spent = sum(
+                one.service.endpoints.routers["exp"].session(sessions["theirs"]).cost_usd for one in (app, second)
+            )
+            stored = dict(second.service.store.metric_values("exp", "cost_usd"))
+            assert stored[sessions["theirs"]] == pytest.approx(spent) and spent > 0
+            assert stored[sessions["ours"]] == 0.0 and not second.service.store.corrections("exp")
 
     asyncio.run(run())
 
@@ -231,6 +260,75 @@ def test_what_the_other_side_may_answer():
     assert last.cost_usd == pytest.approx(0.004)
     [unpriced] = said(Replies(200, chunk(finish_reason="length")))
     assert (unpriced.finish, unpriced.tokens, unpriced.cost_usd) == ("length", 0, 0.0)
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0c"])
+def test_texts_may_have_what_else_breaks_lines(mark):
+    """JSON may hold these as themselves, and events end at line feeds and carriage returns alone."""
+    told = json.dumps({"choices": [{"delta": {"content": f"a{mark}b"}}]}, ensure_ascii=False).encode()
+    first, last = said(Replies(200, b"\xef\xbb\xbfdata: " + told + b"\r\n\r\n" + chunk(finish_reason="stop")))
+    assert (first.text, last.finish) == (f"a{mark}b", "stop")
+
+
+def test_no_error_has_a_part_of_the_key(monkeypatch):
+    secret = "sk-0123456789abcdef"
+    monkeypatch.setenv("THEIR_KEY", secret)
+    far = "x" * 190 + secret
+    wrong = chunk(logprobs={"content": [{"token": "a", "logprob": f"Bearer {secret}"}]})
+    answers = [Replies(status, far.encode()) for status in (401, 429)]
+    answers += [Replies(200, b'data: {"error": "' + far.encode() + b'"}\n\n'), Replies(200, wrong)]
+    for answer in answers:
+        told = str(said(answer))
+        assert "***" in told and secret[:3] not in told
+
+
+@pytest.mark.parametrize("key", ["sk-secret\n", "sk-s\u00e9cret", " sk-secret"])
+def test_a_key_that_no_header_can_hold_is_refused_without_telling_it(key, monkeypatch):
+    """Sent, it would be in the error of the library that sends it."""
+    monkeypatch.setenv("THEIR_KEY", key)
+    with pytest.raises(MarlRayError, match="THEIR_KEY") as caught:
+        said(Replies(200, b""))
+    assert key.strip()[:4] not in str(caught.value)
+
+
+def test_what_servers_do_that_are_almost_compatible():
+    """An error that is null, a call without an index; content that is no text is no text."""
+    text = b'data: {"error": null, "choices": [{"delta": {"content": "a"}}]}\n\n'
+    assert [piece.text for piece in said(Replies(200, text + chunk(finish_reason="stop")))] == ["a", ""]
+    names = [{"function": {"name": name, "arguments": '{"a": "</tool_call>"}'}} for name in ("f", "g")]
+    parts = [chunk(delta={"tool_calls": [name]}) for name in names]
+    [last] = said(Replies(200, b"".join(parts) + chunk(finish_reason="tool_calls")))
+    _, calls = ToolCallReader({"f", "g"}, True).add(last.text, True)
+    assert [call["function"] for call in calls] == [name["function"] for name in names]
+    listed = chunk(delta={"content": [{"type": "text", "text": "a"}]}, finish_reason="stop")
+    assert isinstance(said(Replies(200, listed)), ArmError)
+
+
+def events_in(*parts: bytes, ends: bool = True) -> list[str]:
+    async def given():
+        for part in parts:
+            yield part
+        if not ends:
+            await asyncio.sleep(60)
+
+    async def read():
+        async with asyncio.timeout(5):
+            return [event async for event in events_of(given())]
+
+    return asyncio.run(read())
+
+
+def test_events_end_with_the_last_one_and_are_bounded(monkeypatch):
+    text = b": c\ndata:1\r\n\r\nevent: x\rdata: \xc3\xa9\n\ndata: [DONE]\n\n"
+    for cut in range(len(text)):
+        assert [event.strip() for event in events_in(text[:cut], text[cut:], ends=False)] == ["1", "\u00e9"]
+    assert events_in(b"data:1\n\ndata:2") == ["1", "2"]
+    monkeypatch.setattr(events_module, "LINE", 10)
+    with pytest.raises(ArmError, match="longer"):
+        events_in(b"data: 123", b"4567890")
+    monkeypatch.setattr(events_module, "LARGEST", 20)
+    with pytest.raises(ArmError, match="longer"):
+        events_in(*[b"data: 1\n\n"] * 3)
 
 
 def test_a_session_keeps_theirs_over_a_restart(theirs, texts, tmp_path):

@@ -119,6 +119,8 @@ WRONG = [
     (changed(data=[[0], [1], [2]]), "inputs.agent_0.data"),
     (changed(data=[0, [1], 2]), "inputs.agent_0.data"),
     (changed(data=[1 << 70, 1, 2]), "inputs.agent_0.data"),
+    (changed(data=[True, 1, 2]), "inputs.agent_0.data"),
+    (changed(data=["x" * 400_000, *[""] * 100_000]), "inputs.agent_0.data"),  # 160 GB as a table of texts
     (changed(data=[9, 1, 2]), "observations.agent_0"),
     (changed(parameters={"binary_data_size": 24}), "binary data extension"),
     ({"inputs": [INPUTS[0], INPUTS[0]]}, "there twice"),

@@ -77,10 +77,15 @@ def test_a_forced_call_is_written_as_the_template_writes_calls(name):
 
 WEATHER = '{"name": "warmth", "arguments": {"city": "Ulm"}}'
 ONE = [("warmth", '{"city": "Ulm"}')]
+MARKED = '{"name": "warmth", "arguments": {"a": "</tool_call> \\" <tool_call>"}}'
+MARKS = [("warmth", '{"a": "</tool_call> \\" <tool_call>"}')]
 SAID = {
     "no call": ("It is {warm}.", "It is {warm}.", []),
     "a call": (f"<tool_call>\n{WEATHER}\n</tool_call>", "", ONE),
     "text before": (f"Let me see.\n<tool_call>{WEATHER}</tool_call>\n", "Let me see.", ONE),
+    "the mark in an argument": (f"<tool_call>\n{MARKED}\n</tool_call>\n<tool_call>{WEATHER}</tool_call>", "", MARKS + ONE),
+    "never closed but in an argument": (f"<tool_call>{MARKED}", "", MARKS),
+    "an open text": (f'<tool_call>{{"a</tool_call> b <tool_call>{WEATHER}</tool_call>', '<tool_call>{"a</tool_call> b', ONE),
     "two calls": (f"<tool_call>{WEATHER}</tool_call>\n<tool_call>{WEATHER}</tool_call>", "", ONE * 2),
     "text between": (f"a <tool_call>{WEATHER}</tool_call> b", "a b", ONE),
     "never closed": (f"<tool_call>{WEATHER}", "", ONE),

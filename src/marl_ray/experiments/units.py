@@ -68,6 +68,8 @@ class Report:
     arrives."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Metrics that never replace what is known."""
+    added: Mapping[str, float] = field(default_factory=dict)
+    """Amounts of metrics, each on top of what is known; after the unit's window they are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +372,10 @@ class _Changes:
                 change = {"old": self.known[key][0], "new": value, "at": self.now, "actor": self.actor}
                 self.corrections.append(names | change)
             self.known[key], self.changed[key] = (value, self.now), report.at
+        for metric, amount in report.added.items() if self.now <= closes_at else ():
+            key = report.unit, metric
+            self.known[key] = self.known.get(key, (0.0, self.now))[0] + amount, self.now
+            self.changed[key] = report.at
         arrived = [self.known[report.unit, metric][1] for metric in report.values]
         late = max(arrived, default=self.now) - closes_at
         return Recorded(assignment, late if late > 0 else None)

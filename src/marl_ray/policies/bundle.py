@@ -35,13 +35,15 @@ from marl_ray.policies.manifest import (
     read_manifest,
 )
 from marl_ray.policies.networks import Network
-from marl_ray.policies.spaces import row_dtype, space_from_json, space_to_json, to_row
+from marl_ray.policies.spaces import consists_of, row_dtype, space_from_json, space_to_json, to_row
 
 if TYPE_CHECKING:
     from marl_ray.policies.token_bundle import TokenBundle
 
 PASS = 1 << 16
 """Most rows of one forward pass."""
+NUMBERS: set[type] = {bool, int, float}
+"""What lists from outside consist of."""
 
 Act = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
 """A policy's name, each row's request, and what `ServedPolicy.act` takes; what that gives."""
@@ -144,6 +146,8 @@ class Bundle:
         if isinstance(space, spaces.MultiDiscrete | spaces.Discrete | spaces.MultiBinary):
             expected += " of integers within the space"
         try:
+            if isinstance(observation, list) and not consists_of(observation, NUMBERS):
+                raise ValueError
             array = np.asarray(observation)
             if array.dtype.kind not in "iufb":
                 raise ValueError

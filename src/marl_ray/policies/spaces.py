@@ -96,6 +96,19 @@ def to_row(space: spaces.Space[Any], observation: Any) -> np.ndarray:
     return row - int(space.start) if isinstance(space, spaces.Discrete) and space.start else row
 
 
+def consists_of(data: list[Any], kinds: set[type]) -> bool:
+    """Whether the lists have nothing else in them. Not left to numpy, which makes texts a table in which each takes as much
+    memory as the longest."""
+    parts = [data]
+    for part in parts:  # which grows
+        found = set(map(type, part))
+        if not found <= kinds | {list}:
+            return False
+        if list in found:
+            parts.extend(one for one in part if type(one) is list)
+    return True
+
+
 def joint_space(parts: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
     """Space of several agents' rows laid side by side, the input of a central critic.
 

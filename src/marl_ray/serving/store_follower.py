@@ -19,6 +19,7 @@ from marl_ray.serving.evidence.rollout_control import config_of, decide
 from marl_ray.serving.evidence.webhook import Webhook
 from marl_ray.serving.holdings import Holdings
 from marl_ray.serving.loading import API, check_arms, load_arms, needed, ours
+from marl_ray.serving.routing.costs import Costs
 from marl_ray.serving.routing.endpoints import DRAIN_S
 from marl_ray.serving.routing.failures import FailedSessions
 from marl_ray.serving.routing.router import Router
@@ -42,10 +43,17 @@ class StoreFollower:
     """Two threads per replica, so that following never waits for statistics. While the database is away the last state
     stays in force. Experiments that are over cost nothing: they are neither polled nor judged one by one."""
 
-    def __init__(self, holdings: Holdings, notices: Notices, failed_sessions: FailedSessions, webhook: Webhook | None):
+    def __init__(
+        self,
+        holdings: Holdings,
+        notices: Notices,
+        failed_sessions: FailedSessions,
+        costs: Costs,
+        webhook: Webhook | None,
+    ):
         """It changes the holdings, and pokes the webhook when the store has news."""
         self._holdings, self._notices, self._webhook = holdings, notices, webhook
-        self._failed_sessions = failed_sessions
+        self._failed_sessions, self._costs = failed_sessions, costs
         self._replica = secrets.token_hex(8)
         self._closing = threading.Event()
         self._looking = threading.Lock()
@@ -90,11 +98,12 @@ class StoreFollower:
         self._due[name] = -math.inf
 
     def decide(self) -> None:
-        """Store which sessions failed here, and look at the evidence once: of what is open, and of what is over
-        where there may be news."""
+        """Store which sessions failed here and what they cost, and look at the evidence once: of what is open, and of what
+        is over where there may be news."""
         problem: StoreError | None = None
         try:
             self._failed_sessions.write()
+            self._costs.write()
         except StoreError as error:  # a full disk, say, which must not keep anything from being rolled back
             problem = error
         for router in self._to_judge(time.monotonic()):

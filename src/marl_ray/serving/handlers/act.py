@@ -81,7 +81,10 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
         assignment = service.assigner.expose(met)
         parts, arm = await _acted(service, met, assignment.arm, observations, greedy, masks, wrote)
     seconds = time.perf_counter() - start
-    met.answered(seconds, math.fsum(whole.cost_usd for _, whole in wrote) if wrote else 0.0)
+    if router.is_text:
+        met.answered(seconds, math.fsum(whole.cost_usd for _, whole in wrote), service.costs)
+    else:
+        met.answered(seconds)
     if service.acts is not None and met.takes_part and router.is_text:
         for asked, whole in wrote:
             log_text(service, met, assignment, arm, router.arms[arm].bundle.digest, asked, whole)

@@ -16,6 +16,7 @@ from marl_ray.experiments.store import OutcomeConflictError, Recorded, Report, U
 from marl_ray.experiments.units import METRIC_LENGTH
 from marl_ray.serving.http.fields import is_identifier, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
+from marl_ray.serving.routing.costs import COST, counts_cost
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
@@ -143,6 +144,7 @@ async def _record(service: Service, actor: str, told: Sequence[_Told]) -> list[A
 def _write(service: Service, actor: str, told: Sequence[_Told]) -> list[tuple[Router, Recorded] | MarlRayError]:
     """One transaction for each experiment."""
     service.exposures.flush()  # the session's exposure may be waiting here
+    service.costs.write()
     found: dict[int, tuple[Router, Recorded] | MarlRayError] = {}
     left, depth = list(range(len(told))), 0
     while left:
@@ -169,8 +171,9 @@ def _report(router: Router, told: _Told) -> Report:
         measured["error"] = float(known.failed)
         if known.acts:
             measured["latency_s"] = known.seconds / known.acts
-        if any(arm.price is not None for arm in router.config.arms.values()):
-            measured["cost_usd"] = known.cost_usd
+    if "outcome" in told.values:
+        measured[COST] = 0.0  # where nothing is known, see `Costs`
+    asked -= set() if counts_cost(router.config) else {COST}
     measured = {name: value for name, value in measured.items() if name in asked and name not in told.values}
     return Report(told.session, told.values, told.at, measured)
 

@@ -184,7 +184,7 @@ class Writing:
         router, seconds = self._met.router, time.perf_counter() - self._start
         router.circuits[self._arm].success(self._ticket)
         self._ticket = 0
-        self._met.answered(seconds, piece.cost_usd)
+        self._met.answered(seconds, piece.cost_usd, self._service.costs)
         meters = self._service.metrics.of(router.config)[self._arm]
         meters.observe(seconds)
         meters.wrote(piece.prompt_tokens, self._first_s, piece.cost_usd)

@@ -12,6 +12,7 @@ from marl_ray.experiments.store import StoreError
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.metrics import Metrics
 from marl_ray.serving.routing.breaker import Breaker
+from marl_ray.serving.routing.costs import Costs, counts_cost
 from marl_ray.serving.routing.endpoints import current, draining, remembering
 from marl_ray.serving.routing.look_ups import Answers, Asked, LookUps
 from marl_ray.serving.routing.router import Assigned, Router
@@ -50,13 +51,17 @@ class Met(NamedTuple):
             told["holdout"] = True
         return told | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
 
-    def answered(self, seconds: float, cost_usd: float = 0.0) -> None:
-        """The session got an answer, which took this long and cost this much."""
+    def answered(self, seconds: float, cost_usd: float = 0.0, costs: Costs | None = None) -> None:
+        """The session got an answer, which took this long and cost this much. `costs` is told of the first one in any
+        case, so that a session without a price has a cost of 0."""
         noted = self.router.session(self.session) if self.takes_part else None
         if noted is not None:
             noted.acts += 1
             noted.seconds += seconds
             noted.cost_usd += cost_usd
+        has_news = cost_usd > 0 or (noted is not None and noted.acts == 1)
+        if costs is not None and self.takes_part and has_news and counts_cost(self.router.config):
+            costs.note(self.router.config.name, self.session, cost_usd)
 
 
 class Assigner:

@@ -18,6 +18,7 @@ from marl_ray.config import ArmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.tool_template import CLOSE, OPEN
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
+from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import Message, Messages, Piece, Refusal, TextRequest
 
@@ -28,6 +29,8 @@ SEEDS = (1 << 31) - 1
 """Bits of a seed that every server takes."""
 SHOWN = 200
 """Characters of the other side's error that are told."""
+READ = 10_000
+"""Bytes of the other side's error that are read."""
 FINISHES: dict[str, Literal["stop", "length"]] = {"length": "length"}
 """How a response ended, where that was not by itself."""
 
@@ -45,6 +48,11 @@ class ExternalArm:
             self._key = os.environ.get(config.api_key_env, "")
             if not self._key:
                 raise MarlRayError(f"api_key_env: expected a key in the environment variable {config.api_key_env}")
+            if not (self._key.isascii() and self._key.isprintable() and self._key == self._key.strip()):
+                # A header cannot hold it; the key that a file ends with a line break is the usual case.
+                raise MarlRayError(
+                    f"api_key_env: expected printable ASCII without blanks around it in {config.api_key_env}"
+                )
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving: set[asyncio.Task[None]] = set()
@@ -78,9 +86,10 @@ class ExternalArm:
         task.add_done_callback(self._leaving.discard)
 
     def without_key(self, text: str) -> str:
-        """What may be told and logged of the other side's words."""
-        text = " ".join(text.split())[:SHOWN]
-        return text.replace(self._key, "***") if self._key else text
+        """What may be told and logged of the other side's words. The key goes before the text is cut, which could leave
+        a part of it."""
+        text = text.replace(self._key, "***") if self._key else text
+        return " ".join(text.split())[:SHOWN]
 
 
 class _ExternalReply:
@@ -102,7 +111,7 @@ class _ExternalReply:
         except TimeoutError:
             raise LostError(f"no token within {deadline_s:g} s", new_pass()) from None
         except httpx.HTTPError as error:
-            raise LostError(f"the call was lost: {error!r}", new_pass()) from None
+            raise LostError(f"the call was lost: {self._arm.without_key(repr(error))}", new_pass()) from None
         except StopAsyncIteration:
             raise ArmError("the response ended without a finish_reason", new_pass()) from None
 
@@ -123,17 +132,16 @@ def _unsupported(request: TextRequest) -> Refusal | None:
 async def _pieces(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Piece | Refusal, None]:
     async with arm.client.stream("POST", "chat/completions", json=_body(arm.bundle.model, request)) as answer:
         if answer.status_code != 200:
-            yield _refused(arm, answer, (await answer.aread()).decode("utf-8", "replace"))
+            yield _refused(arm, answer, await _beginning(answer))
             return
-        finish: str | None = None
+        finish: Any = None
         usage: Mapping[str, Any] = {}
         calls: dict[int, list[str]] = {}
-        async for line in answer.aiter_lines():
-            if not line.startswith("data:") or line[5:].strip() == "[DONE]":
-                continue
-            try:
-                part = orjson.loads(line[5:])
-                if "error" in part:
+        lines = events_of(answer.aiter_bytes())
+        try:
+            async for line in lines:
+                part = orjson.loads(line)
+                if part.get("error"):
                     raise ArmError(f"it broke off: {arm.without_key(json.dumps(part['error']))}", new_pass())
                 usage = part.get("usage") or usage
                 for choice in part.get("choices") or ():
@@ -143,14 +151,27 @@ async def _pieces(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Piec
                     piece = _piece(delta.get("content") or "", (choice.get("logprobs") or {}).get("content") or ())
                     if piece.text or piece.names:
                         yield piece
-            except (ValueError, TypeError, AttributeError, LookupError) as error:
-                raise ArmError(f"it sent what no chat completion is: {error!r}", new_pass()) from None
+            prompt, completion = (_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+            text = "\n".join(_called(*call) for _, call in sorted(calls.items()))
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise ArmError(f"it sent what no chat completion is: {arm.without_key(repr(error))}", new_pass()) from None
+        finally:
+            await lines.aclose()
         if finish is None:
             return
-        prompt, completion = (_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
         cost = arm.config.price.of(prompt, completion) if arm.config.price is not None else 0.0
-        text = "\n".join(_called(*call) for _, call in sorted(calls.items()))
-        yield Piece(text, [], [], FINISHES.get(finish, "stop"), prompt, [], untold=completion, cost_usd=cost)
+        ended = FINISHES.get(str(finish), "stop")
+        yield Piece(text, [], [], ended, prompt, [], untold=completion, cost_usd=cost)
+
+
+async def _beginning(answer: httpx.Response) -> str:
+    """The first bytes of an error, which may be of any length."""
+    body = b""
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > READ:
+            break
+    return body[:READ].decode("utf-8", "replace")
 
 
 def _refused(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
@@ -204,11 +225,13 @@ def _message(message: Message) -> dict[str, Any]:
     return sent
 
 
-def _piece(text: str, told: Any) -> Piece:
+def _piece(text: Any, told: Any) -> Piece:
     """A part of the text, and the tokens that the other side tells with it."""
+    if not isinstance(text, str):
+        raise TypeError("expected a text as content")
     tops = [[(str(top["token"]), float(top["logprob"])) for top in one.get("top_logprobs") or ()] for one in told]
     return Piece(
-        str(text),
+        text,
         [],
         [float(one["logprob"]) for one in told],
         None,
@@ -219,16 +242,23 @@ def _piece(text: str, told: Any) -> Piece:
 
 
 def _note_calls(calls: dict[int, list[str]], told: Any) -> None:
-    """Calls come in parts: the name first, then the arguments piece by piece."""
+    """Calls come in parts: the name first, then the arguments piece by piece. Where a server leaves the index out, a name
+    begins a call."""
     for part in told:
-        call, function = calls.setdefault(int(part["index"]), ["", ""]), part.get("function") or {}
+        function = part.get("function") or {}
+        index = part.get("index")
+        if index is None:
+            index = len(calls) if function.get("name") or not calls else max(calls)
+        call = calls.setdefault(int(index), ["", ""])
         call[0] += function.get("name") or ""
         call[1] += function.get("arguments") or ""
 
 
 def _called(name: str, arguments: str) -> str:
     """A call as a text, as whoever reads the text of our own models finds it."""
-    return f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments or '{}'})}\n{CLOSE}"
+    # Its end has to be the only one: arguments may have such marks in them.
+    told = json.dumps({"name": name, "arguments": arguments or "{}"}).replace("<", "\\u003c")
+    return f"{OPEN}\n{told}\n{CLOSE}"
 
 
 def _count(value: Any) -> int:

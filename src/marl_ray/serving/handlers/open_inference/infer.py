@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from marl_ray.policies.spaces import consists_of
 from marl_ray.serving.handlers.act import answer
 from marl_ray.serving.handlers.open_inference.models import (
     ACTION,
@@ -27,8 +28,8 @@ MASK = ".action_mask"
 TAKEN = ("session_id", "cluster_id", "attributes", "mode")
 """Parameters that mean what the fields of `/v1/act` mean; others are ignored."""
 BINARY = "the binary data extension is not supported, expected data as JSON"
-KINDS = {"B": "b", "I": "i", "U": "i", "F": "if"}
-"""First letter of a datatype -> what numpy makes of the JSON of its data."""
+KINDS: dict[str, set[type]] = {"B": {bool}, "I": {int}, "U": {int}, "F": {int, float}}
+"""First letter of a datatype -> what the JSON of its data has."""
 
 
 async def infer(service: Service, request: Request) -> Response:
@@ -130,11 +131,10 @@ def _array(given: Mapping[str, Any]) -> np.ndarray:
     if not isinstance(given.get("data"), list):
         raise RequestError(400, f"{where}.data", "expected a list")
     try:
-        array = np.array(given["data"])
+        fits = consists_of(given["data"], KINDS[given["datatype"][0]])
+        array = np.array(given["data"]) if fits else np.empty(0)
     except (ValueError, OverflowError):  # lists of different lengths
-        array = np.empty(0, object)
-    kinds = KINDS[given["datatype"][0]]
-    fits = array.dtype.kind in kinds and array.size == math.prod(shape)
-    if not fits or (array.ndim > 1 and list(array.shape) != shape):
+        fits, array = False, np.empty(0)
+    if not fits or array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
         raise RequestError(400, f"{where}.data", f"expected {math.prod(shape)} values of the type {given['datatype']}")
     return array.reshape(shape)

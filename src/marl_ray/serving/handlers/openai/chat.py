@@ -32,6 +32,7 @@ CHAT_NEUTRAL: dict[str, Any] = NEUTRAL | {
     "functions": None,
     "function_call": "none",
     "web_search_options": None,
+    "moderation": None,
 }
 CHAT_FIELDS = (
     COMMON

@@ -1,10 +1,13 @@
 """Calls of tools, found in a text while it is written."""
 
+import re
 import secrets
 from collections.abc import Collection
 from typing import Any
 
 from marl_ray.policies.tool_template import CLOSE, OPEN, Call, calls_in
+
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
 
 
 class ToolCallReader:
@@ -34,8 +37,8 @@ class ToolCallReader:
     def _blocks(self, last: bool) -> tuple[str, list[dict[str, Any]]]:
         said, calls = "", list[dict[str, Any]]()
         while (at := self._held.find(OPEN)) >= 0:
-            end = self._held.find(CLOSE, at)
-            if end < 0 and not last:
+            end, certain = _close(self._held, at + len(OPEN))
+            if not certain and not last:
                 break
             block = self._held[at + len(OPEN) : end if end >= 0 else None]
             behind = len(self._held) if end < 0 else end + len(CLOSE)
@@ -74,6 +77,20 @@ class ToolCallReader:
         ]
         self.calls += len(told)
         return told
+
+
+def _close(text: str, begin: int) -> tuple[int, bool]:
+    """Where the block that begins here is closed, -1 if nowhere yet, and whether that is certain: arguments may have the
+    mark in a text of their JSON."""
+    first = end = text.find(CLOSE, begin)
+    while end >= 0:
+        block = text[begin:end].strip()
+        if calls_in(block):
+            return end, True
+        if not block.startswith(("{", "[")) or _ESCAPED.sub("", block).count('"') % 2 == 0:
+            return first, True  # nor would it be a call with what follows
+        end = text.find(CLOSE, end + len(CLOSE))
+    return -1 if calls_in(text[begin:]) else first, False
 
 
 def _overlap(text: str, start: str) -> int:

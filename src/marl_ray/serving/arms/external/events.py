@@ -1,0 +1,48 @@
+"""Server-sent events of an OpenAI-compatible API, read byte by byte as the standard has them.
+
+Lines end at line feeds and carriage returns only: texts have other characters that break lines (U+2028), and JSON may hold
+them as themselves. Events are always UTF-8, whatever the header says.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import httpx
+
+from marl_ray.serving.arms.errors import ArmError, new_pass
+
+END = b"[DONE]"
+LARGEST = 64_000_000
+"""Bytes of a response, at most: one that never ends would fill the memory."""
+LINE = 4_000_000
+"""Bytes of a line, at most."""
+CLOSING_S = 0.05
+"""How long the end of the body is waited for behind the last event, so that the connection can be used again."""
+_BOM = b"\xef\xbb\xbf"
+
+
+async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
+    """The data of each event, up to the one that says that it is the last. ArmError if there is no end."""
+    held, read, first = b"", 0, True
+    async for part in parts:
+        read += len(part)
+        *lines, held = (held + part).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if len(held) > LINE or read > LARGEST:
+            raise ArmError(f"its response is longer than {LARGEST} bytes, or a line of it than {LINE}", new_pass())
+        for line in lines:
+            line, first = line.removeprefix(_BOM) if first else line, False
+            if line.startswith(b"data:"):
+                if line[5:].strip() == END:
+                    await _drain(parts)
+                    return
+                yield line[5:].decode("utf-8", "replace")
+    if held.startswith(b"data:") and held[5:].strip() != END:  # whose line break is missing
+        yield held[5:].decode("utf-8", "replace")
+
+
+async def _drain(parts: AsyncIterator[bytes]) -> None:
+    with contextlib.suppress(TimeoutError, httpx.HTTPError):
+        async with asyncio.timeout(CLOSING_S):
+            async for _ in parts:
+                pass
