@@ -117,3 +117,10 @@ def test_entropy_of_the_uniform_policy():
     assert distribution_of(spaces.Discrete(7)).entropy(torch.full((1, 7), 1 / 7).log()).item() == pytest.approx(
         math.log(7)
     )
+
+
+def test_categories_that_do_not_begin_at_zero_are_refused_where_they_would_be_misread():
+    space = spaces.MultiDiscrete([3, 4], start=[1, 0])
+    for refuse in (distribution_of, row_dtype, space_to_json):
+        with pytest.raises(MarlRayError, match="is not supported: expected"):
+            refuse(space)

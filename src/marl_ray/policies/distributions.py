@@ -169,8 +169,8 @@ def distribution_of(space: spaces.Space[Any]) -> Distribution:
     match space:
         case spaces.Discrete():
             return Categorical((int(space.n),), (), int(space.start))
-        case spaces.MultiDiscrete() if space.nvec.ndim == 1:
+        case spaces.MultiDiscrete() if space.nvec.ndim == 1 and not np.any(space.start):
             return Categorical(tuple(int(n) for n in space.nvec), space.shape)
         case spaces.Box() if np.issubdtype(space.dtype, np.floating):
             return Gaussian(space.shape, space.low, space.high)
-    raise MarlRayError(f"action space {space} is not supported: expected Discrete, MultiDiscrete or a float Box")
+    raise MarlRayError(f"action space {space} is not supported: expected Discrete, MultiDiscrete from 0 or a float Box")

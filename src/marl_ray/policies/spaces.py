@@ -17,7 +17,7 @@ def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
     match space:
         case spaces.Discrete():
             return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
-        case spaces.MultiDiscrete() if space.nvec.ndim == 1:
+        case spaces.MultiDiscrete() if space.nvec.ndim == 1 and not np.any(space.start):
             return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "dtype": str(space.dtype)}
         case spaces.MultiBinary() if isinstance(space.n, (int, np.integer)):
             return {"type": "MultiBinary", "n": int(space.n)}
@@ -69,6 +69,8 @@ def row_size(space: spaces.Space[Any]) -> int:
 
 def row_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
     """Number type of an observation's flat row: small integers for categories and pixels, else float32."""
+    if isinstance(space, spaces.MultiDiscrete) and np.any(space.start):
+        raise MarlRayError(f"observation space {space} is not supported: expected categories from 0")
     if isinstance(space, CATEGORICAL):
         return np.dtype(np.int8 if max(cardinalities(space)) <= 127 else np.int32)
     if isinstance(space, spaces.Box):
