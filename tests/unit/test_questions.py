@@ -59,11 +59,17 @@ def test_a_relative_margin_is_a_contrast_with_the_control_times_a_number(better,
 
 def units(**reports: tuple[int, int, int]) -> Look:
     """Arm -> units, and of these the ones that reported 1 and 0."""
-    judged = {(1, arm, "", True): n for arm, (n, _, _) in reports.items()}
     values = {}
     for arm, (_, ones, zeros) in reports.items():
         mean, n = ones / (ones + zeros), ones + zeros
-        values["outcome", 1, arm, "", True] = Moments(n, mean, n * mean * (1 - mean), 0.0, 1.0)
+        values[arm] = Moments(n, mean, n * mean * (1 - mean), 1.0 if not zeros else 0.0, 0.0 if not ones else 1.0)
+    return seen({arm: n for arm, (n, _, _) in reports.items()}, values)
+
+
+def seen(units: dict[str, int], reported: dict[str, Moments]) -> Look:
+    """By arm, how many units are judged, and what these have reported."""
+    judged = {(1, arm, "", True): n for arm, n in units.items()}
+    values = {("outcome", 1, arm, "", True): found for arm, found in reported.items()}
     return look_at(Totals({key[:3]: n for key, n in judged.items()}, judged, values), Design(), 0.0)
 
 
@@ -91,3 +97,12 @@ def test_a_canary_whose_failures_may_be_missing_is_not_promoted_by_luck():
         look = units(t=(n, n - 3, 1), c=(9 * n, round(8.865 * n), round(0.09 * n)))
         found = ask(PROMOTION, look, PLAIN, "t", PLAN, **rules)
         assert found.missing and found.test.proven is proven and found.test.proven == (found.test.bound > -0.02)
+
+
+@pytest.mark.parametrize(("ones", "zeros"), [(0, 360), (360, 0)])
+def test_outcomes_that_were_all_alike_prove_nothing_however_many_are_missing(ones, zeros):
+    # The control succeeds in one of 200 sessions, and has not yet; the treatment never does.
+    look = units(t=(400, ones, zeros), c=(400, ones, zeros))
+    for side in (HARM, PROMOTION):
+        rules = {"alpha": 0.05, "min_outcomes": 50, "excluding": True}
+        assert not ask(side, look, replace(PLAIN, margin=0.005), "t", PLAN, **rules).test.proven

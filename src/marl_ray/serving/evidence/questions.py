@@ -202,6 +202,9 @@ class Asked(NamedTuple):
         if measure.range is not None:
             return self._bet(end)
         low, high = look.extent(measure.name, arm, plan.control)
+        if not low < high:
+            # All alike so far: nothing but chance in who reports would be held against the margin.
+            return OneSided(math.nan, -self.side * math.inf, 1.0, False)
         if measure.bounds is not None:
             low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])
         shift = measure.absolute if measure.higher else -measure.absolute
