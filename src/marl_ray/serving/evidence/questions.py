@@ -239,7 +239,12 @@ class Asked(NamedTuple):
     def _bet(self, end: End | None) -> OneSided:
         question = self.measure.question(self.side, self.arm, self.plan.control, end)
         assert question is not None
-        evidence, log_e = self.look.bets[question], self.look.bets[question].log_e
+        # Before any unit has bet that lacks the metric, both ends are what those who report say.
+        evidence = (
+            self.look.bets.get(question)
+            or self.look.bets[replace(question, claim=replace(question.claim, missing=None))]
+        )
+        log_e = evidence.log_e
         bound = evidence.bound(self.alpha)
         return OneSided(math.nan, bound, math.exp(min(log_e, 700.0)), log_e >= -math.log(self.alpha))
 
