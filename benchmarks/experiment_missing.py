@@ -128,10 +128,10 @@ def proof(case: Missing, arms: Sequence[Seen], sign: int, evidence: Evidence) ->
     high = np.where(arms[0].ones + arms[1].ones > 0, 1.0, 0.0)
     ends = np.minimum(low, low + margin), np.maximum(high, high + margin)
     found = np.minimum(*(evidence(looks_of(arms, margin, end), 0.0, sign, plain=True) for end in ends))
-    # All of them are 0 or 1, and once both have come the test of such is asked too.
+    # All of them are 0 or 1, so the test of such is asked too; before both have come nothing is proven.
     told = margin * (arms[0].ones + arms[0].zeros) / arms[0].judged
     events = np.minimum(*(evidence(looks_of(arms, 0.0, end), told, sign, True) for end in (0.0, 1.0)))
-    found = np.where(low < high, np.minimum(found, events), found)
+    found = np.where(low < high, np.minimum(found, events), -np.inf)
     enough = np.minimum(*(arm.ones + arm.zeros for arm in arms)) >= MIN_OUTCOMES
     found = np.where(enough, found, -np.inf)
     for at in ((0, 30), (1, LOOKS - 1)):

@@ -127,3 +127,24 @@ def test_units_of_an_epoch_in_which_an_arm_had_no_chance_are_not_bet_on(store):
     over(store)
     look = store.look(store.experiment("exp"), questions=ASKED)
     assert look.summary("outcome", "a").n == 9 and look.bets[ASKED[0]].n == 0
+
+
+def test_both_ends_are_bet_on_from_the_first_unit_once_one_lacks_its_outcome(store):
+    store.open_experiment("exp", bounded())
+    test, plain, high = BettingTest(ASKED[2].claim), ASKED[0], ASKED[2]
+    for silent, name in ((None, "u"), (3, "v"), (None, "w")):
+        units = [f"{name}{k}" for k in range(10)]
+        arms = ["ab"[k % 2] for k in range(10)]
+        store.record_exposures(
+            [Exposure("exp", unit, Assignment(arm, 1, 0.5), 0.0) for unit, arm in zip(units, arms, strict=True)]
+        )
+        told = [None if k == silent else 0.1 * k for k in range(10)]
+        store.record("exp", [Report(u, {"outcome": x}) for u, x in zip(units, told, strict=True) if x is not None])
+        test.add(np.array(told, float), np.array(arms) == "b", np.full(10, 0.5))
+        over(store)
+        bets = store.look(store.experiment("exp"), questions=ASKED).bets
+        if name == "u":
+            assert high not in bets and bets[plain].n == 10
+        else:
+            assert bets[high].n == test.memory.n == bets[plain].n + 1
+            assert bets[high].log_e == pytest.approx(test.evidence().log_e)

@@ -1,11 +1,15 @@
 """Which test answers a question about an arm, without any database."""
 
+import math
 from dataclasses import replace
+from random import Random
+from statistics import NormalDist, fmean
 
 import pytest
 
 from marl_ray.config.measures import RelativeMargin
 from marl_ray.experiments.looks import Look, look_at
+from marl_ray.experiments.reporting import mean_beyond
 from marl_ray.experiments.sequential import harm, promotion, scaled
 from marl_ray.experiments.states import Plan
 from marl_ray.experiments.statistics import Summary
@@ -59,11 +63,17 @@ def test_a_relative_margin_is_a_contrast_with_the_control_times_a_number(better,
 
 def units(**reports: tuple[int, int, int]) -> Look:
     """Arm -> units, and of these the ones that reported 1 and 0."""
-    judged = {(1, arm, "", True): n for arm, (n, _, _) in reports.items()}
     values = {}
     for arm, (_, ones, zeros) in reports.items():
         mean, n = ones / (ones + zeros), ones + zeros
-        values["outcome", 1, arm, "", True] = Moments(n, mean, n * mean * (1 - mean), 0.0, 1.0)
+        values[arm] = Moments(n, mean, n * mean * (1 - mean), 1.0 if not zeros else 0.0, 0.0 if not ones else 1.0)
+    return seen({arm: n for arm, (n, _, _) in reports.items()}, values)
+
+
+def seen(units: dict[str, int], reported: dict[str, Moments]) -> Look:
+    """By arm, how many units are judged, and what these have reported."""
+    judged = {(1, arm, "", True): n for arm, n in units.items()}
+    values = {("outcome", 1, arm, "", True): found for arm, found in reported.items()}
     return look_at(Totals({key[:3]: n for key, n in judged.items()}, judged, values), Design(), 0.0)
 
 
@@ -91,3 +101,51 @@ def test_a_canary_whose_failures_may_be_missing_is_not_promoted_by_luck():
         look = units(t=(n, n - 3, 1), c=(9 * n, round(8.865 * n), round(0.09 * n)))
         found = ask(PROMOTION, look, PLAIN, "t", PLAN, **rules)
         assert found.missing and found.test.proven is proven and found.test.proven == (found.test.bound > -0.02)
+
+
+@pytest.mark.parametrize(("ones", "zeros"), [(0, 360), (360, 0)])
+def test_outcomes_that_were_all_alike_prove_nothing_however_many_are_missing(ones, zeros):
+    # The control succeeds in one of 200 sessions, and has not yet; the treatment never does.
+    look = units(t=(400, ones, zeros), c=(400, ones, zeros))
+    for side in (HARM, PROMOTION):
+        rules = {"alpha": 0.05, "min_outcomes": 50, "excluding": True}
+        assert not ask(side, look, replace(PLAIN, margin=0.005), "t", PLAN, **rules).test.proven
+
+
+def payments(n: int, left_out: float = 0.0, times: float = 1.0) -> Moments:
+    """Log-normal numbers at even quantiles, without this share of the largest."""
+    found = [times * math.exp(NormalDist().inv_cdf((k + 0.5) / n)) for k in range(n)][: n - round(left_out * n)]
+    mean = fmean(found)
+    return Moments(len(found), mean, sum((x - mean) ** 2 for x in found), found[0], found[-1])
+
+
+@pytest.mark.parametrize(("side", "better"), [(HARM, "higher"), (PROMOTION, "higher"), (HARM, "lower")])
+def test_a_long_tail_does_not_hide_a_large_effect_where_few_are_missing(side, better):
+    few, more = payments(1_500), payments(1_500, times=1.5)
+    lower_treatment = (side == HARM) == (better == "higher")
+    reported = {"t": few, "c": more} if lower_treatment else {"t": more, "c": few}
+    rules = {"alpha": 0.05, "min_outcomes": 50, "excluding": True}
+    measure = replace(PLAIN, better=better, margin=0.1)
+    found = ask(side, seen({"t": 1_579, "c": 1_579}, reported), measure, "t", PLAN, **rules)
+    assert found.missing and found.test.proven
+    assert found.test.bound < -0.1 if side == HARM else found.test.bound > -0.1
+
+
+@pytest.mark.parametrize(("side", "loser"), [(HARM, "t"), (PROMOTION, "c")])
+def test_the_largest_of_a_long_tail_may_be_what_one_arm_has_lost(side, loser):
+    # Else the arms are alike, and one in twenty is missing in both.
+    arms = {arm: payments(10_000, 0.01 if arm == loser else 0.0) for arm in "tc"}
+    look, measure = seen({"t": 10_526, "c": 10_526}, arms), replace(PLAIN, margin=1e-6)
+    rules = {"alpha": 0.05, "min_outcomes": 50}
+    assert ask(side, look, measure, "t", PLAN, **rules).test.proven
+    assert not ask(side, look, measure, "t", PLAN, excluding=True, **rules).test.proven
+
+
+def test_no_numbers_lie_further_beyond_than_told():
+    rng = Random(1)
+    for _ in range(200):
+        numbers = [rng.choice((rng.gauss(0, 1), rng.lognormvariate(0, 2), 3.0)) for _ in range(rng.randint(1, 9))]
+        mean, value = fmean(numbers), rng.gauss(0, 3)
+        found = Moments(len(numbers), mean, sum((x - mean) ** 2 for x in numbers), min(numbers), max(numbers))
+        assert mean_beyond(found, value, "high") >= fmean(max(x - value, 0) for x in numbers) - 1e-9
+        assert mean_beyond(found, value, "low") >= fmean(max(value - x, 0) for x in numbers) - 1e-9

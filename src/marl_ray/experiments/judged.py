@@ -86,6 +86,8 @@ class Bets:
     tests: dict[Question, BettingTest] = field(default_factory=dict)
     upto: dict[Question, float] = field(default_factory=dict)
     """Question -> until when units were stored that it has bet on."""
+    lacking: set[str] = field(default_factory=set)
+    """Metrics that a unit has not reported which then does not count."""
 
     def read(
         self,
@@ -95,22 +97,39 @@ class Bets:
         shares: Mapping[int, Mapping[str, float]],
         moment: float,
     ) -> dict[Question, Evidence]:
-        """Bet on what has been judged until the moment; `shares` are the weights by epoch. What an error has
-        interrupted must be thrown away."""
+        """Bet on what has been judged until the moment; `shares` are the weights by epoch. Of both ends of what is missing
+        nothing is returned while nothing is missing. What an error has interrupted must be thrown away."""
         asked = dict.fromkeys(questions)
         self.tests = {question: self.tests.get(question) or BettingTest(question.claim) for question in asked}
         until = judged_until(self.design, moment)
+        plain = [question for question in asked if question.claim.missing is None]
+        self._continue(connection, name, plain, shares, until)
+        # While all report, both ends are what those who report say: most experiments never need them.
+        known = {question.metric for question in plain} - self.lacking
+        self._continue(connection, name, [q for q in asked if q not in plain and q.metric not in known], shares, until)
+        self.upto = {question: at for question, at in self.upto.items() if question in asked}
+        return {question: self.tests[question].evidence() for question in asked if question in self.upto}
+
+    def _continue(
+        self,
+        connection: sa.Connection,
+        name: str,
+        questions: Iterable[Question],
+        shares: Mapping[int, Mapping[str, float]],
+        until: float,
+    ) -> None:
         groups: dict[tuple[str, float], list[Question]] = {}
-        for question in asked:
+        for question in questions:
             groups.setdefault((question.metric, self.upto.get(question, -math.inf)), []).append(question)
         for (metric, after), group in groups.items():
             # A clock that is put back takes nothing back.
             if until > after:
                 for page in judged_units(connection, name, self.design, metric, after, until):
+                    if any(unit.value is None for unit in page):
+                        self.lacking.add(metric)
                     for question in group:
                         _bet(self.tests[question], question, page, shares)
-        self.upto = {question: max(until, self.upto.get(question, -math.inf)) for question in asked}
-        return {question: test.evidence() for question, test in self.tests.items()}
+            self.upto |= dict.fromkeys(group, max(until, after))
 
 
 def _bet(

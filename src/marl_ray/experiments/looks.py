@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from marl_ray.experiments.assignment import block_group, block_span
-from marl_ray.experiments.betting import Evidence
+from marl_ray.experiments.betting import End, Evidence
 from marl_ray.experiments.clusters import Blocks, block_summaries, stratified, summary_of
 from marl_ray.experiments.judged import Question
+from marl_ray.experiments.reporting import mean_beyond
 from marl_ray.experiments.sequential import scaled
 from marl_ray.experiments.statistics import Summary
 from marl_ray.experiments.sums import NONE, Design, Exposed, Judged, Moments, Totals, Valued, merged
@@ -72,8 +74,10 @@ class Sources:
     homes: Homes
     """The clusters and blocks that count."""
     design: Design
+    told: dict[tuple[str, str, str], Moments] = field(default_factory=dict)
+    """What has been asked of them, which looks without news ask again: as `Look.told`, `filled` and `beyond`."""
     filled: dict[Fill, tuple[Summary, Summary]] = field(default_factory=dict)
-    """What has been asked of them, which looks without news ask again."""
+    beyond: dict[tuple[Fill, End], tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +101,15 @@ class Look(Observations):
     """What the betting tests prove that were asked for."""
     sources: Sources | None = None
 
-    def extent(self, metric: str, treatment: str, control: str) -> tuple[float, float]:
-        """The smallest and the largest value that a judged unit of either arm has reported; infinite if none has."""
-        found = NONE
-        for key, here in self.sources.values.items() if self.sources else ():
-            if key[0] == metric and key[2] in (treatment, control):
-                found = merged(found, here)
-        return found.low, found.high
+    def told(self, metric: str, treatment: str, control: str) -> Moments:
+        """What judged units of both arms have reported, together."""
+        if self.sources is None:
+            return NONE
+        of = metric, treatment, control
+        if of not in self.sources.told:
+            parts = (here for key, here in self.sources.values.items() if key[0] == metric and key[2] in of[1:])
+            self.sources.told[of] = reduce(merged, parts, NONE)
+        return self.sources.told[of]
 
     def filled(
         self, metric: str, treatment: str, control: str, arms: int, *, value: float, shift: float, scale: float
@@ -115,17 +121,46 @@ class Look(Observations):
         fill = metric, treatment, control, arms, value, shift, scale
         if fill in self.sources.filled:
             return self.sources.filled[fill]
-        changes = {treatment: (1.0, shift), control: (scale, 0.0)}
+        values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
+        found = _observations(_filled(values, judged, {metric: value}), self.sources.homes, self.sources.design)
+        return self.sources.filled.setdefault(fill, found.pair(metric, treatment, control, arms))
+
+    def beyond(
+        self,
+        metric: str,
+        treatment: str,
+        control: str,
+        arms: int,
+        *,
+        value: float,
+        end: End,
+        shift: float,
+        scale: float,
+    ) -> tuple[float, float]:
+        """Of the observations that `filled` gives: how far at most the numbers of treatment and control lie on average above
+        `value` (below it at the low end), one that does not counting 0. See `reporting.mean_beyond`."""
+        if self.sources is None:
+            return 0.0, 0.0
+        asked = (metric, treatment, control, arms, value, shift, scale), end
+        if asked in self.sources.beyond:
+            return self.sources.beyond[asked]
+        values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
+        parts = {key: found.n * mean_beyond(found, value, end) for key, found in values.items()}
+        values = {(metric, *key): Moments(n, parts.get((metric, *key), 0.0) / n, 0.0) for key, n in judged.items()}
+        found = _observations(values, self.sources.homes, self.sources.design)
+        one, other = found.pair(metric, treatment, control, arms)
+        return self.sources.beyond.setdefault(asked, (one.mean, other.mean))
+
+    def _of_pair(self, metric: str, changes: Mapping[str, tuple[float, float]]) -> tuple[Values, Mapping[Judged, int]]:
+        """What units of these arms have reported, times a number, and moved by another; and how many are judged."""
+        assert self.sources is not None
         values = {
-            key: Moments(n, factor * mean + more, factor**2 * squares)
-            for key, (n, mean, squares, _, _) in self.sources.values.items()
+            key: Moments(n, factor * mean + more, factor**2 * squares, factor * low + more, factor * high + more)
+            for key, (n, mean, squares, low, high) in self.sources.values.items()
             if key[0] == metric and key[2] in changes
             for factor, more in (changes[key[2]],)
         }
-        judged = {key: n for key, n in self.sources.judged.items() if key[1] in changes}
-        filled = _filled(values, judged, {metric: value})
-        found = _observations(filled, self.sources.homes, self.sources.design)
-        return self.sources.filled.setdefault(fill, found.pair(metric, treatment, control, arms))
+        return values, {key: n for key, n in self.sources.judged.items() if key[1] in changes}
 
 
 def look_at(totals: Totals, design: Design, now: float) -> Look:

@@ -26,7 +26,15 @@ is no worse over all units, the test of that end errs with alpha at most, and bo
 intersection-union test, Berger, Technometrics 24, 1982). Promotion is the same with the arms exchanged.
 
 The range is the metric's bounds. Where it has none it is from the smallest to the largest value that either arm's judged
-units have reported: the excess is among these. The further the range, the longer both ends take.
+units have reported: the excess is among these. The further the range, the longer both ends take: a missing unit counts as
+the largest of all payments, and by chance never equally many are missing. So where the tail is long an end may lie nearer
+(`nearer_end`). With the missing ones at c the excess of U, the arm that is claimed to be the larger one, can then raise its
+sum of R (y - c), by the part of its reports above c at most; the mean of (y - c)+ is no more than
+
+    (sqrt(s^2 + (c - m)^2) - (c - m)) / 2
+
+for any values of mean m and variance s^2 (Scarf, A min-max solution of an inventory problem, 1958), those of the sample
+among them. U's mean is lowered by that, and the same holds below the low end of the other arm.
 
 What no test can see. Half of all units are successes in either arm. The one arm reports its successes with the chance a and
 its failures with the chance b, the other the other way round. Both report (a + b) / 2 of their units, and the parts of
@@ -35,14 +43,23 @@ and of which these parts are successes in truth, show the same with the same cha
 not. So whoever cannot rule out that arms lose different kinds of units must say what a missing outcome counts as.
 """
 
+import math
 from typing import NamedTuple
 
+from marl_ray.experiments.betting import End
 from marl_ray.experiments.sequential import harm
 from marl_ray.experiments.statistics import Summary
+from marl_ray.experiments.sums import Moments
 
 ALARM = 0.01
 """Level of the alarm. A false one holds an experiment until a person looks at it; a missed one lets missing outcomes decide,
 so it is above that of the sample ratio."""
+
+
+PROOF = 3.0
+"""Standard errors that a proof takes, about: what the nearer end weighs against each other."""
+STEPS = 24
+"""Ends that are compared."""
 
 
 class Unequal(NamedTuple):
@@ -63,3 +80,35 @@ def unequal_reporting(
         for one, other in ((treatment, control), (control, treatment))
     ]
     return Unequal(min(1.0, 2 * min(test.p_value for test in tests)), any(test.proven for test in tests))
+
+
+def mean_beyond(found: Moments, value: float, end: End) -> float:
+    """The largest mean that the parts of these numbers above `value` (below it at the low end) can have."""
+    gap, most = (value - found.mean, found.high - value) if end == "high" else (found.mean - value, value - found.low)
+    if not found.n or most <= 0:
+        return 0.0
+    return max(math.hypot(math.sqrt(found.squares / found.n), gap) - gap, 0.0) / 2
+
+
+def nearer_end(
+    told: Moments, furthest: float, pair: tuple[Summary, Summary], reports: tuple[Summary, Summary]
+) -> float:
+    """What a missing outcome counts as at one end: `furthest`, or a number between it and the mean that costs less.
+
+    A distance d from the mean costs what chance makes of it, d times the error of the shares that report, and what of an
+    excess may lie beyond, s^2 / (4 d) at most. `told` is what has been reported, `pair` and `reports` are the observations
+    of the metric and of whether it is reported.
+    """
+    if told.n < 2 or not told.squares > 0:
+        return furthest
+    spread, far = math.sqrt(told.squares / told.n), abs(furthest - told.mean)
+    share = min(of.mean for of in reports)
+    error, moved = (math.sqrt(sum(of.variance / of.n for of in two if of.n)) for two in (pair, reports))
+
+    def cost(distance: float) -> float:
+        return PROOF * math.hypot(share * error, distance * moved)
+
+    steps = (spread * 1.25**k for k in range(STEPS))
+    costs = [(cost(d) + share * spread**2 / (4 * d), d) for d in steps if d < far]
+    _, distance = min([*costs, (cost(far), far)])
+    return furthest if distance == far else told.mean + math.copysign(distance, furthest - told.mean)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
 from marl_ray.config import ExperimentConfig
@@ -11,6 +11,7 @@ from marl_ray.config.measures import RelativeMargin
 from marl_ray.experiments.betting import Claim, End, ends
 from marl_ray.experiments.judged import Question
 from marl_ray.experiments.looks import Look
+from marl_ray.experiments.reporting import nearer_end
 from marl_ray.experiments.sequential import OneSided, harm, promotion, relative_scale
 from marl_ray.experiments.states import Plan
 from marl_ray.experiments.statistics import Summary
@@ -201,23 +202,49 @@ class Asked(NamedTuple):
         _, look, measure, arm, plan, *_ = self
         if measure.range is not None:
             return self._bet(end)
-        low, high = look.extent(measure.name, arm, plan.control)
-        if measure.bounds is not None:
-            low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])
-        shift = measure.absolute if measure.higher else -measure.absolute
-        value = ends(low, high, shift, measure.scale)[ENDS.index(end)]
-        which = measure.name, arm, plan.control, len(plan.weights)
-        found = self._test(look.filled(*which, value=value, shift=shift, scale=measure.scale), 0.0)
-        if _are_zeros_and_ones([look.summary(measure.name, of) for of in (arm, plan.control)]):
+        told = look.told(measure.name, arm, plan.control)
+        if not told.low < told.high:
+            # All alike so far: nothing but chance in who reports would be held against the margin.
+            return OneSided(math.nan, -self.side * math.inf, 1.0, False)
+        are_events = _are_zeros_and_ones([look.summary(measure.name, of) for of in (arm, plan.control)])
+        found = self._test(self._filled(end, nearer=not are_events), 0.0)
+        if are_events:
+            which = measure.name, arm, plan.control, len(plan.weights)
             events = look.filled(*which, value=float(ENDS.index(end)), shift=0.0, scale=1.0)
             other = self._test(events, margin, True)
             found = min(found, other._replace(bound=other.bound + margin), key=lambda of: of.e_value)
         return found
 
+    def _filled(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
+        """All judged units, the missing ones at this end, or nearer to the mean than it where that costs less."""
+        _, look, measure, arm, plan, *_ = self
+        told = look.told(measure.name, arm, plan.control)
+        low, high = told.low, told.high
+        if measure.bounds is not None:
+            low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])
+        shift, scale = measure.absolute if measure.higher else -measure.absolute, measure.scale
+        value = ends(low, high, shift, scale)[ENDS.index(end)]
+        which = measure.name, arm, plan.control, len(plan.weights)
+        if nearer:
+            value = nearer_end(told, value, look.pair(*which), look.reporting.pair(*which))
+        one, other = look.filled(*which, value=value, shift=shift, scale=scale)
+        # At the high end the arm that is claimed to be the larger one may be so by what lies beyond it; at the low end the
+        # other one may be the smaller one by that.
+        of_one, of_other = look.beyond(*which, value=value, end=end, shift=shift, scale=scale)
+        back = -1 if end == "high" else 1
+        if ((self.side == PROMOTION) == measure.higher) == (end == "high"):
+            return replace(one, mean=one.mean + back * of_one), other
+        return one, replace(other, mean=other.mean + back * of_other)
+
     def _bet(self, end: End | None) -> OneSided:
         question = self.measure.question(self.side, self.arm, self.plan.control, end)
         assert question is not None
-        evidence, log_e = self.look.bets[question], self.look.bets[question].log_e
+        # Before any unit has bet that lacks the metric, both ends are what those who report say.
+        evidence = (
+            self.look.bets.get(question)
+            or self.look.bets[replace(question, claim=replace(question.claim, missing=None))]
+        )
+        log_e = evidence.log_e
         bound = evidence.bound(self.alpha)
         return OneSided(math.nan, bound, math.exp(min(log_e, 700.0)), log_e >= -math.log(self.alpha))
 
