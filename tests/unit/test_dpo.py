@@ -136,6 +136,11 @@ def test_what_pairs_cannot_do_is_refused(tmp_path):
         "data: dpo of policy 'speaker' needs preferred pairs": ["algorithm=dpo", "train.group_size=1"],
         "does not learn from a file of preferred pairs": ["train.group_size=1", f"data={data}"],
         "hyper.clip: dpo does not read it": [*LEARN, f"data={data}", "hyper.clip=0.1"],
+        "warm_start: dpo of policy 'speaker' would hold it at the weights before": [
+            *LEARN,
+            f"data={data}",
+            "warm_start={data: environment}",
+        ],
         "train.group_size: nothing reads it with `data`": [*LEARN, f"data={data}", "train.group_size=2"],
     }
     for message, overrides in wrong.items():

@@ -106,6 +106,8 @@ def test_what_does_not_fit_is_named(bundles, tmp_path):
     wrong = {
         "row 0, column ids: policy 'lm' has another tokenizer": {"text": "something else"},
         "row 0, column ids: policy 'lm' has another": {"ids": [10_000]},
+        "row 0, column ids: expected ids of tokens": {"ids": [None]},
+        "row 0, column prompt_ids: expected ids of tokens": {"prompt_ids": [1 << 40]},
         "row 0: 40 tokens, but policy 'lm' has a context of 32": {"prompt_ids": [65] * 39},
         "row 0, column agent: 'other' is not one of writer": {"agent": "other"},
         "row 0, column log_probs: expected 1 logarithms": {"log_probs": [0.5]},
@@ -118,3 +120,6 @@ def test_what_does_not_fit_is_named(bundles, tmp_path):
         with pytest.raises(MarlRayError) as caught:
             judge_texts(bundles[0], path, floor=0.0)
         assert message in str(caught.value)
+    path = write_served(tmp_path / "e.parquet", [good, good | {"turn": 1, "outcome": 2.0}])
+    with pytest.raises(MarlRayError, match="row 1, column outcome: expected the same outcome in all rows of a unit"):
+        judge_texts(bundles[0], path, floor=0.0)

@@ -12,8 +12,9 @@ from toy_runs import config
 
 from marl_ray.cli import main
 from marl_ray.config import RunConfig
+from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
-from marl_ray.training.driver import Outcome, check_run, finished, train
+from marl_ray.training.driver import Outcome, check_run, finished, train, worker
 from marl_ray.training.interruption import answering, within
 from marl_ray.training.run_folder import CHECKPOINTS, kept, record_of, traceback_of, write_record, write_traceback
 
@@ -157,3 +158,22 @@ def test_a_server_that_does_not_answer_holds_nobody_up():
     assert within(5.0, lambda: None)
     assert not within(0.05, threading.Event().wait)
     assert not within(0.05, lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path, monkeypatch, known: bool):
+    """Ray Train starts workers in a folder of its own: data of a run, bundles and the storage would be looked for there."""
+    import ray.train
+    import ray.train.torch
+
+    theirs, rays = tmp_path / "theirs", tmp_path / "rays"
+    for folder in (theirs, rays):
+        folder.mkdir()
+    monkeypatch.chdir(rays)
+    monkeypatch.setenv(TRACKING_URI, "")
+    monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
+    monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
+    monkeypatch.setattr("marl_ray.training.loop.run_worker", lambda *given, **more: Path.cwd())
+    folder = str(theirs if known else tmp_path / "elsewhere")
+    payload = {"config": config().given(), "queue": None, "run_id": "0", "tracking_uri": "", "folder": folder}
+    assert worker(payload) == (theirs if known else rays)

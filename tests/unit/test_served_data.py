@@ -17,7 +17,10 @@ from toy_served import served_row, write_served
 from toy_text_gateways import make_text_bundle, post, text_config
 from toy_texts import config
 
-from marl_ray.config import RunConfig, load_config
+from marl_ray.algorithms import algorithm_of
+from marl_ray.algorithms.value_norm import ValueNorm
+from marl_ray.config import SPECS, EnvConfig, RunConfig, load_config
+from marl_ray.envs import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.off_policy_of_texts import judge_texts
 from marl_ray.policies.bundle import load_bundle
@@ -25,7 +28,9 @@ from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.prompts import encode_prompt
 from marl_ray.policies.token_bundle import TokenBundle
-from marl_ray.rollout.served_collector import Response
+from marl_ray.rollout.collector import Plan
+from marl_ray.rollout.responses import TokenPlayer
+from marl_ray.rollout.served_collector import Response, ServedCollector
 from marl_ray.rollout.served_texts import file_of
 from marl_ray.serving.logs.export import export
 from marl_ray.training.alone import process_group, train_alone
@@ -87,6 +92,14 @@ def learn(bundle: str, data: str, *overrides: str) -> Any:
     return config(env, team, *size, f"data={data}", *overrides)
 
 
+def collector(data: dict[str, list[Any]], state: dict[str, Any] | None = None) -> ServedCollector:
+    def make() -> Any:
+        return make_env(EnvConfig(id="toy_texts:echo", kwargs={"agents": ["writer"]}), ())
+
+    plan = Plan(1, True)
+    return ServedCollector(make, {"speaker": ["writer"]}, range(1), plan, 0, 0, state, lambda own: [own], data, 16)
+
+
 @pytest.mark.parametrize("algorithm", ["rloo", "grpo", "reinforce_pp", "gspo", "dpo"])
 def test_a_run_learns_from_what_was_served(tmp_path, bundle, algorithm):
     data = serve(tmp_path, bundle, 256, ("hello",))
@@ -125,6 +138,35 @@ def test_a_resumed_run_reads_on_and_refuses_other_data(tmp_path, bundle):
         train_alone(run, resume=tmp_path / "run" / "3")
 
 
+def test_a_checkpoint_of_a_run_that_played_is_refused():
+    block = (Response("writer", np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32), 0.0, True),)
+    with pytest.raises(MarlRayError, match=r"^data: is not what this run began to learn from"):
+        collector({"speaker": [block]}, {"position": 3})
+
+
+def test_a_group_is_a_block_whichever_worker_has_it(bundle):
+    """Two parts of the responses to one prompt are two groups, as they are where two workers have them."""
+    policy = load_bundle(bundle).policies["lm"]
+    player = TokenPlayer(policy, TorchEngine(policy), ["writer"], ValueNorm())
+    prompt, ids = np.array([5, 6], np.int32), np.array([7], np.int32)
+    blocks = [
+        tuple(Response("writer", prompt, ids, np.zeros(1, np.float32), reward, True) for reward in rewards)
+        for rewards in ((0.0, 1.0), (1.0, 1.0, 4.0))
+    ]
+    batch = collector({"speaker": blocks}).collect({"speaker": player}, 0).trajectories["speaker"]
+    raw, _ = algorithm_of("rloo").advantages(batch, SPECS["rloo"].hyper.model_validate(SPECS["rloo"].defaults))
+    assert sorted(raw[:, 0].tolist()) == pytest.approx([-1.5, -1.5, -1.0, 1.0, 3.0])
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_the_divergence_from_the_reference_is_the_learners_own(tmp_path, bundle, place):
+    """And not that of the arm that wrote, which no learning changes."""
+    data = serve(tmp_path, make_text_bundle(tmp_path, 9, context=CONTEXT), 16)
+    held = ["algorithm=reinforce_pp", "hyper.kl_coef=0.01", f"hyper.kl_place={place}", "hyper.lr=0.01"]
+    first, second = train_alone(learn(bundle, data, *held, "train.total_steps=32"))
+    assert first["reference_kl"] == pytest.approx(0, abs=1e-5) and second["reference_kl"] > 1e-3
+
+
 def test_only_texts_with_known_chances_are_learned_from(tmp_path, bundle):
     data = serve(tmp_path, bundle, 8, sampled=False)
     with pytest.raises(MarlRayError, match="no response of policy 'speaker' that was drawn"):
@@ -150,6 +192,7 @@ def test_what_does_not_fit_is_said_before_a_run(tmp_path, bundle):
         "data: ppo of policy 'speaker' needs local critic": ["algorithm=ppo"],
         "data: remax of policy 'speaker' needs": ["algorithm=remax"],
         "dynamic_sampling of policy 'speaker'": ["algorithm=dapo", "hyper.dynamic_sampling=2"],
+        "importance_cap of policy 'speaker': the loss's own ratio": ["algorithm=rloo", "hyper.importance_cap=2"],
     }
     for message, overrides in refused.items():
         with pytest.raises(MarlRayError) as caught:

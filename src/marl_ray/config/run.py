@@ -160,6 +160,10 @@ class RunConfig(Config):
                 )
             if "dynamic_sampling" in self._given_to(name):
                 raise ValueError(f"dynamic_sampling of policy {name!r}: nothing is played again with `data`")
+            if self._given_to(name).get("importance_cap") is not None:
+                raise ValueError(
+                    f"importance_cap of policy {name!r}: the loss's own ratio is to what was served, and `clip` bounds it"
+                )
             if not spec.pairs and not self.data.startswith(DECISIONS):
                 raise ValueError(
                     f"data: {self.data!r}, expected {DECISIONS}FOLDER/EXPERIMENT; {algorithm} of policy {name!r} does not "
@@ -210,10 +214,11 @@ class RunConfig(Config):
                     f"{key} of policy {name!r}: a row holds a stretch of play, which has no length of its own; expected "
                     "train.rollout=episodes"
                 )
-        if self.warm_start is not None and hyper.kl_coef:
+        if self.warm_start is not None and (hyper.kl_coef or spec.pairs):
+            holder = algorithm if spec.pairs else f"kl_coef={hyper.kl_coef:g}"
             raise ValueError(
-                f"warm_start: kl_coef={hyper.kl_coef:g} of policy {name!r} would hold it at the weights before the "
-                "warm start; leave one of them out, or start from a `bundle` that was warmed up"
+                f"warm_start: {holder} of policy {name!r} would hold it at the weights before the warm start; leave one of "
+                "them out, or start from a `bundle` that was warmed up"
             )
         if spec.costs and not self.constraints:
             raise ValueError(

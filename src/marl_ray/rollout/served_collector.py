@@ -66,7 +66,7 @@ class ServedCollector(TextCollector):
         self.worker = copies.start // max(len(copies), 1)
         self.digest = _digest(data)
         saved = state or {"digest": self.digest}
-        if saved["digest"] != self.digest:
+        if saved.get("digest") != self.digest:  # a run that played has none
             raise MarlRayError("data: is not what this run began to learn from; expected the same, or another `name`")
         self.read: dict[str, int] = saved.get("read", dict.fromkeys(data, 0))
         """Blocks of each policy that all workers have read, over all passes."""
@@ -81,8 +81,10 @@ class ServedCollector(TextCollector):
         self.group_sums = {}
         for name in self.data:
             own = self._next(name)
+            # A block is a group, so that what is compared does not depend on which blocks a worker has.
             rows = [
-                Row(_turn(response, self.signals), number, 0, False) for number, response in enumerate(sum(own, ()))
+                Row(_turn(response, self.signals), number, group, False)
+                for number, (group, response) in enumerate((g, one) for g, block in enumerate(own) for one in block)
             ]
             trajectories[name] = to_trajectories(players[name], rows, self.signals)
             self.group_sums[name] = GroupSums.of([np.array([[one.reward] for one in block]) for block in own])

@@ -26,6 +26,8 @@ COLUMNS: dict[str, pa.DataType] = {
     "asked": pa.list_(pa.string()),
 }
 """What is read of a file; it may have more."""
+LARGEST = 1 << 31
+"""Ids of tokens are below it."""
 SHOWN = 16
 """Responses that a tokenizer must read as they were served, before it is believed to be the one that wrote them."""
 
@@ -77,6 +79,7 @@ def read_served(path: str) -> list[ServedText]:
     found = [one for name, begin, table in tables(path, COLUMNS) for one in _responses(name, begin, table)]
     if not found:
         raise MarlRayError(f"{path}: expected at least one response with its tokens")
+    _check_outcomes(found)
     return found
 
 
@@ -89,7 +92,9 @@ def _responses(file: str, begin: int, table: pa.Table) -> Iterator[ServedText]:
         if not row["ids"] or not row["prompt_ids"]:
             continue
         log_probs = np.array(row["log_probs"], np.float32)
+        tokens = {column: _are_tokens(row[column]) for column in ("prompt_ids", "ids")}
         good = {
+            **{column: (fits, "ids of tokens, from 0 on") for column, fits in tokens.items()},
             "outcome": (np.isfinite(row["outcome"]), "a finite number"),
             "log_probs": (
                 log_probs.shape == (len(row["ids"]),)
@@ -114,6 +119,17 @@ def _responses(file: str, begin: int, table: pa.Table) -> Iterator[ServedText]:
             row["temperature"],
             frozenset(row["asked"]),
         )
+
+
+def _are_tokens(numbers: Sequence[int | None]) -> bool:
+    return all(number is not None and 0 <= number < LARGEST for number in numbers)
+
+
+def _check_outcomes(served: Sequence[ServedText]) -> None:
+    outcomes: dict[str, float] = {}
+    for one in served:
+        if outcomes.setdefault(one.unit, one.outcome) != one.outcome:
+            raise MarlRayError(f"{one.where}, column outcome: expected the same outcome in all rows of a unit")
 
 
 def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[str, list[ServedText]]:

@@ -31,6 +31,7 @@ from marl_ray.training.run_folder import (
     record_of,
     storage_of,
     traceback_of,
+    work_in,
     write_record,
     write_traceback,
 )
@@ -164,6 +165,7 @@ def train(config: RunConfig) -> Outcome:
                 "queue": queue,
                 "run_id": tracker.run_id,
                 "tracking_uri": tracker.uri,
+                "folder": os.getcwd(),
             },
             torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
             scaling_config=ScalingConfig(
@@ -245,6 +247,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.training.system import System
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # bundles of the registry are looked up here too
+    work_in(payload["folder"])
     rows, system = Rows(payload["queue"]), System()
 
     def emit(metrics: dict[str, float]) -> None:

@@ -185,7 +185,10 @@ class Learner:
         reference = self._reference_log_probs(batch, shape, plan[0])
         divergence = torch.zeros_like(old)
         if hyper.kl_coef and reference is not None:
-            divergence = kl_estimate(old, reference, hyper.kl_estimator)
+            own = old
+            if self.served:  # `old` is the policy that wrote, and not the one that is to stay near the reference
+                own = gradient.evaluate_all(self, inputs, batch, batch.mask, shape, plan[0]).log_probs
+            divergence = kl_estimate(own, reference, hyper.kl_estimator)
         taxed = self.kl_coef * divergence if hyper.kl_coef and hyper.kl_place == "reward" else None
         batch = replace(batch, rewards=self.algorithm.shape_rewards(batch, hyper, self.horizon, taxed))
         if spec.critic_first:

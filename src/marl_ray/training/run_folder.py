@@ -131,6 +131,13 @@ def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
+def work_in(folder: str) -> None:
+    """Have relative paths of the config count from the driver's `folder`, where this machine has it: Ray Train and Ray Tune
+    send their processes to folders of their own."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
+
+
 def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
     """Make the run's folder, with this record."""
     filesystem, folder = filesystem_of(config)

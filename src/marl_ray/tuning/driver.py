@@ -246,6 +246,7 @@ class _Sweep:
             need.use_gpu,
             need.cpus,
             self.tracker.parent.uri,
+            os.getcwd(),
         )
 
     def exploit(self, recipient: Record, donor: Record, what: Exploit, at: int) -> None:

@@ -23,6 +23,7 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, named
 from marl_ray.training.names import metrics_queue, named_workers
+from marl_ray.training.run_folder import work_in
 from marl_ray.tuning.folder import Folder, trial_folder
 from marl_ray.tuning.unit import Unit, never_reported, run_leg
 
@@ -56,6 +57,8 @@ class Leg:
     """Per worker."""
     tracking_uri: str
     """Where bundles of the registry are looked up."""
+    folder: str = ""
+    """The sweep's driver's; relative paths of the configs count from it."""
 
     @property
     def name(self) -> str:
@@ -118,6 +121,7 @@ def named_trial(sweep: str) -> Callable[[dict[str, Any]], None]:
 def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:
     """Run a leg; its outcome."""
     os.environ[TRACKING_URI] = leg.tracking_uri
+    work_in(leg.folder)
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
     book = _Book(folder, configs[0].checkpoint.keep, [config.seed for config in configs], emit)
@@ -278,6 +282,7 @@ def worker(payload: dict[Any, Any]) -> Any:
 
     leg = Leg(**{key: payload[key] for key in Leg.__dataclass_fields__})
     os.environ[TRACKING_URI] = leg.tracking_uri
+    work_in(leg.folder)
     queue, (rank, _) = payload["queue"], world()
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
