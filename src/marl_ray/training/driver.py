@@ -156,7 +156,7 @@ def train(config: RunConfig) -> Outcome:
         pinned = pin_bundles(config, record)
         write_record(config, record)
         sinks = open_sinks(config, tracker.run_id)
-        prepare_trainer()
+        poll_often()
         queue = metrics_queue(config.name)
         trainer: Any = TorchTrainer(
             worker,
@@ -221,11 +221,9 @@ def train(config: RunConfig) -> Outcome:
                 _say(config, f"MLflow was not told within {LEAVE_S:g} s that the run was killed")
 
 
-def prepare_trainer() -> None:
-    """Let the next TorchTrainer of this process look after its workers every POLL_S, and leave them in the folder where
-    relative paths of a config lead, unless the user says otherwise."""
+def poll_often() -> None:
+    """Let the next TorchTrainer of this process look after its workers every POLL_S, unless the user says otherwise."""
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", str(POLL_S))
-    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
 
 
 def without_datasets(trainer: Any) -> None:

@@ -204,11 +204,11 @@ def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.util.queue import Empty
 
-    from marl_ray.training.driver import cause, prepare_trainer, without_datasets
+    from marl_ray.training.driver import cause, poll_often, without_datasets
 
     # Other trials may hold the workers' places a while longer than Ray Train waits by itself.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
-    prepare_trainer()
+    poll_often()
     need = configs[0].resources
     name = f"{leg.sweep}-{leg.number:04d}"
     queue = metrics_queue(name)
