@@ -58,8 +58,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedAct:
-    """One act: of one unit, by one arm's bundle (`digest`). `at` is seconds since 1970."""
+class _OfUnit:
+    """What every record has: of one unit, by one arm's bundle (`digest`). `at` is seconds since 1970."""
 
     experiment: str
     unit: str
@@ -69,6 +69,12 @@ class LoggedAct:
     propensity: float
     at: float
     greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedAct(_OfUnit):
+    """One act of all agents whose observations were given."""
+
     observations: dict[str, Any]
     """Agent -> observation as plain (nested) lists."""
     actions: dict[str, Any]
@@ -80,17 +86,9 @@ class LoggedAct:
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedText:
-    """One response of one agent, in the words of `LoggedAct`; `at` is when it ended."""
+class LoggedText(_OfUnit):
+    """One response of one agent; `at` is when it ended."""
 
-    experiment: str
-    unit: str
-    arm: str
-    digest: str
-    epoch: int
-    propensity: float
-    at: float
-    greedy: bool
     agent: str
     prompt: str | None
     """None where there are messages."""

@@ -42,17 +42,7 @@ _STEPS = pa.list_(pa.float64())
 _ROWS = pa.list_(_STEPS)
 SCHEMA = pa.schema(
     [
-        ("experiment", pa.string()),
-        ("unit", pa.string()),
-        ("arm", pa.string()),
-        ("digest", pa.string()),
-        ("epoch", pa.int64()),
-        ("propensity", pa.float64()),  # of the unit's arm
-        ("agent", pa.string()),
-        ("group", pa.int64()),  # a unit is a group of its own
-        ("episode", pa.int64()),
-        ("turn", pa.int64()),
-        ("greedy", pa.bool_()),  # if any of the steps was
+        *text_rows.OF_UNIT,
         ("exposed_at", pa.float64()),  # seconds since 1970
         ("outcome", pa.float64()),
         ("outcome_at", pa.float64()),

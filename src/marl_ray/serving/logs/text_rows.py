@@ -12,19 +12,23 @@ from marl_ray.serving.logs.act_log import LoggedText
 FREE = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop"})
 """What a request may ask for without another distribution of its tokens than the settings in force tell of."""
 
+OF_UNIT = [
+    ("experiment", pa.string()),
+    ("unit", pa.string()),
+    ("arm", pa.string()),
+    ("digest", pa.string()),
+    ("epoch", pa.int64()),
+    ("propensity", pa.float64()),  # of the unit's arm
+    ("agent", pa.string()),
+    ("group", pa.int64()),  # a unit is a group of its own
+    ("episode", pa.int64()),
+    ("turn", pa.int64()),  # of texts: of the agent's responses in the unit
+    ("greedy", pa.bool_()),  # if any of the steps was
+]
+"""The first columns, also of actor-critics' rows."""
 SCHEMA = pa.schema(
     [
-        ("experiment", pa.string()),
-        ("unit", pa.string()),
-        ("arm", pa.string()),
-        ("digest", pa.string()),
-        ("epoch", pa.int64()),
-        ("propensity", pa.float64()),  # of the unit's arm
-        ("agent", pa.string()),
-        ("group", pa.int64()),  # a unit is a group of its own
-        ("episode", pa.int64()),
-        ("turn", pa.int64()),  # of the agent's responses in the unit
-        ("greedy", pa.bool_()),
+        *OF_UNIT,
         ("sampled", pa.bool_()),  # from the model's whole distribution, so that `log_probs` are of what was drawn from
         ("at", pa.float64()),  # seconds since 1970
         ("exposed_at", pa.float64()),
