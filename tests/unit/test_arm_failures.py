@@ -253,6 +253,35 @@ def test_what_the_arms_own_code_raises_and_a_full_queue_are_no_lost_calls():
     assert refused.value.status == 503 and refused.value.headers == ((b"retry-after", b"1"),) and len(sent) == 1
 
 
+class Handle:
+    """A deployment's handle in Serve's throughput mode: it can be used on an event loop alone, the one it was made on."""
+
+    def __init__(self, answer: Any, loop: Any = None):
+        self._answer, self._loop = answer, loop
+
+    def options(self, **options: Any) -> "Handle":
+        return Handle(self._answer, asyncio.get_running_loop())
+
+    def remote(self, *arguments: Any) -> Any:
+        assert self._loop is asyncio.get_running_loop()
+        return self._answer(*arguments)
+
+
+def test_an_arm_that_is_made_in_a_thread_uses_its_handle_on_the_loop(tmp_path):
+    from marl_ray.serving.arms.remote import RemoteArm
+
+    served = load_actor_critics(bundle(tmp_path, 1, False))
+
+    async def answer(requests: Any) -> Any:
+        return served.act([observations for observations, _, _ in requests])
+
+    async def body() -> Any:
+        arm = await asyncio.to_thread(RemoteArm, served, Handle(answer), 5.0, 1)
+        return [await arm.act({"agent": np.array(GOOD, np.float32)}, True) for _ in range(2)]
+
+    assert [int(found["agent"][0]) for found in asyncio.run(body())] == [1, 1]
+
+
 class Elsewhere:
     """An arm in another process, whose calls end as `ends` says."""
 

@@ -8,7 +8,8 @@ import asyncio
 import contextvars
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar, cast
+from functools import cache
+from typing import Any, Generic, TypeVar, cast
 
 from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
 from marl_ray.serving.http.deadlines import Deadlines
@@ -119,3 +120,9 @@ class CallBatcher(Generic[Given, Answer]):
                 one.answer.set_exception(answer)
             else:
                 one.answer.set_result(answer)
+
+
+def on_loop(handle: Any, **options: Any) -> Callable[[], Any]:
+    """Gives the handle with these options, made once, as that costs as much as a request; and by the first call, as Serve's
+    throughput mode wants it made on the event loop that uses it, while arms are made in threads."""
+    return cache(lambda: handle.options(**options))

@@ -20,7 +20,7 @@ from marl_ray.config.arms import most
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundle import Bundle, load_bundle
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
-from marl_ray.serving.arms.call_batching import CallBatcher
+from marl_ray.serving.arms.call_batching import CallBatcher, on_loop
 from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import Answer, AnyBundle, Observations, TextArm, is_text
@@ -86,11 +86,12 @@ class RemoteArm:
 
     def __init__(self, bundle: Bundle, handle: DeploymentHandle, deadline_s: float, replicas: int):
         self.bundle = bundle
-        # Once, because it costs as much as a request; and what crosses is arrays and numbers, which plain pickle (between
-        # processes of one application) packs in a fraction of cloudpickle's time.
-        act = handle.options(method_name="act", request_serialization="pickle", response_serialization="pickle")
+        # What crosses is arrays and numbers, which plain pickle (between processes of one application) packs in a fraction
+        # of cloudpickle's time.
+        options = on_loop(handle, method_name="act", request_serialization="pickle", response_serialization="pickle")
 
         async def call(requests: Sequence[ActRequest]) -> list[Answer | Exception]:
+            act = options()
             answers: list[Answer | Exception] = await answer_of(lambda: act.remote(requests))
             return answers
 

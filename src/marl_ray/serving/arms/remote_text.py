@@ -9,6 +9,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from marl_ray.policies.bundle import load_bundle
 from marl_ray.policies.token_bundle import TokenBundle
+from marl_ray.serving.arms.call_batching import on_loop
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
 from marl_ray.serving.arms.protocol import Piece, Refusal, TextRequest
 from marl_ray.serving.arms.text import TextBatcher
@@ -48,19 +49,19 @@ class RemoteTextArm:
     def __init__(self, bundle: TokenBundle, handle: DeploymentHandle, deadline_s: float):
         """`deadline_s` is the host's own for a token; a host that says nothing at all gets half of it more."""
         self.bundle = bundle
-        self._write: Any = handle.options(
-            method_name="write", stream=True, request_serialization="pickle", response_serialization="pickle"
+        self._writing = on_loop(
+            handle, method_name="write", stream=True, request_serialization="pickle", response_serialization="pickle"
         )
-        self._score: Any = handle.options(method_name="score")
+        self._scoring = on_loop(handle, method_name="score")
         self._deadlines, self._deadline_s = Deadlines(), 1.5 * deadline_s
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
         """As of `ScoringArm`."""
-        tokens, log_prob = await self._score.remote(agent, list(prompt_ids), list(ids), text)
+        tokens, log_prob = await self._scoring().remote(agent, list(prompt_ids), list(ids), text)
         return int(tokens), float(log_prob)
 
     def write(self, request: TextRequest) -> "_RemoteReply":
-        return _RemoteReply(lambda: self._write.remote(request), self._deadlines, self._deadline_s)
+        return _RemoteReply(lambda: self._writing().remote(request), self._deadlines, self._deadline_s)
 
     def close(self) -> None:
         """Nothing is held here."""
