@@ -32,7 +32,7 @@ def speed_goals(rows: list[dict[str, Any]]) -> list[Goal]:
         ("gateway", "bare", 0.95, "2 makes at least 95 % of the requests/s of 1"),
         ("gateway", "bare_alone", 0.95, "2 makes at least 95 % of the requests/s of 1a"),
         ("gateway", "bare_turns", 0.95, "2 makes at least 95 % of the requests/s of 1b"),
-        ("gateway", "default", 15.0, "2 makes at least 15 times the requests/s of 3"),
+        ("gateway", "default", 25.0, "2 makes at least 25 times the requests/s of 3"),
         ("gateway_two_hops", "bare_two_hops", 0.97, "5 makes at least 97 % of the requests/s of 4"),
         ("gateway_two_hops", "bare_two_hops_turns", 0.97, "5 makes at least 97 % of the requests/s of 4b"),
     ):
