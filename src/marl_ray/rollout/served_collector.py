@@ -64,6 +64,7 @@ class ServedCollector(TextCollector):
         super().__init__(make, agents, copies, plan, seed, signals, state, gather)
         self.data, self.size = data, size
         self.worker = copies.start // max(len(copies), 1)
+        self.workers = len(gather(None))
         self.digest = _digest(data)
         saved = state or {"digest": self.digest}
         if saved.get("digest") != self.digest:  # a run that played has none
@@ -107,8 +108,7 @@ class ServedCollector(TextCollector):
             taken.append(blocks[order[place + len(taken)]])
         self.read[name] += len(taken)
         # Stretches, so that all workers' rows are in the order that one worker would have them in.
-        workers = len(self.gather(None))
-        bounds = [len(taken) * worker // workers for worker in (self.worker, self.worker + 1)]
+        bounds = [len(taken) * worker // self.workers for worker in (self.worker, self.worker + 1)]
         return taken[bounds[0] : bounds[1]]
 
 
