@@ -252,8 +252,12 @@ WRONG = [
     ("/v1/chat/completions", {"top_logprobs": 2}, 400, "top_logprobs"),
     ("/v1/chat/completions", {"top_logprobs": 21, "logprobs": True}, 400, "top_logprobs"),
     ("/v1/chat/completions", {"functions": []}, 400, "functions"),
-    ("/v1/chat/completions", {"logit_bias": {"5": 1}}, 400, "logit_bias"),
-    ("/v1/chat/completions", {"logit_bias": [0]}, 400, "logit_bias"),
+    *(
+        ("/v1/chat/completions", {"logit_bias": bias}, 400, "logit_bias")
+        for bias in ({"5": 101}, {"5": True}, {"-5": 1}, {"five": 1}, {"100000": 1}, {"9" * 30: 1}, [0])
+    ),
+    ("/v1/chat/completions", {"presence_penalty": 2.5}, 400, "presence_penalty"),
+    ("/v1/completions", {"frequency_penalty": False}, 400, "frequency_penalty"),
     ("/v1/completions", {"prompt": []}, 400, "prompt"),
     ("/v1/completions", {"prompt": ["a", [1]]}, 400, "prompt"),
     ("/v1/completions", {"prompt": [5, 100_000]}, 400, "prompt"),

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 from marl_ray.config.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.json_guide import State
+from marl_ray.policies.engines.logit_bias import LogitBias
 from marl_ray.policies.prompts import check_fits
 
 
@@ -24,6 +25,8 @@ class Prompt:
     """What the response has to be; of a `Decoder` only."""
     top: int = 0
     """How many of the most likely tokens are told beside each; of a `Decoder` only."""
+    bias: LogitBias | None = None
+    """What is added to the logits before a token is drawn; of a `Decoder` only."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Token:
     """What `Decoder.add` gave for the row."""
     id: int
     log_prob: float
-    """At the generation's temperature, not renormalised after top-k and top-p."""
+    """At the generation's temperature, without biases, and not renormalised after top-k and top-p."""
     finish: Literal["stop", "length"] | None
     """`stop`: the response ended by itself (end token, stop string, or it is what its guide asks for); `length`: it has
     max_tokens tokens."""

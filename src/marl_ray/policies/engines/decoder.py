@@ -38,6 +38,8 @@ class _Row:
     ids: list[int] = field(default_factory=list)
     state: State | None = None
     """Where the text stands, for its guide."""
+    added: Tensor | None = None
+    """(V,): what its prompt's bias adds to the next logits; from the first step on."""
 
     @property
     def newest(self) -> int:
@@ -103,6 +105,8 @@ class Decoder:
         logits = self._model.decode(self._device([row.newest for row in self._rows]), positions, cache, hidden)
         drawn = self._draw(logits)
         for row, (token, log_prob, _) in zip(self._rows, drawn, strict=True):
+            if row.prompt.bias is not None and row.added is not None:
+                row.prompt.bias.count(row.added, token, token not in row.ids)
             row.ids.append(token)
             if row.state is not None and log_prob == log_prob:
                 row.state = guides_of(self._tokenizer).after(row.state, token)
@@ -157,7 +161,7 @@ class Decoder:
             uniforms = self._device([row.uniforms[len(row.ids)] for row in rows], torch.float64)
             flags = [row.prompt.greedy for row in rows]
             greedy = self._device(flags, torch.bool) if any(flags) else None
-            tokens, log_probs = draw(own, uniforms, greedy, *setting, self._allowed(rows, own))
+            tokens, log_probs = draw(own, uniforms, greedy, *setting, self._allowed(rows, own), _added(rows, own))
             tops = _most_likely(rows, own, setting[0])
             for number, token, log_prob, top in zip(numbers, tokens.tolist(), log_probs.tolist(), tops, strict=True):
                 drawn[number] = (token, log_prob, top)
@@ -196,6 +200,19 @@ class Decoder:
 
     def _device(self, values: Sequence[Any], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._model.shape.device)
+
+
+def _added(rows: list[_Row], logits: Tensor) -> Tensor | None:
+    """(R, V): what the rows' biases add to the logits; None if no row has one."""
+    if all(row.prompt.bias is None for row in rows):
+        return None
+    added = torch.zeros_like(logits, dtype=torch.float32)
+    for own, row in zip(added, rows, strict=True):
+        if row.prompt.bias is not None:
+            if row.added is None:
+                row.added = row.prompt.bias.first(logits.shape[-1], logits.device)
+            own += row.added
+    return added
 
 
 def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[tuple[tuple[int, float], ...]]:

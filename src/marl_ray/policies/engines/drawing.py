@@ -12,13 +12,15 @@ def draw(
     top_k: int = 0,
     top_p: float = 1.0,
     allowed: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One token per row and its log-probability: ((R,) int64, (R,) float32).
 
     `logits` (R, V); `uniforms` (R,) float64, as `token_uniforms` makes them; `greedy` (R,) bool marks rows that take the
     most likely token, None if no row does. Log-probabilities are of softmax(logits / temperature) over all tokens; top_k and
     top_p only forbid tokens, and so does `allowed` (R, V) bool, before them. A token exactly as likely as the last one that
-    is let in, is let in too.
+    is let in, is let in too. `added` (R, V) is added to the logits that are drawn from, and not to those of the
+    log-probabilities.
 
     A row takes the first token, in the vocabulary's order, whose cumulative probability exceeds uniform * sum, summed in
     float64. Logits that differ by some relative rounding e move every edge by at most about e, so two batch layouts choose
@@ -26,8 +28,9 @@ def draw(
     e times the number of likely tokens.
     """
     log_p = torch.log_softmax(logits.float() / temperature, -1)
+    within = log_p if added is None else torch.log_softmax((logits.float() + added) / temperature, -1)
     # What is allowed may be so unlikely that its probability is zero in float32.
-    within = log_p if allowed is None else torch.log_softmax(log_p.masked_fill(~allowed, -torch.inf), -1)
+    within = within if allowed is None else torch.log_softmax(within.masked_fill(~allowed, -torch.inf), -1)
     p = _cut(within.exp(), top_k, top_p)
     edges = p.double().cumsum(-1)
     tokens = torch.searchsorted(edges, uniforms[:, None] * edges[:, -1:], right=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from marl_ray.policies.bundle import Bundle
+from marl_ray.policies.engines.logit_bias import LogitBias
 from marl_ray.serving.arms.external.model import ExternalModel
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class TextRequest:
     """The response is one call of one of these tools; of none of them: as the model likes."""
     json_object: bool = False
     """The response is a JSON object, unless it is cut off by `max_tokens` or `stop`."""
+    bias: LogitBias | None = None
+    """What is added to the logits before a token is drawn."""
     streamed: bool = False
     """A piece as soon as there is a token; else a first one, and then few: every hand-over costs a share of a step."""
     logged: bool = False
@@ -75,7 +78,7 @@ class Piece:
     later piece. The last piece has the rest."""
     ids: list[int]
     log_probs: list[float]
-    """At the bundle's temperature where the request is greedy, else at its own."""
+    """At the bundle's temperature where the request is greedy, else at its own; biases are not in them."""
     finish: Literal["stop", "length"] | None
     prompt_tokens: int
     names: list[str]

@@ -187,6 +187,13 @@ class _Model:
             return OBJECT
         return call_guide(self.tokenizer, request.must_call)
 
+    def check_bias(self, request: TextRequest) -> None:
+        """MarlRayError for a bias of a token that the model does not have."""
+        vocabulary = self._policy.lm.get_input_embeddings().weight.shape[0]
+        largest = max((number for number, _ in request.bias.tokens), default=0) if request.bias is not None else 0
+        if largest >= vocabulary:
+            raise MarlRayError(f"logit_bias: expected token ids below {vocabulary}, got {largest}")
+
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
         """As of `ScoringArm`; from any thread."""
         known = max(ids, default=0) < self._policy.lm.get_input_embeddings().weight.shape[0]
@@ -312,14 +319,15 @@ class _Writing:
             # In a thread: a long prompt would hold up everybody.
             ids = await asyncio.to_thread(model.encode, request)
             guide = await asyncio.to_thread(model.guide, request)
+            model.check_bias(request)
             self.generation = model.settings(request, len(ids))
             if not ids:
                 raise MarlRayError("prompt: expected at least one token")
         except MarlRayError as error:
             field, _, message = str(error).partition(": ")
-            known = field in ("prompt", "tools", "tool_choice", "response_format")
+            known = field in ("prompt", "tools", "tool_choice", "response_format", "logit_bias")
             return Refusal(400, field if known else "prompt", message if known else str(error))
-        self.prompt = Prompt(tuple(ids), request.seed, request.greedy, guide, request.top)
+        self.prompt = Prompt(tuple(ids), request.seed, request.greedy, guide, request.top, request.bias)
         if request.hide_stop:
             self._text = Detokenizer(model.tokenizer, self.generation.stop)
         self._queued = self._arm.join(self)

@@ -285,6 +285,7 @@ def log_text(
     began, prompt = whole.began or Began([], {}), asked.prompt if isinstance(asked.prompt, str) else None
     told = [] if prompt is not None else [part for part in asked.prompt if isinstance(part, Mapping)]
     guided = ["guide"] if asked.json_object or asked.must_call else []
+    biased = ["bias"] if asked.bias is not None else []
     service.acts.put(
         LoggedText(
             experiment=met.router.config.name,
@@ -306,7 +307,7 @@ def log_text(
             finish=whole.finish,
             seed=asked.seed,
             settings=began.settings,
-            asked=[*sorted(asked.changes), *guided],
+            asked=[*sorted(asked.changes), *guided, *biased],
         )
     )
 

@@ -209,6 +209,9 @@ def _body(model: str, request: TextRequest) -> dict[str, Any]:
         body["tool_choice"] = {"type": "function", "function": {"name": request.must_call[0]}}
     elif request.must_call:
         body["tool_choice"] = "required"
+    if request.bias is not None:
+        body["logit_bias"] = {str(number): value for number, value in request.bias.tokens}
+        body |= {"presence_penalty": request.bias.presence, "frequency_penalty": request.bias.frequency}
     if request.json_object:
         body["response_format"] = {"type": "json_object"}
     return body

@@ -74,6 +74,7 @@ async def completions(service: Service, request: Request) -> Response | Stream:
         tools=tools.given,
         must_call=tools.must_call,
         json_object=json_object,
+        bias=how.bias,
     )
     made = _Completion(number, how, log_probs, tools)
     return await written(request, Writing(service, met, asked), how.streamed, made.whole, made.chunks)

@@ -39,7 +39,8 @@ async def text_completions(service: Service, request: Request) -> Response | Str
     how = wanted(data, COMPLETION_NEUTRAL)
     number = f"cmpl-{secrets.token_hex(12)}"
     met, agent = await met_by(service, request, data, how.model, number)
-    more: dict[str, Any] = {"names": log_probs, "top": top, "raw": True, "hide_stop": "stop" in how.settings.changes}
+    more: dict[str, Any] = {"names": log_probs, "top": top, "raw": True, "bias": how.bias}
+    more["hide_stop"] = "stop" in how.settings.changes
     writings = [
         Writing(service, met, text_request(service, agent, prompt, how.settings, streamed=how.streamed, **more))
         for prompt in prompts

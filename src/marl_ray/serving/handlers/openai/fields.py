@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from marl_ray.policies.engines.logit_bias import LogitBias
 from marl_ray.serving.handlers.writing import Writing, agent_of, text_only
 from marl_ray.serving.http.fields import attributes_of, flag, session_id
 from marl_ray.serving.http.protocol import Request, RequestError
@@ -16,20 +17,17 @@ from marl_ray.serving.http.text_settings import SETTINGS, Settings, settings_of
 from marl_ray.serving.routing.assignment import Met
 from marl_ray.serving.service import Service
 
-COMMON = SETTINGS | {"model", "user", "attributes", "stream", "stream_options", "top_k", "logit_bias"}
+COMMON = SETTINGS | {"model", "user", "attributes", "stream", "stream_options", "top_k", "logit_bias"} | {
+    "presence_penalty", "frequency_penalty",
+}  # fmt: skip
 IGNORED = frozenset({
     "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
     "safety_identifier", "service_tier", "store", "verbosity",
 })  # fmt: skip
 """Hints. `reasoning_effort` and `verbosity` are for models that were trained with them."""
-NEUTRAL: dict[str, Any] = {
-    "n": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "min_p": 0,
-}
+NEUTRAL: dict[str, Any] = {"n": 1, "repetition_penalty": 1, "min_p": 0}
 """Fields of which only the value that asks for nothing is understood."""
+LARGEST_BIAS, LARGEST_PENALTY = 100, 2
 MOST_TOP = 20
 """Of the most likely tokens told beside each."""
 _FIELDS = {"experiment": "model", "agent": "model", "session_id": "user"}
@@ -58,6 +56,7 @@ class Wanted(NamedTuple):
     streamed: bool
     usage: bool
     """A stream ends by telling its tokens."""
+    bias: LogitBias | None
 
 
 def wanted(data: dict[str, Any], neutral: Mapping[str, Any]) -> Wanted:
@@ -70,16 +69,43 @@ def wanted(data: dict[str, Any], neutral: Mapping[str, Any]) -> Wanted:
         if not isinstance(options, dict):
             raise RequestError(400, "stream_options", "expected an object")
         usage = flag(options, "include_usage")  # others, as include_obfuscation, are for the way through the network
-    bias = data.get("logit_bias")
-    if bias is not None and not (isinstance(bias, dict) and all(_is_neutral(value, 0) for value in bias.values())):
-        raise RequestError(400, "logit_bias", "unsupported, expected biases of 0 or nothing")
     for name, nothing in neutral.items():
         if not _is_neutral(data.get(name), nothing):
             raise RequestError(400, name, f"unsupported, expected {orjson.dumps(nothing).decode()} or nothing")
     model = data.get("model")
     if not isinstance(model, str):
         raise RequestError(400, "model", "expected the name of an endpoint, as /v1/models lists them")
-    return Wanted(model, settings_of(data), streamed, usage)
+    return Wanted(model, settings_of(data), streamed, usage, _bias_of(data))
+
+
+def _bias_of(data: Mapping[str, Any]) -> LogitBias | None:
+    """What is to be added to the logits; None for nothing."""
+    given = data.get("logit_bias")
+    if given is not None and not isinstance(given, dict):
+        raise RequestError(400, "logit_bias", "expected an object of token ids and biases")
+    tokens = []
+    for name, value in (given or {}).items():
+        if not (name.isascii() and name.isdecimal() and len(name) <= 10 and _is_between(value, LARGEST_BIAS)):
+            expected = f"expected token ids and biases from -{LARGEST_BIAS} to {LARGEST_BIAS}"
+            raise RequestError(400, "logit_bias", expected)
+        tokens.append((int(name), float(value)))
+    bias = LogitBias(
+        tuple(pair for pair in tokens if pair[1]),
+        _penalty(data, "presence_penalty"),
+        _penalty(data, "frequency_penalty"),
+    )
+    return None if bias == LogitBias() else bias
+
+
+def _penalty(data: Mapping[str, Any], name: str) -> float:
+    value = data.get(name)
+    if value is not None and not _is_between(value, LARGEST_PENALTY):
+        raise RequestError(400, name, f"expected a number from -{LARGEST_PENALTY} to {LARGEST_PENALTY}")
+    return float(value or 0)
+
+
+def _is_between(value: Any, largest: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
 
 
 def _is_neutral(value: Any, neutral: Any) -> bool:

@@ -12,7 +12,7 @@ from marl_ray.serving.handlers.openai.completions import (
     LARGEST_TOKEN,
     MOST_LOGPROBS,
 )
-from marl_ray.serving.handlers.openai.fields import IGNORED, MOST_TOP
+from marl_ray.serving.handlers.openai.fields import IGNORED, LARGEST_BIAS, LARGEST_PENALTY, MOST_TOP
 from marl_ray.serving.handlers.openai.messages import ROLES, TOOL_NAME, TOOLS
 from marl_ray.serving.http.text_settings import LARGEST_TOKENS
 
@@ -52,11 +52,19 @@ ModelName = TypedDict("ModelName", {"id": str, "object": Literal["model"], "crea
 # fmt: on
 
 _FLAG: Schema = {"type": ["boolean", "null"]}
+_PENALTY: Schema = {"type": ["number", "null"], "minimum": -LARGEST_PENALTY, "maximum": LARGEST_PENALTY}
 _SHARED: dict[str, Schema] = {
     "stream_options": {
         "type": ["object", "null"], "properties": {"include_usage": _FLAG}, "description": "Only with stream.",
     },
-    "logit_bias": {"type": ["object", "null"], "additionalProperties": {"enum": [0, None]}},
+    "logit_bias": {
+        "type": ["object", "null"],
+        "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+        "additionalProperties": {"type": "number", "minimum": -LARGEST_BIAS, "maximum": LARGEST_BIAS},
+        "description": "Token id -> what is added to its logit.",
+    },
+    "presence_penalty": _PENALTY | {"description": "Taken off the logit of every token that the text has already."},
+    "frequency_penalty": _PENALTY | {"description": "As often as the text has the token already."},
     **{name: {"description": "A hint, which is ignored."} for name in sorted(IGNORED)},
 }  # fmt: skip
 _NOTHING_ELSE = "Nothing else is supported."

@@ -1,0 +1,32 @@
+"""Biases of tokens, and penalties for tokens that a response has already, as OpenAI's API defines them.
+
+Token j of V gets the logit `mu_j + bias_j - frequency * c_j - presence * (c_j > 0)`, where `c_j` counts j in the response so
+far, the prompt not included.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """What a request adds to the logits."""
+
+    tokens: tuple[tuple[int, float], ...] = ()
+    """Token ids and their biases."""
+    presence: float = 0.0
+    frequency: float = 0.0
+
+    def first(self, vocabulary: int, device: torch.device) -> Tensor:
+        """(V,) float32: what is added before the first token. IndexError for a token outside of the vocabulary."""
+        added = torch.zeros(vocabulary, device=device)
+        if self.tokens:
+            ids, values = zip(*self.tokens, strict=True)
+            added[list(ids)] = torch.tensor(values, device=device)
+        return added
+
+    def count(self, added: Tensor, token: int, is_new: bool) -> None:
+        """Take the penalty for one more `token` off what is added, in place."""
+        added[token] -= self.frequency + (self.presence if is_new else 0.0)
