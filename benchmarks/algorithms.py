@@ -19,13 +19,18 @@ from typing import Any
 
 import torch
 
-from marl_ray.algorithms.aggregation import counts, loss_weights
-from marl_ray.algorithms.gae import gae
-from marl_ray.algorithms.groups import centred, greedy_baseline, group_index, leave_one_out, standardised
-from marl_ray.algorithms.kl import kl_estimate
-from marl_ray.algorithms.normalization import moments, standardise
-from marl_ray.algorithms.ratios import gspo_token_log_ratio, sequence_log_ratio, token_ratio, truncated_importance
-from marl_ray.algorithms.returns import reward_to_go, sequence_scores
+from marl_ray.algorithms.advantages.gae import gae
+from marl_ray.algorithms.advantages.groups import centred, greedy_baseline, group_index, leave_one_out, standardised
+from marl_ray.algorithms.advantages.normalization import moments, standardise
+from marl_ray.algorithms.advantages.returns import reward_to_go, sequence_scores
+from marl_ray.algorithms.losses.aggregation import counts, loss_weights
+from marl_ray.algorithms.losses.kl import kl_estimate
+from marl_ray.algorithms.losses.ratios import (
+    gspo_token_log_ratio,
+    sequence_log_ratio,
+    token_ratio,
+    truncated_importance,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"

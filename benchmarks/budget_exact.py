@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from marl_ray.config import RunConfig
-from marl_ray.envs import make_env
-from marl_ray.envs.budget_dag import EFFORTS, TASKS, best_constant_reward, best_expected_reward
+from marl_ray.envs.budget.dag import EFFORTS, TASKS, best_constant_reward, best_expected_reward
+from marl_ray.envs.registry import make_env
 
 WORKER = "worker_0"
 

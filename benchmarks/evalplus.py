@@ -18,8 +18,8 @@ from typing import Any
 from judge_agreement import RESULTS, mutants
 
 from marl_ray.evaluation.benchmarks import BENCHMARKS, Mode, Problem, Source
-from marl_ray.evaluation.files import load
-from marl_ray.evaluation.scoring import make_pool
+from marl_ray.evaluation.data_files import load
+from marl_ray.evaluation.scoring.scoring import make_pool
 from marl_ray.sandbox import Level, Pool
 
 FILES = {"humaneval_plus": "HumanEvalPlus.jsonl.gz", "mbpp_plus": "MbppPlus.jsonl.gz"}

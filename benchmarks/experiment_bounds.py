@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from experiment_streams import CHUNK, STEP, Looks
 
-from marl_ray.experiments.betting import CAP, EFFECTS, PRIOR, BettingTest, Claim
+from marl_ray.experiments.statistics.bets import CAP, EFFECTS, PRIOR, BettingTest, Claim
 
 Evidence = Callable[[Looks, float, int, bool], np.ndarray]
 """`experiments.log_evidence`."""

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from experiment_streams import CHUNK, Looks
 
-from marl_ray.experiments.looks import look_at
-from marl_ray.experiments.reporting import ALARM
-from marl_ray.experiments.sequential import harm
-from marl_ray.experiments.states import Plan
-from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.sums import Design, Moments, Totals
+from marl_ray.experiments.evidence.looks import look_at
+from marl_ray.experiments.evidence.running_sums import Design, Moments, Totals
+from marl_ray.experiments.lifecycle import Plan
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.missing_outcomes import ALARM
+from marl_ray.experiments.statistics.sequential import harm
 from marl_ray.serving.evidence.questions import Measure, ask
 
 LOOKS = 200

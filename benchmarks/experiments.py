@@ -37,13 +37,13 @@ from experiment_streams import (
 )
 from scipy.special import betaincinv, log_ndtr, stdtr
 
-from marl_ray.experiments.assignment import AssignmentTable
-from marl_ray.experiments.fixed import samples_needed
-from marl_ray.experiments.looks import Look
-from marl_ray.experiments.sequential import BORROWED, CAUTION
-from marl_ray.experiments.srm import sample_ratio
-from marl_ray.experiments.states import Plan
-from marl_ray.experiments.statistics import TIGHTEST_AT, Summary, tune_rho
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable
+from marl_ray.experiments.assignment.sample_ratio import sample_ratio
+from marl_ray.experiments.designs.fixed_size import samples_needed
+from marl_ray.experiments.evidence.looks import Look
+from marl_ray.experiments.lifecycle import Plan
+from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, Summary, tune_rho
+from marl_ray.experiments.statistics.sequential import BORROWED, CAUTION
 from marl_ray.serving.evidence.questions import Measure, ask
 
 RESULTS = Path(__file__).parent / "results"

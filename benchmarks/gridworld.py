@@ -26,9 +26,9 @@ from tables import spread
 
 from marl_ray.cluster.local import local_ray
 from marl_ray.config import RunConfig, load_config
-from marl_ray.envs import make_env
+from marl_ray.envs.registry import make_env
 from marl_ray.training.driver import check_run, train
-from marl_ray.training.tracking import Tracker
+from marl_ray.training.tracking.mlflow_run import Tracker
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"

@@ -88,15 +88,15 @@ def train(options: argparse.Namespace) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     from marl_ray.algorithms import ALGORITHMS
-    from marl_ray.algorithms.value_norm import ValueNorm
+    from marl_ray.algorithms.advantages.value_norm import ValueNorm
     from marl_ray.config import AlgorithmConfig
-    from marl_ray.config.model import GenerationConfig, ModelConfig
-    from marl_ray.policies.sampler import Prompt, make_engine
-    from marl_ray.policies.token_policy import build_token_policy
-    from marl_ray.rollout.responses import Row, TokenPlayer, to_trajectories
-    from marl_ray.rollout.text_episode import Turn
-    from marl_ray.training.batches import CostStats
-    from marl_ray.training.learner import Learner
+    from marl_ray.config.run.model import GenerationConfig, ModelConfig
+    from marl_ray.policies.engines.sampler import Prompt, make_engine
+    from marl_ray.policies.language.token_policy import build_token_policy
+    from marl_ray.rollout.text.episode import Turn
+    from marl_ray.rollout.text.responses import Row, TokenPlayer, to_trajectories
+    from marl_ray.training.learner.learner import Learner
+    from marl_ray.training.learner.prepared_batch import CostStats
 
     torch.set_num_threads(options.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -254,8 +254,8 @@ def trl_python(folder: Path) -> Path:
 
 def save_model(preset: str, folder: Path) -> None:
     """The weights that our side begins with, in Hugging Face format."""
-    from marl_ray.config.model import GenerationConfig, ModelConfig
-    from marl_ray.policies.token_policy import build_token_policy
+    from marl_ray.config.run.model import GenerationConfig, ModelConfig
+    from marl_ray.policies.language.token_policy import build_token_policy
 
     policy = build_token_policy(ModelConfig.model_validate({"preset": preset}), GenerationConfig(), seed=0)
     policy.lm.save_pretrained(folder)

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from marl_ray.config.model import GenerationConfig, ModelConfig
-from marl_ray.policies.engines.llama import LlamaModel
-from marl_ray.policies.sampler import Completion, Prompt, make_engine
-from marl_ray.policies.tiny import byte_tokenizer
-from marl_ray.policies.token_policy import TokenPolicy
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.policies.engines.models.llama import LlamaModel
+from marl_ray.policies.engines.sampler import Completion, Prompt, make_engine
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.policies.language.token_policy import TokenPolicy
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks/results"
 SIZES: dict[str, dict[str, Any]] = {

@@ -91,7 +91,7 @@ def warm_start(kind: str, seed: int, folder: Path) -> dict[str, Any]:
     """Supervised fine-tuning alone; leaves a bundle that the runs of this seed begin with."""
     import torch
 
-    from marl_ray.training.alone import train_alone
+    from marl_ray.training.single_process import train_alone
 
     torch.set_num_threads(1)
     started, likelihoods, bundle = time.perf_counter(), [], None
@@ -122,8 +122,8 @@ def train(job: Job) -> dict[str, Any]:
     """Train one seed, with the held-out tasks before, during and after."""
     import torch
 
-    from marl_ray.training.alone import process_group
     from marl_ray.training.loop import Run
+    from marl_ray.training.single_process import process_group
 
     torch.set_num_threads(1)
     started = time.perf_counter()

@@ -23,7 +23,7 @@ from budget_exact import States, Worth, score
 from gridworld import RESULTS, ROOT, machine
 
 from marl_ray.config import RunConfig, load_config
-from marl_ray.envs.budget_dag import best_capped_reward
+from marl_ray.envs.budget.dag import best_capped_reward
 from marl_ray.evaluation.statistics import marl_eval, stratified_bootstrap
 
 EVALUATION_SEED = 1_000_000
@@ -96,9 +96,9 @@ def run(name: str, seed: int) -> dict[str, Any]:
     """Train one seed in this process, play its best bundle."""
     import torch
 
-    from marl_ray.training.alone import process_group
     from marl_ray.training.evaluate import evaluate
     from marl_ray.training.loop import Run
+    from marl_ray.training.single_process import process_group
 
     torch.set_num_threads(1)
     task, started = TASKS[name], time.perf_counter()

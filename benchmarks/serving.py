@@ -29,8 +29,8 @@ from serving_epochs import epochs
 from serving_load import ACTS, ArmLoad, latencies, milliseconds, wrk
 from serving_tables import markdown
 
-from marl_ray.experiments.assignment import Assignment, AssignmentTable
-from marl_ray.experiments.srm import sample_ratio
+from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable
+from marl_ray.experiments.assignment.sample_ratio import sample_ratio
 from marl_ray.serving.routing.router import REMEMBERED, Session
 
 OPTIMIZED = (

@@ -10,8 +10,8 @@ import httpx
 from serving_cluster import Running, gateway, make_bundles, serving, short_folder, write_observations
 from serving_load import wrk
 
-from marl_ray.experiments.states import Action
-from marl_ray.experiments.store import ExperimentStore
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.store.store import ExperimentStore
 
 STAGES = (0.25, 0.5, 0.75)
 """Of the treatment: every change moves a quarter of the units."""

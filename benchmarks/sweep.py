@@ -21,8 +21,8 @@ from typing import Any
 from marl_ray.cluster.local import local_ray
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig, combinations, load_sweep
-from marl_ray.tuning.driver import check_sweep, run_sweep
-from marl_ray.tuning.results import Records
+from marl_ray.tuning.reporting.records import Records
+from marl_ray.tuning.running.driver import check_sweep, run_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -61,7 +61,7 @@ def back_to_back(config: SweepConfig) -> float:
 
 
 def alone() -> None:
-    from marl_ray.training.alone import train_alone
+    from marl_ray.training.single_process import train_alone
 
     for run in json.load(sys.stdin):
         train_alone(parse_config(RunConfig, run))

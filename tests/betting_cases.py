@@ -10,12 +10,12 @@ import pytest
 from store_cases import Clock, act, config, over
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments import judged
-from marl_ray.experiments.assignment import Assignment
-from marl_ray.experiments.betting import BettingTest, Claim
-from marl_ray.experiments.judged import Question
-from marl_ray.experiments.states import Action
-from marl_ray.experiments.store import ExperimentStore, Exposure, Report
+from marl_ray.experiments.assignment.rendezvous import Assignment
+from marl_ray.experiments.evidence import judged_units
+from marl_ray.experiments.evidence.judged_units import Question
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.statistics.bets import BettingTest, Claim
+from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report
 
 ASKED = (
     Question("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1)),
@@ -30,7 +30,7 @@ def bounded() -> dict:
 
 
 def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
-    monkeypatch.setattr(judged, "PAGE", 7)
+    monkeypatch.setattr(judged_units, "PAGE", 7)
     store, late = (ExperimentStore(url, Clock()) for _ in range(2))
     store.open_experiment("exp", bounded())
     rng = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from marl_ray.algorithms import ALGORITHMS, Evaluated, PolicyLoss, Valued
-from marl_ray.algorithms.value_losses import clipped_value_loss
+from marl_ray.algorithms.losses.value_losses import clipped_value_loss
 from marl_ray.config import AlgorithmConfig
 from marl_ray.trajectories import Trajectories
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from store_cases import act, config, exposure, gradual, look
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.assignment import Assignment, AssignmentTable
-from marl_ray.experiments.population import population_of
-from marl_ray.experiments.states import Action, StaleEpochError, Status
-from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.store import ExperimentStore, Outcome, Production
+from marl_ray.experiments.assignment.population import population_of
+from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable
+from marl_ray.experiments.lifecycle import Action, StaleEpochError, Status
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.store.store import ExperimentStore, Outcome, Production
 
 
 def test_a_gradual_rollout_from_draft_to_promotion(url):

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.assignment import Assignment, block_of
-from marl_ray.experiments.looks import Look
-from marl_ray.experiments.notices import Notices
-from marl_ray.experiments.states import Action
-from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.store import (
+from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
+from marl_ray.experiments.evidence.looks import Look
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.store.notices import Notices
+from marl_ray.experiments.store.store import (
     ArmSummary,
     ExperimentStore,
     Exposure,

@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from marl_ray.config.model import GenerationConfig, ModelConfig
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.sampler import make_engine
-from marl_ray.policies.tiny import byte_tokenizer
-from marl_ray.policies.token_policy import TokenPolicy
+from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.policies.language.token_policy import TokenPolicy
 
 ARCHITECTURES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 WIDTH, HEADS = 32, 4

@@ -5,13 +5,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from marl_ray.algorithms.value_norm import ValueNorm
-from marl_ray.config.model import GenerationConfig, ModelConfig
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
-from marl_ray.policies.token_policy import TokenPolicy, build_token_policy
-from marl_ray.rollout.collector import Plan
-from marl_ray.rollout.responses import TokenPlayer
-from marl_ray.rollout.text import TextCollector
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
+from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.text.collector import TextCollector
+from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.trajectories import Trajectories
 
 BOTH = {"shared": ["asker", "teller"]}

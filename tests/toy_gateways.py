@@ -15,8 +15,8 @@ from gymnasium import spaces
 from migrated import migrated
 
 from marl_ray.config import GatewayConfig, NetworkConfig, parse_config
-from marl_ray.policies.actor_critic import ActorCritic
-from marl_ray.policies.bundle import Lineage, PolicyParts, save_bundle
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
 from marl_ray.serving.asgi import Gateway
 
 OBSERVATION = spaces.MultiDiscrete([3, 4, 5])

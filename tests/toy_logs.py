@@ -11,10 +11,10 @@ from pyarrow import parquet
 from toy_runs import config
 
 from marl_ray.config import NetworkConfig, RunConfig
-from marl_ray.policies.actor_critic import ActorCritic
-from marl_ray.policies.bundle import Bundle, Lineage, PolicyParts, load_bundle, save_bundle
-from marl_ray.training.alone import train_alone
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.bundles.actor_critic import Bundle, Lineage, PolicyParts, load_bundle, save_bundle
 from marl_ray.training.loop import Metrics
+from marl_ray.training.single_process import train_alone
 
 NUMBERS, FLAGS = pa.list_(pa.float64()), pa.list_(pa.bool_())
 SCHEMA = pa.schema(

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file
 
 from marl_ray.config import SPECS, RunConfig, parse_config
-from marl_ray.training.alone import train_alone
 from marl_ray.training.loop import Metrics
+from marl_ray.training.single_process import train_alone
 
 PLAYING = [name for name, spec in SPECS.items() if not spec.pairs]
 """Algorithms that learn from play."""

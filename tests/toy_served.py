@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from marl_ray.config.model import GenerationConfig
+from marl_ray.config.run.model import GenerationConfig
 from marl_ray.serving.logs.text_rows import SCHEMA
 
 

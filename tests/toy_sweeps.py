@@ -10,8 +10,8 @@ from toy_envs import Countdown
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.evaluation.statistics import iqm
-from marl_ray.tuning.folder import Folder, trial_folder
-from marl_ray.tuning.results import Record, Records, identity_of, ranked, save_records
+from marl_ray.tuning.reporting.records import Record, Records, identity_of, ranked, save_records
+from marl_ray.tuning.running.folder import Folder, trial_folder
 
 TOTAL = 50_000
 RUN = {"env": {"id": "toy_envs:countdown"}, "train": {"total_steps": TOTAL}}

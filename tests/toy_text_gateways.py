@@ -9,9 +9,9 @@ import torch
 from toy_gateways import LINEAGE
 
 from marl_ray.config import GatewayConfig, parse_config
-from marl_ray.config.model import GenerationConfig, ModelConfig
-from marl_ray.policies.token_bundle import save_token_bundle
-from marl_ray.policies.token_policy import build_token_policy, plain_copy
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.policies.bundles.language import save_token_bundle
+from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
 from marl_ray.serving.asgi import Gateway
 
 CONTEXT = 2048

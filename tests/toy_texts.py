@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.envs.text import Demonstration, TextEnv
-from marl_ray.training.alone import train_alone
+from marl_ray.envs.text.base import Demonstration, TextEnv
 from marl_ray.training.loop import Metrics
+from marl_ray.training.single_process import train_alone
 
 LETTERS = "ab"
 

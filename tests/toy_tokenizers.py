@@ -5,7 +5,7 @@ import string
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from marl_ray.policies.tiny import byte_tokenizer
+from marl_ray.policies.language.tiny_models import byte_tokenizer
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] | trim + '<|im_end|>\n' }}{% endfor %}"

@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from marl_ray.config.model import GenerationConfig, ModelConfig
-from marl_ray.policies.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh, shard
-from marl_ray.policies.unsharded import unsharded
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.policies.language.gather_shards import unsharded
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh, shard
 
 LORA = {"rank": 4, "alpha": 8.0}
 

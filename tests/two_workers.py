@@ -8,7 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ["marl_ray.training.alone", "marl_ray.training.token_family", "marl_ray.training.warm_start"]
+PRELOADED = [
+    "marl_ray.training.single_process",
+    "marl_ray.training.learner.family_token",
+    "marl_ray.training.imitation.warm_start",
+]
 WAIT_S = 120.0
 
 _forks = multiprocessing.get_context("forkserver")

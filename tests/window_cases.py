@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from store_cases import Clock, config, exposure, look, over
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.assignment import Assignment, block_of
-from marl_ray.experiments.looks import Look, look_at
-from marl_ray.experiments.records import look_design
-from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.store import ExperimentStore, Exposure, OutcomeConflictError, Report, UnknownUnitError
-from marl_ray.experiments.sums import Moments, Totals
+from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
+from marl_ray.experiments.evidence.looks import Look, look_at
+from marl_ray.experiments.evidence.running_sums import Moments, Totals
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.store.records import look_design
+from marl_ray.experiments.store.store import ExperimentStore, Exposure, OutcomeConflictError, Report, UnknownUnitError
 
 WINDOW, GRACE = 60.0, 1.0
 

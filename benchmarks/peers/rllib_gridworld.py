@@ -80,7 +80,7 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
 
             # marl-ray writes `MultiDiscrete[...]` in annotations, which the older gymnasium does not know.
             gym.spaces.MultiDiscrete.__class_getitem__ = classmethod(lambda cls, item: cls)
-            from marl_ray.envs import make_env
+            from marl_ray.envs.registry import make_env
 
             self.env = make_env(EnvConfig(id=name, kwargs={"agents": agents, "joint_reward": True}))
 

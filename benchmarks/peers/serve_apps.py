@@ -15,7 +15,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from marl_ray.policies.bundle import load_bundle
+from marl_ray.policies.bundles.actor_critic import load_bundle
 
 Answer = dict[str, dict[str, Any]]
 MAX_ONGOING_REQUESTS = 2_000

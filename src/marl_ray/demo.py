@@ -45,7 +45,7 @@ DEPLOY_S = 120.0
 def run_demo(folder: Path, episodes: int, keep: bool) -> None:
     """Train, serve, play, print the table, shut down. Everything written lies under `folder`/TIME."""
     from marl_ray.cluster.local import local_ray
-    from marl_ray.envs import warm_up
+    from marl_ray.envs.copies import warm_up
 
     missing = [str(path) for path in ARMS.values() if not path.is_file()]
     if missing:
@@ -138,9 +138,9 @@ def _deploy(folder: Path, dashboard_url: str) -> str:
 
 def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
     """Start an experiment with a run's team before it has learnt anything; its name."""
-    from marl_ray.envs import make_env
+    from marl_ray.envs.registry import make_env
     from marl_ray.serving.client.admin import deploy_bundle
-    from marl_ray.training.team import Team, build_models, export_bundle, team_agents
+    from marl_ray.training.team.team import Team, build_models, export_bundle, team_agents
 
     bundle, env = folder / "untrained", make_env(config.env)
     agents = team_agents(config, env)
@@ -153,7 +153,7 @@ def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
 
 def play(url: str, name: str, env: EnvConfig, episodes: int) -> tuple[dict[str, Any], list[Any]]:
     """Play until the router has decided on the experiment, at most `episodes`; its report, and what was played."""
-    from marl_ray.envs import make_env
+    from marl_ray.envs.registry import make_env
     from marl_ray.serving.client.admin import ask
     from marl_ray.serving.client.play import play_episodes
 
@@ -184,8 +184,8 @@ def story(url: str, name: str) -> list[str]:
 
 
 def _plot(folder: Path) -> Path:
-    from marl_ray.training.curves import plot_returns
-    from marl_ray.training.tracking import Tracker
+    from marl_ray.training.tracking.curve_plot import plot_returns
+    from marl_ray.training.tracking.mlflow_run import Tracker
 
     curves = {}
     for arm, path in ARMS.items():

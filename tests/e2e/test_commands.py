@@ -13,7 +13,7 @@ from command_line import PROGRAM, ROOT, marl_ray, without_ray
 
 from marl_ray.cluster.local import LocalRay, free_port
 from marl_ray.config import SPECS
-from marl_ray.policies.bundle import Manifest
+from marl_ray.policies.bundles.actor_critic import Manifest
 
 CONFIG = "jobs/configs/multigrid_mappo.yaml"
 SHORT = [

@@ -22,7 +22,7 @@ from toy_faults import CONTROLLER, PROXY, REPLICA, OwnRay, Postgres, own_ray, po
 from toy_gateways import SEES, make_bundle
 
 from marl_ray.cluster.local import free_port
-from marl_ray.experiments import schema
+from marl_ray.experiments.store import schema
 
 SECRET = "admin's secret"
 CONTROL, TREATMENT = "one", "four"

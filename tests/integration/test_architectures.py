@@ -3,7 +3,7 @@
 import pytest
 from toy_architectures import ARCHITECTURES, sampled, scored, tiny_lm
 
-from marl_ray.policies.architectures import DECODED, PAGED, SAMPLED, SCORED
+from marl_ray.policies.engines.models.architectures import DECODED, PAGED, SAMPLED, SCORED
 
 TOLERANCE = 1e-3
 

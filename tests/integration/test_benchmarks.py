@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, Problem, Row, Source
 from marl_ray.evaluation.benchmarks.codecontests import ContestProblem
-from marl_ray.evaluation.files import ANY, load
-from marl_ray.evaluation.samples import Sample
-from marl_ray.evaluation.scoring import MAX_SOURCE_BYTES, Job, make_pool, score
+from marl_ray.evaluation.data_files import ANY, load
+from marl_ray.evaluation.scoring.scoring import MAX_SOURCE_BYTES, Job, make_pool, score
+from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.rewards import outputs_match
 from marl_ray.sandbox import Level, Pool
 
@@ -445,7 +445,7 @@ def test_the_real_files_are_known_and_have_their_sizes(name, file, sizes):
 
 
 def test_the_program_inside_the_sandbox_needs_nothing_but_the_standard_library():
-    path = Path(__file__).parents[2] / "src/marl_ray/evaluation/benchmarks/unittest_driver.py"
+    path = Path(__file__).parents[2] / "src/marl_ray/evaluation/benchmarks/sandboxed/unittest_driver.py"
     tree = ast.parse(path.read_text())
     imported = {
         alias.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names

@@ -12,7 +12,7 @@ from marl_ray.conformance import properties, truth
 from marl_ray.conformance.check import check_algorithm
 from marl_ray.conformance.games import SIGNALS, STATES, Rules, TinyGame
 from marl_ray.conformance.trial import Case
-from marl_ray.training.alone import process_group
+from marl_ray.training.single_process import process_group
 
 UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0.9], *[[0.5, 0.5]] * 4]]
 

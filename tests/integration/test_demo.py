@@ -11,7 +11,7 @@ from toy_sites import running
 from marl_ray.config import GatewayConfig, RunConfig, parse_config
 from marl_ray.demo import ENDPOINT, ROLLOUT, play, roll_out_untrained, story, table
 from marl_ray.serving.asgi import Gateway
-from marl_ray.training.alone import train_alone
+from marl_ray.training.single_process import train_alone
 
 EPISODES = 2_000
 

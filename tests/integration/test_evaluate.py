@@ -15,11 +15,11 @@ from command_line import PROGRAM, ROOT, marl_ray
 from marl_ray.cluster.local import LocalRay
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, Source
-from marl_ray.evaluation.evaluate import Options, evaluate, plan
-from marl_ray.evaluation.files import ANY, load
-from marl_ray.evaluation.on_ray import Node, ray_scorer, score_batches
-from marl_ray.evaluation.samples import Sample
-from marl_ray.evaluation.scoring import Job
+from marl_ray.evaluation.data_files import ANY, load
+from marl_ray.evaluation.scoring.evaluate import Options, evaluate, plan
+from marl_ray.evaluation.scoring.ray_scoring import Node, ray_scorer, score_batches
+from marl_ray.evaluation.scoring.scoring import Job
+from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level
 
 FIXTURES = ROOT / "tests/fixtures"

@@ -8,16 +8,16 @@ from toy_tokens import stirred
 
 from marl_ray.cli import main
 from marl_ray.cluster.local import LocalRay
-from marl_ray.config.model import GenerationConfig, ModelConfig
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS
-from marl_ray.evaluation.files import load
-from marl_ray.evaluation.generate import Request
-from marl_ray.evaluation.writer import Writer
-from marl_ray.evaluation.writers_on_ray import ray_writers
-from marl_ray.policies.bundle import Lineage
-from marl_ray.policies.token_bundle import save_token_bundle
-from marl_ray.policies.token_policy import build_token_policy, plain_copy
+from marl_ray.evaluation.data_files import load
+from marl_ray.evaluation.writing.ray_writing import ray_writers
+from marl_ray.evaluation.writing.requests import Request
+from marl_ray.evaluation.writing.writer import Writer
+from marl_ray.policies.bundles.actor_critic import Lineage
+from marl_ray.policies.bundles.language import save_token_bundle
+from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/fixtures/own.jsonl"

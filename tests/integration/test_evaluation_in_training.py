@@ -9,18 +9,18 @@ import pytest
 import torch
 from toy_runs import config, short
 
-from marl_ray.algorithms.budgets import certified_rate, mean_costs, score, shares, violation
+from marl_ray.algorithms.constraints.budgets import certified_rate, mean_costs, score, shares, violation
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.envs import make_env
-from marl_ray.envs.batch import make_batch
+from marl_ray.envs.copies import make_batch
+from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.playing import Arena, Start
+from marl_ray.rollout.actor_critic.fixed_episodes import Arena, Start
 from marl_ray.training import loop
-from marl_ray.training.alone import process_group, train_alone
 from marl_ray.training.evaluate import evaluate
-from marl_ray.training.evaluation import CONFIRMED, SCORED, Evaluator
-from marl_ray.training.progress import told
-from marl_ray.training.summary import run_summary
+from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
+from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.tracking.progress_bar import told
+from marl_ray.training.tracking.summary import run_summary
 
 CHANCE = 0.25
 """What an untrained team earns in the sprint."""
@@ -130,7 +130,7 @@ def test_without_a_schedule_evaluations_are_few_where_episodes_are_long():
 
 
 def test_numbers_that_are_not_finite_stop_an_evaluation():
-    from marl_ray.training.batches import Diverged
+    from marl_ray.training.learner.prepared_batch import Diverged
 
     poison = "env={id: 'toy_envs:poisoned', kwargs: {after: 0}}"
     with pytest.raises(Diverged, match="evaluation at step 0: returns or costs are not finite"):

@@ -13,16 +13,16 @@ from dataclasses import fields
 import orjson
 import pytest
 
-from marl_ray.experiments.assignment import Assignment
-from marl_ray.experiments.store import ExperimentStore, Exposure, StoreError
+from marl_ray.experiments.assignment.rendezvous import Assignment
+from marl_ray.experiments.store.store import ExperimentStore, Exposure, StoreError
 from marl_ray.serving.logs.exposures import ExposureLog, _parse
 from marl_ray.serving.logs.spool import Spool
 
 LIMIT = 10_000_000
 REPLICA = """
 import sys, time
-from marl_ray.experiments.assignment import Assignment
-from marl_ray.experiments.store import ExperimentStore, Exposure
+from marl_ray.experiments.assignment.rendezvous import Assignment
+from marl_ray.experiments.store.store import ExperimentStore, Exposure
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.spool import Spool
 log = ExposureLog(ExperimentStore(sys.argv[1]), Spool(sys.argv[2], 10_000_000))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marl_ray.config import RunConfig, load_config
-from marl_ray.training.alone import train_alone
+from marl_ray.training.single_process import train_alone
 
 DOC = Path(__file__).parents[2] / "docs" / "language_teams.md"
 BLOCK = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

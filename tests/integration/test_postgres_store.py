@@ -13,8 +13,8 @@ from store_cases import Clock, config, exposure, look, over
 from toy_faults import postgres
 from window_cases import *  # noqa: F403
 
-from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.store import ExperimentStore
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.store.store import ExperimentStore
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import pytest
 
 from marl_ray.errors import MarlRayError
 from marl_ray.sandbox import Level, Limits, Pool, Status, probe
+from marl_ray.sandbox.client.worker import Worker
 from marl_ray.sandbox.limits import WALL_FACTOR
-from marl_ray.sandbox.worker import Worker
 
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox needs Linux", allow_module_level=True)

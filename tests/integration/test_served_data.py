@@ -18,24 +18,24 @@ from toy_text_gateways import make_text_bundle, post, text_config
 from toy_texts import config
 
 from marl_ray.algorithms import algorithm_of
-from marl_ray.algorithms.value_norm import ValueNorm
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import SPECS, EnvConfig, RunConfig, load_config
-from marl_ray.envs import make_env
+from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.off_policy_of_texts import judge_texts
-from marl_ray.policies.bundle import load_bundle
+from marl_ray.evaluation.off_policy.texts import judge_texts
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
-from marl_ray.policies.prompts import encode_prompt
-from marl_ray.policies.token_bundle import TokenBundle
-from marl_ray.rollout.collector import Plan
-from marl_ray.rollout.responses import TokenPlayer
-from marl_ray.rollout.served_collector import Response, ServedCollector
-from marl_ray.rollout.served_texts import file_of
+from marl_ray.policies.prompting.prompts import encode_prompt
+from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.served.collector import Response, ServedCollector
+from marl_ray.rollout.served.texts import file_of
+from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.serving.logs.export import export
-from marl_ray.training.alone import process_group, train_alone
 from marl_ray.training.driver import check_run
-from marl_ray.training.served_data import preferred_pairs
+from marl_ray.training.imitation.served_data import preferred_pairs
+from marl_ray.training.single_process import process_group, train_alone
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

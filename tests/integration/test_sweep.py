@@ -21,11 +21,11 @@ from marl_ray.cluster.local import LocalRay
 from marl_ray.config import RunConfig, load_config, parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundle import load_bundle
-from marl_ray.training.alone import train_alone
-from marl_ray.tuning.driver import SweepOutcome, check_sweep, run_sweep
-from marl_ray.tuning.report import write_report
-from marl_ray.tuning.results import find_sweep, winner_of
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.training.single_process import train_alone
+from marl_ray.tuning.reporting.records import find_sweep, winner_of
+from marl_ray.tuning.reporting.report import write_report
+from marl_ray.tuning.running.driver import SweepOutcome, check_sweep, run_sweep
 
 TOY: dict[str, Any] = {
     "env": {"id": "toy_envs:countdown"},
@@ -197,7 +197,7 @@ import json, sys
 import ray
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.driver import run_sweep
+from marl_ray.tuning.running.driver import run_sweep
 ray.init(address=sys.argv[1], log_to_driver=False)
 run_sweep(parse_config(SweepConfig, json.loads(sys.argv[2])))
 """

@@ -14,11 +14,11 @@ from toy_sweeps import ToySweep, whole
 
 from marl_ray.cli import main
 from marl_ray.config import GatewayConfig, parse_config
-from marl_ray.policies.bundle import load_bundle
+from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.client.admin import ask
-from marl_ray.tuning.report import write_report
-from marl_ray.tuning.track import SweepTracker
+from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
+from marl_ray.tuning.reporting.report import write_report
 
 __all__ = ["browser"]
 

@@ -8,9 +8,9 @@ from toy_runs import PLAYING, timeless
 from toy_texts import config
 
 from marl_ray.config import SPECS, GenerationConfig, ModelConfig
-from marl_ray.policies.token_policy import build_token_policy
-from marl_ray.training.alone import process_group, train_alone
-from marl_ray.training.memory import rehearse, rows_that_fit
+from marl_ray.policies.language.token_policy import build_token_policy
+from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.team.gpu_pass_limit import rehearse, rows_that_fit
 
 LANGUAGE = [name for name in PLAYING if SPECS[name].token_policies and SPECS[name].critic != "central"]
 

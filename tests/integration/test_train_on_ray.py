@@ -17,10 +17,10 @@ from two_workers import two_workers
 from marl_ray.cluster.local import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundle import load_bundle
+from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.driver import Outcome, check_run, finished, train
 from marl_ray.training.run_folder import kept
-from marl_ray.training.tracking import Tracker
+from marl_ray.training.tracking.mlflow_run import Tracker
 
 TWO = "resources.workers=2"
 FEW = "evaluation.episodes=2"

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from toy_runs import BRIEF, PLAYING, TWO_POLICIES, config, short, timeless, weights
 
 from marl_ray.config import SPECS
-from marl_ray.training.alone import process_group, train_alone
-from marl_ray.training.batches import Diverged
+from marl_ray.training.learner.prepared_batch import Diverged
 from marl_ray.training.loop import Run
+from marl_ray.training.single_process import process_group, train_alone
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_policies_train_with_algorithms_of_their_own_and_frozen_ones_do_not_move
 
 
 def test_clipping_is_by_each_networks_own_norm(alone):
-    from marl_ray.training.gradient import clip_gradients
+    from marl_ray.training.learner.gradient_epochs import clip_gradients
 
     big, small = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
     big.weight.grad, small.weight.grad = torch.full((2, 2), 10.0), torch.full((2, 2), 0.1)

@@ -12,9 +12,9 @@ from toy_texts import TWO_AGENTS, TWO_POLICIES
 from toy_tokens import of_two_shards
 from two_workers import two_workers
 
-from marl_ray.config.model import GenerationConfig
-from marl_ray.policies.tiny import byte_tokenizer
-from marl_ray.training.alone import process_group, train_alone
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.training.single_process import process_group, train_alone
 
 WORKERS = {
     "grpo": ["hyper.minibatches=2", "hyper.epochs=2", "hyper.kl_coef=0.1", "train.micro_batch=3", TWO_AGENTS],

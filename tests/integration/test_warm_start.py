@@ -11,12 +11,12 @@ from toy_logs import LENGTH, log_countdown, of_two_warm, warm
 from two_workers import two_workers
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.envs import make_env
+from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
-from marl_ray.training.alone import process_group, train_alone
 from marl_ray.training.driver import check_run
-from marl_ray.training.team import team_agents
-from marl_ray.training.warm_start import best_units, joint_states, read_decisions
+from marl_ray.training.imitation.warm_start import best_units, joint_states, read_decisions
+from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.team.team import team_agents
 
 GOOD = 0.95
 

@@ -21,15 +21,15 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from marl_ray.config.model import GenerationConfig, LoraConfig, ModelConfig
+from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.adapters import _Sum, adapted, add_adapters, merged_weights
-from marl_ray.policies.bundle import Lineage, load_bundle
-from marl_ray.policies.engines.llama import LlamaModel
-from marl_ray.policies.engines.models import ForwardModel
-from marl_ray.policies.engines.products import product
-from marl_ray.policies.token_bundle import save_token_bundle
-from marl_ray.policies.token_policy import TokenPolicy, build_token_policy, plain_copy
+from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
+from marl_ray.policies.bundles.language import save_token_bundle
+from marl_ray.policies.engines.models.cached_model import ForwardModel
+from marl_ray.policies.engines.models.joint_products import product
+from marl_ray.policies.engines.models.llama import LlamaModel
+from marl_ray.policies.language.lora import _Sum, adapted, add_adapters, merged_weights
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy
 
 LINEAGE = Lineage(run="r", algorithm={}, config_hash="c", code_version="0", seed=0, env={}, steps=1, metrics={})
 

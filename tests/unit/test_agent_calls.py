@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from marl_ray.agents.calls import parse
 from marl_ray.agents.lenient_json import decode
-from marl_ray.agents.react import act
+from marl_ray.agents.react_format import act
 from marl_ray.agents.tools import make_tools, tool_of
 
 JSON = '{"name": "add", "arguments": {"a": 2, "b": 3}}'

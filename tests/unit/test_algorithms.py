@@ -12,7 +12,7 @@ from toy_batches import batch
 from toy_runs import PLAYING
 
 from marl_ray.algorithms import ALGORITHMS, Evaluated
-from marl_ray.algorithms.shaping import overlong_penalty
+from marl_ray.algorithms.advantages.shaping import overlong_penalty
 from marl_ray.config import SPECS, AlgorithmConfig
 from marl_ray.trajectories import Trajectories
 

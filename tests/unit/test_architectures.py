@@ -9,8 +9,8 @@ from toy_tokenizers import bytes_with
 from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.architectures import DECODED, PAGED, SCORED, check_architecture
-from marl_ray.policies.tiny import byte_tokenizer, tiny_model
+from marl_ray.policies.engines.models.architectures import DECODED, PAGED, SCORED, check_architecture
+from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.training.driver import check_run
 
 

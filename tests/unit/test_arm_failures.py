@@ -16,13 +16,13 @@ from toy_gateways import LINEAGE, serving, until
 
 from marl_ray.config import BreakerConfig, ExperimentConfig, GatewayConfig, NetworkConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.assignment import Assignment
-from marl_ray.experiments.sequential import harm
-from marl_ray.experiments.states import Status, Step
-from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.store import ExperimentStore, Exposure, Report, StoreError
-from marl_ray.policies.actor_critic import ActorCritic
-from marl_ray.policies.bundle import Bundle, PolicyParts, load_actor_critics, save_bundle
+from marl_ray.experiments.assignment.rendezvous import Assignment
+from marl_ray.experiments.lifecycle import Status, Step
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.sequential import harm
+from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report, StoreError
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, load_actor_critics, save_bundle
 from marl_ray.serving.arms import actor_critic
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.errors import ArmError, LostError, NotFiniteError

@@ -8,7 +8,7 @@ import pytest
 from toy_gateways import act, gateway_config, make_bundle, serving, until, with_gateway
 
 from marl_ray.config import GatewayConfig, parse_config
-from marl_ray.config.arms import most
+from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.scaling import scaling
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.betting import CAP, EFFECTS, PRIOR, BettingTest, Capital, Claim, Memory
+from marl_ray.experiments.statistics.bets import CAP, EFFECTS, PRIOR, BettingTest, Capital, Claim, Memory
 
 
 def looped(side: int, null: float, y: list[float], treated: list[bool], share: list[float]) -> float:

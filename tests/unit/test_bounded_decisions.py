@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments import sequential
-from marl_ray.experiments.betting import BettingTest, Claim, ends
-from marl_ray.experiments.states import Action, Step
-from marl_ray.experiments.store import ExperimentStore, Report
+from marl_ray.experiments.lifecycle import Action, Step
+from marl_ray.experiments.statistics import sequential
+from marl_ray.experiments.statistics.bets import BettingTest, Claim, ends
+from marl_ray.experiments.store.store import ExperimentStore, Report
 from marl_ray.serving.client.admin import lines
 from marl_ray.serving.evidence.questions import HARM, PROMOTION, questions_of
 from marl_ray.serving.evidence.rollout_control import decide

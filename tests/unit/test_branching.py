@@ -13,15 +13,15 @@ from toy_text_envs import Talk
 from toy_texts import TWO_AGENTS, TWO_POLICIES, config
 
 from marl_ray.algorithms import algorithm_of
-from marl_ray.algorithms.groups import compared
+from marl_ray.algorithms.advantages.groups import compared
 from marl_ray.config import SPECS
-from marl_ray.envs.code_team import CodeTeam
-from marl_ray.envs.react import React
+from marl_ray.envs.text.code_team import CodeTeam
+from marl_ray.envs.text.react import React
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.rollout.collector import Plan
-from marl_ray.rollout.streams import TRAINING, response_stream
-from marl_ray.training.alone import process_group, train_alone
+from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.response_streams import TRAINING, response_stream
+from marl_ray.training.single_process import process_group, train_alone
 
 WORDS = ("a", "cat", "dog", "no", "banana", "stop")
 PLAN = Plan(6, episodes=True, group_size=4, branch_turns=2, comparing=("shared",))

@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from budget_exact import States, Worth, score  # a script's neighbour
 
 from marl_ray.config import RunConfig, load_config
-from marl_ray.envs import make_env
-from marl_ray.envs.budget_dag import EFFORTS, TASKS
-from marl_ray.policies.actor_critic import ActorCritic
+from marl_ray.envs.budget.dag import EFFORTS, TASKS
+from marl_ray.envs.registry import make_env
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
 
 CONFIG = Path(__file__).parents[2] / "jobs/configs/budget_dag.yaml"
 

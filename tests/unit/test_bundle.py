@@ -10,9 +10,9 @@ from gymnasium import spaces
 
 from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.actor_critic import ActorCritic
-from marl_ray.policies.bundle import Lineage, PolicyParts, load_bundle, save_bundle
-from marl_ray.policies.spaces import space_from_json, space_to_json
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.spaces import space_from_json, space_to_json
+from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_bundle, save_bundle
 
 OBSERVATION = spaces.MultiDiscrete([5, 4], dtype=np.int8)
 NETWORK = NetworkConfig(hidden=(8,))

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from marl_ray.experiments.adjust import summarise
-from marl_ray.experiments.assignment import AssignmentTable, block_group, block_of, block_span, draw
-from marl_ray.experiments.clusters import block_summaries, stratified, summary_of
-from marl_ray.experiments.reporting import unequal_reporting
-from marl_ray.experiments.sequential import harm, promotion
-from marl_ray.experiments.statistics import Summary
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable, block_group, block_of, block_span, draw
+from marl_ray.experiments.designs.adjustment import summarise
+from marl_ray.experiments.statistics.clusters import block_summaries, stratified, summary_of
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.missing_outcomes import unequal_reporting
+from marl_ray.experiments.statistics.sequential import harm, promotion
 
 START = 1.7e9
 MOMENTS = st.floats(0, 4e9)

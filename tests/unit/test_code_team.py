@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from pettingzoo.test import api_test
 
-from marl_ray.config.sections import EnvConfig
-from marl_ray.envs import check_costs, is_text, make_env
-from marl_ray.envs.code_team import CodeTeam
-from marl_ray.envs.code_tests import check, equality
+from marl_ray.config.run.sections import EnvConfig
+from marl_ray.envs.registry import check_costs, is_text, make_env
+from marl_ray.envs.text.code_team import CodeTeam
+from marl_ray.envs.text.code_tests import check, equality
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards import CallTest, CodeTask, StdioTest
 from marl_ray.sandbox import Limits
-from marl_ray.sandbox.shared import shared_pool
+from marl_ray.sandbox.client.shared_pool import shared_pool
 
 SQUARE = {
     "task_id": "square",

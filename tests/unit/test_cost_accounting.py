@@ -4,15 +4,15 @@ import pytest
 import torch
 from toy_runs import TWO_POLICIES, short
 
-from marl_ray.algorithms.kl import adaptive_coefficient
-from marl_ray.algorithms.ppo import cost_advantages
-from marl_ray.algorithms.value_norm import ValueNorm
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.algorithms.losses.kl import adaptive_coefficient
+from marl_ray.algorithms.with_critic.ppo import cost_advantages
 from marl_ray.config import RunConfig
-from marl_ray.envs import make_env
+from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
-from marl_ray.training.alone import process_group
-from marl_ray.training.batches import CostStats, updated_norms
-from marl_ray.training.team import Team
+from marl_ray.training.learner.prepared_batch import CostStats, updated_norms
+from marl_ray.training.single_process import process_group
+from marl_ray.training.team.team import Team
 
 
 def team_of(run: RunConfig) -> Team:

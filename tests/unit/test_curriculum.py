@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from toy_text_envs import WORDS, Echo, Talk
 
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.curriculum import PASSED, Curriculum, easiest_first
+from marl_ray.rollout.text.curriculum import PASSED, Curriculum, easiest_first
 
 
 def last_first(position, solved, tasks):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from toy_texts import config
 
 from marl_ray.algorithms.base import Evaluated
-from marl_ray.algorithms.dpo import DPO, dpo_loss, policy_loss
+from marl_ray.algorithms.from_preferences.dpo import DPO, dpo_loss, policy_loss
 from marl_ray.config import SPECS
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundle import load_bundle
-from marl_ray.training.alone import process_group, train_alone
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.training.single_process import process_group, train_alone
 
 HYPER = SPECS["dpo"].hyper.model_validate(SPECS["dpo"].defaults)
 NATS = st.floats(-30, 0, width=32)

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_ray.policies.engines.drawing import draw
-from marl_ray.policies.token_random import token_uniforms
+from marl_ray.policies.engines.decoding.sampling import draw
+from marl_ray.policies.language.philox import token_uniforms
 
 
 def reference_choice(logits: list[float], uniform: float, temperature: float, top_k: int, top_p: float) -> int:

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo import ParallelEnv
 
-from marl_ray.config.sections import EnvConfig
-from marl_ray.envs.batch import EnvBatch, EnvLoop, Step, make_batch
-from marl_ray.envs.gridworld import DONE, FORWARD, IDS, PICKUP, TOGGLE
-from marl_ray.envs.gridworld_batch import GridworldBatch
+from marl_ray.config.run.sections import EnvConfig
+from marl_ray.envs.batch import EnvBatch, Step
+from marl_ray.envs.copies import EnvLoop, make_batch
+from marl_ray.envs.gridworld.batch import GridworldBatch
+from marl_ray.envs.gridworld.gridworld import DONE, FORWARD, IDS, PICKUP, TOGGLE
 from marl_ray.errors import MarlRayError
 
 EMPTY = "MultiGrid-Empty-5x5-v0"

@@ -13,8 +13,9 @@ from multigrid.envs import CONFIGURATIONS
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from marl_ray.config import CostConfig, EnvConfig
-from marl_ray.envs import make_env, warm_up
-from marl_ray.envs.gridworld import DONE, FORWARD, IDS, LEFT, RIGHT, Gridworld
+from marl_ray.envs.copies import warm_up
+from marl_ray.envs.gridworld.gridworld import DONE, FORWARD, IDS, LEFT, RIGHT, Gridworld
+from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 
 SPREAD = "mpe2.simple_spread_v3"
@@ -284,7 +285,7 @@ def test_missing_or_impossible_actions_are_errors() -> None:
 
 
 def test_import_is_light() -> None:
-    code = "import marl_ray.envs, sys; print({'torch', 'ray', 'multigrid', 'pygame', 'mpe2'} & {*sys.modules})"
+    code = "import marl_ray.envs.registry, sys; print({'torch', 'ray', 'multigrid', 'pygame', 'mpe2'} & {*sys.modules})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout.strip() == "set()", result.stderr
 

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit import references
 
-from marl_ray.algorithms.aggregation import counts, loss_weights
-from marl_ray.algorithms.groups import centred, greedy_baseline, group_index, leave_one_out, standardised
-from marl_ray.algorithms.kl import adaptive_coefficient, kl_estimate
-from marl_ray.algorithms.normalization import moments, standardise
-from marl_ray.algorithms.ratios import (
+from marl_ray.algorithms.advantages.groups import centred, greedy_baseline, group_index, leave_one_out, standardised
+from marl_ray.algorithms.advantages.normalization import moments, standardise
+from marl_ray.algorithms.advantages.returns import reward_to_go, sequence_scores
+from marl_ray.algorithms.losses.aggregation import counts, loss_weights
+from marl_ray.algorithms.losses.kl import adaptive_coefficient, kl_estimate
+from marl_ray.algorithms.losses.ratios import (
     gspo_token_log_ratio,
     sequence_log_ratio,
     token_ratio,
     truncated_importance,
     truncated_sequence_importance,
 )
-from marl_ray.algorithms.remax import REMAX
-from marl_ray.algorithms.returns import reward_to_go, sequence_scores
+from marl_ray.algorithms.without_critic.remax import REMAX
 from marl_ray.config import AlgorithmConfig
 from marl_ray.errors import MarlRayError
 

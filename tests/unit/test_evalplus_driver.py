@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, Row
-from marl_ray.evaluation.benchmarks.evalplus_driver import Late, check, dumps, loads, near, outputs, same, time_limit
 from marl_ray.evaluation.benchmarks.mbpp_inputs import mbpp_inputs
+from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import (
+    Late,
+    check,
+    dumps,
+    loads,
+    near,
+    outputs,
+    same,
+    time_limit,
+)
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LEAVES = (

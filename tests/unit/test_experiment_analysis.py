@@ -14,12 +14,12 @@ from scipy import stats
 from marl_ray.cli import main
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.analysis import Units, compare, imbalance
-from marl_ray.experiments.assignment import AssignmentTable
-from marl_ray.experiments.planning import plan
-from marl_ray.experiments.sequential import harm
-from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.store import ExperimentStore, Exposure, Report
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable
+from marl_ray.experiments.designs.analysis import Units, compare, imbalance
+from marl_ray.experiments.designs.planning import plan
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.sequential import harm
+from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report
 
 
 def made(n: int = 900, epochs: int = 1, seed: int = 0) -> Units:

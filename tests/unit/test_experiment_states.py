@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.states import (
+from marl_ray.experiments.lifecycle import (
     ALLOWED,
     Action,
     ArmEvidence,

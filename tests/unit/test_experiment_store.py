@@ -13,7 +13,7 @@ from store_cases import exposure, look, over
 from window_cases import *  # noqa: F403
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store import ExperimentStore
+from marl_ray.experiments.store.store import ExperimentStore
 
 
 @pytest.fixture(scope="module")

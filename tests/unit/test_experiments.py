@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import lambertw
 
-from marl_ray.experiments.adjust import summarise
-from marl_ray.experiments.assignment import AssignmentTable, in_layer, staged_weights, unit_hash
-from marl_ray.experiments.sequential import harm, mean_interval, promotion
-from marl_ray.experiments.statistics import Interval, Summary, Verdict, tune_rho, verdict
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable, in_layer, staged_weights, unit_hash
+from marl_ray.experiments.designs.adjustment import summarise
+from marl_ray.experiments.statistics.intervals import Interval, Summary, Verdict, tune_rho, verdict
+from marl_ray.experiments.statistics.sequential import harm, mean_interval, promotion
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 100), min_size=2)
 UNITS = st.lists(st.text(min_size=1, max_size=20).filter(lambda s: s.isprintable()), min_size=1, max_size=30)

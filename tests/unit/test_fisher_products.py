@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_ray.algorithms.trust_region import (
+from marl_ray.algorithms.constraints.trust_region import (
     conjugate_gradient,
     fisher_product,
     fisher_vector_product,
@@ -19,8 +19,8 @@ from marl_ray.algorithms.trust_region import (
     unflatten,
 )
 from marl_ray.config import NetworkConfig
-from marl_ray.policies.actor_critic import ActorCritic, Prepared
-from marl_ray.policies.distributions import Categorical, Gaussian
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic, Prepared
+from marl_ray.policies.actor_critic.distributions import Categorical, Gaussian
 
 BOX = np.ones(2, dtype=np.float32)
 HEADS = {

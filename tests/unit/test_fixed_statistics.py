@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.adjust import cuped, holm, ratio_summary, summarise
-from marl_ray.experiments.fixed import power, samples_needed, welch
-from marl_ray.experiments.off_policy import Value, doubly_robust, gate, snips
-from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.thompson import probability_best, thompson_weights
+from marl_ray.experiments.designs.adjustment import cuped, holm, ratio_summary, summarise
+from marl_ray.experiments.designs.fixed_size import power, samples_needed, welch
+from marl_ray.experiments.designs.thompson import probability_best, thompson_weights
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.off_policy import Value, doubly_robust, gate, snips
 
 ARMS = st.builds(Summary, st.integers(2, 500), st.floats(-3, 3), st.floats(0.01, 9))
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit import references
 
-from marl_ray.algorithms.gae import gae_by_row, gae_by_step
+from marl_ray.algorithms.advantages.gae import gae_by_row, gae_by_step
 
 
 def gae(*arguments, **named):

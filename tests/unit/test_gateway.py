@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 from toy_gateways import AGENTS, SEES, act, gateway_config, make_bundle, with_gateway
 
-from marl_ray.policies.bundle import Bundle
+from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.http.protocol import route_path
 
 # Ray's own models, at import.

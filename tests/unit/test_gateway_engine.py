@@ -14,8 +14,8 @@ import pytest
 from toy_gateways import SEES, bearer, make_bundle, serving, until, windows_end, with_gateway, write_keys
 
 from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
-from marl_ray.experiments.states import Action, Status
-from marl_ray.experiments.store import ExperimentStore
+from marl_ray.experiments.lifecycle import Action, Status
+from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving.logs.act_log import read_decisions
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

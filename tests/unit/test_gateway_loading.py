@@ -13,9 +13,9 @@ from toy_gateways import act, bearer, make_bundle, serving, until, windows_end, 
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.records import AssignmentState
-from marl_ray.experiments.states import Action, Status
-from marl_ray.experiments.store import ExperimentStore
+from marl_ray.experiments.lifecycle import Action, Status
+from marl_ray.experiments.store.records import AssignmentState
+from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving import loading
 from marl_ray.serving.loading import check_configured, needed
 from marl_ray.serving.routing.endpoints import DRAIN_S

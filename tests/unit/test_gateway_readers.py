@@ -14,7 +14,7 @@ from toy_gateways import SEES, act, bearer, gateway_config, make_bundle, serving
 from marl_ray import __version__
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.states import Action
+from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.http import admission
 

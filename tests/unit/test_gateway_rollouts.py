@@ -10,8 +10,8 @@ from toy_gateways import SEES, act, bearer, gateway_config, serving, until, wind
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.states import Status
-from marl_ray.experiments.store import StoreError
+from marl_ray.experiments.lifecycle import Status
+from marl_ray.experiments.store.store import StoreError
 from marl_ray.serving import store_follower
 from marl_ray.serving.evidence.rollout_control import decide
 

@@ -16,13 +16,13 @@ from toy_tokenizers import LLAMA2, bytes_with, spaced
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.assignment import held_out
-from marl_ray.policies.bundle import load_bundle
+from marl_ray.experiments.assignment.rendezvous import held_out
+from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.engines.stops import first_stop
+from marl_ray.policies.engines.decoding.stop_strings import first_stop
 from marl_ray.policies.engines.torch_engine import TorchEngine
-from marl_ray.policies.prompts import encode_prompt
-from marl_ray.policies.tiny import byte_tokenizer
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.serving.arms.detokenizer import Detokenizer
 from marl_ray.serving.asgi import Gateway
 

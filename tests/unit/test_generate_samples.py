@@ -11,17 +11,17 @@ from toy_gateways import make_bundle
 from toy_tokens import stirred
 
 from marl_ray.cli.evaluation import tasks
-from marl_ray.config.model import GenerationConfig, ModelConfig
-from marl_ray.envs.code_team import CodeTeam
-from marl_ray.envs.tasks import CodeRecord, read_code, read_math
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.envs.text.code_team import CodeTeam
+from marl_ray.envs.text.tasks import CodeRecord, read_code, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, Problem
-from marl_ray.evaluation.files import ANY, load
-from marl_ray.evaluation.generate import FOLDER, SAMPLES, Request, generate
-from marl_ray.evaluation.writer import Writer
-from marl_ray.policies.bundle import Lineage
-from marl_ray.policies.token_bundle import save_token_bundle
-from marl_ray.policies.token_policy import build_token_policy, plain_copy
+from marl_ray.evaluation.data_files import ANY, load
+from marl_ray.evaluation.writing.requests import FOLDER, SAMPLES, Request, generate
+from marl_ray.evaluation.writing.writer import Writer
+from marl_ray.policies.bundles.actor_critic import Lineage
+from marl_ray.policies.bundles.language import save_token_bundle
+from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 OWN = BENCHMARKS["jsonl"]

@@ -11,10 +11,11 @@ from toy_texts import config as texts
 
 from marl_ray.algorithms import ALGORITHMS
 from marl_ray.config import SPECS, RunConfig
-from marl_ray.envs import make_env
-from marl_ray.training import gradient, loop
-from marl_ray.training.alone import process_group
-from marl_ray.training.batches import CostStats
+from marl_ray.envs.registry import make_env
+from marl_ray.training import loop
+from marl_ray.training.learner import gradient_epochs
+from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.single_process import process_group
 from marl_ray.trajectories import PER_SEQUENCE, Trajectories
 
 
@@ -54,15 +55,17 @@ def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> 
 
     def record(modules, max_norm):
         for module in modules:
-            found.extend(gradient._local(p.grad).clone().reshape(-1) for p in module.parameters() if p.grad is not None)
+            found.extend(
+                gradient_epochs._local(p.grad).clone().reshape(-1) for p in module.parameters() if p.grad is not None
+            )
         return torch.zeros(len(modules))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradient, "clip_gradients", record)
+        patch.setattr(gradient_epochs, "clip_gradients", record)
         patch.setattr(learner.optimizer, "step", lambda: None)
         patch.setattr(learner, "micro_batch", micro_batch)
         if ALGORITHMS[name].spec.constraint == "trust_region":
-            patch.setattr("marl_ray.training.trust_step.update", lambda *arguments: {})
+            patch.setattr("marl_ray.training.learner.trust_region_step.update", lambda *arguments: {})
         learner.update(batch, 0, 0, CostStats((4.5,), 6))
     learner.load_state(state)
     return torch.cat(found)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_tokenizers import LLAMA2, spaced
 
-from marl_ray.config.model import GenerationConfig, ModelConfig
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.engines.decoder import Decoder
-from marl_ray.policies.engines.json_guide import DEPTH, OBJECT, Guides, State, advance, framed, guides_of
+from marl_ray.policies.engines.decoding.decoder import Decoder
+from marl_ray.policies.engines.decoding.json_guide import DEPTH, OBJECT, Guides, State, advance, framed, guides_of
 from marl_ray.policies.engines.torch_engine import cached_model
-from marl_ray.policies.tiny import byte_tokenizer
-from marl_ray.policies.token_policy import build_token_policy, plain_copy
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
 
 BYTES = byte_tokenizer()
 GUIDES = guides_of(BYTES)

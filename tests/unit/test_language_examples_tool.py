@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from marl_ray.config import EnvConfig
-from marl_ray.envs import make_env
+from marl_ray.envs.registry import make_env
 
 EXAMPLE = '''
 """Tools for questions about prices."""
 
-from marl_ray.agents.tools import ToolFailed
+from marl_ray.agents.errors import ToolFailed
 
 
 def price(item: str, count: int = 1, *, discount: float = 0.0) -> str:

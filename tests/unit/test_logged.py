@@ -14,7 +14,7 @@ from pyarrow import parquet
 from toy_logs import SCHEMA, sequence, write
 
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.logged import Logged, read_logged
+from marl_ray.rollout.served.acts import Logged, read_logged
 
 CATEGORIES = spaces.MultiDiscrete([4, 3])
 AGENTS = {"a": "p", "b": "p", "c": "q"}

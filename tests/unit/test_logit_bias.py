@@ -7,12 +7,12 @@ import torch
 from toy_gateways import with_gateway
 from toy_text_gateways import CHAT, TEXT, config, events, post, texts
 
-from marl_ray.policies.bundle import load_bundle
+from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.engines.drawing import draw
-from marl_ray.policies.engines.logit_bias import LogitBias
+from marl_ray.policies.engines.decoding.logit_bias import LogitBias
+from marl_ray.policies.engines.decoding.sampling import draw
 from marl_ray.policies.engines.torch_engine import TorchEngine
-from marl_ray.policies.token_random import token_uniforms
+from marl_ray.policies.language.philox import token_uniforms
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

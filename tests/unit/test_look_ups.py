@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.experiments.assignment import Assignment, AssignmentTable, PastTables
+from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables
 from marl_ray.serving.routing.look_ups import LookUps
 
 WEIGHTS = st.fixed_dictionaries({arm: st.sampled_from([0.0, 0.01, 0.5, 1.0, 3.0]) for arm in "abc"}).filter(

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.algorithms.multipliers import PID, Lagrange, combine
-from marl_ray.algorithms.penalty import (
+from marl_ray.algorithms.constraints.multipliers import PID, Lagrange, combine
+from marl_ray.algorithms.constraints.penalty import (
     constraint_violation,
     exact_penalty,
     exact_penalty_weights,

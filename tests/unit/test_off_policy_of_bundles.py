@@ -9,7 +9,7 @@ from gymnasium import spaces
 from toy_logs import sequence, toy_bundle, write
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.off_policy import (
+from marl_ray.evaluation.off_policy.acts import (
     cross_fitted,
     evaluate_bundle,
     evaluate_doubly_robust,
@@ -18,7 +18,7 @@ from marl_ray.evaluation.off_policy import (
     logged_for,
     start_features,
 )
-from marl_ray.policies.bundle import PASS, Bundle
+from marl_ray.policies.bundles.actor_critic import PASS, Bundle
 
 STEPS, STATES, CHANCE = 3, 3, 0.8
 OBSERVATION, ACTION = spaces.MultiDiscrete([STEPS, STATES]), spaces.Discrete(2, start=1)

@@ -9,14 +9,14 @@ import torch
 from toy_served import served_row, write_served
 from toy_text_gateways import make_text_bundle
 
-from marl_ray.config.model import GenerationConfig
+from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.off_policy_of_texts import judge_texts, log_ratios
-from marl_ray.policies.bundle import load_bundle
+from marl_ray.evaluation.off_policy.texts import judge_texts, log_ratios
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
-from marl_ray.policies.token_bundle import TokenBundle
-from marl_ray.rollout.served_texts import read_served
+from marl_ray.rollout.served.texts import read_served
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

@@ -10,11 +10,11 @@ import toy_texts
 
 from marl_ray.algorithms import Evaluated, PolicyLoss
 from marl_ray.config import SPECS, RunConfig
-from marl_ray.envs import make_env
+from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
-from marl_ray.training.alone import process_group, train_alone
-from marl_ray.training.batches import CostStats
-from marl_ray.training.learner import Learner
+from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.trajectories import Trajectories
 
 LANGUAGE = [name for name in toy_runs.PLAYING if SPECS[name].token_policies and SPECS[name].critic != "central"]

@@ -14,12 +14,13 @@ from toy_runs import timeless
 from toy_tokens import LORA, tiny
 
 from marl_ray.config import AlgorithmConfig, RunConfig
-from marl_ray.envs import make_env
-from marl_ray.training import fine_tuning, loop
-from marl_ray.training.alone import process_group, train_alone
-from marl_ray.training.learner import Learner
-from marl_ray.training.optimizers import optimizer_of
-from marl_ray.training.team import Team
+from marl_ray.envs.registry import make_env
+from marl_ray.training import loop
+from marl_ray.training.imitation import fine_tuning
+from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.optimizers import optimizer_of
+from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.team.team import Team
 
 FAMILIES = {"actor-critic": toy_runs.config, "language": toy_texts.config}
 EVERYTHING = [

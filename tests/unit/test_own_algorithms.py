@@ -10,12 +10,12 @@ from toy_runs import PLAYING, TWO_POLICIES, config, short
 
 from marl_ray.algorithms import ALGORITHMS, algorithm_of
 from marl_ray.config import SPECS, AlgorithmConfig, RunConfig, Spec, parse_config
-from marl_ray.envs import make_env
+from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.training import loop
-from marl_ray.training.alone import process_group, train_alone
-from marl_ray.training.batches import CostStats
-from marl_ray.training.learner import Learner
+from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.trajectories import Trajectories
 
 OWN = "own_algorithms:DECOUPLED_PPO"

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from toy_tokens import LORA, tiny
 
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.packing import MULTIPLE, pack
-from marl_ray.policies.sampler import make_engine
+from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.policies.language.packing import MULTIPLE, pack
 
 POLICY = tiny()
 
@@ -75,8 +75,8 @@ def test_a_prompt_is_read_once_and_only_the_row_is_padded():
 def test_layers_that_recompute_and_adapters_are_no_different():
     from torch.distributed.device_mesh import init_device_mesh
 
-    from marl_ray.policies.token_policy import shard
-    from marl_ray.training.alone import process_group
+    from marl_ray.policies.language.token_policy import shard
+    from marl_ray.training.single_process import process_group
 
     prompts, responses, mask = rows([(5, [3, 6, 1]), (2, [2, 4])])
     plain = tiny(lora=LORA)

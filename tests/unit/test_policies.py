@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 
 from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.actor_critic import ActorCritic
-from marl_ray.policies.distributions import distribution_of
-from marl_ray.policies.networks import OneHotLinear
-from marl_ray.policies.spaces import joint_space, row_dtype, row_size, space_from_json, space_to_json, to_row
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.distributions import distribution_of
+from marl_ray.policies.actor_critic.networks import OneHotLinear
+from marl_ray.policies.actor_critic.spaces import (
+    joint_space,
+    row_dtype,
+    row_size,
+    space_from_json,
+    space_to_json,
+    to_row,
+)
 
 SPACES = [
     spaces.Discrete(5, start=2),

@@ -14,10 +14,10 @@ from toy_gateways import gateway_config as config_of
 
 from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.assignment import AssignmentTable, held_out, in_layer, in_share
-from marl_ray.experiments.population import population_of
-from marl_ray.experiments.records import assignment_part
-from marl_ray.experiments.states import Action
+from marl_ray.experiments.assignment.population import population_of
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable, held_out, in_layer, in_share
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.store.records import assignment_part
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.routing import router
 

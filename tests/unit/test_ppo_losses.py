@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.algorithms import ALGORITHMS
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.algorithms.base import Evaluated
-from marl_ray.algorithms.ppo_losses import clipped_surrogate, ppo_loss
-from marl_ray.algorithms.value_losses import clipped_value_loss
-from marl_ray.algorithms.value_norm import ValueNorm
+from marl_ray.algorithms.losses.ppo_losses import clipped_surrogate, ppo_loss
+from marl_ray.algorithms.losses.value_losses import clipped_value_loss
 from marl_ray.config import SPECS, AlgorithmConfig
 
 numbers = st.floats(-3, 3)

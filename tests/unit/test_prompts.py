@@ -8,8 +8,8 @@ from toy_tokenizers import CHATML, LLAMA2, PARTS, PIECES, bytes_with, spaced
 from transformers import PreTrainedTokenizerFast
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.prompts import PromptTooLong, encode_chat, encode_prompt, encode_text, fit_prompt
-from marl_ray.policies.tiny import byte_tokenizer
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.policies.prompting.prompts import PromptTooLong, encode_chat, encode_prompt, encode_text, fit_prompt
 
 TOKENIZERS = {
     "tiny": byte_tokenizer(),

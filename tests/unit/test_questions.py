@@ -7,13 +7,13 @@ from statistics import NormalDist, fmean
 
 import pytest
 
-from marl_ray.config.measures import RelativeMargin
-from marl_ray.experiments.looks import Look, look_at
-from marl_ray.experiments.reporting import mean_beyond
-from marl_ray.experiments.sequential import harm, promotion, scaled
-from marl_ray.experiments.states import Plan
-from marl_ray.experiments.statistics import Summary
-from marl_ray.experiments.sums import Design, Moments, Totals
+from marl_ray.config.serving.measures import RelativeMargin
+from marl_ray.experiments.evidence.looks import Look, look_at
+from marl_ray.experiments.evidence.running_sums import Design, Moments, Totals
+from marl_ray.experiments.lifecycle import Plan
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
+from marl_ray.experiments.statistics.sequential import harm, promotion, scaled
 from marl_ray.serving.evidence.questions import HARM, PROMOTION, Finding, Measure, ask
 
 PLAN = Plan("c", {"c": 9.0, "t": 1.0})

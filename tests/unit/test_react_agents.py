@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from marl_ray.agents.calls import parse
-from marl_ray.agents.react import Turn, act, instructions, signature, transcript
-from marl_ray.agents.tools import MOST_ABANDONED, Tool, ToolFailed, ToolTimeout, cut, make_tool, make_tools, tool_of
+from marl_ray.agents.errors import ToolFailed, ToolTimeout
+from marl_ray.agents.react_format import Turn, act, instructions, signature, transcript
+from marl_ray.agents.tools import MOST_ABANDONED, Tool, cut, make_tool, make_tools, tool_of
 from marl_ray.errors import MarlRayError
 
 

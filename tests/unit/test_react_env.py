@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo.test import seed_test
 
+from marl_ray.agents.made_up_country import KINDS
 from marl_ray.agents.tools import make_tool
-from marl_ray.agents.towns import KINDS
 from marl_ray.config import EnvConfig
-from marl_ray.envs import make_env
-from marl_ray.envs.react import MADE_UP, SEARCH, React, same_answer
+from marl_ray.envs.registry import make_env
+from marl_ray.envs.text.react import MADE_UP, SEARCH, React, same_answer
 from marl_ray.errors import MarlRayError
 
 OFFLINE = {SEARCH: {"corpus": "towns"}}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.training.release import Ended, blocking, release
+from marl_ray.training.evaluation.whole_episodes import Ended, blocking, release
 
 LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=5)
 """Of the episodes of each copy, one after another; the last one is still running when the play ends."""

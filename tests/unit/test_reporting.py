@@ -1,7 +1,7 @@
 """Whether arms report equally often."""
 
-from marl_ray.experiments.reporting import unequal_reporting
-from marl_ray.experiments.statistics import Summary
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.missing_outcomes import unequal_reporting
 
 
 def share(n: int, mean: float) -> Summary:

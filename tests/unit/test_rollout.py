@@ -6,14 +6,14 @@ import torch
 from gymnasium import spaces
 from toy_envs import Countdown
 
-from marl_ray.algorithms.value_norm import ValueNorm
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import EnvConfig, NetworkConfig
-from marl_ray.envs.batch import make_batch
-from marl_ray.policies.actor_critic import ActorCritic
-from marl_ray.policies.spaces import joint_space
-from marl_ray.rollout.buffers import Player
-from marl_ray.rollout.collector import Collector, Plan
-from marl_ray.rollout.random import EVALUATION, action_noise, episode_seed, permutation
+from marl_ray.envs.copies import make_batch
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.spaces import joint_space
+from marl_ray.rollout.actor_critic.buffers import Player
+from marl_ray.rollout.actor_critic.collector import Collector, Plan
+from marl_ray.rollout.rng import EVALUATION, action_noise, episode_seed, permutation
 
 FIELDS = ("observations", "actions", "log_probs", "values", "bootstrap", "rewards", "costs", "mask", "terminated")
 

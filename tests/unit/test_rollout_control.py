@@ -13,9 +13,9 @@ from migrated import migrated
 from store_cases import Clock, over
 
 from marl_ray.config import ExperimentConfig, parse_config
-from marl_ray.experiments.assignment import Assignment, AssignmentTable, draw
-from marl_ray.experiments.states import Action, Status, Step
-from marl_ray.experiments.store import ExperimentStore, Exposure, Report
+from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw
+from marl_ray.experiments.lifecycle import Action, Status, Step
+from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report
 from marl_ray.serving.evidence.report import curves, describe
 from marl_ray.serving.evidence.rollout_control import config_of, decide, findings
 

@@ -26,16 +26,16 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from marl_ray.config.model import GenerationConfig, ModelConfig
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.adapters import add_adapters, without_adapters
-from marl_ray.policies.engines.decoder import Decoder
-from marl_ray.policies.engines.llama import LlamaModel, is_llama
-from marl_ray.policies.engines.models import ForwardModel
+from marl_ray.policies.engines.decoding.decoder import Decoder
+from marl_ray.policies.engines.models.cached_model import ForwardModel
+from marl_ray.policies.engines.models.llama import LlamaModel, is_llama
+from marl_ray.policies.engines.sampler import Completion, Prompt, make_engine
 from marl_ray.policies.engines.torch_engine import cached_model
-from marl_ray.policies.sampler import Completion, Prompt, make_engine
-from marl_ray.policies.tiny import byte_tokenizer
-from marl_ray.policies.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
+from marl_ray.policies.language.lora import add_adapters, without_adapters
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
 
 CONTEXT = 128
 SMALL = {
@@ -162,7 +162,7 @@ def test_a_small_cache_only_makes_it_slower(policy: TokenPolicy, monkeypatch: py
     engine, prompts = make_engine(policy), text_prompts()
     free = engine.generate(prompts, 2)
     monkeypatch.setattr("marl_ray.policies.engines.torch_engine.CACHE_BYTES", 100_000)  # three rows
-    monkeypatch.setattr("marl_ray.policies.engines.decoder.PREFILL_TOKENS", 8)
+    monkeypatch.setattr("marl_ray.policies.engines.decoding.decoder.PREFILL_TOKENS", 8)
     assert ids_of(engine.generate(prompts, 2)) == ids_of(free)
     assert engine.generate([], 2) == []
 

@@ -13,11 +13,11 @@ import pytest
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, HUMANEVAL, benchmark
-from marl_ray.evaluation.evaluate import Options, plan
-from marl_ray.evaluation.files import ANY, load, rows
-from marl_ray.evaluation.report import make_report
-from marl_ray.evaluation.results import MANIFEST, RESULTS, open_results
-from marl_ray.evaluation.samples import read_samples
+from marl_ray.evaluation.data_files import ANY, load, rows
+from marl_ray.evaluation.scoring.evaluate import Options, plan
+from marl_ray.evaluation.scoring.report import make_report
+from marl_ray.evaluation.scoring.results import MANIFEST, RESULTS, open_results
+from marl_ray.evaluation.writing.samples import read_samples
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PROBLEMS = str(FIXTURES / "humaneval.jsonl")

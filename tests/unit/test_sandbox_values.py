@@ -17,10 +17,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marl_ray.sandbox import codec, folder, wire
+from marl_ray.sandbox import codec, wire
+from marl_ray.sandbox.confinement import run_folder
+from marl_ray.sandbox.confinement.seccomp import ARCHES, Filter
 from marl_ray.sandbox.limits import WALL_FACTOR, Limits
-from marl_ray.sandbox.official import first_result
-from marl_ray.sandbox.seccomp import ARCHES, Filter
+from marl_ray.sandbox.server.official import first_result
 
 TAGS = ["g", "x", *codec._MAKE, *codec._PARSE]
 hashable = st.recursive(
@@ -279,14 +280,14 @@ def test_filters_assemble_for_both_architectures(machine: str, owners: bool) -> 
 def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "REMOVE_S", -1.0)
+    monkeypatch.setattr(run_folder, "REMOVE_S", -1.0)
     mounted, replaced = tmp_path / "mounted", []
     mounted.mkdir(0o700)
-    kept = folder.Mounted(str(mounted), lambda: replaced.append(True))
+    kept = run_folder.Mounted(str(mounted), lambda: replaced.append(True))
     assert not kept.renew() and not replaced
     (mounted / "left").mkdir()
     assert kept.renew() and replaced
-    numbered = folder.Numbered(str(tmp_path), None)
+    numbered = run_folder.Numbered(str(tmp_path), None)
     first = Path(numbered.path)
     assert not numbered.renew() and numbered.path == str(first)
     (first / "left").mkdir()
@@ -294,7 +295,7 @@ def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(
     numbered.renew()
     assert numbered.path != str(first) and not first.exists() and os.listdir(numbered.path) == []
     assert os.stat(numbered.parent).st_mode & 0o777 == 0o100
-    monkeypatch.setattr(folder, "REMOVE_S", 2.0)
+    monkeypatch.setattr(run_folder, "REMOVE_S", 2.0)
     Path(numbered.path, "left").touch()
     numbered.renew()
     assert os.listdir(tmp_path / "aside") == []
@@ -320,8 +321,8 @@ def test_a_folder_is_emptied_however_it_was_left(tmp_path: Path) -> None:
         os.fchdir(here)
         os.close(here)
     (work / "a/b").chmod(0)
-    assert folder.is_full(str(work), 1 << 30, 100)
-    folder.empty(str(work))
+    assert run_folder.is_full(str(work), 1 << 30, 100)
+    run_folder.empty(str(work))
     assert list(work.iterdir()) == []
     assert outside.read_text() == "kept"
-    assert not folder.is_full(str(work), 1, 1)
+    assert not run_folder.is_full(str(work), 1, 1)

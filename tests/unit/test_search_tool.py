@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from marl_ray.agents.cache import Cache
+from marl_ray.agents.errors import ToolFailed
+from marl_ray.agents.made_up_country import documents, questions
 from marl_ray.agents.search import ASKED, KEY_VARIABLE, Corpus, Document, search_function
-from marl_ray.agents.tools import ToolFailed, make_tools
-from marl_ray.agents.towns import documents, questions
+from marl_ray.agents.search_cache import Cache
+from marl_ray.agents.tools import make_tools
 from marl_ray.errors import MarlRayError
 
 KEY = "secret-key-0123456789"

@@ -5,10 +5,10 @@ import pytest
 import torch
 from toy_runs import TWO_POLICIES, short
 
-from marl_ray.envs import make_env
+from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
-from marl_ray.training.alone import process_group
-from marl_ray.training.batches import CostStats
+from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.single_process import process_group
 
 
 @pytest.mark.parametrize("algorithm", ["happo", "macpo", "mappo_lagrangian"])
@@ -42,7 +42,7 @@ def test_the_factor_equals_the_joint_ratio(monkeypatch, algorithm):
 
 
 def test_the_order_is_drawn_anew_and_equal_everywhere():
-    from marl_ray.rollout.random import team_order
+    from marl_ray.rollout.rng import team_order
 
     orders = [tuple(team_order(0, iteration, 3)) for iteration in range(40)]
     assert len(set(orders)) == 6 and orders == [tuple(team_order(0, iteration, 3)) for iteration in range(40)]
@@ -60,7 +60,7 @@ def test_a_step_uses_up_the_budget_of_the_next():
         factor = torch.ones_like(data.rewards)
         before = CostStats((4.5,), 3, 6.0)
         assert learner.moved_costs(before, data, factor, None) == before
-        from marl_ray.algorithms.ppo import cost_advantages
+        from marl_ray.algorithms.with_critic.ppo import cost_advantages
 
         raw, _ = cost_advantages(data, learner.hyper)
         shift = 6.0 * (0.1 * raw[..., 0][data.mask]).mean().item()

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.assignment import AssignmentTable
-from marl_ray.experiments.sequential import (
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable
+from marl_ray.experiments.assignment.sample_ratio import CONCENTRATION, sample_ratio, sample_ratio_of_epochs
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.sequential import (
     harm,
     information,
     log_e_value,
@@ -20,8 +22,6 @@ from marl_ray.experiments.sequential import (
     relative_scale,
     scaled,
 )
-from marl_ray.experiments.srm import CONCENTRATION, sample_ratio, sample_ratio_of_epochs
-from marl_ray.experiments.statistics import Summary
 
 RULES: Any = {"alpha": 0.05, "margin": 0.1, "min_outcomes": 50}
 ARMS = st.builds(Summary, st.integers(50, 5000), st.floats(-3, 3), st.floats(0.01, 9))

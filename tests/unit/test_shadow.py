@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from marl_ray.policies.bundle import load_bundle
+from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.protocol import Answer
 from marl_ray.serving.routing.shadow import COMPLAINT_S, Shadows

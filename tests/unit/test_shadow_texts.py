@@ -8,7 +8,7 @@ import pytest
 from toy_gateways import serving, until
 from toy_text_gateways import ASK, CHAT, config, events, make_text_bundle, post, text_config, texts
 
-from marl_ray.policies.bundle import load_bundle
+from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.serving.arms.errors import ArmError
 from marl_ray.serving.arms.protocol import Piece, TextRequest
 from marl_ray.serving.arms.text import TextBatcher

@@ -8,10 +8,10 @@ import torch
 from gymnasium import spaces
 
 from marl_ray.config import NetworkConfig
-from marl_ray.policies.actor_critic import ActorCritic
-from marl_ray.policies.bundle import Bundle, PolicyParts, load_bundle, save_bundle
-from marl_ray.policies.manifest import Lineage
-from marl_ray.policies.stacked import Stack, stackable
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.stacked import Stack, stackable
+from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, load_bundle, save_bundle
+from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 
 SPACES = {

@@ -12,7 +12,7 @@ from toy_sweeps import ToySweep
 
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.evaluation.statistics import iqm, stratified_bootstrap
-from marl_ray.tuning.compare import (
+from marl_ray.tuning.reporting.compare import (
     Curve,
     bands,
     curve_of,
@@ -22,7 +22,7 @@ from marl_ray.tuning.compare import (
     improvement,
     probability_of_improvement,
 )
-from marl_ray.tuning.figures import curve_chart, number, parallel, strokes, ticks
+from marl_ray.tuning.reporting.figures import curve_chart, number, parallel, strokes, ticks
 
 RETURN = MetricConfig(name="return", window=2)
 

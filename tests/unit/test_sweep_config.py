@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig, combinations, load_sweep
 from marl_ray.errors import MarlRayError
-from marl_ray.tuning.spaces import RandomSearch, TpeSearch, check_space, draw
+from marl_ray.tuning.search.spaces import RandomSearch, TpeSearch, check_space, draw
 
 RUN = {"env": {"id": "toy_envs:countdown"}, "train": {"env_copies": 8}}
 LR = {"hyper.lr": {"grid": [0.1, 0.2]}}

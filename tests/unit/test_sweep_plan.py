@@ -10,10 +10,10 @@ import pytest
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.plan import ENDED, Plan
-from marl_ray.tuning.results import Record, Records, identity_of
-from marl_ray.tuning.schedulers import Exploit, Standing, make_rule
-from marl_ray.tuning.schedulers.pb2 import upper_bounds
+from marl_ray.tuning.reporting.records import Record, Records, identity_of
+from marl_ray.tuning.search.plan import ENDED, Plan
+from marl_ray.tuning.search.schedulers import Exploit, Standing, make_rule
+from marl_ray.tuning.search.schedulers.pb2 import upper_bounds
 
 TOTAL = 1000
 

@@ -14,11 +14,11 @@ from toy_sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, whole
 from marl_ray.cli import main
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.tuning import progress
-from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.progress import Progress
-from marl_ray.tuning.report import write_report
-from marl_ray.tuning.results import Record, Records, find_sweep, load_records, ranked, why, winner_of
+from marl_ray.tuning.reporting import progress
+from marl_ray.tuning.reporting.progress import Progress
+from marl_ray.tuning.reporting.records import Record, Records, find_sweep, load_records, ranked, why, winner_of
+from marl_ray.tuning.reporting.report import write_report
+from marl_ray.tuning.running.folder import Folder
 
 PLAIN = {"algorithm": "ippo", "hyper.lr": 0.001, "hyper.entropy_coef": 0.01}
 VOID = {"meta", "link"}

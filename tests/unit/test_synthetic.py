@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_ray.envs.code_tests import check
-from marl_ray.envs.synthetic import FAMILIES, HIDDEN, PUBLIC, MadeProgram, arithmetic, mutants, programs
-from marl_ray.envs.text import is_held_out
+from marl_ray.envs.text.base import is_held_out
+from marl_ray.envs.text.code_tests import check
+from marl_ray.envs.text.synthetic import FAMILIES, HIDDEN, PUBLIC, MadeProgram, arithmetic, mutants, programs
 from marl_ray.rewards import math_reward
 from marl_ray.sandbox import Level, Limits, Pool
 

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from marl_ray.envs.files import rows
-from marl_ray.envs.tasks import GivenProgram, MathTask, read_code, read_math
+from marl_ray.envs.text.record_files import rows
+from marl_ray.envs.text.tasks import GivenProgram, MathTask, read_code, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS
 from marl_ray.rewards import CallTest, CodeTask, StdioTest

@@ -24,13 +24,13 @@ from toy_collectors import (
 )
 from toy_text_envs import Broken, Echo, Quitter, Slow, Strict, Talk
 
-from marl_ray.algorithms.value_norm import ValueNorm
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.sampler import make_engine
-from marl_ray.rollout.collector import Plan
-from marl_ray.rollout.responses import TokenPlayer
-from marl_ray.rollout.streams import EVALUATION, TRAINING, response_stream
-from marl_ray.rollout.transcripts import means
+from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.response_streams import EVALUATION, TRAINING, response_stream
+from marl_ray.rollout.text.responses import TokenPlayer
+from marl_ray.rollout.text.transcripts import means
 
 FIELDS = ("mask", "rewards", "costs", "terminated", "truncated", "greedy", "group", "episode", "agent", "turn")
 

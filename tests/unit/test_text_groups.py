@@ -11,7 +11,7 @@ from toy_collectors import ALONE, BOTH, SAID, Scripted, collector, on_two_worker
 from toy_text_envs import WORDS, Echo, Talk
 
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.collector import Plan
+from marl_ray.rollout.actor_critic.collector import Plan
 
 
 def test_members_of_a_group_share_task_and_seed_and_tasks_go_on_over_iterations():

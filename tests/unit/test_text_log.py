@@ -11,10 +11,10 @@ from toy_gateways import serving, until
 from toy_text_gateways import ASK, CHAT, CONTEXT, config, events, make_text_bundle, post, rows, text_config, texts
 
 from marl_ray.config import GatewayConfig
-from marl_ray.policies.bundle import load_bundle
+from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
-from marl_ray.policies.prompts import encode_prompt
+from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.serving.logs.act_log import LoggedText, read_decisions
 from marl_ray.serving.logs.export import export
 

@@ -11,8 +11,7 @@ from clocked_experiments import *  # noqa: F403
 from clocked_experiments import WINDOW, Clock, look, opened, refusal, sessions, told
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.betting import BettingTest, Claim
-from marl_ray.experiments.states import (
+from marl_ray.experiments.lifecycle import (
     Action,
     Allocation,
     Plan,
@@ -25,7 +24,8 @@ from marl_ray.experiments.states import (
     transition,
     weights_of,
 )
-from marl_ray.experiments.store import ExperimentStore
+from marl_ray.experiments.statistics.bets import BettingTest, Claim
+from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving.evidence.rollout_control import decide
 
 THOMPSON: dict[str, Any] = {"strategy": "thompson", "reweigh_s": 1e-3, "floor": 0.1}

@@ -7,12 +7,13 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from toy_tokens import LORA, responses, tiny
 
-from marl_ray.config.model import GenerationConfig, ModelConfig
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies import token_policy
-from marl_ray.policies.adapters import merged_weights
-from marl_ray.policies.tiny import byte_tokenizer
-from marl_ray.policies.token_policy import (
+from marl_ray.policies.language import token_policy
+from marl_ray.policies.language.gather_shards import unsharded
+from marl_ray.policies.language.lora import merged_weights
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.policies.language.token_policy import (
     TokenPolicy,
     adopt,
     build_token_policy,
@@ -22,8 +23,7 @@ from marl_ray.policies.token_policy import (
     refresh,
     shard,
 )
-from marl_ray.policies.unsharded import unsharded
-from marl_ray.training.alone import process_group
+from marl_ray.training.single_process import process_group
 
 
 def naive(policy, prompts, answers, mask):

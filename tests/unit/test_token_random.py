@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from marl_ray.policies.token_random import philox, token_uniforms
+from marl_ray.policies.language.philox import philox, token_uniforms
 
 WORDS = st.integers(0, 2**64 - 1)
 

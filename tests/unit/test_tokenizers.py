@@ -7,9 +7,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.prompts import check_fits, encode_prompt, fit_prompt
-from marl_ray.policies.tiny import byte_tokenizer
-from marl_ray.policies.tokenizers import load_tokenizer
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.policies.prompting.prompts import check_fits, encode_prompt, fit_prompt
+from marl_ray.policies.prompting.tokenizers import load_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

@@ -11,8 +11,8 @@ from toy_text_gateways import CHAT, events, make_text_bundle, post, rows, text_c
 from toy_tokenizers import CHATML, LLAMA31, MISTRAL, QWEN, bytes_with
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.json_guide import advance
-from marl_ray.policies.tool_template import HERMES, Call, call_guide, calls_in, encode_tool_chat
+from marl_ray.policies.engines.decoding.json_guide import advance
+from marl_ray.policies.prompting.tool_template import HERMES, Call, call_guide, calls_in, encode_tool_chat
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
 from marl_ray.serving.logs.act_log import read_decisions
 

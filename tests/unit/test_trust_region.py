@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from marl_ray.algorithms.trust_region import (
+from marl_ray.algorithms.constraints.trust_region import (
     backtracking,
     constrained_step,
     fisher_product,

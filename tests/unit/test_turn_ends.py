@@ -24,14 +24,14 @@ from toy_tokenizers import (
 )
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from marl_ray.config.model import GenerationConfig as Sampling
-from marl_ray.config.model import ModelConfig
+from marl_ray.config.run.model import GenerationConfig as Sampling
+from marl_ray.config.run.model import ModelConfig
+from marl_ray.policies.bundles.language import load_tokenizer, save_token_bundle
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.sampler import make_engine
-from marl_ray.policies.token_bundle import load_tokenizer, save_token_bundle
-from marl_ray.policies.token_policy import TokenPolicy, load_model
-from marl_ray.policies.turn_ends import end_tokens, turn_end
-from marl_ray.training.fine_tuning import Told, encode
+from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.policies.language.token_policy import TokenPolicy, load_model
+from marl_ray.policies.prompting.turn_ends import end_tokens, turn_end
+from marl_ray.training.imitation.demonstrations import Told, encode
 
 TEMPLATES = {
     "chatml": (CHATML, ("<|im_start|>", "<|im_end|>"), None, ("", "<|im_end|>")),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_ray.experiments.states import ALLOWED, Action, Status
+from marl_ray.experiments.lifecycle import ALLOWED, Action, Status
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.pages.charts import curve_chart, resolution, shown, spans, towards
 from marl_ray.serving.pages.render import FIELDS, HEADERS, experiment_page, index_page, parse_form, stylesheet

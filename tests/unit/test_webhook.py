@@ -16,13 +16,13 @@ import pytest
 import sqlalchemy as sa
 from toy_gateways import gateway_config, serving, until
 
-from marl_ray.config.experiment import WebhookConfig
+from marl_ray.config.serving.gateway import WebhookConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments import notices as queue
-from marl_ray.experiments import schema
-from marl_ray.experiments.notices import Notices
-from marl_ray.experiments.states import Action
-from marl_ray.experiments.store import ExperimentStore
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.store import notices as queue
+from marl_ray.experiments.store import schema
+from marl_ray.experiments.store.notices import Notices
+from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.evidence.webhook import LONGEST_PAUSE_S, Webhook
 

@@ -4,13 +4,13 @@ import numpy as np
 import torch
 from toy_envs import Countdown
 
-from marl_ray.algorithms.value_norm import ValueNorm
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import EnvConfig, NetworkConfig
-from marl_ray.envs.batch import make_batch
-from marl_ray.envs.budget_dag import BudgetDag
-from marl_ray.policies.actor_critic import ActorCritic
-from marl_ray.rollout.buffers import Player
-from marl_ray.rollout.collector import Collector, Plan
+from marl_ray.envs.budget.dag import BudgetDag
+from marl_ray.envs.copies import make_batch
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.rollout.actor_critic.buffers import Player
+from marl_ray.rollout.actor_critic.collector import Collector, Plan
 
 AGENTS = {"shared": ["a", "b"]}
 
@@ -109,7 +109,7 @@ def test_a_forced_move_is_no_decision():
 
 
 def test_masked_actions_are_never_drawn():
-    from marl_ray.policies.distributions import Categorical
+    from marl_ray.policies.actor_critic.distributions import Categorical
 
     head = Categorical((4,), ())
     outputs = head.normalize(

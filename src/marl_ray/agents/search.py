@@ -18,9 +18,9 @@ import httpx
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from marl_ray.agents.cache import Cache
-from marl_ray.agents.tools import ToolFailed
-from marl_ray.agents.towns import documents
+from marl_ray.agents.errors import ToolFailed
+from marl_ray.agents.made_up_country import documents
+from marl_ray.agents.search_cache import Cache
 from marl_ray.errors import MarlRayError
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ def search_function(
 ) -> Callable[[str, float], str]:
     """The function of the tool `google_search_serper`.
 
-    corpus: a JSONL file to search instead of the web, or `towns`, the made-up country of `marl_ray.agents.towns`.
+    corpus: a JSONL file to search instead of the web, or `towns`, the made-up country of `marl_ray.agents.made_up_country`.
     key_file: holds the key, which the variable SERPER_API_KEY holds otherwise. cache: a SQLite file that several processes
     may share, in memory if not given; the oldest of more than `cache_entries` responses are dropped.
     MarlRayError naming the option, or the key where there is none.

@@ -17,27 +17,16 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic.errors import PydanticUserError
 from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
+from marl_ray.agents.errors import ToolTimeout, WrongArguments
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.sandbox import Limits, Status
-from marl_ray.sandbox.shared import shared_pool
+from marl_ray.sandbox.client.shared_pool import shared_pool
 
 MOST_ABANDONED = 64
 """Calls of one tool that may be under way at once, those that nobody waits for any more included."""
 LEAST_MEMORY = 1 << 26
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
-
-
-class WrongArguments(Exception):
-    """The arguments do not fit the tool; the text says which and why, in one line."""
-
-
-class ToolTimeout(Exception):
-    """The tool gave no result in time."""
-
-
-class ToolFailed(Exception):
-    """The tool could not do it; the text is what the agent reads."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from marl_ray.algorithms.multipliers import Multiplier
-from marl_ray.algorithms.shaping import shaped_rewards
-from marl_ray.algorithms.value_losses import Valued, ppo_value_loss
+from marl_ray.algorithms.advantages.shaping import shaped_rewards
+from marl_ray.algorithms.constraints.multipliers import Multiplier
+from marl_ray.algorithms.losses.value_losses import Valued, ppo_value_loss
 from marl_ray.config import AlgorithmConfig, Spec
 from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories

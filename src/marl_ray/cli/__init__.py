@@ -140,7 +140,7 @@ def algorithms(
 def _language_defaults(spec: "Spec") -> dict[str, str]:
     """What an algorithm's keys default to for language models, in words, where that differs from actor-critics."""
     from marl_ray.config import LoraConfig, ModelConfig
-    from marl_ray.config.families import family_defaults
+    from marl_ray.config.run.family_defaults import family_defaults
 
     kinds = {"path": {"path": "-"}, "path with lora": {"path": "-", "lora": LoraConfig()}}
     kinds |= {"preset": {"preset": "tiny-1m"}, "preset with lora": {"preset": "tiny-1m", "lora": LoraConfig()}}

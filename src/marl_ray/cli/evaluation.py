@@ -15,11 +15,11 @@ import typer
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
-    from marl_ray.envs.tasks import ProgramTask
+    from marl_ray.envs.text.tasks import ProgramTask
     from marl_ray.evaluation.benchmarks import Benchmark
-    from marl_ray.evaluation.evaluate import Plan
-    from marl_ray.evaluation.generate import Request, Source
-    from marl_ray.evaluation.scoring import Scorer
+    from marl_ray.evaluation.scoring.evaluate import Plan
+    from marl_ray.evaluation.scoring.scoring import Scorer
+    from marl_ray.evaluation.writing.requests import Request, Source
 
 PROGRESS_S = 10.0
 
@@ -91,10 +91,10 @@ def evaluate(
 ) -> None:
     """pass@k of a bundle's language models, or of ready samples: with intervals, per problem, as JSON and Markdown."""
     from marl_ray.config import tracking_uri as default_uri
-    from marl_ray.evaluation.evaluate import Options, plan, task_of
-    from marl_ray.evaluation.evaluate import evaluate as run
-    from marl_ray.evaluation.generate import SAMPLES, Request, generate
     from marl_ray.evaluation.pass_at_k import possible_ks
+    from marl_ray.evaluation.scoring.evaluate import Options, plan, task_of
+    from marl_ray.evaluation.scoring.evaluate import evaluate as run
+    from marl_ray.evaluation.writing.requests import SAMPLES, Request, generate
     from marl_ray.sandbox import Level
 
     asked: dict[str, Any] = {
@@ -144,7 +144,7 @@ def aggregate(
     mode: Annotated[Literal["official", "hardened"], typer.Option(help="Of which mode.")] = "official",
 ) -> None:
     """Weighted mean of one number over evaluations, with its interval."""
-    from marl_ray.evaluation.report import aggregate as combine
+    from marl_ray.evaluation.scoring.report import aggregate as combine
 
     weights = dict(_weighted(text) for text in folders)
     total, parts = combine(weights, number, mode)
@@ -161,7 +161,7 @@ def tasks(
     seed: Annotated[int, typer.Option(min=0, help="Of the draws; environments have 0.")] = 0,
 ) -> None:
     """Print made tasks as JSON lines, for --benchmark jsonl:FILE and for the environments code_team and math."""
-    from marl_ray.envs.synthetic import arithmetic, programs
+    from marl_ray.envs.text.synthetic import arithmetic, programs
 
     try:
         chosen = tuple(int(level) for level in levels.split(","))
@@ -177,7 +177,7 @@ def tasks(
 
 def _record(task: "ProgramTask") -> dict[str, Any]:
     """A task of called functions as a line of a file."""
-    from marl_ray.envs.code_tests import shown
+    from marl_ray.envs.text.code_tests import shown
 
     code = task.code
     return {
@@ -234,11 +234,11 @@ def _ray() -> Iterator[None]:
 @contextmanager
 def _writers(request: "Request", benchmark: "Benchmark", local: bool) -> Iterator["Source"]:
     if local:
-        from marl_ray.evaluation.writer import Writer
+        from marl_ray.evaluation.writing.writer import Writer
 
         yield Writer(request, benchmark)
         return
-    from marl_ray.evaluation.writers_on_ray import ray_writers
+    from marl_ray.evaluation.writing.ray_writing import ray_writers
 
     with ray_writers(request, benchmark.name) as source:
         yield source
@@ -247,12 +247,12 @@ def _writers(request: "Request", benchmark: "Benchmark", local: bool) -> Iterato
 @contextmanager
 def _scorer(workers: int | None, planned: "Plan", local: bool) -> Iterator["Scorer"]:
     if not local:
-        from marl_ray.evaluation.on_ray import ray_scorer
+        from marl_ray.evaluation.scoring.ray_scoring import ray_scorer
 
         with ray_scorer(workers, planned.packages, planned.min_level) as scorer:
             yield scorer
         return
-    from marl_ray.evaluation.scoring import make_pool, score_here
+    from marl_ray.evaluation.scoring.scoring import make_pool, score_here
 
     count = workers or len(os.sched_getaffinity(0))
     with make_pool(count, planned.packages, planned.min_level) as pool:

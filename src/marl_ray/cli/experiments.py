@@ -41,7 +41,7 @@ def plan(
     database: Database = DATABASE,
 ) -> None:
     """Units needed by one look at the end and by the test that decides at every look; with NAME also days."""
-    from marl_ray.experiments import planning
+    from marl_ray.experiments.designs import planning
     from marl_ray.serving.evidence.analysis import Known, known_of
 
     known = Known() if name is None else known_of(database, name)

@@ -101,7 +101,7 @@ def deploy(
     if (bundle is None) == (from_sweep is None):
         raise MarlRayError("deploy: expected either BUNDLE or --from-sweep SWEEP")
     if from_sweep is not None:
-        from marl_ray.tuning.results import winner_of
+        from marl_ray.tuning.reporting.records import winner_of
 
         bundle, told = winner_of(from_sweep)
         reason = reason or told
@@ -127,7 +127,7 @@ def export(
     ] = "sqlite:///runs/experiments.db",
 ) -> None:
     """Write what was served, with its outcomes, as trajectories that `marl-ray train warm_start.data=...` reads."""
-    from marl_ray.experiments.store import ExperimentStore
+    from marl_ray.experiments.store.store import ExperimentStore
     from marl_ray.serving.logs.export import export as write
 
     store = ExperimentStore(database)
@@ -220,14 +220,14 @@ def experiment_off_policy(
     ] = None,
 ) -> None:
     """Estimate what a bundle would earn from what others did; status 1 if it should not be exposed."""
-    from marl_ray.evaluation.off_policy import judge
-    from marl_ray.policies.bundle import Bundle, load_bundle
+    from marl_ray.evaluation.off_policy.acts import judge
+    from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 
     loaded = load_bundle(bundle, tracking_uri)
     if isinstance(loaded, Bundle):
         found = judge(loaded, data, floor=floor)
     else:
-        from marl_ray.evaluation.off_policy_of_texts import judge_texts  # transformers takes seconds to import
+        from marl_ray.evaluation.off_policy.texts import judge_texts  # transformers takes seconds to import
 
         found = judge_texts(loaded, data, floor=floor)
     print(f"{found.units} units, logged mean {found.logged:.4g}, {found.greedy_units} greedy units left out")

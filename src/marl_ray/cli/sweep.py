@@ -10,7 +10,7 @@ from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
     from marl_ray.config.sweep import SweepConfig
-    from marl_ray.tuning.driver import SweepOutcome
+    from marl_ray.tuning.running.driver import SweepOutcome
 
 SweepFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the sweep.")]
 Overrides = Annotated[
@@ -35,7 +35,7 @@ def sweep(
 ) -> None:
     """Train many configurations and find the best. The same command goes on with a sweep that was killed."""
     from marl_ray.config.sweep import load_sweep
-    from marl_ray.tuning.results import shown
+    from marl_ray.tuning.reporting.records import shown
 
     whole = load_sweep(config, overrides or ())
     if dry_run:
@@ -69,8 +69,8 @@ def report(
     storage: Annotated[str, typer.Option(help="Folder or URI that has the sweep's folder.")] = "runs",
 ) -> None:
     """Write the report of a sweep, one HTML file in its folder; also while it runs, or of one that was killed."""
-    from marl_ray.tuning.report import write_report
-    from marl_ray.tuning.results import find_sweep
+    from marl_ray.tuning.reporting.records import find_sweep
+    from marl_ray.tuning.reporting.report import write_report
 
     try:
         print(write_report(*find_sweep(sweep, storage)))
@@ -92,8 +92,8 @@ def submit_sweep(
 
 def _list(whole: "SweepConfig") -> None:
     """The configurations that would run; of an endless search the first."""
-    from marl_ray.tuning.results import shown
-    from marl_ray.tuning.spaces import SEARCHES, check_space
+    from marl_ray.tuning.reporting.records import shown
+    from marl_ray.tuning.search.spaces import SEARCHES, check_space
 
     check_space(whole)
     search = SEARCHES[whole.search.kind](whole)
@@ -108,7 +108,7 @@ def _list(whole: "SweepConfig") -> None:
 
 def _sweep_here(whole: "SweepConfig", retry: bool) -> "SweepOutcome":
     from marl_ray.cluster.local import ray_here
-    from marl_ray.tuning.driver import check_sweep, run_sweep
+    from marl_ray.tuning.running.driver import check_sweep, run_sweep
 
     check_sweep(whole)
     return run_sweep(whole, retry, ray_here)

@@ -1,20 +1,12 @@
 """Typed configs. Importing this package loads pydantic and YAML only, never torch or Ray."""
 
-from marl_ray.config.algorithms import SPECS, Spec, spec_of
-from marl_ray.config.arms import ArmConfig
 from marl_ray.config.evaluation import CodeRewardConfig
-from marl_ray.config.experiment import (
-    BreakerConfig,
-    CacheConfig,
-    ExperimentConfig,
-    GatewayConfig,
-    RateLimitConfig,
-)
-from marl_ray.config.hyper import AlgorithmConfig
 from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
-from marl_ray.config.model import GenerationConfig, LoraConfig, ModelConfig
-from marl_ray.config.run import RunConfig
-from marl_ray.config.sections import (
+from marl_ray.config.run.algorithms import SPECS, Spec, spec_of
+from marl_ray.config.run.hyper import AlgorithmConfig
+from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
+from marl_ray.config.run.run import RunConfig
+from marl_ray.config.run.sections import (
     CheckpointConfig,
     ConstraintConfig,
     CostConfig,
@@ -26,6 +18,14 @@ from marl_ray.config.sections import (
     TrackingConfig,
     TrainConfig,
     WarmStartConfig,
+)
+from marl_ray.config.serving.arms import ArmConfig
+from marl_ray.config.serving.gateway import (
+    BreakerConfig,
+    CacheConfig,
+    ExperimentConfig,
+    GatewayConfig,
+    RateLimitConfig,
 )
 from marl_ray.config.tracking import tracking_uri
 

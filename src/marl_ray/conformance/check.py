@@ -7,7 +7,7 @@ import torch
 from marl_ray.config import spec_of
 from marl_ray.conformance.properties import PROPERTIES
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.alone import process_group
+from marl_ray.training.single_process import process_group
 
 
 def check_algorithm(algorithm: str, tell: Callable[[str], None]) -> bool:

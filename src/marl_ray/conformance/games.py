@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_ray.envs.text import TextEnv
+from marl_ray.envs.text.base import TextEnv
 
 LENGTH = 2
 """Steps of an episode."""

@@ -19,15 +19,15 @@ from torch.distributed.tensor import DTensor
 from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
 from marl_ray.conformance import truth
 from marl_ray.conformance.games import LENGTH, POLICIES, STATES, Rules
-from marl_ray.envs import make_env
-from marl_ray.policies.distributions import Categorical
-from marl_ray.policies.networks import Network
-from marl_ray.rollout.random import team_order
-from marl_ray.training.batches import CostStats
-from marl_ray.training.learner import Learner
+from marl_ray.envs.registry import make_env
+from marl_ray.policies.actor_critic.distributions import Categorical
+from marl_ray.policies.actor_critic.networks import Network
+from marl_ray.rollout.rng import team_order
+from marl_ray.training.evaluation.recent_episodes import Recent
+from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.loop import _cost_stats, _together, _update, build_collector
-from marl_ray.training.recent import Recent
-from marl_ray.training.team import build_team
+from marl_ray.training.team.team import build_team
 from marl_ray.trajectories import Trajectories
 
 STILL = 1e-30

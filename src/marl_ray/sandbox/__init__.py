@@ -7,8 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from marl_ray.sandbox.client.pool import Pool, probe
     from marl_ray.sandbox.limits import Execution, Judgement, Level, Limits, Status
-    from marl_ray.sandbox.pool import Pool, probe
 
 __all__ = ["Execution", "Judgement", "Level", "Limits", "Pool", "Status", "probe"]
 
@@ -17,5 +17,5 @@ def __getattr__(name: str) -> Any:
     """The names above, loaded when asked for: the fork servers import this package too and should stay small."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "pool" if name in ("Pool", "probe") else "limits"
+    home = "client.pool" if name in ("Pool", "probe") else "limits"
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -10,12 +10,12 @@ from weakref import WeakValueDictionary
 
 from marl_ray.config import ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.records import OPEN, AssignmentState
-from marl_ray.experiments.states import ExperimentRecord, Status
-from marl_ray.experiments.store import ExperimentStore
-from marl_ray.policies.bundle import load_bundle
-from marl_ray.policies.manifest import REGISTRY, pinned
-from marl_ray.policies.spaces import space_to_json
+from marl_ray.experiments.lifecycle import ExperimentRecord, Status
+from marl_ray.experiments.store.records import OPEN, AssignmentState
+from marl_ray.experiments.store.store import ExperimentStore
+from marl_ray.policies.actor_critic.spaces import space_to_json
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.manifest import REGISTRY, pinned
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
 from marl_ray.serving.routing.endpoints import DRAIN_S

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from marl_ray.config.arms import Replicas
+from marl_ray.config.serving.arms import Replicas
 
 GATEWAY_ONGOING = 16.0
 """Requests under way in a gateway replica for which it is large enough: as many share a pass well, and far fewer than one

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.notices import Notices
-from marl_ray.experiments.states import Status
-from marl_ray.experiments.store import AssignmentState, StoreError
+from marl_ray.experiments.lifecycle import Status
+from marl_ray.experiments.store.notices import Notices
+from marl_ray.experiments.store.store import AssignmentState, StoreError
 from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.evidence.rollout_control import config_of, decide
 from marl_ray.serving.evidence.webhook import Webhook

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from marl_ray.training.collectives import world
-from marl_ray.training.learner import Learner
+from marl_ray.training.learner.learner import Learner
 
 WEIGHTS = "weights"
 

@@ -15,14 +15,12 @@ from typing import Any
 
 from pyarrow import fs
 
-from marl_ray.algorithms.budgets import score
+from marl_ray.algorithms.constraints.budgets import score
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, named, one_line
-from marl_ray.training.curves import Panel, plot_run
+from marl_ray.training.dashboard_names import metrics_queue, named_workers
 from marl_ray.training.interruption import INTERRUPTS, LEAVE_S, answering, within
-from marl_ray.training.metrics_log import DRAIN_S, TRANSCRIPTS, MetricsLog
-from marl_ray.training.names import metrics_queue, named_workers
 from marl_ray.training.run_folder import (
     check_folder,
     filesystem_of,
@@ -35,9 +33,11 @@ from marl_ray.training.run_folder import (
     write_record,
     write_traceback,
 )
-from marl_ray.training.sinks import Sink, check_sinks, open_sinks
-from marl_ray.training.summary import run_summary
-from marl_ray.training.tracking import Tracker, uri_of
+from marl_ray.training.tracking.curve_plot import Panel, plot_run
+from marl_ray.training.tracking.metrics_log import DRAIN_S, TRANSCRIPTS, MetricsLog
+from marl_ray.training.tracking.mlflow_run import Tracker, uri_of
+from marl_ray.training.tracking.other_sinks import Sink, check_sinks, open_sinks
+from marl_ray.training.tracking.summary import run_summary
 
 FINISHED = "finished"
 """Key of the run's record under which its outcome lies once it has played all its steps."""
@@ -93,16 +93,17 @@ def check_run(config: RunConfig) -> None:
 
 
 def _check_environment(config: RunConfig) -> None:
-    from marl_ray.envs import check_costs, make_env, warm_up
-    from marl_ray.training.team import build_models, team_agents
-    from marl_ray.training.warm_start import read_decisions
+    from marl_ray.envs.copies import warm_up
+    from marl_ray.envs.registry import check_costs, make_env
+    from marl_ray.training.imitation.warm_start import read_decisions
+    from marl_ray.training.team.team import build_models, team_agents
 
     warm_up(config.env, config.constraints)
     env = make_env(config.env, config.constraints)
     try:
         agents = team_agents(config, env)
         if config.language:
-            from marl_ray.training.language_checks import check_language
+            from marl_ray.training.team.language_checks import check_language
 
             check_language(config, env, agents)
         else:
@@ -239,10 +240,10 @@ def worker(payload: dict[Any, Any]) -> Any:
     import ray.train
     import ray.train.torch
 
-    from marl_ray.training.batches import Diverged
+    from marl_ray.training.learner.prepared_batch import Diverged
     from marl_ray.training.loop import run_worker
-    from marl_ray.training.sending import Rows
-    from marl_ray.training.system import System
+    from marl_ray.training.tracking.machine_readings import System
+    from marl_ray.training.tracking.rows_to_driver import Rows
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # bundles of the registry are looked up here too
     work_in(payload["folder"])
@@ -318,7 +319,7 @@ def _end(sink: Sink, status: str) -> None:
 
 def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> Outcome:
     """Register the best bundle, draw the curve."""
-    from marl_ray.policies.bundle import load_bundle
+    from marl_ray.policies.bundles.actor_critic import load_bundle
     from marl_ray.training.loop import BUNDLE
 
     # Of equal scores, as where nothing was played, the newest counts.

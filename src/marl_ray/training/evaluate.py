@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from marl_ray.algorithms.value_norm import ValueNorm
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import RunConfig
-from marl_ray.envs import make_env
-from marl_ray.envs.batch import make_batch
-from marl_ray.rollout.buffers import Player
-from marl_ray.rollout.playing import Arena, Start, WholeEpisode
-from marl_ray.training.team import build_models, team_agents
+from marl_ray.envs.copies import make_batch
+from marl_ray.envs.registry import make_env
+from marl_ray.rollout.actor_critic.buffers import Player
+from marl_ray.rollout.actor_critic.fixed_episodes import Arena, Start, WholeEpisode
+from marl_ray.training.team.team import build_models, team_agents
 
 
 def evaluate(

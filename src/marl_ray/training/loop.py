@@ -12,21 +12,21 @@ import torch
 from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import init_device_mesh
 
-from marl_ray.algorithms.budgets import mean_costs
+from marl_ray.algorithms.constraints.budgets import mean_costs
 from marl_ray.config import RunConfig
-from marl_ray.envs import make_env
-from marl_ray.envs.batch import make_batch
-from marl_ray.rollout.collector import Collector, Plan
+from marl_ray.envs.copies import make_batch
+from marl_ray.envs.registry import make_env
+from marl_ray.rollout.actor_critic.collector import Collector, Plan
 from marl_ray.rollout.group_spread import GroupSums
-from marl_ray.rollout.random import team_order
+from marl_ray.rollout.rng import team_order
 from marl_ray.training import checkpoint
-from marl_ray.training.batches import CostStats
 from marl_ray.training.collectives import gather, world
-from marl_ray.training.evaluation import CONFIRMED, SCORED, Evaluator
-from marl_ray.training.recent import Recent
-from marl_ray.training.release import Ended
-from marl_ray.training.team import Team, build_team, export_bundle
-from marl_ray.training.warm_start import warm_start
+from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
+from marl_ray.training.evaluation.recent_episodes import Recent
+from marl_ray.training.evaluation.whole_episodes import Ended
+from marl_ray.training.imitation.warm_start import warm_start
+from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.team.team import Team, build_team, export_bundle
 from marl_ray.trajectories import Trajectories
 
 BUNDLE = "bundle"
@@ -89,14 +89,14 @@ class Run:
         if resume_from is not None:
             self.state, envs = checkpoint.load(resume_from, self.team.learners, own_hyper)
         elif config.warm_start is not None and config.language:
-            from marl_ray.training.fine_tuning import fine_tune
+            from marl_ray.training.imitation.fine_tuning import fine_tune
 
             fine_tune(config, self.env, self.team, emit)
         elif config.warm_start is not None:
             warm_start(config, self.env, self.team, emit)
         data = None
         if config.data is not None:
-            from marl_ray.training.language import build_data
+            from marl_ray.training.team.language import build_data
 
             data = build_data(config, self.team.agents, self.team.models)
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, envs, data)
@@ -193,7 +193,7 @@ class Run:
 
     def _spoken(self, batch: Any) -> Metrics:
         """Metrics of the responses of all workers; keeps the transcripts."""
-        from marl_ray.training.language import response_metrics
+        from marl_ray.training.team.language import response_metrics
 
         metrics, self.transcripts = response_metrics(batch)
         return metrics
@@ -297,7 +297,7 @@ def build_collector(
         tuple(name for name in refills if config.spec_of(name).groups),
     )
     if config.language:
-        from marl_ray.training.language import build_text_collector
+        from marl_ray.training.team.language import build_text_collector
 
         return build_text_collector(config, agents, copies, plan, state, data)
     envs = make_batch(config.env, own, list(agents.values()), config.signals, config.constraints)

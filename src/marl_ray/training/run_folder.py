@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.tracking import flatten, uri_of
+from marl_ray.training.tracking.mlflow_run import flatten, uri_of
 
 JOB_FOLDER = "working_dir_files"
 """Ray unpacks a job's working directory under a folder of this name, and deletes it with the job."""
@@ -114,7 +114,7 @@ def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
 
     Noted in the record: a frozen policy is read anew at every start, and an alias may have moved by then.
     """
-    from marl_ray.policies.manifest import pinned
+    from marl_ray.policies.bundles.manifest import pinned
 
     data, known = config.given(), record.setdefault(PINNED, {})
     given = data.get("team", {})

@@ -1,6 +1,6 @@
 """Code benchmarks behind one interface; an explicit dictionary registers them."""
 
-from marl_ray.envs.files import Row
+from marl_ray.envs.text.record_files import Row
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     KINDS,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from marl_ray.envs.files import Row
+from marl_ray.envs.text.record_files import Row
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.rewards.extraction import extract

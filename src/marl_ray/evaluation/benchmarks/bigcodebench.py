@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
 
-from marl_ray.envs.files import Row, read_record
+from marl_ray.envs.text.record_files import Row, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,

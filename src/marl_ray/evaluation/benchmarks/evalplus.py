@@ -13,7 +13,7 @@ from functools import cache, lru_cache, partial
 from importlib import resources
 from typing import Any
 
-from marl_ray.envs.files import Row, read_record
+from marl_ray.envs.text.record_files import Row, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     NO_TESTS,
@@ -27,8 +27,8 @@ from marl_ray.evaluation.benchmarks.base import (
     syntax,
     unique,
 )
-from marl_ray.evaluation.benchmarks.evalplus_driver import NOT_NONE, dumps
 from marl_ray.evaluation.benchmarks.mbpp_inputs import mbpp_inputs
+from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import NOT_NONE, dumps
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Limits, Pool, Status
 from marl_ray.sandbox.limits import WALL_FACTOR

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from marl_ray.envs.files import Row, read_record
+from marl_ray.envs.text.record_files import Row, read_record
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
     Mode,

@@ -5,14 +5,14 @@
     {"task_id": "double", "prompt": "...", "cases": [{"stdin": "2", "stdout": "4"}], "public_cases": [], "reference": "..."}
 
 Public tests are for prompts and for shaping; they do not count here, and neither does `level`. The environment `code_team`
-reads the same files (see `marl_ray.envs.tasks`).
+reads the same files (see `marl_ray.envs.text.tasks`).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from marl_ray.envs.files import Row, read_record
-from marl_ray.envs.tasks import CodeRecord, code_task
+from marl_ray.envs.text.record_files import Row, read_record
+from marl_ray.envs.text.tasks import CodeRecord, code_task
 from marl_ray.evaluation.benchmarks.base import NO_TESTS, Benchmark, Mode, Problem, Source, Verdicts, unique
 from marl_ray.evaluation.benchmarks.codecontests import WALL_FACTOR, run_stdio
 from marl_ray.evaluation.benchmarks.functions import score_function

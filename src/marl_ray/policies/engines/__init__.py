@@ -1,1 +1,1 @@
-"""Ways to sample from a causal language model; `policies/sampler.py` chooses among them."""
+"""Ways to sample from a causal language model; `policies/engines/sampler.py` chooses among them."""

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from marl_ray.config.model import GenerationConfig
+from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.json_guide import State
-from marl_ray.policies.engines.logit_bias import LogitBias
-from marl_ray.policies.prompts import check_fits
+from marl_ray.policies.engines.decoding.json_guide import State
+from marl_ray.policies.engines.decoding.logit_bias import LogitBias
+from marl_ray.policies.prompting.prompts import check_fits
 
 
 @dataclass(frozen=True)

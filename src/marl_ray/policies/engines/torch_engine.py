@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from marl_ray.config.model import GenerationConfig
-from marl_ray.policies.architectures import check_architecture
+from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
-from marl_ray.policies.engines.decoder import Decoder
-from marl_ray.policies.engines.llama import LlamaModel, is_llama
-from marl_ray.policies.engines.models import CachedModel, ForwardModel
+from marl_ray.policies.engines.decoding.decoder import Decoder
+from marl_ray.policies.engines.models.architectures import check_architecture
+from marl_ray.policies.engines.models.cached_model import CachedModel, ForwardModel
+from marl_ray.policies.engines.models.llama import LlamaModel, is_llama
 
 if TYPE_CHECKING:
-    from marl_ray.policies.token_policy import TokenPolicy
+    from marl_ray.policies.language.token_policy import TokenPolicy
 
 CACHE_BYTES = 1 << 30
 """Memory for keys and values on a CPU; on a GPU it is half of what is free."""

@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from marl_ray.policies.bundle import Bundle
-from marl_ray.policies.stacked import Stack, stackable
+from marl_ray.policies.actor_critic.stacked import Stack, stackable
+from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.errors import ArmError, NotFiniteError, new_pass
 from marl_ray.serving.arms.protocol import Answer, Observations
 

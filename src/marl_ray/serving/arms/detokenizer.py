@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from marl_ray.policies.engines.stops import decode_visibly, special_tokens
+from marl_ray.policies.engines.decoding.stop_strings import decode_visibly, special_tokens
 
 BROKEN = "\ufffd"
 """What stands for bytes that are no character, or none yet."""

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from marl_ray.policies.bundle import Bundle
-from marl_ray.policies.engines.logit_bias import LogitBias
+from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.arms.external.model import ExternalModel
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-    from marl_ray.policies.token_bundle import TokenBundle
+    from marl_ray.policies.bundles.language import TokenBundle
 
 AnyBundle: TypeAlias = "Bundle | TokenBundle | ExternalModel"
 Observations = Mapping[str, np.ndarray]

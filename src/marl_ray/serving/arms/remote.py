@@ -16,9 +16,9 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from marl_ray.config import ArmConfig
-from marl_ray.config.arms import most
+from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundle import Bundle, load_bundle
+from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.call_batching import CallBatcher, on_loop
 from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass

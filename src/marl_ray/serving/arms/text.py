@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from marl_ray.config.model import GenerationConfig
+from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.base import Prompt, Token
-from marl_ray.policies.engines.decoder import Decoder
-from marl_ray.policies.engines.json_guide import OBJECT, State, guides_of
+from marl_ray.policies.engines.decoding.decoder import Decoder
+from marl_ray.policies.engines.decoding.json_guide import OBJECT, State, guides_of
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES, cached_model
-from marl_ray.policies.prompts import encode_prompt, encode_text, uses_template
-from marl_ray.policies.token_bundle import TokenBundle
-from marl_ray.policies.tool_template import call_guide, encode_tool_chat
+from marl_ray.policies.prompting.prompts import encode_prompt, encode_text, uses_template
+from marl_ray.policies.prompting.tool_template import call_guide, encode_tool_chat
 from marl_ray.serving.arms.detokenizer import Detokenizer
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError, new_pass
 from marl_ray.serving.arms.protocol import Began, Messages, Piece, Refusal, TextRequest

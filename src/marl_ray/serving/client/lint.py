@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from marl_ray.config import GatewayConfig, read_yaml
-from marl_ray.config.arms import most
+from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError, one_line
 
 IMPORT_PATHS = ("marl_ray.serving.app:build", "serve.app:build")

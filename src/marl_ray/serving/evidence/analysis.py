@@ -10,12 +10,12 @@ import numpy as np
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.analysis import IMBALANCE, Comparison, compare, imbalance, with_holm
-from marl_ray.experiments.fixed import WelchTest, welch
-from marl_ray.experiments.looks import Look
-from marl_ray.experiments.states import ExperimentRecord
-from marl_ray.experiments.statistics import Interval
-from marl_ray.experiments.store import ExperimentStore
+from marl_ray.experiments.designs.analysis import IMBALANCE, Comparison, compare, imbalance, with_holm
+from marl_ray.experiments.designs.fixed_size import WelchTest, welch
+from marl_ray.experiments.evidence.looks import Look
+from marl_ray.experiments.lifecycle import ExperimentRecord
+from marl_ray.experiments.statistics.intervals import Interval
+from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving.evidence.questions import ENDS, HARM, PROMOTION, ask, bounded_difference, excluding
 from marl_ray.serving.evidence.rollout_control import config_of
 

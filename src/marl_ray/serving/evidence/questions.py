@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.config.experiment import GuardrailConfig
-from marl_ray.config.measures import RelativeMargin
-from marl_ray.experiments.betting import Claim, End, ends
-from marl_ray.experiments.judged import Question
-from marl_ray.experiments.looks import Look
-from marl_ray.experiments.reporting import nearer_end
-from marl_ray.experiments.sequential import OneSided, harm, promotion, relative_scale
-from marl_ray.experiments.states import Plan
-from marl_ray.experiments.statistics import Summary
+from marl_ray.config.serving.gateway import GuardrailConfig
+from marl_ray.config.serving.measures import RelativeMargin
+from marl_ray.experiments.evidence.judged_units import Question
+from marl_ray.experiments.evidence.looks import Look
+from marl_ray.experiments.lifecycle import Plan
+from marl_ray.experiments.statistics.bets import Claim, End, ends
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.missing_outcomes import nearer_end
+from marl_ray.experiments.statistics.sequential import OneSided, harm, promotion, relative_scale
 
 HARM, PROMOTION = -1, 1
 ENDS: tuple[End, ...] = get_args(End)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.experiments.looks import Look
-from marl_ray.experiments.sequential import mean_interval
-from marl_ray.experiments.states import ExperimentRecord, Plan, advance
-from marl_ray.experiments.statistics import Interval, Summary, verdict
-from marl_ray.experiments.units import NO_OUTCOME, ArmSummary
+from marl_ray.experiments.evidence.looks import Look
+from marl_ray.experiments.lifecycle import ExperimentRecord, Plan, advance
+from marl_ray.experiments.statistics.intervals import Interval, Summary, verdict
+from marl_ray.experiments.statistics.sequential import mean_interval
+from marl_ray.experiments.store.units import NO_OUTCOME, ArmSummary
 from marl_ray.serving.evidence.questions import HARM, PROMOTION, Finding, ask, excluding, shown_outcome_of
 from marl_ray.serving.evidence.rollout_control import Findings, Reporting
 

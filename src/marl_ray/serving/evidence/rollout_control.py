@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
-from marl_ray.config.experiment import GuardrailConfig
-from marl_ray.experiments.looks import Look
-from marl_ray.experiments.reporting import ALARM, Unequal, unequal_reporting
-from marl_ray.experiments.srm import Mismatch, sample_ratio_of_epochs
-from marl_ray.experiments.states import (
+from marl_ray.config.serving.gateway import GuardrailConfig
+from marl_ray.experiments.assignment.sample_ratio import Mismatch, sample_ratio_of_epochs
+from marl_ray.experiments.designs.thompson import thompson_weights
+from marl_ray.experiments.evidence.looks import Look
+from marl_ray.experiments.lifecycle import (
     Action,
     ArmEvidence,
     Decision,
@@ -27,8 +27,8 @@ from marl_ray.experiments.states import (
     Step,
     advance,
 )
-from marl_ray.experiments.store import ExperimentStore
-from marl_ray.experiments.thompson import thompson_weights
+from marl_ray.experiments.statistics.missing_outcomes import ALARM, Unequal, unequal_reporting
+from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving.evidence.questions import (
     HARM,
     PROMOTION,

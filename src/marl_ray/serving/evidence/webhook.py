@@ -16,10 +16,10 @@ from dataclasses import asdict
 import httpx
 import orjson
 
-from marl_ray.config.experiment import WebhookConfig
+from marl_ray.config.serving.gateway import WebhookConfig
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.experiments.notices import Notices
-from marl_ray.experiments.store import AuditEntry
+from marl_ray.experiments.store.notices import Notices
+from marl_ray.experiments.store.store import AuditEntry
 
 LOOK_S = 15.0
 """How often what is due is looked for when nothing has changed."""

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundle import Bundle
+from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass
 from marl_ray.serving.arms.response_cache import cache_key
 from marl_ray.serving.handlers.writing import Wrote, log_text, shadow_text, spoken, texts

@@ -1,6 +1,6 @@
 """Which function answers which request. The OpenAPI document is made of the same table."""
 
-from marl_ray.experiments.states import Action
+from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.handlers import act, experiments, generate, operations, outcomes, ui
 from marl_ray.serving.handlers.open_inference import infer
 from marl_ray.serving.handlers.open_inference import models as v2

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from marl_ray.experiments.states import RETREATS, Action
+from marl_ray.experiments.lifecycle import RETREATS, Action
 from marl_ray.serving.handlers.experiments import changed, described, plotted, rows
 from marl_ray.serving.http.protocol import HTML, Request, RequestError, Response
 from marl_ray.serving.pages import render

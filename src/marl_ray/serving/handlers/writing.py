@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from marl_ray.experiments.assignment import Assignment
+from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.serving.arms.protocol import Began, Piece, Refusal, Reply, TextArm, TextRequest
 from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
 from marl_ray.serving.http.text_settings import Settings

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from marl_ray.config.experiment import ATTRIBUTE_LENGTH, ATTRIBUTE_NAME, ATTRIBUTES
+from marl_ray.config.serving.gateway import ATTRIBUTE_LENGTH, ATTRIBUTE_NAME, ATTRIBUTES
 from marl_ray.serving.http.protocol import Request, RequestError
 
 SESSION_LENGTH = 256

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_ray.experiments.states import ALLOWED, Action
+from marl_ray.experiments.lifecycle import ALLOWED, Action
 from marl_ray.serving.pages.charts import moment, resolution, shown, spans, towards
 
 UNKNOWN = "—"

@@ -6,7 +6,7 @@ import threading
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store import ExperimentStore, Report, StoreError
+from marl_ray.experiments.store.store import ExperimentStore, Report, StoreError
 from marl_ray.serving.logs.exposures import ExposureLog
 
 COST = "cost_usd"

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from marl_ray.experiments.states import Status
+from marl_ray.experiments.lifecycle import Status
 from marl_ray.serving.arms.protocol import TextArm
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.routing.router import Arm, Router

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store import ExperimentStore, Report, StoreError
+from marl_ray.experiments.store.store import ExperimentStore, Report, StoreError
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.exposures import ExposureLog

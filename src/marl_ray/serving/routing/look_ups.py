@@ -5,7 +5,7 @@ import contextvars
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from marl_ray.experiments.assignment import Assignment
+from marl_ray.experiments.assignment.rendezvous import Assignment
 
 MOST_UNITS = 500
 """In one statement."""

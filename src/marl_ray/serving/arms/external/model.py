@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marl_ray.policies.manifest import Lineage, TokenManifest
+from marl_ray.policies.bundles.manifest import Lineage, TokenManifest
 
 ALONE = {"assistant": "model"}
 """Agents of an experiment that has external models only."""

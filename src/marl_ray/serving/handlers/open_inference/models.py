@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from marl_ray import __version__
-from marl_ray.policies.bundle import Bundle
+from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.handlers import operations
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.routing.router import Router

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from marl_ray.policies.engines.logit_bias import LogitBias
+from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.handlers.writing import Writing, agent_of, text_only
 from marl_ray.serving.http.fields import attributes_of, flag, session_id
 from marl_ray.serving.http.protocol import Request, RequestError

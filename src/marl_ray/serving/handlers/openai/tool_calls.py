@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Collection
 from typing import Any
 
-from marl_ray.policies.tool_template import CLOSE, OPEN, Call, calls_in
+from marl_ray.policies.prompting.tool_template import CLOSE, OPEN, Call, calls_in
 
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 

@@ -7,10 +7,10 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.experiments.states import Status, Step
-from marl_ray.experiments.statistics import Verdict
-from marl_ray.experiments.store import AuditEntry, Production
-from marl_ray.policies.bundle import Lineage
+from marl_ray.experiments.lifecycle import Status, Step
+from marl_ray.experiments.statistics.intervals import Verdict
+from marl_ray.experiments.store.store import AuditEntry, Production
+from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.serving.handlers.openai.schemas import Finish, ModelName
 
 # fmt: off

@@ -1,0 +1,137 @@
+"""Thought, Action, Input: how an agent that uses tools is asked to write, and what it is told in return.
+
+The format is ReAct's (Yao et al. 2023, arXiv 2210.03629) with a JSON object as input:
+
+    Thought: I need the product.
+    Action: code_interpreter
+    Input: {"code": "print(6 * 7)"}
+
+One response makes one call, which may be written in other ways too (see `marl_ray.agents.calls`). Whatever an agent gets
+wrong comes back to it as an observation; nothing that it writes raises.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marl_ray.agents.calls import Call, Problem
+from marl_ray.agents.errors import ToolFailed, ToolTimeout, WrongArguments
+from marl_ray.agents.tools import Tool, cut
+from marl_ray.errors import one_line
+
+_SHOWN = 60
+_LONGEST = 1 << 16
+_LEFT_OUT = "(earlier turns are left out)\n"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a call. `problem` is empty where the tool did what it is for."""
+
+    observation: str
+    problem: Problem = ""
+    tool: str = ""
+    """Name of the tool that ran; empty where none did."""
+    ends: bool = False
+    """Whether the tool was one that ends the episode; the observation is then the answer."""
+    seconds: float = 0.0
+    """Wall time of the tool."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn as later prompts show it."""
+
+    said: str
+    observation: str
+
+
+def act(call: Call, tools: Mapping[str, Tool], timeout_s: float, limit: int = 1000) -> Result:
+    """Make a call, and say what came of it in at most `limit` characters.
+
+    `tools` by their names. Every failure of the call or the tool is an observation. MarlRayError only where a tool cannot
+    be had on this machine at all.
+    """
+    if call.problem == "no_call":
+        return Result(cut(f"No call found: {call.why}. Write Action: and Input: lines.", limit), call.problem)
+    if call.problem == "bad_json" and not call.tool:
+        return Result(cut(f"The call is not JSON of a name and arguments: {call.why}.", limit), call.problem)
+    tool = find(tools, call.tool)
+    if tool is None:
+        known = ", ".join(tools)
+        return Result(cut(f"No tool {cut(call.tool, _SHOWN)!r}. Tools: {known}.", limit), "unknown_tool")
+    expected = f"Expected {signature(tool)}."
+    arguments = _only_text(tool, call.code) if call.arguments is None else call.arguments
+    if arguments is None:
+        return Result(cut(f"Input is not a JSON object: {call.why}. {expected}", limit), "bad_json")
+    tool.prepare()
+    problem: Problem = ""
+    began = time.monotonic()
+    try:
+        said = tool.call(arguments, began + timeout_s)
+    except WrongArguments as error:
+        return Result(cut(f"Wrong arguments: {error}. {expected}", limit), "wrong_arguments")
+    except ToolTimeout:
+        said, problem = f"{tool.name} gave no result within {timeout_s:g} s.", "timeout"
+    except ToolFailed as error:
+        said, problem = str(error), "failed"
+    except Exception as error:  # whatever a tool of the user's raises is the agent's to read, not the run's to die of
+        said, problem = f"{tool.name} failed: {type(error).__name__}: {one_line(error)}", "crash"
+    ends = tool.ends and not problem
+    return Result(cut(said, _LONGEST if ends else limit), problem, tool.name, ends, time.monotonic() - began)
+
+
+def find(tools: Mapping[str, Tool], name: str) -> Tool | None:
+    """The tool of this name, or else of this name in other case."""
+    return tools.get(name) or next((tool for known, tool in tools.items() if known.lower() == name.lower()), None)
+
+
+def instructions(tools: Mapping[str, Tool]) -> str:
+    """The text that precedes a question: the format and the tools."""
+    listed = "\n".join(f"{signature(tool)}: {tool.description}" for tool in tools.values())
+    return (
+        "Answer the question with the help of tools. Write one call per turn, as\n"
+        "Thought: what to do and why\n"
+        "Action: name of a tool\n"
+        "Input: its arguments, a JSON object\n"
+        f"Then the observation is shown. Tools:\n{listed}\n\n"
+    )
+
+
+def signature(tool: Tool) -> str:
+    """A tool's name and arguments in one line, such as `answer {"answer": string}`; optional arguments have a `?`."""
+    required = tool.parameters.get("required", ())
+    arguments = (
+        f'"{name}"{"" if name in required else "?"}: {schema.get("type", "value")}'
+        for name, schema in tool.parameters.get("properties", {}).items()
+    )
+    return f"{tool.name} {{{', '.join(arguments)}}}"
+
+
+def _only_text(tool: Tool, code: str | None) -> dict[str, Any] | None:
+    """A fenced block as the one argument of a tool whose one argument is a text; None for other tools."""
+    properties = tool.parameters.get("properties", {})
+    names = [name for name, schema in properties.items() if schema.get("type") == "string"]
+    return {names[0]: code} if code is not None and len(names) == len(properties) == 1 else None
+
+
+def transcript(head: str, question: str, turns: Sequence[Turn], limit: int, foot: str = "") -> str:
+    """The next prompt: head, question, turns, foot. At most `limit` characters, for which the earliest turns are left out.
+
+    The latest turn always stands, cut in its middle if it must be; so do head, question and foot, whatever their length.
+    """
+    fixed = f"{head}Question: {question}\n"
+    room = limit - len(fixed) - len(foot)
+    shown = [f"{turn.said}\nObservation: {turn.observation}\n" for turn in turns]
+    if sum(map(len, shown)) <= room:
+        return f"{fixed}{''.join(shown)}{foot}"
+    room -= len(_LEFT_OUT)
+    kept: list[str] = []
+    for text in reversed(shown):
+        if kept and len(text) > room:
+            break
+        kept.insert(0, cut(text, max(room, 0)))
+        room -= len(kept[0])
+    left_out = _LEFT_OUT if len(kept) < len(shown) else ""
+    return f"{fixed}{left_out}{''.join(kept)}{foot}"

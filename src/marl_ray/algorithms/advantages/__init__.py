@@ -1,0 +1,1 @@
+"""What a decision was worth: rewards become advantages, with and without a critic."""

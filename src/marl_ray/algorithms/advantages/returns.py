@@ -1,0 +1,25 @@
+"""Sums of rewards along a sequence: what is learned from where there is no critic."""
+
+import torch
+from torch import Tensor
+
+from marl_ray.algorithms.advantages.gae import gae
+
+
+def reward_to_go(rewards: Tensor, mask: Tensor, cut: Tensor, gamma: float) -> Tensor:
+    """The discounted sum of rewards from each own step to the end of its episode, (B, T); 0 where `mask` is False.
+
+        R_t = r_t + gamma R_{t+1}
+
+    over own steps only (REINFORCE++, arXiv 2501.03262): steps that are not own neither discount nor restart the sum, and
+    their rewards go to the latest own step before them. So with gamma = 1 a terminal reward reaches every own token of
+    the episode, across tool output. `rewards` (B, T); `mask` and `cut` (B, T) bool, `cut` True at the last step of every
+    episode that ends within the row. Rewards before an episode's first own step belong to nobody and are dropped.
+    """
+    nothing = torch.zeros_like(rewards)
+    return gae(rewards, nothing, nothing, mask, cut, torch.zeros_like(cut), gamma, 1.0)[1]
+
+
+def sequence_scores(rewards: Tensor) -> Tensor:
+    """The undiscounted sum of each sequence's rewards, (B,), of `rewards` (B, T)."""
+    return rewards.sum(1)

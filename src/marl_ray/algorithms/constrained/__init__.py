@@ -1,0 +1,1 @@
+"""Named algorithms that hold expected costs within budgets."""

@@ -1,0 +1,13 @@
+"""Multi-agent constrained policy optimisation (Gu et al. 2021, arXiv 2110.02793, alg. 1): CPO's step, policy after policy.
+
+Every policy takes CPO's step (`cpo.py`) on A and C_k times M, the change of the joint action's probability by the policies
+updated before it (`happo.py`), with central critics. A budget is the team's, and each step may use what is left of it: the
+violation is recomputed with the cost that the earlier policies' steps are expected to have moved.
+"""
+
+from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.constrained.cpo import surrogate
+from marl_ray.algorithms.with_critic.ppo import gae_advantages
+from marl_ray.config import SPECS
+
+MACPO = Algorithm("macpo", SPECS["macpo"], gae_advantages, surrogate)

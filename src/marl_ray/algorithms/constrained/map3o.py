@@ -1,0 +1,11 @@
+"""Multi-agent P3O (Zhang et al. 2022, arXiv 2205.11814, sec. 5): P3O's loss for every policy, on central critics.
+
+Actors stay decentralised and are updated at once; every policy has the penalty of the team's violation.
+"""
+
+from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.with_critic.ppo import gae_advantages
+from marl_ray.config import SPECS
+
+MAP3O = Algorithm("map3o", SPECS["map3o"], gae_advantages, ppo_loss)

@@ -1,0 +1,30 @@
+"""MAPPO-Lagrangian (Gu et al. 2021, arXiv 2110.02793, alg. 2): HAPPO's sequential update on a combined advantage.
+
+    A' = A - sum_k lambda_k C_k       lambda_k <- max(0, lambda_k + lr (J_k + L E[rho C_k] - d_k) / d_k) after every step
+
+Every policy has multipliers of its own. L E[rho C_k] is how far this update has moved the episode's cost already (L
+decisions an episode), where the authors' code mixes a per-decision mean with a per-episode cost. Unlike theirs, the
+multipliers are damped by default (`multiplier_damping`, see `multipliers.Lagrange`).
+"""
+
+from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.constraints.multipliers import Lagrange
+from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.with_critic.ppo import gae_advantages
+from marl_ray.config import SPECS, AlgorithmConfig
+
+
+def multiplier(hyper: AlgorithmConfig, budget: float) -> Lagrange:
+    start, rate, most = hyper.multiplier_init, hyper.multiplier_lr, hyper.multiplier_max
+    return Lagrange(budget, start, rate, most, "sgd", hyper.multiplier_damping)
+
+
+MAPPO_LAGRANGIAN = Algorithm(
+    "mappo_lagrangian",
+    SPECS["mappo_lagrangian"],
+    gae_advantages,
+    ppo_loss,
+    multiplier=multiplier,
+    rescale=False,
+    every_step=True,
+)

@@ -1,0 +1,25 @@
+"""PID-Lagrangian (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964): the multiplier is a controller's output.
+
+PPO-Lagrangian with lambda = max(0, kp P + I + kd D), see `multipliers.PID`. The proportional part damps the oscillation of
+the integral alone, the derivative part acts only on rising costs. P and J are not smoothed, where the authors' code smooths
+both over twenty batches (0.95): an error that is so late damps nothing.
+"""
+
+from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.constraints.multipliers import PID
+from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.with_critic.ppo import gae_advantages
+from marl_ray.config import SPECS, AlgorithmConfig
+
+
+def multiplier(hyper: AlgorithmConfig, budget: float) -> PID:
+    return PID(
+        budget,
+        *(hyper.pid_kp, hyper.pid_ki, hyper.pid_kd, hyper.pid_delay),
+        error_decay=0.0,
+        cost_decay=0.0,
+        integral=hyper.multiplier_init,
+    )
+
+
+PID_LAGRANGIAN = Algorithm("pid_lagrangian", SPECS["pid_lagrangian"], gae_advantages, ppo_loss, multiplier=multiplier)

@@ -1,0 +1,24 @@
+"""PPO-Lagrangian (Ray, Achiam and Amodei 2019, "Benchmarking Safe Exploration in Deep Reinforcement Learning").
+
+    A' = (A - sum_k lambda_k C_k) / (1 + sum_k lambda_k)       lambda_k <- clip(lambda_k + Adam step on (J_k - d_k) / d_k)
+
+PPO's loss on A', with C the cost advantages of critics of their own, centred and not divided by their spread. The
+multipliers move first, by the cost of this batch's episodes, then the policy. Adam moves a multiplier by about
+`multiplier_lr` whatever the violation; the division keeps the policy's step as they grow. Unlike the paper's, a multiplier
+is damped by default: the weight of C is lambda + `multiplier_damping` (J - d) / d, see `multipliers.Lagrange`; and
+`multiplier_lr` is a tenth of the paper's 0.05. With `multiplier_damping` 0 the two are the paper's.
+"""
+
+from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.constraints.multipliers import Lagrange
+from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.with_critic.ppo import gae_advantages
+from marl_ray.config import SPECS, AlgorithmConfig
+
+
+def multiplier(hyper: AlgorithmConfig, budget: float) -> Lagrange:
+    start, rate, most = hyper.multiplier_init, hyper.multiplier_lr, hyper.multiplier_max
+    return Lagrange(budget, start, rate, most, damping=hyper.multiplier_damping)
+
+
+PPO_LAGRANGIAN = Algorithm("ppo_lagrangian", SPECS["ppo_lagrangian"], gae_advantages, ppo_loss, multiplier=multiplier)

@@ -1,0 +1,1 @@
+"""The mathematics of budgets: multipliers, penalties, trust regions, and how episodes stand against them."""

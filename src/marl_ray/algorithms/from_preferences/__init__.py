@@ -1,0 +1,1 @@
+"""Named algorithms that learn from pairs, of which one response is preferred."""

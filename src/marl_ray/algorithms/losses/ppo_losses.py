@@ -1,0 +1,30 @@
+"""The policy loss of proximal policy optimisation, per decision."""
+
+from torch import Tensor
+
+from marl_ray.algorithms.base import Evaluated, PolicyLoss
+from marl_ray.algorithms.losses.ratios import token_ratio
+from marl_ray.config import AlgorithmConfig
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None
+) -> PolicyLoss:
+    """-min(rho A, clip(rho, low, high) A), and whether the clip removed the gradient.
+
+    Schulman et al. 2017 (arXiv 1707.06347), eq. 7, with a bound of each side of its own (arXiv 2503.14476, eq. 8). The dual
+    clip (Ye et al. 2020, arXiv 1912.09729, eq. 5) bounds the loss of a bad action (A < 0) by -dual_clip A.
+    """
+    free, bounded = ratio * advantages, ratio.clamp(low, high) * advantages
+    objective, clipped = free.minimum(bounded), bounded < free
+    if dual_clip is not None:
+        floor = dual_clip * advantages
+        held = (advantages < 0) & (objective < floor)
+        objective, clipped = objective.where(~held, floor), clipped | held
+    return PolicyLoss(-objective, clipped)
+
+
+def ppo_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+    """The clipped surrogate with a ratio per decision."""
+    ratio = token_ratio(batch.log_probs, batch.old_log_probs)
+    return clipped_surrogate(ratio, batch.advantages, *hyper.clip_range, hyper.dual_clip)

@@ -1,0 +1,57 @@
+"""Direct advantage policy optimisation (Liu et al. 2024, arXiv 2412.18279), step by step, critic first.
+
+    critic   min_V  -[ G log V + (1 - G) log(1 - V) ]          G: return-to-go, scaled to [0, 1] (a soft target; sec. 3.2)
+    actor    min_pi 1/2 ( A / beta - log(pi / pi_old) )^2       (eq. 9; log pi of a step is the sum over its tokens)
+
+The critic is fitted first and then held. The paper subtracts from V(s.a_i) the mean over candidate steps of the same s
+(eq. 13); where a state has one sampled action, that mean's expectation is V(s) itself, so A = r + V(s') - V(s) here.
+Nothing is discounted, and nothing follows the end of a sequence, also where a limit on its length cut it: that is what the
+critic is fitted to, so an advantage must not count more. Not to be confused with `dapo`.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from marl_ray.algorithms.advantages.gae import gae
+from marl_ray.algorithms.advantages.returns import reward_to_go
+from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
+from marl_ray.algorithms.losses.value_losses import Valued
+from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.trajectories import Trajectories
+
+
+def targets(batch: Trajectories, hyper: AlgorithmConfig) -> Tensor:
+    """(B, T) soft targets of the critic in [0, 1]."""
+    to_go = reward_to_go(batch.rewards, batch.mask, batch.terminated | batch.truncated, gamma=1.0)
+    return ((to_go - hyper.return_low) / (hyper.return_high - hyper.return_low)).clamp(0, 1)
+
+
+def value_loss(batch: Valued, hyper: AlgorithmConfig) -> Tensor:
+    """Binary cross-entropy of logits against soft targets, per decision."""
+    return functional.binary_cross_entropy_with_logits(batch.outputs, batch.targets, reduction="none")
+
+
+def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
+    """(B, T) r + V(s') - V(s), with `values` the fitted critic's logits; V(s') is 0 behind the end of a sequence."""
+    low, width = hyper.return_low, hyper.return_high - hyper.return_low
+    values = low + width * torch.sigmoid(batch.values)
+    ended = batch.terminated | batch.truncated
+    nothing = torch.zeros_like(values)
+    return gae(batch.rewards, values, nothing, batch.mask, ended, torch.zeros_like(ended), 1.0, 0.0)[0], None
+
+
+def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+    """Squared regression of the log ratio on A / beta, times beta.
+
+    The factor leaves the minimum where it is and makes the first gradient the policy gradient's, -A grad log pi, whatever
+    beta is; without it the learning rate would have to follow beta.
+    """
+    log_ratio = batch.log_probs - batch.old_log_probs
+    error = batch.advantages / hyper.beta - log_ratio
+    return PolicyLoss(0.5 * hyper.beta * error.square(), batch.mask.new_zeros(batch.mask.shape))
+
+
+DIRECT_DAPO = Algorithm(
+    "direct_dapo", SPECS["direct_dapo"], advantages, policy_loss, value_loss, critic_targets=targets
+)

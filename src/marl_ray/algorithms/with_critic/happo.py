@@ -1,0 +1,14 @@
+"""Heterogeneous-agent PPO (Kuba et al. 2022, arXiv 2109.11251, eq. 11): policies are updated one after another.
+
+    L_i = E[ -min(rho_i M A, clip(rho_i, 1-eps, 1+eps) M A) ],   M = product over the policies before i of pi_new / pi_old
+
+in an order drawn anew for every batch. M is the change that the policies already updated have brought to the joint action's
+probability; the learner multiplies it into the advantages (M > 0, so it goes through min and clip), and the loop keeps it.
+"""
+
+from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.with_critic.ppo import gae_advantages
+from marl_ray.config import SPECS
+
+HAPPO = Algorithm("happo", SPECS["happo"], gae_advantages, ppo_loss)

@@ -1,0 +1,12 @@
+"""Independent PPO (de Witt et al. 2020, arXiv 2011.09533): every agent is its own PPO learner.
+
+PPO's loss (`ppo.py`), with the critic on the agent's own observation. Agents that share a policy share its weights and
+batch.
+"""
+
+from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.with_critic.ppo import gae_advantages
+from marl_ray.config import SPECS
+
+IPPO = Algorithm("ippo", SPECS["ippo"], gae_advantages, ppo_loss)

@@ -1,0 +1,35 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347).
+
+    L = E[ -min(rho A, clip(rho, 1-eps, 1+eps') A) ] + E[ max(h(V - R), h(clip(V) - R)) ] - c E[ H ]
+
+with A from generalised advantage estimation (`gae.py`), h the Huber loss, H the entropy, and a critic on the policy's own
+observation.
+"""
+
+from torch import Tensor
+
+from marl_ray.algorithms.advantages.gae import gae
+from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.trajectories import Trajectories
+
+
+def gae_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
+    """GAE on the batch's own values; (B, T) advantages and returns."""
+    ends = (batch.mask, batch.terminated, batch.truncated)
+    return gae(batch.rewards, batch.values, batch.bootstrap, *ends, hyper.gamma, hyper.gae_lambda)
+
+
+def cost_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
+    """The same on costs, with their own critic, discount and lambda; (B, T, K) advantages and returns.
+
+    Costs are the team's: what an agent did also counts in those that come when it is done and others go on.
+    """
+    terminated = batch.terminated if batch.over is None else batch.over
+    truncated = batch.truncated if batch.over_cut is None else batch.over_cut
+    ends = (batch.mask, terminated, truncated)
+    return gae(batch.costs, batch.cost_values, batch.cost_bootstrap, *ends, hyper.cost_gamma, hyper.cost_gae_lambda)
+
+
+PPO = Algorithm("ppo", SPECS["ppo"], gae_advantages, ppo_loss)

@@ -1,0 +1,1 @@
+"""The config of one training run and its sections."""

@@ -1,0 +1,274 @@
+"""What every named algorithm is, needs and defaults to. Plain data: the maths is in `marl_ray.algorithms`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
+
+from pydantic import ValidationError
+
+from marl_ray.config.run.hyper import AlgorithmConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.imports import imported
+
+ADAM = ("adam_betas", "adam_eps")
+"""Keys of `hyper` that `optimizer: adamw` reads, and no other."""
+READ_WITH = {
+    "kl_target": "kl_coef",
+    "kl_horizon": "kl_target",
+    "entropy_step": "entropy_target",
+    "overlong_penalty": "overlong_buffer",
+}
+"""Key of `hyper` -> the key that turns on what reads it."""
+_OPTIMISER = (
+    *("lr", "lr_decay", "lr_warmup", "optimizer", *ADAM, "weight_decay"),
+    *("epochs", "minibatches", "max_grad_norm"),
+)
+_ADVANTAGE = ("advantage_norm", "std_ddof")
+_LENGTH = ("overlong_filter", "overlong_buffer", "overlong_penalty")
+COMMON_KNOBS = (
+    *_OPTIMISER,
+    *("target_kl", "entropy_coef", "entropy_target", "entropy_step", "aggregation", "importance_cap"),
+    *("kl_coef", "kl_estimator", "kl_place", "kl_target", "kl_horizon"),
+    *_ADVANTAGE,
+    *_LENGTH,
+)
+"""Keys of `hyper` that the learner reads for every algorithm that descends a gradient."""
+TRUST_REGION_KNOBS = (*_OPTIMISER, *_ADVANTAGE, *_LENGTH)
+"""The same where a trust region moves the actor, and gradient descent the critics alone."""
+PAIR_KNOBS = _OPTIMISER
+"""The same where preferred pairs are learned from."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One named algorithm as configs see it."""
+
+    title: str
+    paper: str
+    critic: Literal["none", "local", "central"] = "none"
+    groups: bool = False
+    """Compares several episodes from one start: needs `train.group_size` of two or more."""
+    group_norm: bool = False
+    """Its advantages may be divided by the deviation of their group (`advantage_norm: group`)."""
+    greedy: bool = False
+    """The first episode of every group is played greedily, as the others' baseline."""
+    pairs: bool = False
+    """Learns from pairs of responses of which one was preferred, given as the run's `data`, and compares with the reference
+    policy. Rows of a batch are pairs, the preferred one first."""
+    critic_first: bool = False
+    """The critic is fitted to the batch's returns before the actor sees its advantages."""
+    constraint: Literal["none", "multiplier", "penalty", "trust_region"] = "none"
+    order: Literal["simultaneous", "sequential"] = "simultaneous"
+    """Sequential: policies are updated one after another, each given the change of those before it."""
+    recompute: bool = False
+    """The learner evaluates the old log-probabilities itself when an update begins, so that they differ from the rollout's
+    where another engine or older weights sampled. It does so anyway where it or the sampler computes in bfloat16."""
+    token_policies: bool = True
+    """Also trains language models."""
+    knobs: tuple[str, ...] = ()
+    """Keys of `hyper` that this algorithm reads besides the common ones."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Where it differs from the defaults of `hyper`, of whatever family of policies."""
+    hyper: type[AlgorithmConfig] = AlgorithmConfig
+    """The keys of `hyper` and their types; an algorithm with keys of its own gives a subclass that adds them."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted({*self.knobs, *self.defaults} - set(self.hyper.model_fields))
+        if unknown:
+            raise MarlRayError(f"Spec {self.title!r}: {unknown[0]!r} is no field of {self.hyper.__name__}")
+        for key, hint in get_type_hints(type(self)).items():
+            choices = get_args(hint) if key in ("critic", "constraint", "order") else ()
+            if choices and getattr(self, key) not in choices:
+                raise MarlRayError(
+                    f"Spec {self.title!r}: {key}={getattr(self, key)!r}, expected one of {', '.join(choices)}"
+                )
+        needs = {
+            "greedy: expected groups, whose first episode it is": self.greedy and not self.groups,
+            "critic_first: expected a critic": self.critic_first and self.critic == "none",
+            "pairs: expected no critic and no groups": self.pairs and (self.critic != "none" or self.groups),
+            "constraint: expected a critic, local or central, for costs too": self.costs and self.critic == "none",
+        }
+        for problem, found in needs.items():
+            if found:
+                raise MarlRayError(f"Spec {self.title!r}: {problem}")
+        try:
+            self.hyper.model_validate(dict(self.defaults))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "defaults"
+            raise MarlRayError(f"Spec {self.title!r}: {where}: {first['msg']}; every key needs a default") from error
+
+    @property
+    def common(self) -> tuple[str, ...]:
+        """Keys of `hyper` that the learner reads for it."""
+        if self.pairs:
+            return PAIR_KNOBS
+        return TRUST_REGION_KNOBS if self.constraint == "trust_region" else COMMON_KNOBS
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Every key of `hyper` that changes what it does; any other one is refused."""
+        return frozenset((*self.common, *self.knobs))
+
+    @property
+    def costs(self) -> bool:
+        """Whether it needs costs and budgets."""
+        return self.constraint != "none"
+
+    @property
+    def episodes(self) -> bool:
+        """Whether it needs whole episodes: nothing stands for what a cut would have brought."""
+        return self.critic == "none" or self.critic_first
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it asks of a run, in words."""
+        wanted = {
+            f"{self.critic} critic": self.critic != "none",
+            "whole episodes": self.episodes and not self.pairs,
+            "preferred pairs (`data`)": self.pairs,
+            "groups": self.groups,
+            "greedy rollout": self.greedy,
+            "costs and budgets": self.costs,
+            "a trust region": self.constraint == "trust_region",
+        }
+        return tuple(name for name, needed in wanted.items() if needed)
+
+
+_BOUNDS = ("clip", "clip_high")
+_CLIP = (*_BOUNDS, "dual_clip")
+_CRITIC = ("critic_lr", "gamma", "gae_lambda", "value_clip", "huber_delta", "value_coef")
+_COST = ("cost_gamma", "cost_gae_lambda")
+_LAGRANGE = ("multiplier_init", "multiplier_lr", "multiplier_damping", "multiplier_max")
+_PID = ("multiplier_init", "pid_kp", "pid_ki", "pid_kd", "pid_delay")
+_TRUST = ("trust_region", "cg_iterations", "cg_damping", "line_search_steps", "line_search_decay")
+_GROUP: dict[str, Any] = {"std_ddof": 1, "entropy_coef": 0.0}
+_CRITIC_FREE: dict[str, Any] = _GROUP | {"gamma": 1.0}
+
+
+def _groups(
+    title: str, paper: str, aggregation: str, norm: str, knobs: tuple[str, ...] = _CLIP, **defaults: Any
+) -> Spec:
+    """A critic-free algorithm that compares the members of a group."""
+    own = _CRITIC_FREE | {"aggregation": aggregation, "advantage_norm": norm} | defaults
+    by_deviation = "ratio_level" not in knobs  # a mean of the others goes with no deviation of all
+    return Spec(title, paper, groups=True, group_norm=by_deviation, knobs=(*knobs, "dynamic_sampling"), defaults=own)
+
+
+def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *knobs: str, **defaults: Any) -> Spec:
+    """An algorithm with cost critics and budgets."""
+    return Spec(
+        title,
+        paper,
+        critic,
+        constraint=kind,
+        order=order,
+        token_policies=kind != "trust_region",
+        knobs=(*(() if kind == "trust_region" else _CLIP), *_CRITIC, *_COST, *knobs),
+        defaults=defaults,
+    )
+
+
+SPECS: dict[str, Spec] = {
+    "ppo": Spec("Proximal policy optimisation", "arXiv 1707.06347", "local", knobs=(*_CLIP, *_CRITIC)),
+    "ippo": Spec("Independent PPO", "arXiv 2011.09533", "local", knobs=(*_CLIP, *_CRITIC)),
+    "mappo": Spec("Multi-agent PPO", "arXiv 2103.01955", "central", knobs=(*_CLIP, *_CRITIC)),
+    "happo": Spec(
+        "Heterogeneous-agent PPO", "arXiv 2109.11251", "central", order="sequential", knobs=(*_CLIP, *_CRITIC)
+    ),
+    "grpo": _groups("Group relative policy optimisation", "arXiv 2402.03300", "seq-mean-token-mean", "group"),
+    "dr_grpo": _groups("GRPO done right", "arXiv 2503.20783", "fixed-length", "none"),
+    "rloo": _groups("REINFORCE leave-one-out", "arXiv 2402.14740", "token-mean", "none", (*_CLIP, "ratio_level")),
+    "reinforce_pp": Spec(
+        "REINFORCE++",
+        "arXiv 2501.03262",
+        knobs=(*_CLIP, "gamma"),
+        defaults=_CRITIC_FREE | {"aggregation": "token-mean", "advantage_norm": "batch"},
+    ),
+    "reinforce_pp_baseline": _groups("REINFORCE++ with a group baseline", "arXiv 2501.03262", "token-mean", "batch"),
+    "remax": Spec(
+        "ReMax",
+        "arXiv 2310.10505",
+        groups=True,
+        greedy=True,
+        knobs=("gamma",),
+        defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-sum", "advantage_norm": "none", "epochs": 1},
+    ),
+    "gspo": _groups(
+        "Group sequence policy optimisation",
+        "arXiv 2507.18071",
+        "seq-mean-token-mean",
+        "group",
+        clip=3e-4,
+        clip_high=4e-4,
+    ),
+    "cispo": _groups(
+        "Clipped importance sampling policy optimisation",
+        "arXiv 2506.13585",
+        "token-mean",
+        "group",
+        _BOUNDS,
+        clip=1.0,  # no lower bound, as the paper: a weight is never negative
+        clip_high=4.0,
+    ),
+    "dapo": _groups(
+        "Decoupled clip and dynamic sampling policy optimisation",
+        "arXiv 2503.14476",
+        "token-mean",
+        "group",
+        clip_high=0.28,
+        dynamic_sampling=4,  # overlong handling is off: in an environment a time limit is an ordinary end
+    ),
+    "direct_dapo": Spec(
+        "Direct advantage policy optimisation",
+        "arXiv 2412.18279",
+        "local",
+        critic_first=True,
+        knobs=("critic_lr", "beta", "critic_epochs", "return_low", "return_high"),
+        defaults={"advantage_norm": "none", "entropy_coef": 0.0},
+    ),
+    "dpo": Spec(
+        "Direct preference optimisation",
+        "arXiv 2305.18290",
+        pairs=True,
+        knobs=("beta", "label_smoothing"),
+        defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none", "beta": 0.1},
+    ),
+    "ppo_lagrangian": _constrained(
+        "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", "multiplier", "local", "simultaneous", *_LAGRANGE
+    ),
+    "pid_lagrangian": _constrained("PID-Lagrangian", "arXiv 2007.03964", "multiplier", "local", "simultaneous", *_PID),
+    "p3o": _constrained("Penalised PPO", "arXiv 2205.11814", "penalty", "local", "simultaneous", "penalty"),
+    "cpo": _constrained(
+        "Constrained policy optimisation", "arXiv 1705.10528", "trust_region", "local", "simultaneous", *_TRUST
+    ),
+    "mappo_lagrangian": _constrained(
+        "MAPPO-Lagrangian", "arXiv 2110.02793", "multiplier", "central", "sequential", *_LAGRANGE
+    ),
+    "map3o": _constrained("Multi-agent P3O", "arXiv 2205.11814", "penalty", "central", "simultaneous", "penalty"),
+    "macpo": _constrained(
+        "Multi-agent constrained policy optimisation",
+        "arXiv 2110.02793",
+        "trust_region",
+        "central",
+        "sequential",
+        *_TRUST,
+    ),
+}
+"""Every algorithm that comes with the product, in the order of the documentation; `algorithms.ALGORITHMS` has the functions
+of each (a test says so)."""
+
+
+def spec_of(algorithm: str) -> Spec:
+    """The spec of a built-in algorithm's name or of `package.module:NAME`; raises MarlRayError saying what is expected."""
+    if algorithm in SPECS:
+        return SPECS[algorithm]
+    if ":" not in algorithm:
+        raise MarlRayError(f"{algorithm!r} is unknown; expected one of {', '.join(SPECS)}, or package.module:NAME")
+    found = imported(algorithm)
+    spec = getattr(found, "spec", None)
+    if not isinstance(spec, Spec) or not all(
+        callable(getattr(found, key, None)) for key in ("advantages", "policy_loss")
+    ):
+        raise MarlRayError(f"{algorithm}: expected an Algorithm (of marl_ray.algorithms), whose `spec` is a Spec")
+    return spec

@@ -1,0 +1,206 @@
+"""The sections of a run's config."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from marl_ray.config.base import Config
+from marl_ray.config.run.algorithms import spec_of
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.errors import MarlRayError
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+Name = Field(pattern=NAME_PATTERN)
+
+
+class CostConfig(Config):
+    """Constraint costs that a gridworld reports in `infos[agent]["cost"]`; zero prices mean no cost."""
+
+    collision: NonNegativeFloat = 0.0
+    """Price of a forward move that did not move the agent (wall, object or agent in the way)."""
+    action: NonNegativeFloat = 0.0
+    """Price of any action but `done`."""
+
+
+class EnvConfig(Config):
+    """Which environment to train on."""
+
+    id: str
+    """`MultiGrid-...-v0`, an mpe2 module such as `mpe2.simple_spread_v3`, a text environment (`code_team`, `react`, `math`),
+    or `package.module:callable` that returns a PettingZoo environment: AEC with Text spaces for language models, parallel
+    for all others."""
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments of the environment."""
+    cost: CostConfig = CostConfig()
+    """Constraint costs; MultiGrid environments only (others report their own)."""
+
+
+class NetworkConfig(Config):
+    """Shape of an actor-critic's networks (actor and critic have one of these each)."""
+
+    hidden: tuple[PositiveInt, ...] = Field((64, 64), min_length=1)
+    """Widths of the hidden layers."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    normalize: bool = True
+    """Layer norm over vector observations, as MAPPO has it. It keeps entries of different scale apart from each other, and
+    loses their common size: turn it off where there are few entries and their size matters."""
+
+
+class ConstraintConfig(Config):
+    """One cost signal of the environment and its budget. The k-th constraint is on the k-th number of `infos["cost"]`."""
+
+    budget: NonNegativeFloat
+    """Greatest mean cost of an episode, summed over its agents and not discounted."""
+    hard_limit: NonNegativeFloat | None = None
+    """Cost that no episode may pass: actions that would are masked, where the environment reports `next_costs`, and the
+    remaining share of the limit is added to the observations."""
+
+
+def _known_algorithm(reference: str) -> str:
+    try:
+        spec_of(reference)
+    except MarlRayError as error:
+        raise ValueError(str(error)) from error
+    return reference
+
+
+AlgorithmReference = Annotated[str, AfterValidator(_known_algorithm)]
+
+
+class PolicyConfig(Config):
+    """One policy of the team."""
+
+    agents: tuple[str, ...] = ("*",)
+    """Names or shell patterns of the agents it plays."""
+    algorithm: AlgorithmReference | None = None
+    """Algorithm of this policy; the run's `algorithm` when not given."""
+    hyper: dict[str, Any] = {}
+    """Keys of `hyper` that differ for this policy."""
+    network: NetworkConfig = NetworkConfig()
+    """Of an actor-critic; not read where `model` is given."""
+    model: ModelConfig | None = None
+    """Makes the policy a language model."""
+    generation: GenerationConfig = GenerationConfig()
+    """How a language model samples its responses."""
+    bundle: str | None = None
+    """Start from these weights: a bundle folder or `models:/name/version`."""
+    frozen: bool = False
+    """Play, never train; needs `bundle`."""
+
+    @model_validator(mode="after")
+    def _frozen_needs_weights(self) -> "PolicyConfig":
+        if self.frozen and self.bundle is None and (self.model is None or self.model.path is None):
+            raise ValueError("frozen: true needs `bundle` (or `model.path`), the weights to play with")
+        return self
+
+
+class TrainConfig(Config):
+    """How much experience is gathered, and in what portions."""
+
+    total_steps: NonNegativeInt = 100_000
+    """Environment steps of the whole run (one step moves all agents once; in text environments it is one agent's turn).
+    0 ends it after the warm start."""
+    env_copies: PositiveInt = 64
+    """Environment copies over all workers, a multiple of `resources.workers`; with `data` the responses of a batch."""
+    horizon: PositiveInt = 64
+    """Steps of each copy per batch; a batch is env_copies x horizon environment steps."""
+    rollout: Literal["auto", "steps", "episodes"] = "auto"
+    """`steps`: every copy plays on where the last batch ended. `episodes`: every copy plays one episode from its start, cut
+    at `horizon`. `auto`: episodes where an algorithm needs them whole."""
+    group_size: PositiveInt = 1
+    """Copies that share a start (layout, seed) and are compared by group algorithms."""
+    branch_turns: NonNegativeInt | None = None
+    """Text environments: at so many turns after the first, the other members of a group answer what its first episode was
+    asked there, and play on from it, so that group algorithms compare answers to one prompt. When not given the next three
+    turns, if an algorithm compares groups; with 0 group algorithms learn from first turns alone."""
+    micro_batch: PositiveInt | None = None
+    """Environment copies (responses, for language models) per forward and backward pass of each worker; all of them when
+    not given. Never changes results."""
+    curriculum: str | None = None
+    """Text environments: `easiest_first`, or `package.module:callable` that chooses tasks (see docs/language_teams.md)."""
+
+
+class WarmStartConfig(Config):
+    """Imitate before the first iteration: what was served, or demonstrations (supervised fine-tuning of language models)."""
+
+    data: str
+    """Exported decisions of an experiment: a Parquet file, a folder of them, or either as a URI (`s3://...`). For language
+    models JSONL, JSON or Parquet lines of `prompt`, `response` and, in a team, `agent`; or `environment`: the text
+    environment's own demonstrations."""
+    count: PositiveInt | None = None
+    """Demonstrations taken; all of them when not given (of `environment`, 2,000 episodes)."""
+    epochs: PositiveInt = 5
+    """Passes over the data."""
+    lr: PositiveFloat | None = None
+    """Learning rate of actor and critic. When not given `hyper.lr` of each policy, ten times that of a language model."""
+    batch: PositiveInt = 1024
+    """Decisions (responses, for language models) per gradient step, over all workers."""
+    top: float = Field(1.0, gt=0, le=1)
+    """Share of the units, the best by outcome, whose decisions are imitated. The critic learns from all."""
+
+
+class ResourcesConfig(Config):
+    """What one run occupies."""
+
+    workers: PositiveInt = 1
+    """Training processes, one per device."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where the cluster has a GPU for every worker."""
+    cpus_per_worker: PositiveFloat = 1.0
+    threads_per_worker: PositiveInt = 1
+    """Torch threads of each worker."""
+    mixed_precision: Literal["auto", "none", "bf16"] = "auto"
+    """FSDP2 parameters in bf16; `auto` means bf16 on GPU and none on CPU."""
+    max_failures: NonNegativeInt = 3
+    """Worker-group restarts from the last checkpoint before the run fails."""
+
+
+class CheckpointConfig(Config):
+    """What is kept on disk while the run goes on."""
+
+    every: PositiveInt = 10
+    """Iterations (batches) between checkpoints; the last iteration always has one."""
+    keep: PositiveInt = 2
+    """Newest checkpoints kept."""
+
+
+class EvaluationConfig(Config):
+    """How policies are scored while they train: by whole episodes from starts that stay the same for the whole run."""
+
+    every: NonNegativeInt | None = None
+    """Iterations between evaluations; there is always one before the first iteration and one after the last. When not given,
+    actor-critics are evaluated ten times, or as often as that plays at most a tenth of training's steps; language models
+    never. 0 holds none: then training episodes choose the best checkpoint."""
+    episodes: PositiveInt | None = None
+    """Actor-critics: starts of an evaluation, each played once with sampled and once with the most likely actions. When not
+    given 32, and 128 with `constraints`."""
+    max_steps: PositiveInt = 2000
+    """Actor-critics: environment steps after which an evaluation cuts an episode that the environment has not ended."""
+    tasks: PositiveInt = 64
+    """Text environments: held-out tasks of an evaluation."""
+    samples: PositiveInt = 1
+    """Text environments: sampled episodes per held-out task, for pass@k with k up to this; greedy ones besides."""
+    window: PositiveInt = 200
+    """Training episodes that are averaged as `return`."""
+
+
+class TrackingConfig(Config):
+    """MLflow."""
+
+    uri: str | None = None
+    """Tracking URI; when not given that of MLFLOW_TRACKING_URI, or else `sqlite:///STORAGE/mlflow.db`."""
+    experiment: str = "marl-ray"
+    register_as: str | None = None
+    """Name in the MLflow model registry for the best bundle; the run's name when not given."""
+    also: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where metrics go besides MLflow."""
+    progress: bool = True
+    """Progress bar with return and speed."""

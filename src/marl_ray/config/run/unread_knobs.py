@@ -1,0 +1,80 @@
+"""Which hyper-parameters a run config gives to algorithms that do not read them. Works on plain data, before validation."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from marl_ray.config.run.algorithms import spec_of
+from marl_ray.config.run.run import RunConfig
+from marl_ray.errors import MarlRayError
+
+DEFAULT_ALGORITHM: str = RunConfig.model_fields["algorithm"].default
+
+
+def is_hyper(key: str) -> bool:
+    """Whether a dotted key of a run config is a hyper-parameter: `hyper.NAME` or `team.POLICY.hyper.NAME`."""
+    return _parted(key) is not None
+
+
+def names_algorithm(key: str) -> bool:
+    """Whether a dotted key of a run config can change which algorithm a policy has."""
+    parts = key.split(".")
+    return parts == ["algorithm"] or (parts[0] == "team" and (len(parts) < 3 or parts[2:] == ["algorithm"]))
+
+
+def is_read(key: str, data: Mapping[str, Any]) -> bool:
+    """Whether an algorithm of the run config `data` reads the hyper-parameter of this dotted key.
+
+    A key of the run is read if the algorithm of one trained policy reads it; a policy's own key, if that policy's does.
+    What is wrong for another reason (an algorithm that does not exist, a frozen policy) counts as read, so that
+    `RunConfig` refuses it for that reason.
+    """
+    found = _parted(key)
+    if found is None:
+        return True
+    policy, knob = found
+    team = data.get("team")
+    team = team if isinstance(team, Mapping) and team else {"shared": {}}
+    members = [member for name, member in team.items() if policy in (None, name) and isinstance(member, Mapping)]
+    trained = [member for member in members if not member.get("frozen")]
+    algorithms = [member.get("algorithm") or data.get("algorithm", DEFAULT_ALGORITHM) for member in trained]
+    return not algorithms or any(_reads(algorithm, knob) for algorithm in algorithms)
+
+
+def hyper_keys(data: Mapping[str, Any]) -> list[str]:
+    """The dotted keys of all hyper-parameters that the run config `data` gives."""
+    return [f"{where}.{knob}" for where, hyper in _groups(data) for knob in hyper]
+
+
+def drop_unread(data: dict[str, Any]) -> None:
+    """Take the hyper-parameters that no algorithm reads out of the run config `data`."""
+    unread = {key for key in hyper_keys(data) if not is_read(key, data)}
+    for where, hyper in _groups(data):
+        for knob in [knob for knob in hyper if f"{where}.{knob}" in unread]:
+            del hyper[knob]
+
+
+def _groups(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The run's `hyper` and each policy's, with their dotted keys."""
+    if isinstance(data.get("hyper"), Mapping):
+        yield "hyper", data["hyper"]
+    team = data.get("team")
+    for name, member in team.items() if isinstance(team, Mapping) else ():
+        if isinstance(member, Mapping) and isinstance(member.get("hyper"), Mapping):
+            yield f"team.{name}.hyper", member["hyper"]
+
+
+def _parted(key: str) -> tuple[str | None, str] | None:
+    """The policy (None: the whole run) and the knob of a dotted key; None if it is no hyper-parameter."""
+    parts = key.split(".")
+    if parts[0] == "hyper" and len(parts) > 1:
+        return None, parts[1]
+    if parts[0] == "team" and parts[2:3] == ["hyper"] and len(parts) > 3:
+        return parts[1], parts[3]
+    return None
+
+
+def _reads(algorithm: Any, knob: str) -> bool:
+    try:
+        return knob in spec_of(algorithm).reads
+    except (MarlRayError, TypeError, AttributeError):  # no algorithm, or no text at all
+        return True

@@ -1,0 +1,1 @@
+"""The config of a gateway: experiments, arms and metrics."""

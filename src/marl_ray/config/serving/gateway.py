@@ -1,0 +1,392 @@
+"""The config of a gateway: its experiments, their arms and weights."""
+
+import math
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from marl_ray.config.base import Config
+from marl_ray.config.run.sections import NAME_PATTERN, Name
+from marl_ray.config.serving.arms import LEAST, ArmConfig, Replicas
+from marl_ray.config.serving.measures import Margin, Range, check_measure
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Alpha = Annotated[float, Field(ge=LEAST, lt=0.5)]
+ArmName = Annotated[str, Field(min_length=1, max_length=100)]
+BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
+    "outcome": "higher",
+    "latency_s": "lower",
+    "error": "lower",
+    "cost": "lower",
+    "cost_usd": "lower",
+    "violation": "lower",
+}
+"""Quantities whose good direction is known; any other named metric must say which it is."""
+
+
+BINARY = frozenset({"error", "violation"})
+Missing = Literal["exclude"] | Annotated[float, Field(ge=-1e100, le=1e100)]
+"""What a unit counts with that has reported nothing when its window is over; `exclude`: it does not count."""
+
+
+def counts_as(metric: str, missing: float | str | None) -> float | None:
+    """What a unit counts with that reports nothing of the metric, by its `missing`; None if the unit does not count."""
+    if missing is None:
+        return 0.0 if metric in BINARY else None
+    return None if isinstance(missing, str) else float(missing)
+
+
+class GuardrailConfig(Config):
+    """A quantity that a treatment must not make worse; proven harm rolls the treatment back."""
+
+    name: str = Field(min_length=1, max_length=100)
+    """`outcome`, `latency_s`, `error`, `cost`, `cost_usd`, `violation`, or the name of any metric that units report."""
+    better: Literal["lower", "higher"]
+    """Which direction is good. Known for the six names above, to be given for any other."""
+    margin: Margin = 0.0
+    """How much worse than the control is still accepted: a number in units of the metric, or a part of the control's mean
+    (`2%`, or `{relative: 0.02}`)."""
+    bounds: Range | None = None
+    """[low, high] that the metric cannot leave: other values are refused. With bounds an exact test decides."""
+    winsorize: Range | None = None
+    """[low, high] that values are moved into before they count: the exact test decides on the mean of the moved values."""
+    alpha: Alpha = 0.05
+    """Probability of a false rollback by this guardrail, over all looks."""
+    binary: bool | None = None
+    """Whether the metric is 0 or 1 per unit, which has a test for rare events; `error` and `violation` are, when neither
+    this nor `bounds` nor `winsorize` is given."""
+
+    missing: Missing | None = None
+    """What a unit counts with whose window ends without a value of the metric: a number, or `exclude` (it does not count).
+    When not given, 0 for `error` and `violation`, `exclude` for all others."""
+
+    @property
+    def is_binary(self) -> bool:
+        if self.binary is None:
+            return self.name in BINARY and self.bounds is None and self.winsorize is None
+        return self.binary
+
+    @model_validator(mode="after")
+    def _consistent_measure(self) -> "GuardrailConfig":
+        check_measure(self.name, self.margin, self.bounds, self.winsorize)
+        if self.name == "outcome" and (self.bounds or self.winsorize):
+            raise ValueError("bounds, winsorize: those of the outcome are keys of the experiment, not of its guardrail")
+        if self.binary and (self.bounds or self.winsorize):
+            raise ValueError(f"binary: expected either binary, bounds or winsorize for {self.name!r}")
+        return self
+
+    @property
+    def counts_missing_as(self) -> float | None:
+        """The value of a unit that has reported none; None if such a unit does not count."""
+        return counts_as(self.name, self.missing)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_direction(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "better" not in data:
+            name = data.get("name")
+            if isinstance(name, str) and name not in BETTER_BY_DEFAULT:
+                raise ValueError(f"better: expected lower or higher for the metric {name!r}")
+            return data | {"better": BETTER_BY_DEFAULT.get(str(name), "lower")}
+        return data
+
+
+class BreakerConfig(Config):
+    """When a replica stops asking an arm that fails."""
+
+    failures: PositiveInt = 5
+    """Failed passes in a row that open the circuit. Requests that share a pass, or a call of another process, count once."""
+    open_s: PositiveFloat = 5.0
+    """Seconds until an open circuit lets probes through (half-open)."""
+    probes: PositiveInt = 3
+    """Successful probes in a row that close it again; one that fails opens it anew."""
+    on_open: Literal["rollback", "fallback"] = "fallback"
+    """What an open circuit of a treatment means: the control answers until it closes (`fallback`), or that as well, and the
+    treatment is rolled back for good once `rounds` rounds of probes have failed (`rollback`)."""
+    rounds: PositiveInt = 3
+    """Of `on_open: rollback`: rounds of probes that fail in a row, `open_s` apart, without the circuit closing between."""
+
+
+def _attribute(value: Any) -> Any:
+    fine = (
+        0 < len(value) <= ATTRIBUTE_LENGTH and value.isprintable()
+        if isinstance(value, str)
+        else isinstance(value, bool | int | float) and math.isfinite(value)
+    )
+    if not fine:
+        raise ValueError(f"expected a boolean, a number, or a text of 1 to {ATTRIBUTE_LENGTH} printable characters")
+    return value
+
+
+ATTRIBUTES, ATTRIBUTE_NAME, ATTRIBUTE_LENGTH = 32, 100, 256
+"""Most attributes of a unit, and most characters of a name and of a text."""
+AttributeName = Annotated[str, Field(min_length=1, max_length=ATTRIBUTE_NAME)]
+AttributeValue = Annotated[bool | int | float | str, BeforeValidator(_attribute)]
+
+
+class PopulationConfig(Config):
+    """Which units take part; the others are with production and are not counted."""
+
+    share: float = Field(1.0, ge=LEAST, le=1)
+    """Share of the units (of clusters, with `randomize: cluster`), by a hash of the salt and the unit."""
+    attributes: dict[AttributeName, tuple[AttributeValue, ...]] = Field({}, max_length=ATTRIBUTES)
+    """Name -> values of the requests' `attributes`. A unit takes part whose request has one of the values of every name."""
+
+    @model_validator(mode="after")
+    def _sensible_attributes(self) -> "PopulationConfig":
+        for name, values in self.attributes.items():
+            if not name.isprintable():
+                raise ValueError(f"attributes: expected printable names, got {name!r}")
+            if not values:
+                raise ValueError(f"attributes.{name}: expected at least one value")
+        return self
+
+
+class ExperimentConfig(Config):
+    """Arms that compete for units (sessions): a control and treatments."""
+
+    name: str = Name
+    endpoint: str | None = Field(None, pattern=NAME_PATTERN)
+    """The name that clients act on, kept from one experiment to the next; the experiment's name when not given."""
+    arms: dict[ArmName, ArmConfig] = Field(min_length=1)
+    """The first is the control. One alone is served as it is."""
+    placement: Literal["replica", "deployment"] = "replica"
+    """Where the arms' policies run: in every gateway replica (one hop; small policies), or each arm in a deployment of its
+    own (two hops; large ones)."""
+    randomize: Literal["session", "cluster", "switchback"] = "session"
+    """What is assigned to an arm: a session; all sessions of one `cluster_id` of the requests (a match, a lobby); or all
+    sessions that begin in one block of time. The last two are for arms that influence each other's sessions; the
+    statistics then take a cluster or block as one observation."""
+    block_s: float = Field(600.0, ge=1, allow_inf_nan=False)
+    """Of `switchback`: length of a block in seconds."""
+    washout_s: NonNegativeFloat = 0.0
+    """Of `switchback`: sessions that begin this soon after a change of block do not count."""
+    salt: str | None = None
+    """Salt of the assignment hash; the experiment's name when not given."""
+    strategy: Literal["ab", "gradual", "shadow", "replace", "thompson"] = "ab"
+    """`ab`: the weights as given. `gradual`: `stages` are the treatments' share. `shadow`: the control answers, the
+    treatments get a copy of the traffic. `replace`: the treatments get everything at once. `thompson`: from the weights as
+    given, an arm's share becomes the chance that it is the best."""
+    autostart: bool = True
+    """Run as soon as the experiment is first opened; else it waits as a draft, all units with the control."""
+    stages: tuple[Share, ...] = Field((0.01, 0.05, 0.25, 0.5, 1.0), min_length=1)
+    """Of `gradual`: the treatments' share of the units, stage by stage. They split it by their weights."""
+    reweigh_s: PositiveFloat = 3600.0
+    """Of `thompson`: seconds between two changes of the weights. Each is a new epoch; sessions keep their arms."""
+    floor: Share = 0.05
+    """Of `thompson`: the least share of an arm that is not rolled back; at most 1 / arms."""
+    min_exposures: NonNegativeInt = 100
+    """Units that every arm with traffic must have met in a stage before the next one."""
+    min_duration_s: NonNegativeFloat = 60.0
+    """Seconds that a stage takes at least."""
+    promotion: Literal["automatic", "manual"] | None = None
+    """Whether a proven treatment is promoted by itself; when not given, it is under `gradual` and `replace`. Rolling back
+    never waits for a person."""
+    on_rollback: Literal["cut", "drain"] = "cut"
+    """Units already with a rolled-back arm go on with the control at once (`cut`) or finish there (`drain`)."""
+    layer: str | None = Field(None, min_length=1, max_length=100)
+    """Experiments of one layer share a population; disjoint `layer_share`s make them mutually exclusive."""
+    layer_share: tuple[Share, Share] = (0.0, 1.0)
+    """[low, high) of the layer's units that take part; the others are not in the experiment."""
+    population: PopulationConfig = PopulationConfig()
+    """Which units take part, of those in the layer's share. A unit that has met its arm stays, whatever it is later."""
+    breaker: BreakerConfig = BreakerConfig()
+    shadow_concurrency: PositiveInt = 16
+    """Of `shadow`: copies of requests under way per replica; more are dropped and counted."""
+    outcome_window_s: float = Field(600.0, gt=0, allow_inf_nan=False)
+    """Seconds after a unit's first exposure in which its outcome and metrics count. The unit is judged when they are over.
+    Take it longer than the slowest outcome of any arm. It cannot change once the experiment has units."""
+    missing: Missing = "exclude"
+    """What a unit counts with whose window ends without an outcome: a number, or `exclude` (it does not count; a test then
+    watches whether the arms' units report equally often)."""
+    guardrails: tuple[GuardrailConfig, ...] = ()
+    """What a treatment must not make worse, besides the outcome's own harm test."""
+    alpha: Alpha = 0.05
+    """Error probability of the confidence sequences, valid at any time."""
+    alpha_rollback: Alpha = 0.05
+    """Probability of a false rollback by the outcome's harm test, over all looks."""
+    margin: Margin = 0.02
+    """Non-inferiority margin: a number above 0 in units of the outcome, or a part of the control's mean (`2%`, or
+    `{relative: 0.02}`)."""
+    bounds: Range | None = None
+    """[low, high] that outcomes cannot leave: others are refused. With bounds an exact test decides, which no rare large
+    loss misleads."""
+    winsorize: Range | None = None
+    """[low, high] that outcomes are moved into before they count, instead of `bounds`. The exact test then decides on the
+    mean of the moved outcomes; as they came, they stay in the database."""
+    min_outcomes: PositiveInt = 50
+    """Outcomes each arm needs before a verdict."""
+
+    @property
+    def served_as(self) -> str:
+        """The endpoint's name."""
+        return self.endpoint or self.name
+
+    def range_of(self, metric: str) -> tuple[float, float] | None:
+        """The numbers that count of a metric (or `outcome`); None where nothing bounds them."""
+        if metric == "outcome":
+            return self.bounds or self.winsorize
+        return next((rail.bounds or rail.winsorize for rail in self.guardrails if rail.name == metric), None)
+
+    def bounds_of(self, metric: str) -> tuple[float, float] | None:
+        """Outside of which a value of the metric (or `outcome`) is refused."""
+        if metric == "outcome":
+            return self.bounds
+        return next((rail.bounds for rail in self.guardrails if rail.name == metric), None)
+
+    @property
+    def unbounded(self) -> tuple[str, ...]:
+        """The outcome and guardrails that a rare large value can mislead."""
+        rails = (rail.name for rail in self.guardrails if not rail.is_binary)
+        return tuple(dict.fromkeys(name for name in ("outcome", *rails) if self.range_of(name) is None))
+
+    @property
+    def promotes(self) -> bool:
+        """Whether a proven treatment is promoted by itself."""
+        return self.promotion == "automatic" or (self.promotion is None and self.strategy in ("gradual", "replace"))
+
+    @model_validator(mode="after")
+    def _some_traffic(self) -> "ExperimentConfig":
+        if not any(arm.weight > 0 for arm in self.arms.values()):
+            raise ValueError("arms: at least one weight must be above zero")
+        treatments = list(self.arms.values())[1:]
+        if self.strategy in ("gradual", "replace") and not any(arm.weight > 0 for arm in treatments):
+            raise ValueError(
+                f"arms: strategy {self.strategy} needs a treatment (not the first arm) with weight above zero"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_make_sense(self) -> "ExperimentConfig":
+        if any(0 < arm.weight < LEAST for arm in self.arms.values()):
+            raise ValueError(f"arms: expected weights of 0, or {LEAST:g} at least")
+        if not all(name.isprintable() for name in self.arms):
+            raise ValueError("arms: expected printable names")
+        if self.stages[0] < LEAST or any(after <= before for before, after in pairwise(self.stages)):
+            raise ValueError(
+                f"stages: expected rising shares of {LEAST:g} at least and 1 at most, got {list(self.stages)}"
+            )
+        if self.margin == 0:
+            raise ValueError("margin: expected a number above 0, or a part of the control's mean as '2%'")
+        check_measure("outcome", self.margin, self.bounds, self.winsorize)
+        for rail in self.guardrails:
+            if rail.name == "outcome":
+                check_measure("outcome", rail.margin, self.bounds, self.winsorize)
+        if self.strategy == "thompson" and not all(arm.weight > 0 for arm in self.arms.values()):
+            raise ValueError("arms: strategy thompson needs weights above zero")
+        if self.strategy == "thompson" and self.floor * len(self.arms) > 1:
+            raise ValueError(f"floor: expected at most 1/{len(self.arms)}, the number of arms, got {self.floor:g}")
+        low, high = self.layer_share
+        if low >= high:
+            raise ValueError(f"layer_share: expected low < high, got [{low:g}, {high:g})")
+        if self.layer is None and self.layer_share != (0.0, 1.0):
+            raise ValueError("layer_share: needs a layer")
+        if any(guardrail.name == "outcome" and guardrail.missing is not None for guardrail in self.guardrails):
+            raise ValueError(
+                "guardrails: missing is not read of the guardrail outcome; expected the experiment's own missing"
+            )
+        names = [guardrail.name for guardrail in self.guardrails]
+        if len(set(names)) != len(names):
+            raise ValueError("guardrails: names must differ")
+        return self
+
+
+class RateLimitConfig(Config):
+    """Requests of one API key (of all clients together, where there are no keys), per replica."""
+
+    per_s: PositiveFloat
+    burst: PositiveInt = 100
+    """Requests that may come at once after a quiet time."""
+
+
+class CacheConfig(Config):
+    """Kept answers to `mode: greedy`, which are the same for the same observations."""
+
+    url: str = Field("memory:", pattern=r"^(memory:$|rediss?://)")
+    """`memory:` (each replica its own) or `redis://host:port/0` (shared)."""
+    entries: PositiveInt = 100_000
+    """Of `memory:`: the least recently used answer goes first."""
+    ttl_s: PositiveFloat = 300.0
+
+
+class WebhookConfig(Config):
+    """Where every rollback, promotion and stage is told."""
+
+    url: str = Field(pattern=r"^https?://[^\s]+$")
+    """Gets a POST of the audit entry as JSON; any 2xx is a receipt."""
+    secret_env: str = Field("MARL_RAY_WEBHOOK_SECRET", min_length=1)
+    """Environment variable with the secret of the signature: HMAC-SHA256 of `TIMESTAMP.BODY`, in the header
+    `x-marl-ray-signature`."""
+    deadline_s: PositiveFloat = 86_400.0
+    """How long after a change it is tried to be delivered."""
+
+
+class GatewayConfig(Config):
+    """What `serve deploy` starts. Experiments may also be created over HTTP; those are in the database alone."""
+
+    experiments: list[ExperimentConfig] = []
+    holdouts: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Annotated[float, Field(ge=0, lt=1)]] = {}
+    """Endpoint -> share of its units that no experiment there gets, by a hash of both: they meet the newest experiment's
+    control, and what all experiments bring together is measured against them."""
+    database: str = "sqlite:///runs/experiments.db"
+    """SQLAlchemy URL of the experiment store."""
+    tracking_uri: str | None = None
+    """MLflow URI that resolves `models:/name/version`; when not given that of MLFLOW_TRACKING_URI, or else
+    `sqlite:///runs/mlflow.db`."""
+    max_batch: PositiveInt = 64
+    """Observations of one arm that share one forward pass."""
+    max_body_bytes: PositiveInt = 1_000_000
+    max_batch_requests: PositiveInt = 256
+    """Requests in one `/batch`."""
+    request_timeout_s: PositiveFloat = 10.0
+    """Deadline of a request (504); the header `x-request-timeout-seconds` may shorten it."""
+    rate_limit: RateLimitConfig | None = None
+    """Of acts, outcomes and changes."""
+    read_limit: RateLimitConfig | None = RateLimitConfig(per_s=50, burst=200)
+    """Of reports, charts, lists and pages."""
+    cors: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/*\s]+)$")], ...] = ()
+    """Origins (`https://play.example.com`, or `*` for all) whose pages may ask this gateway; none when not given. Cookies
+    are never allowed, as there are none."""
+    cache: CacheConfig | None = None
+    spool: str = "runs/spool"
+    """Folder that keeps exposures while the database is away."""
+    spool_bytes: PositiveInt = 256_000_000
+    """Bound of the spool, per replica; beyond it exposures are dropped and counted."""
+    decision_log: str | None = None
+    """Folder (or `s3://bucket/prefix`) for every observation, action and log-probability, and every text with its tokens,
+    from which `marl-ray export` makes trajectories; not kept when not given."""
+    webhook: WebhookConfig | None = None
+    access_log: Literal["errors", "all"] = "errors"
+    """Which requests leave a line of JSON in the log."""
+    api_keys: str | None = None
+    """YAML file of keys (`keys: [{name, sha256, scopes}]`, scopes of inference, outcomes, read, admin). Without it anybody
+    may act, post outcomes and read, and nobody may change an experiment over HTTP."""
+    replicas: Replicas = 1
+    """Replicas of the gateway, or `[least, most]`, as the load asks for."""
+    cpus_per_replica: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _distinct_names(self) -> "GatewayConfig":
+        names = [experiment.name for experiment in self.experiments]
+        if len(set(names)) != len(names):
+            raise ValueError("experiments: names must differ")
+        return self
+
+    @model_validator(mode="after")
+    def _layers_are_exclusive(self) -> "GatewayConfig":
+        layered = sorted((e.layer, *e.layer_share, e.name) for e in self.experiments if e.layer is not None)
+        for (layer, _, high, first), (other, low, _, second) in pairwise(layered):
+            if layer == other and low < high:
+                raise ValueError(
+                    f"experiments: {first} and {second} overlap in layer {layer!r}, expected disjoint layer_share"
+                )
+        return self

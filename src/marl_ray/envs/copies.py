@@ -1,0 +1,186 @@
+"""Copies of an environment made and stepped: compiled gridworlds at once, others one after another."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
+from marl_ray.envs.batch import EnvBatch, Step, grouped
+from marl_ray.envs.registry import first_step, make_env
+from marl_ray.errors import MarlRayError
+
+
+def make_batch(
+    config: EnvConfig,
+    copies: int,
+    groups: Sequence[Sequence[str]],
+    signals: int = 1,
+    constraints: Sequence[ConstraintConfig] = (),
+) -> EnvBatch:
+    """`copies` of the environment; `groups` hold every possible agent once, `signals` is the number of cost signals.
+
+    Raises MarlRayError as `make_env` does.
+    """
+    limited = any(constraint.hard_limit is not None for constraint in constraints)
+    if config.id.startswith("MultiGrid-") and not limited:
+        from marl_ray.envs.gridworld.batch import GridworldBatch
+
+        return GridworldBatch(config, copies, groups, signals)
+    return EnvLoop(config, copies, groups, signals, constraints)
+
+
+def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> None:
+    """Build the environment, reset and step it once, so that what it compiles is on disk before workers need it.
+
+    Raises MarlRayError as `make_env` does, and if a reward of that step is not finite.
+    """
+    env = make_env(config, constraints)
+    try:
+        rewards, _ = first_step(env)
+    finally:
+        env.close()
+    for agent, reward in rewards.items():
+        if not np.isfinite(reward):
+            raise MarlRayError(f"env.id: {config.id} gives {agent} a reward of {reward}, expected a finite number")
+    if config.id.startswith("MultiGrid-"):
+        batch = make_batch(config, 1, [env.possible_agents])
+        batch.reset(0, 0)
+        batch.step([np.zeros((1, len(env.possible_agents)), np.int64)])
+
+
+class EnvLoop:
+    """Any PettingZoo parallel environment, one copy after the other."""
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        copies: int,
+        groups: Sequence[Sequence[str]],
+        signals: int = 1,
+        constraints: Sequence[ConstraintConfig] = (),
+    ):
+        self.signals = signals
+        self.envs = [make_env(config, constraints) for _ in range(copies)]
+        env = self.envs[0]
+        self.agents = list(env.possible_agents)
+        self.groups, self.members = [list(group) for group in groups], grouped(self.agents, groups)
+        self.discrete = [isinstance(env.action_space(group[0]), spaces.Discrete) for group in groups]
+        self.offsets = [_start(env.observation_space(group[0])) for group in groups]
+        self.alive = np.zeros((copies, len(self.agents)), bool)
+        self.action_masks: list[np.ndarray | None] = [None] * len(groups)
+        self.observations: list[dict[str, Any]] = [{} for _ in range(copies)]
+
+    def reset(self, copy: int, seed: int) -> None:
+        self.observations[copy], infos = self.envs[copy].reset(seed=seed)
+        self._after(copy, infos)
+
+    def step(self, actions: Sequence[np.ndarray]) -> Step:
+        taken = [self._taken(g, group_actions) for g, group_actions in enumerate(actions)]
+        step = Step.zeros(len(self.envs), len(self.agents), self.signals)
+        for c in range(len(self.envs)):
+            self._step(c, [choices[c] for choices in taken], step)
+        return step
+
+    def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
+        self.reset(copy, seed)
+        unused = Step.zeros(len(self.envs), len(self.agents), self.signals)
+        for choices in actions:
+            self._step(copy, [self._taken(g, chosen) for g, chosen in enumerate(choices)], unused)
+
+    def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
+        for c in range(len(self.envs)) if copies is None else copies:
+            seen = self.observations[c]
+            for group, offset, group_rows in zip(self.groups, self.offsets, rows, strict=True):
+                for agent, row in zip(group, group_rows[c], strict=True):
+                    row[...] = _row(seen[agent], offset) if agent in seen else 0
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+    def _taken(self, g: int, actions: np.ndarray) -> Any:
+        """Actions as environments take them; they compare Python integers much faster than NumPy scalars."""
+        return np.asarray(actions).tolist() if self.discrete[g] else actions
+
+    def _step(self, c: int, choices: Sequence[Any], step: Step) -> None:
+        """Step one copy; `choices` are the actions per group and agent."""
+        env = self.envs[c]
+        alive = set(env.agents)
+        if not alive:
+            return
+        chosen = {
+            agent: choice
+            for group, group_choices in zip(self.groups, choices, strict=True)
+            for agent, choice in zip(group, group_choices, strict=True)
+            if agent in alive
+        }
+        self.observations[c], rewards, terminated, truncated, infos = env.step(
+            {agent: chosen[agent] for agent in env.agents}
+        )
+        for i, agent in enumerate(self.agents):
+            if agent in alive:
+                step.rewards[c, i] = rewards[agent]
+                step.terminated[c, i] = terminated[agent]
+                step.truncated[c, i] = truncated[agent] and not terminated[agent]
+                if infos.get(agent):
+                    step.costs[c, i] = _costs(agent, infos[agent], self.signals)
+        self._after(c, infos)
+
+    def _after(self, c: int, infos: dict[str, dict[str, Any]]) -> None:
+        """Note who goes on and what they may do."""
+        alive = set(self.envs[c].agents)
+        self.alive[c] = [agent in alive for agent in self.agents]
+        for g, group in enumerate(self.groups):
+            if (masks := self.action_masks[g]) is not None:
+                masks[c] = True
+            for k, agent in enumerate(group):
+                info = infos.get(agent)
+                if info and "action_mask" in info and agent in alive:
+                    self._masks(g)[c, k] = self._mask(g, agent, info["action_mask"])
+
+    def _masks(self, g: int) -> np.ndarray:
+        """Masks of a group, made when the environment gives the first one."""
+        if (masks := self.action_masks[g]) is None:
+            actions = getattr(self.envs[0].action_space(self.groups[g][0]), "n", 0)
+            masks = self.action_masks[g] = np.ones((len(self.envs), len(self.groups[g]), actions), bool)
+        return masks
+
+    def _mask(self, g: int, agent: str, mask: Any) -> np.ndarray:
+        row = np.asarray(mask)
+        space = self.envs[0].action_space(agent)
+        if not self.discrete[g]:
+            raise MarlRayError(f'infos["action_mask"] of {agent}: expected none, its action space is {space}')
+        if row.shape != (space.n,) or row.dtype.kind not in "biu" or not row.any():
+            raise MarlRayError(
+                f'infos["action_mask"] of {agent} is {mask!r}: expected {space.n} flags, at least one true'
+            )
+        return row.astype(bool)
+
+
+def _row(observation: Any, offset: int) -> np.ndarray:
+    """Flat row of an observation."""
+    row = np.asarray(observation).reshape(-1)
+    return row - offset if offset else row
+
+
+def _start(space: spaces.Space[Any]) -> int:
+    """What a row subtracts from an observation, so that categories count from zero."""
+    return int(space.start) if isinstance(space, spaces.Discrete) else 0
+
+
+def _costs(agent: str, info: dict[str, Any], signals: int) -> Any:
+    """Costs in an agent's info, as many as there are signals; none is zero."""
+    if (cost := info.get("cost")) is None and "cost" not in info:
+        return 0.0
+    if type(cost) is float and signals == 1:
+        return cost
+    try:
+        row = np.asarray(cost)
+    except ValueError:  # a ragged sequence
+        row = np.asarray(None)
+    if row.dtype.kind not in "biuf" or row.shape not in ([(), (1,)] if signals == 1 else [(signals,)]):
+        expected = "a number" if signals == 1 else f"a sequence of {signals} numbers"
+        raise MarlRayError(f'infos["cost"] of {agent} is {" ".join(repr(cost).split())}: expected {expected}')
+    return row

@@ -1,0 +1,102 @@
+"""Many copies of a gridworld whose states stand in shared arrays, so that one compiled call steps them all."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_ray.config.run.sections import EnvConfig
+from marl_ray.envs.batch import Step, grouped
+from marl_ray.envs.gridworld.moves import BLOCK, DONE, X, Y, observe, play, price
+from marl_ray.envs.registry import make_env
+from marl_ray.errors import MarlRayError
+
+
+class GridworldBatch:
+    """`EnvBatch` of a MultiGrid id.
+
+    Each copy's `World` draws its layouts and plays the steps that use objects (a key, ball or box taken or dropped, a
+    door or box toggled, a door passed); its memory is a part of the arrays here, where compiled code plays the rest.
+    """
+
+    def __init__(self, config: EnvConfig, copies: int, groups: Sequence[Sequence[str]], signals: int = 1):
+        self.envs: list[Any] = [make_env(config) for _ in range(copies)]
+        env, self.signals = self.envs[0], signals
+        world = env.world
+        self.prices, self.rules = env.prices, world.rules
+        if signals != 1 and any(self.prices):
+            raise MarlRayError(f"env.cost: a MultiGrid environment has one cost signal, expected {signals}")
+        self.members = grouped(env.possible_agents, groups)
+        self.max_steps, self.agents = world.max_steps, world.num_agents
+        self.view, self.see_through = world.agents[0].view_size, bool(world.agents[0].see_through_walls)
+        shape = (copies, self.agents)
+        self.alive = np.zeros(shape, bool)
+        self.action_masks: list[np.ndarray | None] = [None] * len(groups)
+        self.grids, self.states = np.zeros((copies, *world.cells.shape), np.int64), np.stack([world.rows] * copies)
+        self.draws = np.zeros((copies, BLOCK, self.agents))
+        self.times, self.missions = np.zeros(copies, np.int64), np.zeros(copies, np.int64)
+        self.observed, self.gone, self.moves = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, np.int64)
+        self.all = np.arange(copies)
+        for c, copy in enumerate(self.envs):
+            copy.world.bind(self.grids[c], self.states[c], self.gone[c], self.draws[c])
+
+    def reset(self, copy: int, seed: int) -> None:
+        env = self.envs[copy]
+        env.begin(seed)
+        self.times[copy], self.missions[copy] = 0, env.world.mission_index
+        self.alive[copy] = self.observed[copy] = True
+
+    def step(self, actions: Sequence[np.ndarray]) -> Step:
+        for members, chosen in zip(self.members, actions, strict=True):
+            self.moves[:, members] = chosen
+        return self._play(self.all)
+
+    def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
+        self.reset(copy, seed)
+        for choices in actions:
+            for members, chosen in zip(self.members, choices, strict=True):
+                self.moves[copy, members] = chosen
+            self._play(self.all[copy : copy + 1])
+
+    def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
+        chosen = self.all if copies is None else np.asarray(copies, np.int64)
+        state = self.grids, self.states, self.observed, self.gone, self.missions
+        for members, group_rows in zip(self.members, rows, strict=True):
+            observe(chosen, *state, members, self.view, self.see_through, group_rows)
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+    def _play(self, copies: np.ndarray) -> Step:
+        """One step of `copies` by `moves`."""
+        step = Step.zeros(len(self.envs), self.agents, self.signals)
+        if self.agents > 1:
+            for c in copies[self.times[copies] % BLOCK == 0]:
+                world = self.envs[c].world
+                world.step_count = int(self.times[c])
+                world.draw()
+        who = self.alive, self.observed, self.gone
+        settings = self.rules, self.prices, self.max_steps
+        ends = step.terminated, step.truncated
+        given = copies, self.grids, self.states, self.moves, self.draws, self.times
+        left = play(*given, *who, *settings, step.rewards, step.costs, *ends)
+        for c in copies[left]:
+            self._play_by_objects(int(c), step)
+        return step
+
+    def _play_by_objects(self, c: int, step: Step) -> None:
+        """One step of a copy by its `World`."""
+        env, alive = self.envs[c], self.alive[c].copy()
+        world = env.world
+        moves = np.where(alive, self.moves[c], DONE).tolist()
+        before = world.rows[:, X : Y + 1].copy()
+        world.step_count = int(self.times[c])
+        _, rewards, terminated, truncated, _ = world.step(dict(enumerate(moves)))
+        self.times[c], self.observed[c] = world.step_count, alive
+        for i in np.flatnonzero(alive).tolist():
+            step.rewards[c, i] = rewards[i]
+            step.costs[c, i, 0] = price(before, world.rows, i, moves[i], self.prices)
+            step.terminated[c, i] = terminated[i]
+            step.truncated[c, i] = truncated[i] and not terminated[i]
+            self.alive[c, i] = not (terminated[i] or truncated[i])

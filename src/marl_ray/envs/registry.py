@@ -1,0 +1,186 @@
+"""Environments by id. Importing this loads no environment package; `make_env` loads the one it needs."""
+
+import copy
+import difflib
+import importlib
+import pkgutil
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
+from marl_ray.errors import MarlRayError, one_line
+
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv, ParallelEnv
+
+TEXT = {
+    "code_team": "marl_ray.envs.text.code_team:CodeTeam",
+    "math": "marl_ray.envs.text.math:MathTasks",
+    "react": "marl_ray.envs.text.react:React",
+}
+"""Text environments by id."""
+EXPECTED = (
+    "a MultiGrid id (MultiGrid-Empty-8x8-v0), budget_dag, an mpe2 module (mpe2.simple_spread_v3), "
+    f"a Gymnasium id (gymnasium.CartPole-v1), {', '.join(TEXT)} or module:callable"
+)
+
+
+def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> Any:
+    """The environment of a config, held within the constraints' hard limits: a PettingZoo `ParallelEnv`, or an `AECEnv`
+    where `is_text` says so.
+
+    Raises MarlRayError naming `env.id`, `env.kwargs`, `env.cost` or `constraints`.
+    """
+    env = _make(config)
+    limits = [constraint.hard_limit for constraint in constraints]
+    if all(limit is None for limit in limits):
+        return env
+    if is_text(env):
+        raise MarlRayError(f"constraints: hard_limit needs actions that can be masked; those of {config.id} are texts")
+    from marl_ray.envs.budget.budget import HardBudget
+
+    return HardBudget(env, limits)
+
+
+def is_text(env: Any) -> bool:
+    """Whether agents of the environment take turns, read texts and write texts."""
+    from pettingzoo import AECEnv
+
+    return isinstance(env, AECEnv) and all(_texts(env))
+
+
+def _texts(env: Any) -> list[bool]:
+    """Of each observation and action space, whether it is one of texts. Needs no reset."""
+    from gymnasium.spaces import Text
+
+    makers = env.observation_space, env.action_space
+    return [isinstance(make(agent), Text) for agent in env.possible_agents for make in makers]
+
+
+def _make(config: EnvConfig) -> Any:
+    env_id = config.id
+    if env_id.startswith("MultiGrid-"):
+        return _build(env_id, _gridworld(config), config.kwargs)
+    if config.cost.collision or config.cost.action:
+        raise MarlRayError(f"env.cost: only MultiGrid environments have priced costs; {env_id} reports its own")
+    if env_id == "budget_dag":
+        from marl_ray.envs.budget.dag import BudgetDag
+
+        return _build(env_id, BudgetDag, config.kwargs)
+    if env_id.startswith("mpe2."):
+        return _build(env_id, _mpe2(env_id), config.kwargs)
+    if env_id.startswith("gymnasium."):
+        from marl_ray.envs.gymnasium_env import single_agent
+
+        make = partial(single_agent, env_id.removeprefix("gymnasium."))
+        return _accepted(env_id, _build(env_id, make, config.kwargs))
+    if env_id in TEXT:
+        return _build(env_id, _imported(TEXT[env_id]), config.kwargs)
+    if ":" in env_id:
+        return _accepted(env_id, _build(env_id, _imported(env_id), config.kwargs))
+    raise MarlRayError(f"env.id: {env_id!r} is unknown; expected {EXPECTED}")
+
+
+def check_costs(env: "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]", signals: int) -> None:
+    """Raise MarlRayError unless a step of the environment reports `signals` costs."""
+    _, infos = first_step(env)
+    found = [np.size(info["cost"]) for info in infos.values() if "cost" in info]
+    if not found:
+        raise MarlRayError('constraints: the environment reports no infos[agent]["cost"], so no budget can be kept')
+    if set(found) != {signals}:
+        raise MarlRayError(f'constraints: {signals} given, but infos[agent]["cost"] has {max(found)} numbers')
+
+
+def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
+    """Rewards and infos of one step with drawn actions, after a reset."""
+    env.reset(seed=0)
+    for agent in env.agents:
+        env.action_space(agent).seed(0)
+    if is_text(env):
+        env.step(env.action_space(env.agent_selection).sample())
+        return env.rewards, env.infos
+    _, rewards, _, _, infos = env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+    return rewards, infos
+
+
+def _gridworld(config: EnvConfig) -> Callable[..., Any]:
+    from marl_ray.envs.gridworld.gridworld import IDS, Gridworld
+
+    if config.id not in IDS:
+        raise MarlRayError(f"env.id: {config.id!r} is unknown{_suggest(config.id, IDS)}")
+    return lambda **kwargs: Gridworld(config.id, config.cost, **kwargs)
+
+
+def _mpe2(env_id: str) -> Callable[..., Any]:
+    import mpe2
+
+    ids = [f"mpe2.{module.name}" for module in pkgutil.iter_modules(mpe2.__path__) if "_v" in module.name]
+    if env_id not in ids:
+        raise MarlRayError(f"env.id: {env_id!r} is unknown{_suggest(env_id, ids)}")
+    make: Callable[..., Any] = importlib.import_module(env_id).parallel_env
+    return make
+
+
+def _imported(env_id: str) -> Callable[..., Any]:
+    """The callable that `module:callable` names."""
+    module_name, _, name = env_id.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises while it loads
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise MarlRayError(f"env.id: cannot import {module_name!r} of {env_id!r} ({reason})") from error
+    make = getattr(module, name, None)
+    if not callable(make):
+        found = (
+            "not callable; expected what returns an environment"
+            if hasattr(module, name)
+            else f"not in the module{_suggest(name, vars(module))}"
+        )
+        raise MarlRayError(f"env.id: {name!r} of {env_id!r} is {found}")
+    return make
+
+
+def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return make(**copy.deepcopy(kwargs))  # an environment may change what it is given; the config stays
+    except (TypeError, ValueError, AssertionError, KeyError) as error:
+        # A bare `assert` has no text; its source line says more than its type.
+        reason = one_line(error) if str(error) else traceback.extract_tb(error.__traceback__)[-1].line
+        raise MarlRayError(f"env.kwargs: {env_id} rejected {kwargs} ({reason})") from error
+
+
+def _accepted(env_id: str, env: Any) -> Any:
+    """The environment if it is a parallel one or one of texts, converted if it takes turns otherwise."""
+    from pettingzoo import AECEnv
+    from pettingzoo.utils.conversions import aec_to_parallel
+
+    methods = ("observation_space", "action_space", "reset", "step")
+    missing = [name for name in methods if not callable(getattr(env, name, None))]
+    if not hasattr(env, "possible_agents"):
+        missing.insert(0, "possible_agents")
+    if missing:
+        kind = type(env).__name__
+        raise MarlRayError(f"env.id: {env_id} returned {kind}, not a PettingZoo environment: no {', '.join(missing)}")
+    if is_text(env):
+        return env
+    if any(_texts(env)):
+        raise MarlRayError(
+            f"env.id: {env_id} has Text spaces; expected an AECEnv in which every observation and action space is Text"
+        )
+    if isinstance(env, AECEnv):
+        try:
+            return aec_to_parallel(env)
+        except AssertionError as error:
+            raise MarlRayError(f"env.id: {env_id} cannot be run in parallel ({one_line(error)})") from error
+    return env
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    """'; did you mean ...' for a mistyped name, else the list of what there is if it is short enough."""
+    names = [other for other in known if not other.startswith("_")]
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; expected one of {', '.join(names[:20])}"

@@ -1,0 +1,1 @@
+"""Text environments: agents read prompts and write answers."""

@@ -1,0 +1,210 @@
+"""A team that writes programs: a generator, a reviewer, and between them the tests."""
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import ValidationError
+
+from marl_ray.config.evaluation import CodeRewardConfig
+from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find_tasks
+from marl_ray.envs.text.code_tests import NO_CODE, Checked, check, shown
+from marl_ray.envs.text.synthetic import Mutant, mutants, programs
+from marl_ray.envs.text.tasks import ProgramTask, read_code
+from marl_ray.errors import MarlRayError
+from marl_ray.rewards.code import CPU_NOISE_S, CodeTask
+from marl_ray.rewards.extraction import extract
+from marl_ray.rewards.style import style
+from marl_ray.sandbox import Limits
+from marl_ray.sandbox.client.shared_pool import shared_pool
+
+GENERATOR, REVIEWER = "generator", "reviewer"
+FIELDS = ("task", "tests", "code", "result", "review")
+SHAPING = 0.1
+_THREADS = 4
+_TRIES = 3
+"""Runs of a reference before it counts as wrong: on a busy machine one may run out of its time."""
+
+
+class CodeTeam(TextEnv):
+    """The agent `generator` writes a program; the sandbox runs its tests; while a public test fails and turns are left, the
+    agent `reviewer` reads task, program and result and writes a review, and the generator answers again.
+
+    So an episode ends when all public tests pass, or after `turns` programs. The prompts show the last program only.
+    Rewards: at the end both agents get the score of the last program: fraction of hidden tests x `correctness`, and style
+    and efficiency for a program that passes all. At every program the generator gets `shaping` x the change of the fraction
+    of public tests, and the reviewer `review_weight` x the change of the fraction of hidden tests that followed its review.
+    Hidden tests appear in no prompt. A call that ends, hangs or breaks the program's process fails all hidden tests.
+
+    data, test_data: files of tasks (see `marl_ray.envs.text.tasks`); made ones of the given `levels` where there are none
+    (see `marl_ray.envs.text.synthetic`). held_out: share of `data` that is held out where `test_data` is not given. count:
+    most made training tasks. reviewer: False leaves the generator alone with the results. answer: `program`, the whole
+    answer is the program, or `block`, its last fenced block is. prompt, review_prompt, repair_prompt: what is read, with
+    some of {task}, {tests} (the public ones), {code}, {result} and {review}. reward: keys of `CodeRewardConfig`; its
+    timeout holds for all calls of a program together. mistakes: share of the demonstrations that repair a wrong program.
+    seed: order of the tasks. cost: which of `tokens`, `calls` (runs of the sandbox) and `seconds` (their CPU time) are
+    costs.
+    Metrics: `pass` (all hidden tests), `hidden`, `public`: fractions at the end; `first`: `pass` of the first program.
+    """
+
+    metadata = {"name": "code_team", "render_modes": [], "is_parallelizable": False}
+
+    def __init__(
+        self,
+        data: str | None = None,
+        test_data: str | None = None,
+        held_out: float = 0.1,
+        levels: Sequence[int] = (1, 2),
+        count: int = 1000,
+        turns: int = 2,
+        reviewer: bool = True,
+        answer: Literal["program", "block"] = "program",
+        prompt: str = "{task}\n",
+        review_prompt: str = "{task}\n{code}\n{result}\n?",
+        repair_prompt: str = "{task}\n{code}\n{result}\n{review}\n!",
+        reward: Mapping[str, Any] | None = None,
+        review_weight: float = 0.5,
+        mistakes: float = 0.5,
+        seed: int = 0,
+        cost: Sequence[str] = (),
+    ):
+        if turns < 1:
+            raise ValueError(f"turns={turns}, expected 1 or more")
+        if answer not in ("program", "block"):
+            raise ValueError(f"answer={answer!r}, expected 'program' or 'block'")
+        if not 0 <= mistakes <= 1:
+            raise ValueError(f"mistakes={mistakes}, expected 0 to 1")
+        train, test = find_tasks(data, test_data, held_out, read_code, partial(programs, count, tuple(levels)))
+        super().__init__([GENERATOR, REVIEWER][: 1 + reviewer], train, test, seed=seed, cost=cost)
+        self.turns, self.answer, self.review_weight, self.mistakes = turns, answer, review_weight, mistakes
+        self.prompt = check_template("prompt", prompt, FIELDS[:2])
+        self.review_prompt = check_template("review_prompt", review_prompt, FIELDS[:4])
+        self.repair_prompt = check_template("repair_prompt", repair_prompt, FIELDS)
+        try:
+            self.weights = CodeRewardConfig.model_validate({"shaping": SHAPING, **(reward or {})})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"reward.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+    def begin(self) -> None:
+        self._code, self._checked, self._first = "", Checked(0.0, 0.0, NO_CODE, 0, 0.0), 0.0
+        self._programs = 0
+        self.ask(GENERATOR, self._filled(self.prompt))
+
+    def act(self, agent: str, text: str) -> None:
+        if agent == REVIEWER:
+            self.ask(GENERATOR, self._filled(self.repair_prompt, text))
+            return
+        before = self._checked
+        self._code, self._checked = text, self._check(text)
+        after = self._checked
+        self._programs += 1
+        self.spend(GENERATOR, calls=after.runs, seconds=after.cpu_s)
+        self.earn(self.weights.shaping * (after.public - before.public), GENERATOR)
+        if self._programs == 1:
+            self._first = float(after.hidden == 1)
+        elif REVIEWER in self.agents:
+            self.earn(self.review_weight * (after.hidden - before.hidden), REVIEWER)
+        if after.public == 1 or self._programs == self.turns:
+            self._end()
+        elif REVIEWER in self.agents:
+            self.ask(REVIEWER, self._filled(self.review_prompt))
+        else:
+            self.ask(GENERATOR, self._filled(self.repair_prompt))
+
+    def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
+        """All turns of `count` episodes of the training tasks in the order that `seed` gives, played by experts.
+
+        The generator writes the reference. In the share `mistakes` where there are turns to repair it, the reference with
+        one token changed, so that a public test fails, goes on in its place; the reviewer says which; the generator repairs
+        it. Nobody is shown to make the mistake.
+        Raises MarlRayError for a task whose reference is missing or fails.
+        """
+        with ThreadPoolExecutor(_THREADS) as threads:
+            episodes = list(threads.map(partial(self._demonstrate, seed), range(count)))
+        return [turn for episode in episodes for turn in episode]
+
+    def _demonstrate(self, seed: int, index: int) -> list[Demonstration]:
+        env = copy.copy(self)
+        env.seed, env._random = seed, np.random.default_rng(seed)
+        env.reset(options={"index": index})
+        task: ProgramTask = env.task
+        if not task.code.reference:
+            raise MarlRayError(f"task {task.task_id}: reference: expected one, for demonstrations")
+        draw = random.Random(f"{seed} {index}")
+        # Without public tests nobody notices a mistake, and every episode has all its programs.
+        noticed = env.turns > 1 and bool(task.code.public)
+        changed = mutants(task.code.reference) if noticed and draw.random() < env.mistakes else []
+        least = 1 if noticed else env.turns
+        plain = [None] * _TRIES  # also where no test noticed the mistake
+        for mistake in [draw.choice(changed), *plain] if changed else plain:
+            env.reset(options={"index": index})
+            found = env._played(mistake)
+            programs = sum(one.agent == GENERATOR for one in found)
+            if env._checked.hidden == 1 and programs == (2 if mistake else least):
+                return found
+        raise MarlRayError(f"task {task.task_id}: reference: fails its tests ({env._checked.report})")
+
+    def _played(self, mistake: Mutant | None) -> list[Demonstration]:
+        """The experts' turns in the episode that has begun."""
+        found: list[Demonstration] = []
+        while not self.terminations[GENERATOR]:
+            agent = self.agent_selection
+            if agent == REVIEWER:
+                response = f"{mistake.wrong} should be {mistake.right}" if mistake else ""
+            else:
+                response = self._written(self.task.code.reference)
+            begins = not found
+            found.append(Demonstration(agent, self.observe(agent), response))
+            self.step(self._written(mistake.code) if begins and mistake else response)
+        return found
+
+    def _written(self, code: str) -> str:
+        return f"```python\n{code}\n```" if self.answer == "block" else code
+
+    def _check(self, text: str) -> Checked:
+        task: ProgramTask = self.task
+        code = extract(text, task.code.entry_point) if self.answer == "block" else text
+        if code is None or not code.strip():
+            return Checked(0.0, 0.0, NO_CODE, 0, 0.0)
+        return check(shared_pool(), code, task.code, self._limits)
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits(cpu_s=self.weights.timeout_s, memory_bytes=self.weights.memory_bytes)
+
+    def _end(self) -> None:
+        last, weights = self._checked, self.weights
+        score = weights.correctness * last.hidden
+        if last.hidden == 1:
+            code = extract(self._code, self.task.code.entry_point) if self.answer == "block" else self._code
+            if weights.style:
+                score += weights.style * style(code or "")
+            if weights.efficiency:
+                score += weights.efficiency * self._efficiency(last.cpu_s)
+        self.earn(score)
+        metrics = {"pass": float(last.hidden == 1), "hidden": last.hidden, "public": last.public, "first": self._first}
+        self.finish(last.hidden == 1, metrics)
+
+    def _efficiency(self, cpu_s: float) -> float:
+        """CPU time of the reference over the program's, at most 1; 0 without a reference that passes."""
+        reference = _reference_cpu(self.task.code, self._limits)
+        return 0.0 if reference is None else min(1.0, (reference + CPU_NOISE_S) / (cpu_s + CPU_NOISE_S))
+
+    def _filled(self, template: str, review: str = "") -> str:
+        tests = "\n".join(shown(test) for test in self.task.code.public)
+        return template.format(
+            task=self.task.prompt, tests=tests, code=self._code, result=self._checked.report, review=review
+        )
+
+
+@lru_cache(maxsize=4096)
+def _reference_cpu(task: CodeTask, limits: Limits) -> float | None:
+    if not task.reference:
+        return None
+    checked = check(shared_pool(), task.reference, task, limits)
+    return checked.cpu_s if checked.hidden == 1 else None

@@ -1,0 +1,69 @@
+"""Problems with an answer, for one agent."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find_tasks, place
+from marl_ray.envs.text.synthetic import arithmetic
+from marl_ray.envs.text.tasks import MathTask, read_math
+from marl_ray.errors import MarlRayError
+from marl_ray.rewards.math import math_reward
+from marl_ray.rewards.math_answers import TOLERANCE
+
+SOLVER = "solver"
+
+
+class MathTasks(TextEnv):
+    """The agent `solver` answers a problem once. Reward 1 for the right answer, 0 otherwise.
+
+    data, test_data: files of tasks (see `marl_ray.envs.text.tasks`); arithmetic of the given `levels` where there are none.
+    held_out: share of `data` that is held out where `test_data` is not given. count: most arithmetic training tasks.
+    prompt: what the agent reads, with {task}. tolerance: relative, of answers that are no whole numbers.
+    seed: order of the tasks. cost: which of `tokens`, `calls` and `seconds` are costs.
+    Metrics: `pass`, 1.0 or 0.0.
+    """
+
+    metadata = {"name": "math", "render_modes": [], "is_parallelizable": False}
+
+    def __init__(
+        self,
+        data: str | None = None,
+        test_data: str | None = None,
+        held_out: float = 0.1,
+        levels: Sequence[int] = (1, 2),
+        count: int = 2000,
+        prompt: str = "{task}",
+        tolerance: float = TOLERANCE,
+        seed: int = 0,
+        cost: Sequence[str] = (),
+    ):
+        if tolerance < 0:
+            raise ValueError(f"tolerance={tolerance}, expected 0 or more")
+        made = partial(arithmetic, count, tuple(levels))
+        train, test = find_tasks(data, test_data, held_out, read_math, made)
+        super().__init__([SOLVER], train, test, seed=seed, cost=cost)
+        self._train = train
+        self.template, self.tolerance = check_template("prompt", prompt, ["task"]), tolerance
+
+    def begin(self) -> None:
+        self.ask(SOLVER, self._prompt(self.task))
+
+    def act(self, agent: str, text: str) -> None:
+        reward = math_reward(text, self.task.answer, self.tolerance)
+        self.earn(reward)
+        self.finish(reward == 1.0, {"pass": reward})
+
+    def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
+        """Right answers to the first `count` training tasks of the order that `seed` gives: the solution where the data
+        has one. Each says its answer as `math_reward` reads it, or MarlRayError names the task."""
+        found = []
+        for index in range(count):
+            task = self._train[place(len(self._train), seed, index)]
+            response = task.solution or task.answer
+            if not math_reward(response, task.answer, self.tolerance):
+                raise MarlRayError(f"task {task.task_id}: solution: expected to end with the answer {task.answer!r}")
+            found.append(Demonstration(SOLVER, self._prompt(task), response))
+        return found
+
+    def _prompt(self, task: MathTask) -> str:
+        return self.template.format(task=task.prompt)

@@ -1,0 +1,197 @@
+"""Questions for one agent with tools."""
+
+import json
+import re
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from marl_ray.agents import react_format
+from marl_ray.agents.calls import parse
+from marl_ray.agents.made_up_country import KINDS, Question, Step, questions
+from marl_ray.agents.react_format import Result, Turn, find, transcript
+from marl_ray.agents.tools import make_tools
+from marl_ray.envs.text.base import Demonstration, Task, TextEnv, find_tasks, place
+from marl_ray.envs.text.tasks import MathTask, read_math
+from marl_ray.rewards.math_answers import answers_match, number
+
+SEARCH, TOWNS = "google_search_serper", "towns"
+MADE_UP: dict[str, dict[str, Any]] = {"code_interpreter": {}, SEARCH: {"corpus": TOWNS}}
+"""Tools for the questions about a made-up country, all of them offline."""
+_NO_CALLS = "No tool calls are left. Give the answer."
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_INSIDE_A_NUMBER = re.compile(r"(?<=\d)[^\w\s](?=\d)")
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_FORMULA = re.compile(r"[\\^=+*/<>{}\[\]|#]|(?<!\w)-|-(?!\w)|^\(|\d[!(]")
+"""In an answer: signs that mean something, unlike the punctuation of words."""
+
+
+class React(TextEnv):
+    """One agent thinks, calls a tool, reads what came of it, and calls `answer` at the end (`marl_ray.agents.react_format`).
+
+    Reward 1 for the right answer, 0 for another or none. Answers are compared as in mathematics, and words without case,
+    punctuation and articles.
+
+    tools: names, or names with options; `package.module:callable` for own ones; `answer` is always there.
+    data, test_data: files of tasks (see `marl_ray.envs.text.tasks`); without them questions about a made-up country and sums
+    (`marl_ray.agents.made_up_country`), of the given `kinds`, by default all that the tools can answer within the limits.
+    held_out: share of `data` that is held out where `test_data` is not given. agent: its name.
+    max_turns: responses in an episode. max_calls: most runs of tools other than `answer`; none happens beyond, so an
+    episode's cost `calls` never exceeds it. timeout_s: seconds that one call may take.
+    observation_limit, prompt_limit: characters of an observation, and of a prompt, from which the earliest turns are left
+    out. instructions: text before the question, in place of the one made from the tools.
+    seed: order of the tasks. cost: which of `tokens`, `calls` and `seconds` are costs.
+    Metrics: `pass`, 1.0 or 0.0; `answered`; `calls`, runs of tools; `problems`, turns without a working call.
+    """
+
+    metadata = {"name": "react", "render_modes": [], "is_parallelizable": False}
+    fixed = (*TextEnv.fixed, "tools")
+
+    def __init__(
+        self,
+        tools: Iterable[str] | Mapping[str, Mapping[str, Any] | None] = MADE_UP,
+        data: str | None = None,
+        test_data: str | None = None,
+        held_out: float = 0.1,
+        kinds: Sequence[str] | None = None,
+        agent: str = "agent",
+        max_turns: int = 6,
+        max_calls: int | None = None,
+        timeout_s: float = 20.0,
+        observation_limit: int = 400,
+        prompt_limit: int = 4000,
+        instructions: str | None = None,
+        seed: int = 0,
+        cost: Sequence[str] = (),
+    ):
+        numbers = {"max_turns": max_turns, "timeout_s": timeout_s, "observation_limit": observation_limit}
+        for name, value in numbers.items():
+            if not value > 0:
+                raise ValueError(f"{name}={value}, expected more than 0")
+        if max_calls is not None and max_calls < 0:
+            raise ValueError(f"max_calls={max_calls}, expected 0 or more")
+        self.tools = make_tools(tools)
+        self.max_turns, self.max_calls, self.timeout_s = max_turns, max_calls, timeout_s
+        self.observation_limit, self.prompt_limit = observation_limit, prompt_limit
+        self.head = react_format.instructions(self.tools) if instructions is None else instructions
+        if data is not None and kinds is not None:
+            raise ValueError("kinds: expected without `data`, for the questions about a made-up country")
+        asked = self._kinds(tools, kinds) if data is None else ()
+        train, test = find_tasks(data, test_data, held_out, read_math, lambda split: _made_up(asked, split))
+        super().__init__([agent], train, test, seed=seed, cost=cost)
+        longest = len(self._prompt(max((*train, *test), key=lambda task: len(task.prompt)), [], 0))
+        if longest + observation_limit > prompt_limit:
+            raise ValueError(
+                f"prompt_limit={prompt_limit}: the longest prompt without turns has {longest} characters; expected room "
+                f"for that and an observation of {observation_limit}"
+            )
+
+    def begin(self) -> None:
+        self._past: list[Turn] = []
+        self._calls = self._problems = 0
+        self._ask()
+
+    def act(self, agent: str, text: str) -> None:
+        said, result = self._respond(text, self._calls)
+        ran = bool(result.tool) and not result.ends
+        self._calls += ran
+        self._problems += bool(result.problem)
+        self._past.append(Turn(said, result.observation))
+        self.spend(agent, calls=ran, seconds=result.seconds)
+        if not result.ends and len(self._past) < self.max_turns:
+            return self._ask()
+        right = result.ends and same_answer(result.observation, self.task.answer)
+        self.earn(float(right))
+        counts = {"answered": result.ends, "calls": self._calls, "problems": self._problems}
+        self.finish(right, {"pass": float(right), **{name: float(value) for name, value in counts.items()}})
+
+    def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
+        """Every turn of an expert in `count` episodes, tasks in the order that `seed` gives.
+
+        In the made-up country the expert knows which calls lead to the answer, and makes them. For tasks of a file it
+        thinks the task's solution, where there is one, and gives the answer: that teaches the format, not the tools.
+        """
+        found = []
+        for index in range(count):
+            task = self.train[place(len(self.train), seed, index)]
+            past: list[Turn] = []
+            for step in _plan(task):
+                response = _written(step)
+                found.append(Demonstration(self.possible_agents[0], self._prompt(task, past, len(past)), response))
+                said, result = self._respond(response, len(past))
+                past.append(Turn(said, result.observation))
+        return found
+
+    def _respond(self, text: str, calls: int) -> tuple[str, Result]:
+        """What later prompts repeat of a response, and what came of it, after this many calls."""
+        call = parse(text)
+        tool = find(self.tools, call.tool)
+        if self.max_calls is not None and calls >= self.max_calls and tool is not None and not tool.ends:
+            return call.said, Result(_NO_CALLS, "no_calls_left")
+        return call.said, react_format.act(call, self.tools, self.timeout_s, self.observation_limit)
+
+    def _ask(self) -> None:
+        self.ask(self.possible_agents[0], self._prompt(self.task, self._past, self._calls))
+
+    def _prompt(self, task: Task, past: Sequence[Turn], calls: int) -> str:
+        left = f"{self.max_turns - len(past)} turns"
+        if self.max_calls is not None:
+            left += f" and {self.max_calls - calls} tool calls"
+        return transcript(self.head, task.prompt, past, self.prompt_limit, f"({left} left)\n")
+
+    def _kinds(self, tools: Any, kinds: Sequence[str] | None) -> tuple[str, ...]:
+        """Kinds of made-up questions that are asked. ValueError where the tools or the limits do not suffice."""
+        unknown = [kind for kind in kinds or () if kind not in KINDS]
+        if unknown:
+            raise ValueError(f"kinds: {unknown[0]!r}, expected some of {', '.join(KINDS)}")
+        usable = set(self.tools)
+        options = tools.get(SEARCH) if isinstance(tools, Mapping) else None
+        if (options or {}).get("corpus") != TOWNS:
+            usable.discard(SEARCH)
+        plans = {question.kind: question.plan for question in questions()}
+        most_calls = self.max_turns if self.max_calls is None else self.max_calls
+        possible = [
+            kind
+            for kind, plan in plans.items()
+            if {step.tool for step in plan} <= usable and len(plan) <= self.max_turns and len(plan) - 1 <= most_calls
+        ]
+        wanted = possible if kinds is None else kinds
+        hopeless = [kind for kind in wanted if kind not in possible]
+        if hopeless or not wanted:
+            which = f"{hopeless[0]} cannot" if hopeless else "none can"
+            raise ValueError(
+                f"kinds: {which} be answered with these tools, max_turns and max_calls; expected `data`, or "
+                f"code_interpreter and {SEARCH} with corpus: {TOWNS}"
+            )
+        return tuple(wanted)
+
+
+def same_answer(given: str, wanted: str) -> bool:
+    """Whether two answers are the same: as `marl_ray.rewards.math` has it, or as words without punctuation and articles."""
+    given = given.strip().strip("*")
+    if answers_match(given, wanted):
+        return True
+    if number(wanted) is not None or _FORMULA.search(given) or _FORMULA.search(wanted):
+        return False
+    return bool(_bare(wanted)) and _bare(given) == _bare(wanted)
+
+
+def _bare(text: str) -> str:
+    words = _INSIDE_A_NUMBER.sub(" ", text.casefold()).translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", words).split())
+
+
+def _made_up(kinds: Sequence[str], split: str) -> tuple[Question, ...]:
+    return tuple(one for one in questions() if one.kind in kinds and one.test == (split == "test"))
+
+
+def _plan(task: Any) -> tuple[Step, ...]:
+    if isinstance(task, MathTask):
+        return (Step(task.solution or "I know this.", "answer", {"answer": task.answer}),)
+    plan: tuple[Step, ...] = task.plan
+    return plan
+
+
+def _written(step: Step) -> str:
+    """A step as `parse` reads it."""
+    return f"Thought: {step.thought}\nAction: {step.tool}\nInput: {json.dumps(step.arguments)}"

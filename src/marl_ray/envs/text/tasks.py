@@ -1,0 +1,165 @@
+"""Tasks of text environments: problems with an answer, programs with tests, and the files they come from.
+
+One record a line (JSONL), an array (JSON) or a row (Parquet). Mathematics:
+
+    {"prompt": "What is 7 times 8?", "answer": "56", "solution": "7 times 8 is 56", "task_id": "a", "level": 1}
+
+Code, the format of `marl-ray evaluate jsonl`, so that one file serves both: functions tested by assertions, or programs
+tested by what they print. `public_` tests may be shown to policies, the others score.
+
+    {"prompt": "...", "entry_point": "add", "tests": ["assert add(1, 2) == 3"], "public_tests": [], "setup": "import math",
+     "reference": "def add(a, b): return a + b", "task_id": "add", "level": 1}
+    {"prompt": "...", "cases": [{"stdin": "2", "stdout": "4"}], "public_cases": [], "reference": "..."}
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from marl_ray.envs.text.base import Task
+from marl_ray.envs.text.record_files import Row, read_bytes, read_record, rows
+from marl_ray.errors import MarlRayError
+from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
+
+
+class Strict(BaseModel):
+    """Our own formats have no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class MathRecord(Strict):
+    """A line of a file of mathematics."""
+
+    prompt: str = Field(min_length=1)
+    answer: str | int | float
+    solution: str = ""
+    """What a demonstration writes instead of the bare answer."""
+    task_id: str = ""
+    level: float = 0.0
+
+
+class Case(Strict):
+    """What a program reads and prints."""
+
+    stdin: str
+    stdout: str
+
+
+class CodeRecord(Strict):
+    """A line of a file of code."""
+
+    task_id: str = ""
+    prompt: str
+    entry_point: str = ""
+    setup: str = ""
+    tests: list[str] = []
+    public_tests: list[str] = []
+    cases: list[Case] = []
+    public_cases: list[Case] = []
+    reference: str = ""
+    level: float = 0.0
+
+
+@dataclass(frozen=True)
+class MathTask:
+    """A problem with an answer."""
+
+    task_id: str
+    prompt: str
+    answer: str
+    solution: str = ""
+    level: float = 0.0
+
+
+class ProgramTask(Task, Protocol):
+    """A program to write."""
+
+    @property
+    def code(self) -> CodeTask: ...
+
+
+@dataclass(frozen=True)
+class GivenProgram:
+    """One from a file."""
+
+    task_id: str
+    prompt: str
+    code: CodeTask
+    level: float = 0.0
+
+
+Made = TypeVar("Made")
+R = TypeVar("R", MathRecord, CodeRecord)
+
+
+@lru_cache(maxsize=8)
+def read_math(path: str) -> tuple[MathTask, ...]:
+    """Tasks of a file (a path or a URI, `s3://...`), read once per process.
+
+    Raises MarlRayError naming file, line and field, and where there is no task or a task id comes twice.
+    """
+
+    def make(task_id: str, record: MathRecord, where: str) -> MathTask:
+        return MathTask(task_id, record.prompt, str(record.answer), record.solution, record.level)
+
+    return _unique(path, rows(path, read_bytes(path)), MathRecord, make)
+
+
+@lru_cache(maxsize=8)
+def read_code(path: str) -> tuple[ProgramTask, ...]:
+    """As `read_math`."""
+
+    def make(task_id: str, record: CodeRecord, where: str) -> ProgramTask:
+        return GivenProgram(task_id, record.prompt, code_task(record, where), record.level)
+
+    return _unique(path, rows(path, read_bytes(path)), CodeRecord, make)
+
+
+def code_task(record: CodeRecord, where: str) -> CodeTask:
+    """The tests of a record. Raises MarlRayError where it is neither of its two kinds."""
+    if bool(record.tests) == bool(record.cases):
+        raise MarlRayError(f"{where}: expected either tests or cases")
+    if bool(record.entry_point) != bool(record.tests):
+        raise MarlRayError(f"{where}: entry_point: expected with tests, and only there")
+    if record.public_tests if record.cases else record.public_cases:
+        raise MarlRayError(f"{where}: public_{'tests' if record.cases else 'cases'}: expected tests of one kind")
+    if record.tests:
+        return CodeTask(
+            tuple(CallTest(test) for test in record.tests),
+            tuple(CallTest(test) for test in record.public_tests),
+            record.entry_point,
+            record.setup,
+            record.reference,
+        )
+    return CodeTask(_stdio(record.cases), _stdio(record.public_cases), reference=record.reference)
+
+
+def _stdio(cases: Iterable[Case]) -> tuple[StdioTest, ...]:
+    return tuple(StdioTest(case.stdin.encode(), case.stdout.encode()) for case in cases)
+
+
+def _unique(path: str, found: Iterable[Row], model: type[R], make: Callable[[str, R, str], Made]) -> tuple[Made, ...]:
+    """A task of every row; one without an id is called by its number."""
+    tasks: dict[str, Made] = {}
+    seen: dict[str, str] = {}
+    for row in found:
+        record = read_record(model, _without_nulls(row))
+        task_id = record.task_id or str(len(tasks))
+        if task_id in seen:
+            raise MarlRayError(f"{row.where}: task_id {task_id!r} is already that of {seen[task_id]}")
+        seen[task_id] = row.where
+        tasks[task_id] = make(task_id, record, row.where)
+    if not tasks:
+        raise MarlRayError(f"{path}: expected at least one task")
+    return tuple(tasks.values())
+
+
+def _without_nulls(row: Row) -> Row:
+    """A column of a Parquet file has a value in every row: null where a record does not have the field."""
+    if not isinstance(row.values, dict):
+        return row
+    return Row(row.where, {key: value for key, value in row.values.items() if value is not None})

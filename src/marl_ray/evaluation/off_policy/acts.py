@@ -1,0 +1,212 @@
+"""What would a bundle earn where others were served? Judged on the logged units, before any user meets it.
+
+A unit's importance weight is the product, over its agents and steps, of the chance that the bundle takes the logged action
+over the chance with which it was taken. Units in which an agent acted greedily are left out: they tell nothing of what
+another choice would have brought, and a weight of 1 for them would judge the bundle by decisions that it would not make.
+
+The units must not be those that the bundle learned from: it would be judged by the luck that it was fitted to.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.statistics.off_policy import Gate, Value, doubly_robust, gate, snips
+from marl_ray.policies.actor_critic.distributions import Gaussian
+from marl_ray.policies.actor_critic.spaces import CATEGORICAL, cardinalities
+from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.rollout.served.acts import Logged, read_logged
+
+FOLDS = 5
+"""Parts that the model of the doubly robust estimate is fitted across."""
+RIDGE = 1.0
+"""Penalty on the squared coefficients, for features of variance one and weights of mean one."""
+MOST_FEATURES = 256
+"""Wider starts are projected onto this many random directions."""
+
+MOST_CODED = 64
+"""Categories up to which an entry is one-hot; where there are more it counts as a number."""
+MOST_ERRORS, ROUNDING = 3.0, 0.01
+"""How far the mean weight may lie from 1, in its standard errors, and for float32 log-probabilities."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the logged units say of a bundle, and whether it may be exposed."""
+
+    value: Value
+    """Self-normalised importance sampling; what the gate looks at."""
+    doubly_robust: Value
+    """A second opinion: where the two lie apart by more than their errors, believe neither."""
+    logged: float
+    """Mean outcome of the units that were used, as they were served."""
+    units: int
+    """Units used."""
+    greedy_units: int
+    """Units left out, because an agent acted greedily, or wrote a text that was not drawn from its model's whole
+    distribution."""
+    gate: Gate
+
+
+def judge(bundle: Bundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05) -> Judgement:
+    """Estimate a bundle's mean outcome from exported decisions (file, folder or URI) and hold it against `floor`.
+
+    The gate passes if the one-sided lower bound at level `alpha` lies above `floor`, on at least `min_effective` effective
+    units whose mean weight is about 1. Raises MarlRayError if the data cannot be read, do not fit the bundle, or hold no
+    unit that can be used.
+    """
+    logged = logged_for(bundle, path)
+    value = evaluate_bundle(bundle, logged, alpha)
+    robust = evaluate_doubly_robust(bundle, logged, alpha)
+    return judged(value, robust, logged.outcomes, ~greedy_units(logged), floor, min_effective)
+
+
+def judged(
+    value: Value, robust: Value, outcomes: np.ndarray, used: np.ndarray, floor: float, min_effective: float
+) -> Judgement:
+    """What two estimates on the units `used`, (units,) bool, come to."""
+    units = int(used.sum())
+    gate = _gate(value, units, floor, min_effective)
+    return Judgement(value, robust, float(outcomes[used].mean()), units, len(used) - units, gate)
+
+
+def _gate(value: Value, units: int, floor: float, min_effective: float) -> Gate:
+    """`experiments.off_policy.gate`, after a test that the mean weight is 1.
+
+    A self-normalised estimate alone does not notice what the log never held: where all weights are equally small it is the
+    logged mean. The standard error follows from the effective sample size, mean sqrt(1 / effective - 1 / n).
+    """
+    spread = max(0.0, 1 / max(value.effective, 1.0) - 1 / units)
+    if not abs(value.mean_weight - 1) <= MOST_ERRORS * value.mean_weight * math.sqrt(spread) + ROUNDING:
+        reason = f"mean importance weight {value.mean_weight:.3g}, must be about 1: the log does not cover this bundle"
+        return Gate(False, reason)
+    return gate(value, floor=floor, min_effective=min_effective)
+
+
+def logged_for(bundle: Bundle, path: str) -> Logged:
+    """Exported decisions, read as the bundle's policies see and act; raises MarlRayError where they do not fit."""
+    found = {name: (policy.observation_space, policy.action_space) for name, policy in bundle.policies.items()}
+    return read_logged(path, bundle.agents, found)
+
+
+def evaluate_bundle(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> Value:
+    """Mean outcome of a unit under the bundle, by self-normalised importance sampling (`experiments.off_policy.snips`)."""
+    logged = logged_for(bundle, data) if isinstance(data, str) else data
+    weights, used = log_weights(bundle, logged), _used(logged)
+    return snips(weights[used], logged.outcomes[used], alpha)
+
+
+def evaluate_doubly_robust(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> Value:
+    """The same by `experiments.off_policy.doubly_robust`, with a ridge regression as its model.
+
+    The model predicts a unit's outcome from its first observations, one prediction for the logged and for the bundle's
+    actions: so it takes off the variance that starts bring, and needs right weights. It is fitted with the importance
+    weights, so that it tends to what the bundle earns from a start, and across five folds of units, so that no unit is
+    predicted by a model that saw it (Chernozhukov et al. 2018, arXiv 1608.00060, definition 3.1).
+    """
+    logged = logged_for(bundle, data) if isinstance(data, str) else data
+    weights, used = log_weights(bundle, logged), _used(logged)
+    chosen, outcomes = weights[used], logged.outcomes[used]
+    predicted = cross_fitted(start_features(bundle, logged)[used], outcomes, chosen)
+    return doubly_robust(chosen, outcomes, predicted, predicted, alpha)
+
+
+def log_weights(bundle: Bundle, logged: Logged) -> np.ndarray:
+    """Log importance weights (units,): sums of target - behaviour log-probabilities over own decisions of stochastic acts.
+
+    Raises MarlRayError if a continuous action lies at its bound: the chance of having been clipped to it was not logged.
+    """
+    sums = np.zeros(len(logged.units))
+    for name, batch in logged.policies.items():
+        distribution = bundle.policies[name].distribution
+        mask = batch.mask & ~batch.greedy[:, None]
+        if not mask.any():
+            continue
+        actions = batch.actions[mask]
+        if isinstance(distribution, Gaussian):
+            low, high = (torch.from_numpy(np.asarray(bound)) for bound in (distribution.low, distribution.high))
+            clipped = int(((actions <= low) | (actions >= high)).flatten(1).any(1).sum())
+            if clipped:
+                raise MarlRayError(
+                    f"actions of policy {name!r}: expected values inside {bundle.policies[name].action_space}, but "
+                    f"{clipped} of {len(actions)} lie at a bound, to which they may have been clipped"
+                )
+        allowed = None if batch.action_masks is None else batch.action_masks[mask]
+        target = bundle.log_probs(name, batch.observations[mask], actions, allowed).double()
+        ratios = (target - batch.log_probs[mask]).numpy()
+        unit = batch.episode[:, None].expand(mask.shape)[mask].numpy()
+        sums += np.bincount(unit, ratios, minlength=len(sums))
+    return sums
+
+
+def greedy_units(logged: Logged) -> np.ndarray:
+    """(units,) bool: an agent acted greedily."""
+    found = np.zeros(len(logged.units), bool)
+    for batch in logged.policies.values():
+        found[batch.episode[batch.greedy].numpy()] = True
+    return found
+
+
+def _used(logged: Logged) -> np.ndarray:
+    used = ~greedy_units(logged)
+    if not used.any():
+        raise MarlRayError("data: expected units whose actions were drawn, but in every one an agent acted greedily")
+    return used
+
+
+def start_features(bundle: Bundle, logged: Logged) -> np.ndarray:
+    """First observation of every agent side by side, small categories one-hot; (units, at most MOST_FEATURES)."""
+    blocks = []
+    for name, batch in logged.policies.items():
+        for agent in range(batch.agents):
+            own = torch.nonzero(batch.agent == agent)[:, 0].flip(0)  # of several turns the first is set last
+            rows = _coded(bundle.policies[name].observation_space, batch.observations[own, 0].numpy())
+            blocks.append((batch.episode[own].numpy(), rows))
+    width = sum(rows.shape[1] for _, rows in blocks)
+    features, begin, random = np.zeros((len(logged.units), min(width, MOST_FEATURES))), 0, np.random.default_rng(0)
+    for unit, rows in blocks:
+        if width > MOST_FEATURES:
+            known = np.zeros((len(features), MOST_FEATURES))
+            known[unit] = rows @ (random.standard_normal((rows.shape[1], MOST_FEATURES)) / math.sqrt(width))
+            features += known
+        else:
+            features[unit, begin : begin + rows.shape[1]] = rows
+            begin += rows.shape[1]
+    return features
+
+
+def _coded(space: spaces.Space[Any], rows: np.ndarray) -> np.ndarray:
+    """Flat rows (N, D) as numbers that a linear model can use."""
+    if not isinstance(space, CATEGORICAL) or max(cardinalities(space)) > MOST_CODED:
+        return rows.astype(np.float32)
+    columns = zip(rows.T, cardinalities(space), strict=True)
+    return np.concatenate([np.eye(size, dtype=np.float32)[column] for column, size in columns], 1)
+
+
+def cross_fitted(features: np.ndarray, outcomes: np.ndarray, log_weights: np.ndarray) -> np.ndarray:
+    """Predictions (n,) of the outcomes by ridge regressions on features (n, D) that did not see them.
+
+    Rows weigh as their importance weights; with fewer rows than folds the prediction is 0.
+    """
+    n = len(outcomes)
+    if n < FOLDS:
+        return np.zeros(n)
+    deviation = features.std(0)
+    scaled = (features - features.mean(0)) / np.where(deviation > 0, deviation, 1.0)
+    fold = np.random.default_rng(0).permutation(n) % FOLDS
+    predicted = np.zeros(n)
+    for number in range(FOLDS):
+        seen, held = fold != number, fold == number
+        weights = np.exp(log_weights[seen] - log_weights[seen].max())
+        weights *= len(weights) / weights.sum()
+        mean_x, mean_y = weights @ scaled[seen] / len(weights), weights @ outcomes[seen] / len(weights)
+        centred = scaled[seen] - mean_x
+        gram = centred.T @ (centred * weights[:, None]) + RIDGE * np.eye(features.shape[1])
+        slope = np.linalg.solve(gram, centred.T @ (weights * (outcomes[seen] - mean_y)))
+        predicted[held] = mean_y + (scaled[held] - mean_x) @ slope
+    return predicted

@@ -1,0 +1,128 @@
+"""What would a bundle of language models earn where others were served? Judged on the logged tokens.
+
+As `off_policy`: a unit's importance weight is the product, over all tokens of its responses, of the chance that the bundle
+writes the logged token over the chance with which it was written. Left out are units with a response that was not drawn from
+its model's whole distribution: greedily, or with `top_k` or `top_p`, whose chances the log does not tell.
+
+The bundle is judged as the requests asked: at the temperature that a request chose, else at its own. Prompts, stop strings
+and limits of length are those that were in force, as is where a client left.
+
+Weights of long responses spread over many orders of magnitude. The estimates speak where a response is short, or where the
+bundle is close to what was served; the effective number of units says whether they do.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.off_policy.acts import MOST_FEATURES, Judgement, cross_fitted, judged
+from marl_ray.experiments.statistics.off_policy import doubly_robust, snips
+from marl_ray.policies.bundles.language import TokenBundle
+from marl_ray.policies.language.token_policy import TokenPolicy
+from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, read_served
+
+ROWS = 16
+"""Responses of one pass."""
+
+
+def judge_texts(
+    bundle: TokenBundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
+) -> Judgement:
+    """As `off_policy.judge`, of exported texts (file, folder or URI)."""
+    served = read_served(path)
+    units = sorted({one.unit for one in served})
+    place = {unit: number for number, unit in enumerate(units)}
+    outcomes, used = np.zeros(len(units)), np.ones(len(units), bool)
+    for one in served:
+        outcomes[place[one.unit]] = one.outcome
+        used[place[one.unit]] &= one.sampled
+    if not used.any():
+        raise MarlRayError(f"{path}: expected units whose texts were all drawn from the whole distribution")
+    drawn = [one for one in served if used[place[one.unit]]]
+    sums = np.zeros(len(units))
+    for one, weight in zip(drawn, log_ratios(bundle, drawn), strict=True):
+        sums[place[one.unit]] += weight
+    weights, rewards = sums[used], outcomes[used]
+    predicted = cross_fitted(_features(drawn, place, len(units))[used], rewards, weights)
+    value, robust = snips(weights, rewards, alpha), doubly_robust(weights, rewards, predicted, predicted, alpha)
+    return judged(value, robust, outcomes, used, floor, min_effective)
+
+
+def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
+    """log of the bundle's chance of each response less that of the arm that wrote it, (responses,) float64.
+
+    Raises MarlRayError where a policy cannot have written one, or itself draws from a part of its distribution.
+    """
+    found: dict[str, float] = {}
+    for name, own in by_policy(served, bundle.agents).items():
+        policy = bundle.policies[name]
+        settings = policy.generation
+        if settings.top_k or settings.top_p < 1:
+            raise MarlRayError(
+                f"policy {name!r}: expected one that draws from its whole distribution, but its top_k is {settings.top_k} "
+                f"and its top_p {settings.top_p:g}"
+            )
+        vocabulary = policy.lm.get_input_embeddings().weight.shape[0]
+        check_readable(name, policy.tokenizer, vocabulary, policy.config.context, own)
+        parts: dict[float, list[ServedText]] = {}
+        for one in sorted(own, key=lambda one: -len(one.prompt_ids) - len(one.ids)):
+            parts.setdefault(_asked(one, policy), []).append(one)
+        for temperature, part in parts.items():
+            with _at(policy, temperature):
+                found |= _log_ratios(policy, part)
+    return np.array([found[one.where] for one in served])
+
+
+def _asked(one: ServedText, policy: TokenPolicy) -> float:
+    """The temperature at which the policy would have answered."""
+    own = float(policy.generation.temperature)
+    return one.temperature if "temperature" in one.asked and one.temperature is not None else own
+
+
+@contextmanager
+def _at(policy: TokenPolicy, temperature: float) -> Iterator[None]:
+    own = policy.generation
+    policy.generation = own.model_copy(update={"temperature": temperature})
+    try:
+        yield
+    finally:
+        policy.generation = own
+
+
+@torch.no_grad()
+def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, float]:
+    """By where a response stands."""
+    found: dict[str, float] = {}
+    for start in range(0, len(served), ROWS):
+        part = served[start : start + ROWS]
+        width, steps = max(len(one.prompt_ids) for one in part), max(len(one.ids) for one in part)
+        prompts = torch.full((len(part), width), -1)
+        responses, mask = (
+            torch.zeros(len(part), steps, dtype=torch.int64),
+            torch.zeros(len(part), steps, dtype=torch.bool),
+        )
+        for row, one in enumerate(part):
+            prompts[row, width - len(one.prompt_ids) :] = torch.from_numpy(one.prompt_ids)
+            responses[row, : len(one.ids)] = torch.from_numpy(one.ids)
+            mask[row, : len(one.ids)] = True
+        prompts, responses, mask = (x.to(policy.device) for x in (prompts, responses, mask))
+        sums = policy.evaluate(prompts, responses, mask, need_entropy=False).log_probs.double().sum(1).tolist()
+        found |= {
+            one.where: total - float(one.log_probs.sum(dtype=np.float64)) for one, total in zip(part, sums, strict=True)
+        }
+    return found
+
+
+def _features(served: Sequence[ServedText], place: dict[str, int], units: int) -> np.ndarray:
+    """Shares of the tokens of each unit's first prompts, folded into (units, MOST_FEATURES)."""
+    features: Any = np.zeros((units, MOST_FEATURES))
+    seen = set()
+    for one in served:
+        if (one.unit, one.agent) not in seen:
+            seen.add((one.unit, one.agent))
+            np.add.at(features[place[one.unit]], one.prompt_ids % MOST_FEATURES, 1 / len(one.prompt_ids))
+    return np.asarray(features)

@@ -1,0 +1,189 @@
+"""Evaluating samples on a code benchmark."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks import Benchmark, Mode, Problem, Source, benchmark
+from marl_ray.evaluation.benchmarks.jsonl import JSONL
+from marl_ray.evaluation.data_files import Data, load
+from marl_ray.evaluation.pass_at_k import possible_ks
+from marl_ray.evaluation.scoring.report import MARKDOWN, REPORT, make_report, markdown
+from marl_ray.evaluation.scoring.results import Results, open_results, write_whole
+from marl_ray.evaluation.scoring.scoring import Job, ResultRow, Scorer, What
+from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
+from marl_ray.sandbox import Level
+
+Progress = Callable[[What, int, int], None]
+"""Called with what is scored, how much of it is done, and of how much."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to evaluate, and how."""
+
+    benchmark: str
+    """A name, or `jsonl:FILE` with the problems."""
+    samples: str = ""
+    data: str | None = None
+    split: str | None = None
+    sha256: str | None = None
+    out: Path | None = None
+    ks: tuple[int, ...] | None = None
+    mode: str | None = None
+    """`official`, `hardened` or `both`; None takes all that the benchmark has."""
+    timeout_s: float | None = None
+    min_level: Level = Level.PATHS
+
+
+@dataclass(frozen=True)
+class Task:
+    """What samples are scored on, checked."""
+
+    benchmark: Benchmark
+    data: Data
+    modes: tuple[Mode, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked evaluation: everything that can be wrong with its input has been looked at."""
+
+    benchmark: Benchmark
+    data: Data
+    samples: Samples
+    modes: tuple[Mode, ...]
+    ks: tuple[int, ...]
+    timeout_s: float
+    min_level: Level
+    folder: Path
+    manifest: dict[str, Any]
+
+    @property
+    def packages(self) -> frozenset[str]:
+        """What programs may import where it is installed."""
+        return frozenset().union(*(problem.packages for problem in self.data.problems))
+
+
+def task_of(options: Options) -> Task:
+    """Read and check everything but samples. Raises MarlRayError naming the option, or the file and line."""
+    name, colon, file = options.benchmark.partition(":")
+    if colon and (name != JSONL.name or options.data is not None):
+        raise MarlRayError(f"--benchmark {options.benchmark}: expected a name and --data, or {JSONL.name}:FILE")
+    chosen = benchmark(name)
+    modes = _modes(chosen, options.mode)
+    timeout_s = chosen.timeout_s if options.timeout_s is None else options.timeout_s
+    if not 0 < timeout_s < 86_400:
+        raise MarlRayError(f"--timeout {timeout_s}: expected seconds, more than 0 and less than a day")
+    return Task(chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s)
+
+
+def plan(options: Options, task: Task | None = None, made: str = "") -> Plan:
+    """Read and check everything. `task` is what was read before; `made` says what the samples are, if that is known.
+
+    Raises MarlRayError naming the option, or the file and line.
+    """
+    task = task or task_of(options)
+    chosen, data, modes, timeout_s = task.benchmark, task.data, task.modes, task.timeout_s
+    samples = read_samples(options.samples, chosen, data.problems)
+    ks = possible_ks(samples.counts, options.ks, chosen.ks)
+    kinds = " and ".join(sorted({f"{sample.source.kind}s" for sample in samples.samples}))
+    limit = f"{timeout_s:g} s" + ("" if timeout_s == chosen.timeout_s else f" instead of {chosen.timeout_s:g} s")
+    manifest = {
+        "benchmark": chosen.name,
+        "variant": f"{data.variant}; {made or f'ready {kinds}'}; {limit}",
+        "data": data.source,
+        "data_sha256": data.sha256,
+        "samples": samples.path,
+        "samples_sha256": samples.sha256,
+        "modes": list(modes),
+        "timeout_s": timeout_s,
+        "min_level": options.min_level.name.lower(),
+    }
+    folder = options.out or Path("runs/evaluations", f"{chosen.name}-{samples.sha256[:12]}")
+    return Plan(chosen, data, samples, modes, ks, timeout_s, options.min_level, folder, manifest)
+
+
+def _modes(chosen: Benchmark, asked: str | None) -> tuple[Mode, ...]:
+    if asked in (None, "both") and (asked is None or len(chosen.modes) == 2):
+        return chosen.modes
+    found = tuple(mode for mode in chosen.modes if mode == asked)
+    if not found:
+        both = ", both" if len(chosen.modes) == 2 else ""
+        raise MarlRayError(f"--mode {asked}: {chosen.name} has {', '.join(chosen.modes)}{both}")
+    return found
+
+
+def evaluate(
+    planned: Plan, scorer: AbstractContextManager[Scorer], progress: Progress = lambda what, done, total: None
+) -> dict[str, Any]:
+    """Score what is not scored yet, then write and return the report.
+
+    However this ends, what was scored stays in the folder, and the same call goes on from there.
+    """
+    with open_results(planned.folder, planned.manifest) as results, scorer as run:
+        filtered, unchecked = [], 0
+        if planned.benchmark.filters_references:
+            filtered = _failing_references(planned, results, run, progress)
+            unchecked = sum(not problem.references for problem in planned.data.problems)
+        left_out = set(filtered)
+        wanted = [sample for sample in planned.samples.samples if sample.problem.task_id not in left_out]
+        _score(planned, results, run, "sample", wanted, progress)
+        report = make_report(
+            planned.manifest,
+            [problem.task_id for problem in planned.data.problems],
+            [row for (what, *_), row in results.rows.items() if what == "sample"],
+            planned.modes,
+            planned.ks,
+            filtered,
+            unchecked,
+        )
+    write_whole(planned.folder / REPORT, json.dumps(report, indent=2) + "\n")
+    write_whole(planned.folder / MARKDOWN, markdown(report))
+    return report
+
+
+def _failing_references(planned: Plan, results: Results, run: Scorer, progress: Progress) -> list[str]:
+    """Problems all of whose references fail. A problem's next reference is tried only after the one before failed."""
+    open_problems = [problem for problem in planned.data.problems if problem.references]
+    failing: list[Problem] = []
+    number = 0
+    while open_problems:
+        tried = [Sample(problem, number, Source("solution", problem.references[number])) for problem in open_problems]
+        _score(planned, results, run, "reference", tried, progress)
+        failed = [p for p in open_problems if not _passes(planned, results.rows["reference", p.task_id, number])]
+        number += 1
+        open_problems = [problem for problem in failed if len(problem.references) > number]
+        failing += [problem for problem in failed if len(problem.references) <= number]
+    names = {problem.task_id for problem in failing}
+    return [problem.task_id for problem in planned.data.problems if problem.task_id in names]
+
+
+def _passes(planned: Plan, row: ResultRow) -> bool:
+    return all(row[mode]["passed"] for mode in planned.modes if row[mode])
+
+
+def _score(
+    planned: Plan,
+    results: Results,
+    run: Scorer,
+    what: What,
+    samples: Sequence[Sample],
+    progress: Progress,
+) -> None:
+    jobs = [
+        Job(what, sample, planned.modes, planned.timeout_s)
+        for sample in samples
+        if (what, sample.problem.task_id, sample.number) not in results.rows
+    ]
+    done = len(samples) - len(jobs)
+    progress(what, done, len(samples))
+    for rows in run(jobs):
+        results.add(rows)
+        done += len(rows)
+        progress(what, done, len(samples))

@@ -1,0 +1,133 @@
+"""Scoring on a Ray cluster: an actor with a sandbox pool on every node, small batches of samples to each."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.evaluation.scoring.scoring import SLACK_S, Job, ResultRow, Scorer, make_pool, score_here
+from marl_ray.sandbox import Level
+
+IN_FLIGHT = 2
+"""Batches that a node holds, so that it has work while a result travels."""
+BATCH_PER_WORKER = 4
+ATTEMPTS = 3
+"""A batch that takes so many nodes down with it ends the evaluation."""
+START_S = 120.0
+
+
+class Node:
+    """Scores batches on its node; becomes a Ray actor."""
+
+    def __init__(self, workers: int, packages: frozenset[str], min_level: Level) -> None:
+        self._workers = workers
+        self._pool = make_pool(workers, packages, min_level)
+
+    def score(self, jobs: Sequence[Job]) -> list[ResultRow]:
+        """Results of a batch, in any order."""
+        return [row for rows in score_here(self._pool, jobs, self._workers) for row in rows]
+
+    def ready(self) -> bool:
+        """Answers when the pool stands."""
+        return True
+
+
+Nodes = dict[str, tuple[Any, int]]
+"""Node id to its actor and its number of runs at a time."""
+
+
+@contextmanager
+def ray_scorer(workers: int | None, packages: frozenset[str], min_level: Level) -> Iterator[Scorer]:
+    """A scorer on the Ray that is initialised here.
+
+    `workers`: runs at a time on a node; None takes its CPUs. Raises MarlRayError where a node cannot have its pool.
+    """
+    import ray
+
+    nodes = _start(workers, packages, min_level)
+    try:
+        yield partial(score_batches, nodes)
+    finally:
+        for actor, _ in nodes.values():
+            ray.kill(actor)
+
+
+def score_batches(nodes: Nodes, jobs: Sequence[Job]) -> Iterator[list[ResultRow]]:
+    """Results as they come; a node that dies gives its batches to the others. Raises MarlRayError when none is left."""
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+
+    if not jobs:
+        return
+    if not nodes:
+        raise MarlRayError("evaluate: no node is left")
+    size = BATCH_PER_WORKER * max(count for _, count in nodes.values())
+    size = max(1, min(size, math.ceil(len(jobs) / (IN_FLIGHT * len(nodes)))))
+    waiting = deque((tuple(jobs[begin : begin + size]), 0) for begin in range(0, len(jobs), size))
+    running: dict[Any, tuple[str, tuple[Job, ...], int, float]] = {}
+    while waiting or running:
+        for name in nodes:
+            while waiting and sum(place == name for place, *_ in running.values()) < IN_FLIGHT:
+                batch, attempts = waiting.popleft()
+                limit = time.monotonic() + IN_FLIGHT * sum(job.longest_s for job in batch) + SLACK_S
+                running[nodes[name][0].score.remote(batch)] = (name, batch, attempts, limit)
+        if not running:
+            raise MarlRayError(
+                f"evaluate: no node is left; {sum(len(batch) for batch, _ in waiting)} samples are not scored"
+            )
+        patience = max(0.0, min(limit for *_, limit in running.values()) - time.monotonic())
+        done, _ = ray.wait(list(running), timeout=patience)
+        if not done:
+            late = ", ".join(sorted({name for name, _, _, limit in running.values() if limit <= time.monotonic()}))
+            raise MarlRayError(f"evaluate: node {late} did not score its samples within their limits")
+        for reference in done:
+            name, batch, attempts, _ = running.pop(reference)
+            try:
+                yield ray.get(reference)
+            except RayActorError as error:
+                nodes.pop(name, None)
+                if attempts + 1 == ATTEMPTS:
+                    tasks = ", ".join(sorted({job.sample.problem.task_id for job in batch}))
+                    raise MarlRayError(f"evaluate: {ATTEMPTS} nodes died scoring {tasks}: {one_line(error)}") from error
+                waiting.append((batch, attempts + 1))
+            except RayTaskError as error:
+                if isinstance(error.cause, MarlRayError):
+                    raise MarlRayError(str(error.cause)) from error
+                raise
+
+
+def _start(workers: int | None, packages: frozenset[str], min_level: Level) -> Nodes:
+    """An actor on every node that has CPUs, and its number of runs at a time."""
+    import ray
+    from ray.exceptions import GetTimeoutError, RayActorError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    remote: Any = ray.remote(Node)
+    nodes: Nodes = {}
+    for node in ray.nodes():
+        cpus = int(node["Resources"].get("CPU", 0))
+        if not node["Alive"] or cpus < 1:
+            continue
+        count = min(workers or cpus, cpus)
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        actor = remote.options(num_cpus=count, scheduling_strategy=place).remote(count, packages, min_level)
+        nodes[node["NodeID"]] = (actor, count)
+    if not nodes:
+        raise MarlRayError("evaluate: the cluster has no node with CPUs")
+    try:
+        ray.get([actor.ready.remote() for actor, _ in nodes.values()], timeout=START_S)
+    except GetTimeoutError as error:
+        raise MarlRayError(f"evaluate: not all nodes had free CPUs for a pool within {START_S:.0f} s") from error
+    except RayActorError as error:
+        raise MarlRayError(f"evaluate: a node cannot start its pool: {_reason(error)}") from error
+    return nodes
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of a remote error's text is what was raised; the lines before are where."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

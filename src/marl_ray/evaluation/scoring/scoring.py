@@ -1,0 +1,98 @@
+"""Scoring samples: one at a time, and many at once on this machine. `on_ray` does it on a cluster."""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Literal
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks.base import Mode, Verdict, Verdicts, program_of
+from marl_ray.evaluation.writing.samples import Sample
+from marl_ray.sandbox import Level, Pool
+from marl_ray.sandbox.client.pool import WARM
+from marl_ray.sandbox.limits import WALL_FACTOR
+
+MAX_SOURCE_BYTES = 32 << 20
+"""A larger program is not run; its verdict is `too large`."""
+SLACK_S = 60.0
+"""How much later than its time limits allow a sample may be scored before that is an error."""
+START_S = 5.0
+"""What starting and ending one run may take on a busy machine."""
+
+What = Literal["sample", "reference"]
+ResultRow = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sample, or one reference solution, to score."""
+
+    what: What
+    sample: Sample
+    modes: tuple[Mode, ...]
+    timeout_s: float
+
+    @property
+    def longest_s(self) -> float:
+        """Upper bound of its wall time."""
+        return len(self.modes) * self.sample.problem.runs * (WALL_FACTOR * self.timeout_s + START_S)
+
+
+Scorer = Callable[[Sequence[Job]], Iterator[list[ResultRow]]]
+"""Yields results, in any order, in batches."""
+
+
+def make_pool(workers: int, packages: Iterable[str], min_level: Level) -> Pool:
+    """A pool whose programs may import these packages, where they are installed."""
+    installed = [name for name in sorted(packages) if importlib.util.find_spec(name)]
+    return Pool(workers, warm=(*WARM, *installed), min_level=min_level)
+
+
+def score(pool: Pool, job: Job) -> ResultRow:
+    """The result of a sample, as a line of results.jsonl."""
+    sample, problem = job.sample, job.sample.problem
+    modes = [mode for mode in job.modes if mode in problem.modes]
+    source = program_of(problem, sample.source)
+    if source is None:
+        verdicts: Verdicts = dict.fromkeys(modes, Verdict(False, "no code"))
+    elif len(source.text.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
+        verdicts = dict.fromkeys(modes, Verdict(False, "too large"))
+    else:
+        verdicts = problem.score(pool, source, modes, job.timeout_s)
+    row: ResultRow = {
+        "what": job.what,
+        "task_id": problem.task_id,
+        "sample": sample.number,
+        "kind": sample.source.kind,
+        "raw": sample.source.text,
+        "extracted": None if source is None else source.text,
+    }
+    row |= {mode: asdict(verdicts[mode]) if mode in verdicts else None for mode in job.modes}
+    return row | {"suspected_hack": suspected_hack(verdicts)}
+
+
+def suspected_hack(verdicts: Verdicts) -> bool:
+    """Whether the modes disagree. Honest programs that the split judge cannot serve disagree too; see the docs."""
+    return len({verdict.passed for verdict in verdicts.values()}) > 1
+
+
+def score_here(pool: Pool, jobs: Sequence[Job], workers: int) -> Iterator[list[ResultRow]]:
+    """Results as they come, in batches, from so many runs at a time."""
+    remaining = iter(jobs)
+    with ThreadPoolExecutor(workers, thread_name_prefix="score") as threads:
+        try:
+            running = {threads.submit(score, pool, job): job for job in islice(remaining, 2 * workers)}
+            while running:
+                patience = max(job.longest_s for job in running.values()) * 2 + SLACK_S
+                done, _ = wait(running, timeout=patience, return_when=FIRST_COMPLETED)
+                if not done:
+                    names = ", ".join(sorted(job.sample.problem.task_id for job in running.values()))
+                    raise MarlRayError(f"evaluate: nothing was scored for {patience:.0f} s; running: {names}")
+                for future in done:
+                    del running[future]
+                running |= {threads.submit(score, pool, job): job for job in islice(remaining, len(done))}
+                yield [future.result() for future in done]
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)

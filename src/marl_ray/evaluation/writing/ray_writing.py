@@ -1,0 +1,134 @@
+"""Writing samples on a Ray cluster: an actor on every GPU, or on every node with CPUs where there is no GPU."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.evaluation.benchmarks import Problem, benchmark
+from marl_ray.evaluation.writing.requests import Job, Request, Row, Source
+from marl_ray.evaluation.writing.writer import CPU_BATCH, GPU_BATCH, Writer
+
+ATTEMPTS = 3
+"""A batch that takes so many actors down with it ends the evaluation."""
+START_S = 600.0
+"""What finding a place and reading a bundle and its models may take."""
+PATIENCE_S = 60.0
+"""How much longer the other actors are waited for when the first is ready."""
+BATCH_S = 7200.0
+"""What writing one batch may take."""
+
+
+class Place:
+    """Writes batches where it is; becomes a Ray actor."""
+
+    def __init__(self, request: Request, name: str) -> None:
+        self._asked = request, name
+        self._writer: Writer | None = None
+
+    def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
+        """As `Source.manifest`; reads the bundle."""
+        return self._here().manifest(problems)
+
+    def rows(self, jobs: Sequence[Job]) -> list[Row]:
+        """The samples of a batch."""
+        return self._here().rows(jobs)
+
+    def _here(self) -> Writer:
+        # Not in __init__, whose errors reach nobody but as the death of the actor.
+        if self._writer is None:
+            request, name = self._asked
+            self._writer = Writer(request, benchmark(name))
+        return self._writer
+
+
+@contextmanager
+def ray_writers(request: Request, name: str) -> Iterator[Source]:
+    """Writers for a benchmark by its name, on the Ray that is initialised here."""
+    import ray
+
+    source = _OnRay(request, name)
+    try:
+        yield source
+    finally:
+        for actor in source.actors:
+            ray.kill(actor)
+
+
+class _OnRay:
+    def __init__(self, request: Request, name: str) -> None:
+        import ray
+
+        remote: Any = ray.remote(Place)
+        resources = ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0))
+        cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+        sizes = [{"num_gpus": 1, "num_cpus": 1}] * gpus or [{"num_cpus": count} for count in cpus if count]
+        if not sizes:
+            raise MarlRayError("evaluate: the cluster has neither GPUs nor CPUs")
+        self.actors = [remote.options(**size).remote(request, name) for size in sizes]
+        self.batch = GPU_BATCH if gpus else CPU_BATCH
+        self._ready: list[Any] = []
+
+    def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
+        """As `Source.manifest`. Actors that are not there by then, for others hold their place, get nothing to do."""
+        import ray
+
+        asked = {actor.manifest.remote(problems): actor for actor in self.actors}
+        done, _ = ray.wait(list(asked), num_returns=1, timeout=START_S)
+        if not done:
+            raise MarlRayError(f"evaluate: no actor had a place and read the bundle within {START_S:.0f} s")
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=PATIENCE_S)
+        self._ready = [asked[reference] for reference in done]
+        found: dict[str, Any] = _got(done[0])
+        return found
+
+    def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
+        """As `Source.write`; an actor that dies gives its batch to the others."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        size = max(1, min(self.batch, math.ceil(len(jobs) / max(1, len(self._ready)))))
+        waiting = deque((tuple(jobs[begin : begin + size]), 0) for begin in range(0, len(jobs), size))
+        free, running = deque(self._ready), dict[Any, tuple[Any, tuple[Job, ...], int, float]]()
+        while waiting or running:
+            while waiting and free:
+                batch, attempts = waiting.popleft()
+                actor = free.popleft()
+                running[actor.rows.remote(batch)] = (actor, batch, attempts, time.monotonic() + BATCH_S)
+            if not running:
+                raise MarlRayError("evaluate: no actor is left to write samples")
+            patience = max(0.0, min(limit for *_, limit in running.values()) - time.monotonic())
+            done, _ = ray.wait(list(running), timeout=patience)
+            if not done:
+                raise MarlRayError(f"evaluate: {size} samples were not written within {BATCH_S:.0f} s")
+            for reference in done:
+                actor, batch, attempts, _ = running.pop(reference)
+                try:
+                    rows: list[Row] = _got(reference)
+                except RayActorError as error:
+                    if attempts + 1 == ATTEMPTS:
+                        raise MarlRayError(
+                            f"evaluate: {ATTEMPTS} actors died writing samples of {batch[0][0].task_id} and those after "
+                            f"it: {one_line(error)}"
+                        ) from error
+                    waiting.append((batch, attempts + 1))
+                    continue
+                free.append(actor)
+                yield rows
+
+
+def _got(reference: Any) -> Any:
+    """A remote value that is there. MarlRayErrors are raised as they were there."""
+    import ray
+    from ray.exceptions import RayTaskError
+
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        if isinstance(error.cause, MarlRayError):
+            raise MarlRayError(str(error.cause)) from error
+        raise

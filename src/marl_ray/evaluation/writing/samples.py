@@ -1,0 +1,70 @@
+"""Ready samples: `{"task_id": ..., "completion" | "solution" | "output": ...}`, one JSON object a line."""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+
+from marl_ray.envs.text.record_files import Row, read_bytes, rows
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks.base import KINDS, Benchmark, Problem, Source
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer to one problem."""
+
+    problem: Problem
+    number: int
+    """From 0, in the file's order, among those of its problem."""
+    source: Source
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All answers of a file."""
+
+    samples: tuple[Sample, ...]
+    path: str
+    sha256: str
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Samples by problem."""
+        return Counter(sample.problem.task_id for sample in self.samples)
+
+
+def read_samples(path: str, benchmark: Benchmark, problems: tuple[Problem, ...]) -> Samples:
+    """Read a file of samples; every problem must have one, as the official harness demands.
+
+    Raises MarlRayError naming file and line of what is not a sample of these problems, or a problem without samples.
+    """
+    data = read_bytes(path)
+    by_id = {problem.task_id: problem for problem in problems}
+    counts: Counter[str] = Counter()
+    samples = []
+    for row in rows(path, data):
+        task_id, source = _sample(row)
+        task_id = benchmark.same_id(task_id)
+        if task_id not in by_id:
+            raise MarlRayError(f"{row.where}: task_id {task_id!r} is not among the {len(problems)} problems")
+        samples.append(Sample(by_id[task_id], counts[task_id], source))
+        counts[task_id] += 1
+    missing = [task_id for task_id in by_id if task_id not in counts]
+    if missing:
+        raise MarlRayError(f"{path}: {len(missing)} of {len(problems)} problems have no sample, such as {missing[0]!r}")
+    return Samples(tuple(samples), path, hashlib.sha256(data).hexdigest())
+
+
+def _sample(row: Row) -> tuple[str, Source]:
+    if not isinstance(row.values, dict):
+        raise MarlRayError(f"{row.where}: expected a JSON object")
+    task_id = row.values.get("task_id")
+    if not isinstance(task_id, str | int) or isinstance(task_id, bool):
+        raise MarlRayError(f"{row.where}: task_id: expected a string or a number")
+    given = [kind for kind in KINDS if kind in row.values]
+    if len(given) != 1:
+        raise MarlRayError(f"{row.where}: expected exactly one of {', '.join(KINDS)}")
+    text = row.values[given[0]]
+    if not isinstance(text, str):
+        raise MarlRayError(f"{row.where}: {given[0]}: expected a string")
+    return str(task_id), Source(given[0], text)

@@ -1,0 +1,270 @@
+"""The language models of a bundle, writing samples for a benchmark's problems.
+
+One policy reads a problem's prompt and answers once. A code team (a bundle trained on the environment `code_team`) plays
+that environment on the problem: its public tests are those that the prompt shows, and its last program is the sample.
+A sample is a function of (weights, seed, task id, number of the sample), whoever writes it and beside whichever others.
+"""
+
+import copy
+import hashlib
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
+from marl_ray.envs.text.tasks import GivenProgram
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
+from marl_ray.evaluation.writing.requests import PROMPT, Job, Request, Row
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.language import TokenBundle
+from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.engines.sampler import Engine, make_engine
+from marl_ray.policies.language.token_policy import TokenPolicy
+from marl_ray.policies.prompting.prompts import PromptTooLong, check_fits, encode_prompt, fit_prompt
+from marl_ray.rollout.response_streams import EVALUATION, response_stream
+from marl_ray.rollout.text.deadline_threads import Late, side_by_side
+
+CPU_BATCH, GPU_BATCH = 64, 512
+"""Samples that are written at once; those of a batch that was not finished are lost with the process."""
+THREADS = 32
+TURN_S = 600.0
+"""Seconds that a turn of an environment may take."""
+Turns = Generator[tuple[str, str], str | None, None]
+"""Agent and prompt of one turn after another; is sent the responses, and None to begin with."""
+
+
+@dataclass
+class Talk:
+    """How one sample comes about."""
+
+    problem: Problem
+    sample: int
+    turns: Turns
+    agent: str | None = None
+    """Who is asked; None where it is over."""
+    prompt: str = ""
+    said: list[tuple[str, str]] = field(default_factory=list)
+    """Agent and response."""
+    tokens: int = 0
+    ended: bool = True
+    """Whether the last response ended by itself."""
+    shortened: bool = False
+    """Whether a prompt lost its middle, because it did not fit."""
+    cut: bool = False
+    """Whether it is over because the next prompt is too long even so."""
+
+    def go_on(self) -> None:
+        """Hand over the last response, and hear who is asked next."""
+        if self.cut:
+            self.agent = None
+            return
+        try:
+            self.agent, self.prompt = self.turns.send(self.said[-1][1] if self.said else None)
+        except StopIteration:
+            self.agent = None
+        except MarlRayError as error:
+            raise MarlRayError(f"{self.problem.task_id}: {error}") from error
+
+
+class Writer:
+    """The policies of a bundle, answering the problems of a benchmark in this process."""
+
+    def __init__(self, request: Request, benchmark: Benchmark):
+        """Reads the bundle. What the answer is, where not given: of a code team a `solution`, or an `output` where it was
+        trained to write fenced blocks; else an `output` of a policy with a chat template; else what the benchmark's
+        own definition says (`Benchmark.writes`).
+
+        Raises MarlRayError for a bundle that cannot answer, and for an option that does not fit it.
+        """
+        self.request, self.benchmark = request, benchmark
+        if request.samples < 1 or (request.greedy and request.samples > 1):
+            expected = "1, since greedy samples are all the same" if request.greedy else "1 or more"
+            raise MarlRayError(f"--num-samples {request.samples}: expected {expected}")
+        if request.prompt is not None and PROMPT not in request.prompt:
+            raise MarlRayError(f"--prompt {request.prompt!r}: expected {PROMPT} in it")
+        bundle = load_bundle(request.bundle, request.tracking_uri)
+        if not isinstance(bundle, TokenBundle):
+            raise MarlRayError(f"--policy {request.bundle}: holds actor-critics, expected language models")
+        self.bundle, self.agents = bundle, list(bundle.agents)
+        self.author, self.team = self._cast()
+        alone = bundle.policies[bundle.agents[self.author]]
+        if self.team is not None:
+            self.kind: Kind = request.answer or ("output" if self.team.answer == "block" else "solution")
+        elif _chats(alone):
+            self.kind = request.answer or "output"
+        else:
+            self.kind = request.answer or benchmark.writes
+        playing = self.agents if self.team is not None and self.team.turns > 1 else [self.author]
+        self.playing = list(dict.fromkeys(bundle.agents[agent] for agent in playing))
+        self.generations = {name: self._generation(bundle.policies[name]) for name in self.playing}
+        self._engines: dict[str, Engine] = {}
+
+    def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
+        """As `Source.manifest`."""
+        for problem in problems:
+            agent, text = self._turns(problem).send(None)
+            self._check_fits(self.bundle.agents[agent], text, problem.task_id)
+        request, team = self.request, self.team
+        return {
+            "bundle": self.bundle.digest,
+            "writer": self.author if team is None or team.turns == 1 else "team",
+            "team": None if team is None else self.bundle.manifest.lineage.env["kwargs"],
+            "answer": self.kind,
+            "prompt": PROMPT if request.prompt is None and team is None else request.prompt,
+            "num_samples": request.samples,
+            "seed": request.seed,
+            "greedy": request.greedy,
+            "generation": {name: own.model_dump(mode="json") for name, own in self.generations.items()},
+        }
+
+    def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
+        """As `Source.write`."""
+        size = GPU_BATCH if torch.cuda.is_available() else CPU_BATCH
+        yield from (self.rows(jobs[begin : begin + size]) for begin in range(0, len(jobs), size))
+
+    def rows(self, jobs: Sequence[Job]) -> list[Row]:
+        """The samples of some jobs, in their order, in waves of one turn of each."""
+        talks = [Talk(problem, sample, self._turns(problem)) for problem, sample in jobs]
+        _go_on(talks)
+        while asked := [talk for talk in talks if talk.agent is not None]:
+            for name in self.playing:
+                self._answer(name, [talk for talk in asked if self.bundle.agents[talk.agent or ""] == name])
+            _go_on(asked)
+        return [self._row(talk) for talk in talks]
+
+    def _cast(self) -> tuple[str, CodeTeam | None]:
+        """Whose response is the sample, and the environment that a code team plays."""
+        agent, table = self.request.agent, self.bundle.agents
+        if agent is not None and agent not in table:
+            raise MarlRayError(f"--agent {agent!r}: the bundle has {', '.join(table)}")
+        if _is_code_team(self.bundle) and agent in (None, GENERATOR) and self.request.prompt is None:
+            return GENERATOR, _team(self.bundle.manifest.lineage.env["kwargs"], alone=agent is not None)
+        if agent is None and len(set(table.values())) > 1:
+            raise MarlRayError(
+                f"--agent: expected one of {', '.join(table)}; only a code team without --prompt plays together"
+            )
+        return agent or self.agents[0], None
+
+    def _generation(self, policy: TokenPolicy) -> GenerationConfig:
+        """How the policy samples here; a completion also ends where the benchmark says so."""
+        asked = {"temperature": self.request.temperature, "max_tokens": self.request.max_tokens}
+        given = {key: value for key, value in asked.items() if value is not None}
+        stop = policy.generation.stop + (self.benchmark.stop if self.kind == "completion" else ())
+        try:
+            return GenerationConfig.model_validate(policy.generation.model_dump() | given | {"stop": stop})
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = str(first["loc"][0]).replace("_", "-")
+            raise MarlRayError(f"--{key} {first['input']}: {first['msg']}") from error
+
+    def _turns(self, problem: Problem) -> Turns:
+        if self.team is None:
+            return _one_turn(self.author, (self.request.prompt or PROMPT).replace(PROMPT, problem.prompt))
+        return _team_turns(copy.copy(self.team), problem)
+
+    def _check_fits(self, name: str, text: str, where: str) -> None:
+        """Raise MarlRayError for a first prompt that must be shortened: it would be another problem's."""
+        policy = self.bundle.policies[name]
+        ids = encode_prompt(policy.tokenizer, text, policy.config.chat)
+        check_fits(ids, self.generations[name].max_tokens, policy.config.context, f"{where}: prompt")
+
+    def _fitted(self, name: str, text: str) -> tuple[tuple[int, ...], bool] | None:
+        """Token ids of any prompt and whether it was shortened, as in training; None where that is not enough."""
+        policy = self.bundle.policies[name]
+        room = policy.config.context - self.generations[name].max_tokens
+        try:
+            ids, shortened = fit_prompt(policy.tokenizer, text, policy.config.chat, room)
+        except PromptTooLong:
+            return None
+        return tuple(ids), shortened
+
+    def _answer(self, name: str, talks: Sequence[Talk]) -> None:
+        """One turn of each by one policy, in one call of its engine."""
+        policy, encoded, prompts, answered = self.bundle.policies[name], {}, [], []
+        for talk in talks:
+            if talk.prompt not in encoded:
+                encoded[talk.prompt] = self._fitted(name, talk.prompt)
+            if (found := encoded[talk.prompt]) is None:
+                talk.cut = True  # a first prompt fits; what a team said since may be too much
+                continue
+            talk.shortened |= found[1]
+            number = sum(agent == talk.agent for agent, _ in talk.said)
+            place = self.agents.index(talk.agent or "")
+            stream = response_stream(EVALUATION, _number(talk.problem.task_id), talk.sample, 0, place, number)
+            prompts.append(Prompt(found[0], stream, self.request.greedy))
+            answered.append(talk)
+        if not prompts:
+            return
+        if name not in self._engines:
+            self._engines[name] = make_engine(policy)
+        completions = self._engines[name].generate(prompts, self.request.seed, self.generations[name])
+        for talk, completion in zip(answered, completions, strict=True):
+            text = policy.tokenizer.decode(completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            talk.said.append((talk.agent or "", text))
+            talk.tokens += len(completion.ids)
+            talk.ended = completion.ended
+
+    def _row(self, talk: Talk) -> Row:
+        raw = next(text for agent, text in reversed(talk.said) if agent == self.author)
+        text = _before(raw, self.benchmark.stop) if self.kind == "completion" else raw
+        row: Row = {"what": "sample", "task_id": talk.problem.task_id, "sample": talk.sample, self.kind: text}
+        if len(talk.said) > 1 or text != raw:
+            row["turns"] = talk.said
+        return row | {"tokens": talk.tokens, "ended": talk.ended, "shortened": talk.shortened, "cut": talk.cut}
+
+
+def _one_turn(agent: str, prompt: str) -> Turns:
+    yield agent, prompt
+
+
+def _team_turns(env: CodeTeam, problem: Problem) -> Turns:
+    """The turns of an episode. The last program is not tested here: scoring does that."""
+    env.test = (GivenProgram(problem.task_id, problem.prompt, problem.shown),)
+    env.reset(seed=0, options={"index": 0, "split": "test"})
+    programs = 0
+    while not env.terminations[env.agent_selection]:
+        agent = env.agent_selection
+        response = yield agent, env.observe(agent)
+        programs += agent == GENERATOR
+        if programs == env.turns:
+            return
+        env.step(response)
+
+
+def _team(kwargs: dict[str, Any], alone: bool) -> CodeTeam:
+    """The environment as it was trained on, without its tasks."""
+    kept = {key: value for key, value in kwargs.items() if key not in ("data", "test_data", "held_out", "levels")}
+    env = CodeTeam(**kept | {"count": 1} | ({"turns": 1} if alone else {}))
+    env.train, env.test = (), ()
+    return env
+
+
+def _is_code_team(bundle: TokenBundle) -> bool:
+    return bundle.manifest.lineage.env.get("id") == "code_team" and GENERATOR in bundle.agents
+
+
+def _chats(policy: TokenPolicy) -> bool:
+    return policy.tokenizer.chat_template is not None if policy.config.chat is None else policy.config.chat
+
+
+def _go_on(talks: Sequence[Talk]) -> None:
+    try:
+        side_by_side([talk.go_on for talk in talks], THREADS, TURN_S)
+    except Late as late:
+        raise MarlRayError(f"{talks[late.index].problem.task_id}: a turn took over {TURN_S:g} s") from late
+
+
+def _number(task_id: str) -> int:
+    """A task's part of its streams' numbers: 63 bits of a hash, so that it depends on no other task."""
+    digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _before(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first of the stop strings."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]

@@ -1,0 +1,53 @@
+"""Which units an experiment takes: a share of all, by a hash, of those with certain attributes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from marl_ray.experiments.assignment.rendezvous import in_share
+
+Attribute = bool | int | float | str
+Attributes = Mapping[str, Attribute]
+"""What a request tells of its unit, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """Equal populations take the same units, in whatever order their config lists the values."""
+
+    share: float = 1.0
+    wanted: frozenset[tuple[str, frozenset[tuple[bool, Attribute]]]] = frozenset()
+    """Names of attributes, and the values that each may have, with whether a value is a boolean."""
+
+    @property
+    def is_everyone(self) -> bool:
+        return self.share >= 1 and not self.wanted
+
+    def may_include(self, salt: str, unit: str) -> bool:
+        """Whether the unit is in the share, so that it takes part if its attributes are right."""
+        return self.share >= 1 or in_share(salt, self.share, unit)
+
+    def includes(self, salt: str, unit: str, attributes: Attributes) -> bool:
+        """Whether a unit with these attributes takes part. One that lacks an attribute does not."""
+        for name, values in self.wanted:
+            value = attributes.get(name)
+            if value is None or _typed(value) not in values:
+                return False
+        return self.may_include(salt, unit)
+
+
+EVERYONE = Population()
+
+
+def population_of(config: Mapping[str, Any]) -> Population:
+    """The population of an experiment's stored config."""
+    given = config.get("population") or {}
+    wanted = given.get("attributes", {}).items()
+    return Population(
+        given.get("share", 1.0), frozenset((name, frozenset(map(_typed, values))) for name, values in wanted)
+    )
+
+
+def _typed(value: Attribute) -> tuple[bool, Attribute]:
+    # True equals 1 in Python, and is another value to a client.
+    return isinstance(value, bool), value

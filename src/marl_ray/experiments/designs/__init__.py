@@ -1,0 +1,1 @@
+"""Experiments planned and judged by an analyst: sizes, one look at the end, sharper estimates."""

@@ -1,0 +1,137 @@
+"""An experiment judged once, at its end: every metric and treatment, as a textbook would.
+
+Welch's test promises its error for one look at a size that was fixed beforehand (`planning`). What it says of an experiment
+that somebody has stopped because of what it said is no evidence; the tests that decide are in `sequential` and `betting`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.designs.adjustment import cuped, holm, ratio_summary, summarise
+from marl_ray.experiments.designs.fixed_size import WelchTest, welch
+from marl_ray.experiments.statistics.clusters import stratified
+from marl_ray.experiments.statistics.intervals import Interval, Summary
+
+IMBALANCE = 0.001
+"""P-value below which arms differ in a covariate more than chance makes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The judged units of an experiment, in order."""
+
+    arms: np.ndarray
+    """(n,) names."""
+    epochs: np.ndarray
+    """(n,) in which they were assigned."""
+    values: Mapping[str, np.ndarray]
+    """Metric, or `outcome` -> (n,); NaN where a unit has none."""
+
+    def summaries(self, values: np.ndarray, arm: str) -> dict[int, Summary]:
+        """Epoch -> the arm's units that have a value."""
+        return {int(e): summarise(values[self._of(values, arm, e)]) for e in np.unique(self.epochs)}
+
+    def _of(self, values: np.ndarray, arm: str, epoch: int) -> np.ndarray:
+        return (self.arms == arm) & (self.epochs == epoch) & ~np.isnan(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """The same comparison after CUPED."""
+
+    test: WelchTest
+    removed: float
+    """Part of the variance that the covariate explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One metric of one treatment."""
+
+    metric: str
+    arm: str
+    treatment: Summary
+    control: Summary
+    test: WelchTest
+    holm: float = 1.0
+    """P-value adjusted for all comparisons of the analysis."""
+    adjusted: Adjustment | None = None
+    always: Interval | None = None
+    """Bounds of the difference that hold at every look, where the metric has bounds."""
+
+
+def compare(
+    units: Units, metrics: Sequence[str], treatments: Sequence[str], control: str, alpha: float, covariate: str | None
+) -> list[Comparison]:
+    """Two-sided Welch tests at level `alpha`, treatments and the control being compared within epochs. A metric `A/B` is the
+    sum of A over the sum of B (`adjust.ratio_summary`). MarlRayError for a metric or covariate that no unit has."""
+    found = []
+    for metric in metrics:
+        if "/" in metric:
+            found += [_ratio(units, metric, arm, control, alpha) for arm in treatments]
+            continue
+        values = _values(units, metric)
+        by_arm = {arm: units.summaries(values, arm) for arm in (*treatments, control)}
+        residuals = None if covariate is None else _residuals(units, values, _values(units, covariate))
+        for arm in treatments:
+            one, other = stratified((by_arm[arm][e], by_arm[control][e]) for e in by_arm[arm])
+            adjusted = None
+            if residuals is not None:
+                of_arm, of_control = units.summaries(residuals, arm), units.summaries(residuals, control)
+                pair = stratified((of_arm[e], of_control[e]) for e in of_arm)
+                before, after = one.variance + other.variance, pair[0].variance + pair[1].variance
+                adjusted = Adjustment(welch(*pair, alpha), 1 - after / before if before > 0 else 0.0)
+            found.append(Comparison(metric, arm, one, other, welch(one, other, alpha), adjusted=adjusted))
+    return with_holm(found)
+
+
+def with_holm(rows: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons of one analysis, each with its p-value adjusted for all of them."""
+    adjusted = holm({str(k): row.test.p_value for k, row in enumerate(rows)})
+    return [replace(row, holm=adjusted[str(k)]) for k, row in enumerate(rows)]
+
+
+def imbalance(units: Units, covariate: str, treatments: Sequence[str], control: str) -> dict[str, float]:
+    """Treatment -> p-value of the difference in the covariate. A small one says that the treatment moved it, so that it is
+    not from before the exposure and CUPED with it is wrong."""
+    rows = compare(units, [covariate], treatments, control, 0.05, None)
+    return {row.arm: row.test.p_value for row in rows}
+
+
+def _values(units: Units, metric: str) -> np.ndarray:
+    values = units.values.get(metric)
+    if values is None or np.isnan(values).all():
+        known = ", ".join(sorted(name for name, of in units.values.items() if not np.isnan(of).all())) or "none yet"
+        raise MarlRayError(f"metric: no judged unit has {metric!r}; expected one of {known}")
+    return values
+
+
+def _residuals(units: Units, values: np.ndarray, covariate: np.ndarray) -> np.ndarray:
+    """Values less what the covariate explains within epochs and arms; a unit without a covariate keeps its value."""
+    both = ~np.isnan(values) & ~np.isnan(covariate)
+    outcomes, known = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for epoch in np.unique(units.epochs):
+        for arm in np.unique(units.arms):
+            own = both & (units.epochs == epoch) & (units.arms == arm)
+            outcomes[f"{epoch} {arm}"], known[f"{epoch} {arm}"] = values[own], covariate[own]
+    centre = covariate[both].mean() if both.any() else 0.0
+    gaps = np.where(np.isnan(covariate), 0.0, covariate - centre)
+    return values - cuped(outcomes, known).theta * gaps
+
+
+def _ratio(units: Units, metric: str, arm: str, control: str, alpha: float) -> Comparison:
+    above, _, below = metric.partition("/")
+    top, bottom = _values(units, above), _values(units, below)
+    both = ~np.isnan(top) & ~np.isnan(bottom)
+
+    def of(name: str, epoch: int) -> Summary:
+        own = both & (units.arms == name) & (units.epochs == epoch)
+        if not bottom[own].any():  # nothing to be a part of: an epoch without a ratio
+            own[:] = False
+        return ratio_summary(top[own], bottom[own])
+
+    one, other = stratified((of(arm, int(e)), of(control, int(e))) for e in np.unique(units.epochs))
+    return Comparison(metric, arm, one, other, welch(one, other, alpha))

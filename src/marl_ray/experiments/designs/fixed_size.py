@@ -1,0 +1,90 @@
+"""The textbook experiment: sample size chosen beforehand, one look at the end. Peeking breaks its promises."""
+
+import math
+from typing import NamedTuple
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.statistics.intervals import Interval, Summary
+
+
+class WelchTest(NamedTuple):
+    """Welch's t-test of mean(treatment) - mean(control)."""
+
+    difference: Interval
+    """In units of the outcome."""
+    percent: Interval
+    """100 (mean(treatment) / mean(control) - 1), bounds by the delta method; infinite while the control may be 0."""
+    p_value: float
+    """Two-sided."""
+    dof: float
+
+
+def welch(treatment: Summary, control: Summary, alpha: float) -> WelchTest:
+    """Two-sided test at level alpha (Welch 1947, degrees of freedom by Satterthwaite).
+
+    With fewer than two outcomes in an arm, or none that differ, nothing is known: infinite bounds, p = 1.
+    """
+    unknown = Interval(treatment.mean - control.mean, -math.inf, math.inf)
+    parts = [arm.variance / arm.n if arm.n else math.nan for arm in (treatment, control)]
+    squared = sum(parts)
+    if min(treatment.n, control.n) < 2 or not squared > 0:
+        return WelchTest(unknown, Interval(_percent(treatment.mean, control.mean), -math.inf, math.inf), 1.0, math.nan)
+    from scipy.special import stdtr, stdtrit
+
+    dof = squared**2 / sum(part**2 / (arm.n - 1) for part, arm in zip(parts, (treatment, control), strict=True))
+    quantile = float(stdtrit(dof, 1 - alpha / 2))
+    error, estimate = math.sqrt(squared), unknown.estimate
+    p_value = float(2 * stdtr(dof, -abs(estimate) / error))
+    difference = Interval(estimate, estimate - quantile * error, estimate + quantile * error)
+    relative, low, high = _percent(treatment.mean, control.mean), -math.inf, math.inf
+    # As for Fieller's interval: a control that may be zero bounds no ratio.
+    if abs(control.mean) > quantile * math.sqrt(parts[1]):
+        ratio = treatment.mean / control.mean
+        half = 100 * quantile * math.hypot(math.sqrt(parts[0]), ratio * math.sqrt(parts[1])) / abs(control.mean)
+        low, high = relative - half, relative + half
+    return WelchTest(difference, Interval(relative, low, high), p_value, dof)
+
+
+def _percent(treatment: float, control: float) -> float:
+    return 100 * (treatment / control - 1) if control else math.nan
+
+
+def power(treatment: int, control: int, *, effect: float, sd: float, alpha: float) -> float:
+    """Chance that the two-sided t-test with these counts finds a true difference `effect`, both arms having `sd`."""
+    from scipy.special import nctdtr, stdtrit
+
+    dof = treatment + control - 2
+    shift = abs(effect) / (sd * math.sqrt(1 / treatment + 1 / control))
+    limit = float(stdtrit(dof, 1 - alpha / 2))
+    return float(1 - nctdtr(dof, shift, limit) + nctdtr(dof, shift, -limit))
+
+
+def samples_needed(
+    *, effect: float, sd: float, alpha: float = 0.05, power: float = 0.8, ratio: float = 1.0
+) -> tuple[int, int]:
+    """Fewest outcomes (treatment, control) for that power; `ratio` is treatment over control.
+
+    `effect` and `sd` are in units of the outcome. Normal formula first, then counted up with the noncentral t.
+    """
+    named = {
+        "sd": 0 < sd < math.inf,
+        "effect": 0 < abs(effect) < math.inf,
+        "ratio": 0 < ratio < math.inf,
+        "alpha": 0 < alpha < 1,
+        "power": alpha < power < 1,
+    }
+    for name, good in named.items():
+        if not good:
+            raise MarlRayError(f"{name}: expected finite sd, ratio > 0, effect not 0, and 0 < alpha < power < 1")
+    from scipy.special import ndtri
+
+    z = float(ndtri(1 - alpha / 2) + ndtri(power))
+    control = max(2, math.floor((z * sd / effect) ** 2 * (1 + 1 / ratio)) - 2)
+    while True:
+        treatment = max(2, math.ceil(ratio * control))
+        if _power(treatment, control, effect=effect, sd=sd, alpha=alpha) >= power:
+            return treatment, control
+        control += 1
+
+
+_power = power

@@ -1,0 +1,113 @@
+"""How many units an experiment needs: for one look at a size fixed beforehand, and for the tests that decide at every look.
+
+The test that decides (promotion; harm is found a little sooner) is simulated on what it sees of many units: the gain's
+sum S of intrinsic time V, a Brownian motion with drift. The normal mixture's evidence is a function of (S, V), and so is
+nearly the betting test's: the mean over its stakes l of exp(l S - l^2 V / 2).
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.designs.fixed_size import samples_needed
+from marl_ray.experiments.statistics.bets import CAP, EFFECTS
+from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, tune_rho
+from marl_ray.experiments.statistics.sequential import CAUTION
+
+PATHS, GROWTH = 2_000, 1.02
+"""Simulated experiments, and how much larger each look is than the one before."""
+LEAST = 1e-6
+"""Of alpha, and of the effect in standard deviations."""
+MOST = 1e9
+"""Units beyond which nothing is planned."""
+
+
+class Planned(NamedTuple):
+    """Units of treatment and control together."""
+
+    fixed: int
+    """For one look at the end (Welch's test, two-sided)."""
+    median: int | None
+    """The test that decides has found the effect by then in half of the experiments; None if not within a billion."""
+    sure: int | None
+    """... and by then in `power` of them."""
+
+
+def plan(
+    *,
+    effect: float,
+    sd: float,
+    alpha: float = 0.05,
+    power: float = 0.8,
+    share: float = 0.5,
+    min_outcomes: int = 50,
+    bounds: tuple[float, float] | None = None,
+) -> Planned:
+    """Units needed to prove a gain that lies `effect` (units of the outcome) beyond the margin, where outcomes have
+    deviation `sd` and the treatment gets `share` of the units of both. With `bounds` the betting test decides."""
+    if not 0 < share < 1:
+        raise MarlRayError(f"share: expected a number above 0 and below 1, got {share:g}")
+    if not LEAST <= alpha < 0.5:
+        raise MarlRayError(f"alpha: expected a number from {LEAST:g} to below 0.5, got {alpha:g}")
+    if not 0 < sd < math.inf:
+        raise MarlRayError(f"sd: expected a finite number above 0, got {sd:g}")
+    if not LEAST <= abs(effect) / sd < math.inf:
+        raise MarlRayError(f"effect: expected a finite number of {LEAST:g} sd at least, got {effect:g} with sd {sd:g}")
+    if min_outcomes / min(share, 1 - share) >= MOST:
+        raise MarlRayError(f"share: expected one that gives each arm {min_outcomes} of {MOST:g} units, got {share:g}")
+    if bounds is not None and not (bounds[0] < bounds[1] < math.inf and sd <= (bounds[1] - bounds[0]) / 2 < math.inf):
+        raise MarlRayError(f"bounds: expected low < high at least two sd apart, got {bounds} with sd {sd:g}")
+    ratio = share / (1 - share)
+    # Two units an arm show ten deviations, and far beyond the noncentral t is no number.
+    fixed = sum(samples_needed(effect=min(abs(effect), 10 * sd), sd=sd, alpha=alpha, power=power, ratio=ratio))
+    units = np.exp(np.arange(math.log(min_outcomes / min(share, 1 - share)), math.log(MOST), math.log(GROWTH)))
+    found = _found(units, abs(effect) / sd, share, alpha, min_outcomes, sd, bounds)
+
+    def at(quantile: float) -> int | None:
+        there = found >= quantile
+        return math.ceil(units[there.argmax()]) if there.any() else None
+
+    return Planned(fixed, at(0.5), at(power))
+
+
+def _found(
+    units: np.ndarray,
+    delta: float,
+    share: float,
+    alpha: float,
+    first: int,
+    sd: float,
+    bounds: tuple[float, float] | None,
+) -> np.ndarray:
+    """(looks,) part of the simulated experiments that have found the effect by each look."""
+    from scipy.special import log_ndtr, logsumexp
+
+    # Per unit the gain's estimate earns information share (1 - share), outcomes being in standard deviations.
+    time = units * share * (1 - share)
+    rng = np.random.default_rng(0)
+    path = np.zeros(PATHS)
+    proven, parts, before = np.zeros(PATHS, bool), [], 0.0
+    stakes = EFFECTS
+    if bounds is not None:
+        # The most careful stakes that bounds may call for: those of a mean near a bound.
+        width, worst = (bounds[1] - bounds[0]) / sd, 1 / min(share, 1 - share)
+        stakes = np.minimum(EFFECTS, CAP / worst / width / (share * (1 - share)))
+    rho = tune_rho(2 * TIGHTEST_AT * first, 2 * alpha)
+    for n, now in zip(units, time, strict=True):
+        path += delta * (now - before) + math.sqrt(now - before) * rng.standard_normal(PATHS)
+        before = now
+        if bounds is None:
+            v, arms = 4 * now, (n * share, n * (1 - share))
+            careful = sum(1 / arm + CAUTION / arm**2 for arm in arms) * now  # variances as promotion takes them
+            x = path / math.sqrt(now * careful) * math.sqrt(v / (v + rho))
+            evidence = math.log(2) + 0.5 * math.log(rho / (v + rho)) + x**2 / 2 + log_ndtr(x)
+        else:
+            evidence = logsumexp(stakes * path[:, None] - stakes**2 * now / 2, axis=1) - math.log(len(stakes))
+        proven |= evidence >= -math.log(alpha)
+        parts.append(proven.mean())
+        if parts[-1] == 1:
+            break
+    parts += [parts[-1]] * (len(units) - len(parts))
+    return np.array(parts)

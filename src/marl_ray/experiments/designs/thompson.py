@@ -1,0 +1,72 @@
+"""Traffic by Thompson sampling: weights that follow the evidence, for earning more while it comes in.
+
+It optimises and proves nothing. Under such weights an arm's plain mean of outcomes is biased (an unlucky start is never
+corrected, because traffic leaves). So arms are compared within epochs, in which weights are constant
+(`clusters.stratified`), or by bets on the chances that were in force (`betting`), which stay exact.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.statistics.intervals import Summary
+
+PRIOR = 1.0
+"""Outcomes' worth of the pooled mean in every posterior: an arm with no outcome is like the others, and uncertain."""
+POINTS = 801
+"""Quadrature points per arm, over eight deviations each way."""
+
+
+def probability_best(arms: Mapping[str, Summary], higher_is_better: bool = True) -> dict[str, float]:
+    """Arm -> posterior probability that its mean is the best; they sum to 1.
+
+    Posteriors are normal: mean of the outcomes and of `PRIOR` outcomes at the pooled mean, variance s^2 / (n + PRIOR)
+    with s^2 of the arm, or pooled while the arm has fewer than two outcomes or all equal. The integral of
+    prod_{j != i} F_j dF_i goes over the union of all arms' points, so that very unequal widths keep their shape; its
+    error is below 1e-4 (tested). Arms that are all unknown are equally likely.
+    """
+    if not arms:
+        raise MarlRayError("arms: expected at least one")
+    total = sum(arm.n for arm in arms.values())
+    sign = 1.0 if higher_is_better else -1.0
+    pooled = math.fsum(arm.n * arm.mean for arm in arms.values() if arm.n) / total if total else 0.0
+    inner = math.fsum((arm.n - 1) * arm.variance for arm in arms.values() if arm.n > 1)
+    outer = math.fsum(arm.n * (arm.mean - pooled) ** 2 for arm in arms.values() if arm.n)
+    spread = (inner + outer) / (total - 1) if total > 1 else 0.0
+    if not spread > 0:
+        return {name: 1 / len(arms) for name in arms}
+    means, deviations = [], []
+    for arm in arms.values():
+        weight = arm.n + PRIOR
+        means.append(sign * ((arm.n * arm.mean if arm.n else 0.0) + PRIOR * pooled) / weight)
+        deviations.append(math.sqrt((arm.variance or spread) / weight if arm.n > 1 else spread / weight))
+    chances = _chances_of_largest(np.array(means), np.array(deviations))
+    return dict(zip(arms, chances.tolist(), strict=True))
+
+
+def _chances_of_largest(means: np.ndarray, deviations: np.ndarray) -> np.ndarray:
+    """(K,) chances that each of K independent normals is the largest."""
+    from scipy.special import ndtr
+
+    z = np.linspace(-8, 8, POINTS)
+    points = np.sort((means[:, None] + deviations[:, None] * z).ravel())
+    below = ndtr((points - means[:, None]) / deviations[:, None])
+    chances = np.empty(len(means))
+    for i in range(len(means)):
+        others = np.delete(below, i, axis=0).prod(0)
+        chances[i] = ((others[1:] + others[:-1]) / 2 * np.diff(below[i])).sum()
+    return chances / chances.sum()
+
+
+def thompson_weights(arms: Mapping[str, Summary], floor: float, higher_is_better: bool = True) -> dict[str, float]:
+    """Arm -> share of the next epoch's traffic: the chance that the arm is best, and no arm below `floor`.
+
+    What Thompson sampling (Russo et al., arXiv 1707.02038) would draw on average while the posteriors stand. The floor
+    bounds inverse propensities by 1 / floor and lets every arm come back. Shares sum to 1.
+    """
+    if not 0 <= floor * len(arms) <= 1:
+        raise MarlRayError(f"floor: expected 0 to 1/{len(arms)}, the number of arms, got {floor}")
+    rest = 1 - floor * len(arms)
+    return {name: floor + rest * chance for name, chance in probability_best(arms, higher_is_better).items()}

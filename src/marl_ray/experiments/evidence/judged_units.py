@@ -1,0 +1,151 @@
+"""Judged units one by one, in the order in which they were stored; and the bets on them, continued from look to look.
+
+The order is the database's (`stored_at`, then the unit), and all units up to a moment are there for good once that is
+settled (`windows`). So every replica bets on the same units in the same order, whenever it looks.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import sqlalchemy as sa
+
+from marl_ray.experiments.designs.analysis import Units
+from marl_ray.experiments.evidence.running_sums import Design
+from marl_ray.experiments.statistics.bets import BettingTest, Claim, Evidence
+from marl_ray.experiments.store import schema
+from marl_ray.experiments.store.windows import grace_s
+
+PAGE = 10_000
+"""Units in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of a bounded metric."""
+
+    metric: str
+    treatment: str
+    control: str
+    claim: Claim
+
+
+class JudgedUnit(NamedTuple):
+    """A unit whose window is over."""
+
+    unit: str
+    epoch: int
+    arm: str
+    value: float | None
+    """What it has reported in time, or what counts where it has not; None if it then does not count."""
+
+
+def judged_until(design: Design, moment: float) -> float:
+    """Units stored until then are judged at a moment of `UnitStore.settled_at`."""
+    return moment - design.window_s - grace_s(design.window_s)
+
+
+def judged_units(
+    connection: sa.Connection, name: str, design: Design, metric: str, after: float, until: float
+) -> Iterator[list[JudgedUnit]]:
+    """The experiment's units stored after one moment and until another, in order, by pages; with their value of the metric
+    (or `outcome`) as it came."""
+    units = schema.exposures.c
+    table = schema.outcomes if metric == "outcome" else schema.metrics
+    same = [schema.same_unit(table), table.c.arrived_at <= units.stored_at + design.window_s]
+    if table is schema.metrics:
+        same.append(table.c.metric == metric)
+    query = sa.select(units.unit, units.epoch, units.arm, table.c.value)
+    query = query.join_from(schema.exposures, table, sa.and_(*same), isouter=True)
+    query = query.where(units.experiment == name, units.stored_at > after, units.stored_at <= until)
+    missing = dict(design.missing).get(metric)
+    found = connection.execution_options(yield_per=PAGE).execute(query.order_by(units.stored_at, units.unit))
+    for page in found.partitions():
+        yield [JudgedUnit(*row[:3], missing if row[3] is None else float(row[3])) for row in page]
+
+
+def all_judged(connection: sa.Connection, name: str, design: Design, metrics: Iterable[str], moment: float) -> Units:
+    """Every unit that is judged at the moment, with its outcome and metrics."""
+    values: dict[str, np.ndarray] = {}
+    arms, epochs, until = list[str](), list[int](), judged_until(design, moment)
+    for metric in dict.fromkeys(["outcome", *metrics]):
+        pages = judged_units(connection, name, design, metric, -math.inf, until)
+        found = [unit for page in pages for unit in page]
+        values[metric] = np.array([math.nan if unit.value is None else unit.value for unit in found])
+        arms, epochs = [unit.arm for unit in found], [unit.epoch for unit in found]
+    return Units(np.array(arms, str), np.array(epochs, int), values)
+
+
+@dataclass
+class Bets:
+    """One experiment's betting tests, up to the units that were judged at the last look."""
+
+    design: Design
+    tests: dict[Question, BettingTest] = field(default_factory=dict)
+    upto: dict[Question, float] = field(default_factory=dict)
+    """Question -> until when units were stored that it has bet on."""
+    lacking: set[str] = field(default_factory=set)
+    """Metrics that a unit has not reported which then does not count."""
+
+    def read(
+        self,
+        connection: sa.Connection,
+        name: str,
+        questions: Iterable[Question],
+        shares: Mapping[int, Mapping[str, float]],
+        moment: float,
+    ) -> dict[Question, Evidence]:
+        """Bet on what has been judged until the moment; `shares` are the weights by epoch. Of both ends of what is missing
+        nothing is returned while nothing is missing. What an error has interrupted must be thrown away."""
+        asked = dict.fromkeys(questions)
+        self.tests = {question: self.tests.get(question) or BettingTest(question.claim) for question in asked}
+        until = judged_until(self.design, moment)
+        plain = [question for question in asked if question.claim.missing is None]
+        self._continue(connection, name, plain, shares, until)
+        # While all report, both ends are what those who report say: most experiments never need them.
+        known = {question.metric for question in plain} - self.lacking
+        self._continue(connection, name, [q for q in asked if q not in plain and q.metric not in known], shares, until)
+        self.upto = {question: at for question, at in self.upto.items() if question in asked}
+        return {question: self.tests[question].evidence() for question in asked if question in self.upto}
+
+    def _continue(
+        self,
+        connection: sa.Connection,
+        name: str,
+        questions: Iterable[Question],
+        shares: Mapping[int, Mapping[str, float]],
+        until: float,
+    ) -> None:
+        groups: dict[tuple[str, float], list[Question]] = {}
+        for question in questions:
+            groups.setdefault((question.metric, self.upto.get(question, -math.inf)), []).append(question)
+        for (metric, after), group in groups.items():
+            # A clock that is put back takes nothing back.
+            if until > after:
+                for page in judged_units(connection, name, self.design, metric, after, until):
+                    if any(unit.value is None for unit in page):
+                        self.lacking.add(metric)
+                    for question in group:
+                        _bet(self.tests[question], question, page, shares)
+            self.upto |= dict.fromkeys(group, max(until, after))
+
+
+def _bet(
+    test: BettingTest, question: Question, page: list[JudgedUnit], shares: Mapping[int, Mapping[str, float]]
+) -> None:
+    """Bet on the units of both arms that had a chance of either; on those without a value if the claim counts them."""
+    chances: dict[int, float] = {}
+    for epoch, weights in shares.items():
+        one, other = weights.get(question.treatment, 0.0), weights.get(question.control, 0.0)
+        if one > 0 and other > 0:
+            chances[epoch] = one / (one + other)
+    arms = question.treatment, question.control
+    everybody = question.claim.missing is not None
+    mine = [u for u in page if (everybody or u.value is not None) and u.arm in arms and u.epoch in chances]
+    test.add(
+        np.array([math.nan if unit.value is None else unit.value for unit in mine], float),
+        np.array([unit.arm == question.treatment for unit in mine], bool),
+        np.array([chances[unit.epoch] for unit in mine], float),
+    )

@@ -1,0 +1,290 @@
+"""One look at an experiment: from sums over its units to what the tests take, an observation per unit, cluster or block."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+from marl_ray.experiments.assignment.rendezvous import block_group, block_span
+from marl_ray.experiments.evidence.judged_units import Question
+from marl_ray.experiments.evidence.running_sums import NONE, Design, Exposed, Judged, Moments, Totals, Valued, merged
+from marl_ray.experiments.statistics.bets import End, Evidence
+from marl_ray.experiments.statistics.clusters import Blocks, block_summaries, stratified, summary_of
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
+from marl_ray.experiments.statistics.sequential import scaled
+from marl_ray.experiments.store.units import NO_OUTCOME, ArmSummary
+
+Counts = dict[int, dict[str, int]]
+"""Epoch -> arm -> how many."""
+Values = Mapping[Valued, Moments]
+Fill = tuple[str, str, str, int, float, float, float]
+"""The arguments of `Look.filled`."""
+Homes = Mapping[str, tuple[int, str, bool]]
+"""Cluster or block -> its first epoch, its arm then, and whether it has seen others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """One number for each unit, cluster or block: its mean."""
+
+    values: Mapping[str, Mapping[str, Summary]] = field(default_factory=dict)
+    """Metric (`outcome` among them) -> arm -> its observations."""
+    strata: Mapping[str, Mapping[int, Mapping[str, Summary]]] = field(default_factory=dict)
+    """The same by the epoch that they were assigned in: metric -> epoch -> arm."""
+    blocks: Mapping[str, Mapping[int, Mapping[str, Mapping[str, float]]]] = field(default_factory=dict)
+    """Of a switchback: metric -> epoch -> arm -> block -> its mean."""
+
+    def summary(self, metric: str, arm: str) -> Summary:
+        """The arm's observations."""
+        return self.values.get(metric, {}).get(arm, NO_OUTCOME)
+
+    def pair(self, metric: str, treatment: str, control: str, arms: int, scale: float = 1.0) -> tuple[Summary, Summary]:
+        """Both arms' observations as the tests take them, compared within epochs, those of the control times `scale`;
+        `arms` is the number that the experiment has."""
+        if metric not in self.blocks:
+            by_epoch = self.strata.get(metric, {}).values()
+            return stratified(
+                (of.get(treatment, NO_OUTCOME), scaled(of.get(control, NO_OUTCOME), scale)) for of in by_epoch
+            )
+
+        def grouped(blocks: Mapping[str, float], factor: float = 1.0) -> Blocks:
+            return {block_group(name, arms): factor * mean for name, mean in blocks.items()}
+
+        by_epoch_blocks = self.blocks[metric].values()
+        return block_summaries(
+            [(grouped(of.get(treatment, {})), grouped(of.get(control, {}), scale)) for of in by_epoch_blocks]
+        )
+
+    def gains(self, metric: str, control: str, arms: Iterable[str], total: int) -> dict[str, Summary]:
+        """Arm -> its observations as gains over the control, compared within epochs; the control's own mean is 0. `total`
+        is the number of arms that the experiment has."""
+        pairs = {arm: self.pair(metric, arm, control, total) for arm in arms if arm != control}
+        found = {arm: replace(one, mean=one.mean - other.mean) for arm, (one, other) in pairs.items()}
+        best_known = max((other for _, other in pairs.values()), key=lambda other: other.n)
+        return {control: replace(best_known, mean=0.0)} | found
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What observations are made of."""
+
+    values: Values
+    """What judged units have reported."""
+    judged: Mapping[Judged, int]
+    homes: Homes
+    """The clusters and blocks that count."""
+    design: Design
+    told: dict[tuple[str, str, str], Moments] = field(default_factory=dict)
+    """What has been asked of them, which looks without news ask again: as `Look.told`, `filled` and `beyond`."""
+    filled: dict[Fill, tuple[Summary, Summary]] = field(default_factory=dict)
+    beyond: dict[tuple[Fill, End], tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Look(Observations):
+    """What is known at one moment. All values are of units whose windows are over; one that has reported nothing counts
+    as the experiment says, or not at all."""
+
+    units: Mapping[str, ArmSummary] = field(default_factory=dict)
+    """Arm -> its units and their outcomes, unit by unit."""
+    exposed: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Epoch -> arm -> units first exposed then."""
+    assigned: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """The same of what is assigned: units, clusters or blocks."""
+    shares: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Epoch -> the weights in force, from the stage's first epoch on."""
+    reporting: Observations = Observations()
+    """Of every metric that any unit has reported, and the outcome: 1 for a unit that did and 0 for one that did not."""
+    reported: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """The same metrics -> arm -> its units that did."""
+    bets: Mapping[Question, Evidence] = field(default_factory=dict)
+    """What the betting tests prove that were asked for."""
+    sources: Sources | None = None
+
+    def told(self, metric: str, treatment: str, control: str) -> Moments:
+        """What judged units of both arms have reported, together."""
+        if self.sources is None:
+            return NONE
+        of = metric, treatment, control
+        if of not in self.sources.told:
+            parts = (here for key, here in self.sources.values.items() if key[0] == metric and key[2] in of[1:])
+            self.sources.told[of] = reduce(merged, parts, NONE)
+        return self.sources.told[of]
+
+    def filled(
+        self, metric: str, treatment: str, control: str, arms: int, *, value: float, shift: float, scale: float
+    ) -> tuple[Summary, Summary]:
+        """As `pair`, of all judged units: one that has not reported the metric counts as `value`, and what the treatment's
+        units have reported is moved by `shift`, the control's multiplied by `scale`."""
+        if self.sources is None:
+            return NO_OUTCOME, NO_OUTCOME
+        fill = metric, treatment, control, arms, value, shift, scale
+        if fill in self.sources.filled:
+            return self.sources.filled[fill]
+        values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
+        found = _observations(_filled(values, judged, {metric: value}), self.sources.homes, self.sources.design)
+        return self.sources.filled.setdefault(fill, found.pair(metric, treatment, control, arms))
+
+    def beyond(
+        self,
+        metric: str,
+        treatment: str,
+        control: str,
+        arms: int,
+        *,
+        value: float,
+        end: End,
+        shift: float,
+        scale: float,
+    ) -> tuple[float, float]:
+        """Of the observations that `filled` gives: how far at most the numbers of treatment and control lie on average above
+        `value` (below it at the low end), one that does not counting 0. See `reporting.mean_beyond`."""
+        if self.sources is None:
+            return 0.0, 0.0
+        asked = (metric, treatment, control, arms, value, shift, scale), end
+        if asked in self.sources.beyond:
+            return self.sources.beyond[asked]
+        values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
+        parts = {key: found.n * mean_beyond(found, value, end) for key, found in values.items()}
+        values = {(metric, *key): Moments(n, parts.get((metric, *key), 0.0) / n, 0.0) for key, n in judged.items()}
+        found = _observations(values, self.sources.homes, self.sources.design)
+        one, other = found.pair(metric, treatment, control, arms)
+        return self.sources.beyond.setdefault(asked, (one.mean, other.mean))
+
+    def _of_pair(self, metric: str, changes: Mapping[str, tuple[float, float]]) -> tuple[Values, Mapping[Judged, int]]:
+        """What units of these arms have reported, times a number, and moved by another; and how many are judged."""
+        assert self.sources is not None
+        values = {
+            key: Moments(n, factor * mean + more, factor**2 * squares, factor * low + more, factor * high + more)
+            for key, (n, mean, squares, low, high) in self.sources.values.items()
+            if key[0] == metric and key[2] in changes
+            for factor, more in (changes[key[2]],)
+        }
+        return values, {key: n for key, n in self.sources.judged.items() if key[1] in changes}
+
+
+def look_at(totals: Totals, design: Design, now: float) -> Look:
+    """The look that the sums give; `now` (seconds since 1970) says which blocks are over.
+
+    A cluster counts in the arm it had first, by the units that met that arm. A block counts once it is over and the
+    windows of its units are, without its washout; one in which the weights changed does not.
+    """
+    exposures, judged = totals.exposures, totals.judged
+    exposed: Counts = {}
+    for (epoch, arm, _), n in exposures.items():
+        _count(exposed, epoch, arm, n)
+    reported: dict[str, dict[str, int]] = {"outcome": {}}
+    outcomes: dict[str, Moments] = {}
+    for (metric, _, arm, _, _), found in totals.values.items():
+        of_arms = reported.setdefault(metric, {})
+        of_arms[arm] = of_arms.get(arm, 0) + found.n
+        if metric == "outcome":
+            outcomes[arm] = merged(outcomes.get(arm, NONE), found)
+    units: dict[str, ArmSummary] = {}
+    for arm in {arm for _, arm, _ in exposures}:
+        met = sum(of_arms.get(arm, 0) for of_arms in exposed.values())
+        over = sum(n for key, n in judged.items() if key[1] == arm)
+        units[arm] = ArmSummary(met, over, outcomes.get(arm, NONE).summary())
+    homes = _homes(exposures)
+    assigned: Counts = {}
+    for epoch, arm, _ in homes.values():
+        _count(assigned, epoch, arm, 1)
+    if design.randomize == "switchback":
+        done = {name for name, home in homes.items() if not home[2] and sum(block_span(name)) <= now}
+        homes = {name: homes[name] for name in done - _under_way(exposures, judged)}
+    values = _observations(_filled(totals.values, judged, dict(design.missing)), homes, design)
+    reporting = _observations(_reporting(totals.values, judged, reported), homes, design)
+    assigned = exposed if design.randomize == "session" else assigned
+    sources = Sources(totals.values, judged, homes, design)
+    return Look(
+        values.values,
+        values.strata,
+        values.blocks,
+        units=units,
+        exposed=exposed,
+        assigned=assigned,
+        reporting=reporting,
+        reported=reported,
+        sources=sources,
+    )
+
+
+def _count(counts: Counts, epoch: int, arm: str, n: int) -> None:
+    here = counts.setdefault(epoch, {})
+    here[arm] = here.get(arm, 0) + n
+
+
+def _filled(values: Values, judged: Mapping[Judged, int], missing: Mapping[str, float]) -> Values:
+    """With the units that have reported nothing."""
+    filled = dict(values)
+    for metric, value in missing.items():
+        for key, n in judged.items():
+            known = values.get((metric, *key), NONE)
+            filled[(metric, *key)] = merged(known, Moments(n - known.n, value, 0.0))
+    return filled
+
+
+def _reporting(values: Values, judged: Mapping[Judged, int], metrics: Iterable[str]) -> Values:
+    """1 for each unit that has reported the metric, 0 for each that has not."""
+    found: dict[Valued, Moments] = {}
+    for metric in metrics:
+        for key, n in judged.items():
+            told = values.get((metric, *key), NONE).n
+            found[(metric, *key)] = Moments(n, told / n, told * (n - told) / n)
+    return found
+
+
+def _observations(values: Values, homes: Homes, design: Design) -> Observations:
+    """The values by what is assigned; `homes` has the clusters and blocks that count."""
+    if design.randomize == "session":
+        pooled: dict[str, dict[str, Moments]] = {}
+        strata: dict[str, dict[int, dict[str, Summary]]] = {}
+        for (metric, epoch, arm, _, _), found in values.items():
+            by_arm = pooled.setdefault(metric, {})
+            by_arm[arm] = merged(by_arm.get(arm, NONE), found)
+            strata.setdefault(metric, {}).setdefault(epoch, {})[arm] = found.summary()
+        plain = {metric: {arm: m.summary() for arm, m in by_arm.items()} for metric, by_arm in pooled.items()}
+        return Observations(plain, strata)
+    of_clusters: dict[str, dict[str, Moments]] = {}
+    for (metric, _, arm, cluster, counts), found in values.items():
+        if counts and found.n and cluster in homes and homes[cluster][1] == arm:
+            by_cluster = of_clusters.setdefault(metric, {})
+            by_cluster[cluster] = merged(by_cluster.get(cluster, NONE), found)
+    means: dict[str, dict[int, dict[str, dict[str, float]]]] = {}
+    for metric, by_cluster in of_clusters.items():
+        for cluster, found in by_cluster.items():
+            epoch, arm, _ = homes[cluster]
+            means.setdefault(metric, {}).setdefault(epoch, {}).setdefault(arm, {})[cluster] = found.mean
+    strata = {
+        metric: {
+            epoch: {arm: summary_of(list(of.values())) for arm, of in arms.items()} for epoch, arms in found.items()
+        }
+        for metric, found in means.items()
+    }
+    return Observations(_pooled(means), strata, means if design.randomize == "switchback" else {})
+
+
+def _pooled(means: dict[str, dict[int, dict[str, dict[str, float]]]]) -> dict[str, dict[str, Summary]]:
+    pooled: dict[str, dict[str, list[float]]] = {}
+    for metric, by_epoch in means.items():
+        for by_arm in by_epoch.values():
+            for arm, of in by_arm.items():
+                pooled.setdefault(metric, {}).setdefault(arm, []).extend(of.values())
+    return {metric: {arm: summary_of(found) for arm, found in arms.items()} for metric, arms in pooled.items()}
+
+
+def _under_way(exposures: Mapping[Exposed, int], judged: Mapping[Judged, int]) -> set[str]:
+    """Clusters with units whose windows are not over."""
+    left = dict(exposures)
+    for (epoch, arm, cluster, _), n in judged.items():
+        left[epoch, arm, cluster] -= n
+    return {cluster for (_, _, cluster), n in left.items() if n}
+
+
+def _homes(exposures: Mapping[Exposed, int]) -> dict[str, tuple[int, str, bool]]:
+    found: dict[str, tuple[int, str, bool]] = {}
+    for epoch, arm, cluster in sorted(exposures, key=lambda key: (key[0], -exposures[key], key[1])):
+        if cluster:
+            known = found.get(cluster)
+            found[cluster] = (epoch, arm, False) if known is None else (known[0], known[1], True)
+    return found

@@ -1,0 +1,73 @@
+"""How an experiment's outcomes added up over time, for drawing."""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from marl_ray.experiments.evidence.running_sums import NONE, Design, Moments, counts_of, merged, moments_of, moved
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.store import schema
+from marl_ray.experiments.store.windows import grace_s
+
+Series = dict[str, list[tuple[float, Summary]]]
+"""Arm -> (seconds since 1970, all observations until then), by time."""
+
+
+def series(connection: sa.Connection, name: str, design: Design, points: int, now: float) -> Series:
+    """The arms' outcomes until `points` moments, evenly spaced from the first outcome to the last; an arm's moments
+    without anything new are left out. Outcomes are those of units whose windows are over at `now`, and one that stands for
+    none is as of its window's end. An observation is a unit's outcome, or that of a cluster or block: the mean of its
+    units', as of the last of them."""
+    units = _units(name, design, now).cte("judged")
+    known = sa.select(units).where(units.c.value.is_not(None))
+    rows = (known if design.randomize == "session" else _clusters(units, design, now)).subquery().c
+    first, last = connection.execute(sa.select(sa.func.min(rows.at), sa.func.max(rows.at))).one()
+    if first is None:
+        return {}
+    step = (last - first) / points or 1.0
+    # Rounding is the one way down that both databases know.
+    place = sa.func.round((rows.at - first) / step - 0.5).label("place")
+    found: dict[str, dict[int, Moments]] = {}
+    for row in connection.execute(schema.moments(sa.select(rows.arm, place, rows.value).cte("units"), "arm", "place")):
+        by_place = found.setdefault(row.arm, {})
+        # The edges belong to the places inside.
+        inside = min(max(int(row.place), 0), points - 1)
+        here = moments_of(row)
+        by_place[inside] = merged(by_place.get(inside, NONE), here)
+    made: Series = {}
+    for arm, by_place in sorted(found.items()):
+        seen = NONE
+        for inside, here in sorted(by_place.items()):
+            seen = merged(seen, here)
+            made.setdefault(arm, []).append((first + (inside + 1) * step, seen.summary()))
+    return made
+
+
+def _units(name: str, design: Design, now: float) -> Any:
+    """Of each unit: cluster, epoch, arm, whether it counts, whether its window is over, value (null if it has none, or none
+    yet), and when that came about."""
+    units, found = schema.exposures.c, schema.outcomes
+    closes_at = units.stored_at + design.window_s
+    judged = units.stored_at <= now - design.window_s - grace_s(design.window_s)
+    in_time = sa.and_(schema.same_unit(found), found.c.arrived_at <= closes_at)
+    value = sa.case((judged, sa.func.coalesce(moved(found, design), dict(design.missing).get("outcome"))))
+    columns = units.cluster, units.epoch, units.arm, counts_of(design).label("counts")
+    query = sa.select(*columns, sa.case((judged, 1), else_=0).label("judged"), value.label("value"))
+    query = query.add_columns(sa.func.coalesce(found.c.at, closes_at).label("at"))
+    return query.join_from(schema.exposures, found, in_time, isouter=True).where(units.experiment == name)
+
+
+def _clusters(units: sa.CTE, design: Design, now: float) -> Any:
+    """As `looks.look_at` takes them."""
+    here = units.c
+    first = sa.func.first_value(here.arm).over(partition_by=here.cluster, order_by=here.epoch)
+    epochs = [end(here.epoch).over(partition_by=here.cluster) for end in (sa.func.min, sa.func.max)]
+    judged = sa.func.min(here.judged).over(partition_by=here.cluster)
+    homes = sa.select(*here, first.label("home"), (epochs[1] - epochs[0]).label("changes"), judged.label("all_judged"))
+    home = homes.where(here.cluster.is_not(None)).subquery().c
+    query = sa.select(home.arm, sa.func.avg(home.value).label("value"), sa.func.max(home.at).label("at"))
+    query = query.where(home.arm == home.home, home.counts == 1, home.value.is_not(None))
+    if design.randomize == "switchback":
+        over = schema.block_begin(home.cluster) + design.block_s <= now
+        query = query.where(home.changes == 0, home.all_judged == 1, over)
+    return query.group_by(home.arm, home.cluster)

@@ -1,0 +1,364 @@
+"""The life of an experiment, as pure functions: what may be done when, what comes of it, and who gets traffic.
+
+    draft --start--> running --promote--> promoted
+                       |  ^                   |
+                  pause|  |resume             | rollback of the winner
+                       v  |                   v
+                      paused --rollback--> rolled_back         draft, running, paused --stop--> stopped
+
+A running `gradual` experiment climbs through stages. A rollback marks arms for good, in any state; the experiment is
+rolled back when no treatment is left. `weights_of` is the only place that turns a state into traffic, and it gives a
+marked arm nothing, whatever the state.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.assignment.rendezvous import staged_weights
+
+
+class Status(StrEnum):
+    DRAFT = "draft"
+    RUNNING = "running"
+    PAUSED = "paused"
+    PROMOTED = "promoted"
+    ROLLED_BACK = "rolled_back"
+    STOPPED = "stopped"
+
+
+class Action(StrEnum):
+    START = "start"
+    NEXT_STAGE = "next_stage"
+    PAUSE = "pause"
+    RESUME = "resume"
+    PROMOTE = "promote"
+    ROLLBACK = "rollback"
+    STOP = "stop"
+
+
+ALLOWED: Mapping[Action, frozenset[Status]] = {
+    Action.START: frozenset({Status.DRAFT}),
+    Action.NEXT_STAGE: frozenset({Status.RUNNING}),
+    Action.PAUSE: frozenset({Status.RUNNING}),
+    Action.RESUME: frozenset({Status.PAUSED}),
+    Action.PROMOTE: frozenset({Status.RUNNING}),
+    # Late outcomes can prove harm when all is over, and an arm's mark must then still be possible.
+    Action.ROLLBACK: frozenset(Status),
+    Action.STOP: frozenset({Status.DRAFT, Status.RUNNING, Status.PAUSED}),
+}
+"""Which states an action is possible in."""
+
+RETREATS = frozenset({Action.PAUSE, Action.ROLLBACK, Action.STOP})
+"""Actions that only take traffic from treatments. They are as right on a later epoch, so they need not name one."""
+
+
+class StaleEpochError(MarlRayError):
+    """A change was decided on an epoch that is over; read the experiment again and decide anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an experiment's config says about its traffic."""
+
+    control: str
+    weights: Mapping[str, float]
+    """Arm -> weight as configured, the control among them."""
+    strategy: str = "ab"
+    stages: tuple[float, ...] = (1.0,)
+    """The treatments' share by stage; only `gradual` has more than one."""
+    min_exposures: int = 0
+    min_duration_s: float = 0.0
+
+    @property
+    def treatments(self) -> tuple[str, ...]:
+        """Every arm but the control, in the config's order."""
+        return tuple(arm for arm in self.weights if arm != self.control)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where an experiment stands."""
+
+    status: Status
+    epoch: int = 1
+    """Counts every change of state and every change of the config that concerns assignment, from 1."""
+    stage: int = 0
+    stage_since: float = 0.0
+    """When the stage began, in seconds since 1970."""
+    stage_epoch: int = 1
+    """The epoch that the stage began with."""
+    winner: str | None = None
+    rolled_back: frozenset[str] = frozenset()
+    """Arms that get no traffic for good."""
+    allocation: "Allocation | None" = None
+    """Of `thompson`: the weights now, once there is evidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Weights that follow the evidence."""
+
+    weights: Mapping[str, float]
+    at: float
+    """When they were set, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentRecord:
+    """An experiment as stored."""
+
+    name: str
+    config: dict[str, Any]
+    created: float
+    state: State
+    plan: Plan
+
+    @property
+    def epoch(self) -> int:
+        return self.state.epoch
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights in force."""
+        return weights_of(self.plan, self.state)
+
+    @property
+    def kept_at_zero(self) -> tuple[str, ...]:
+        """Arms that the config gives weight and that get none, because they have been rolled back."""
+        return tuple(arm for arm, w in self.plan.weights.items() if w > 0 and arm in self.state.rolled_back)
+
+
+def plan_of(config: Mapping[str, Any]) -> Plan:
+    """The plan in an experiment's stored config; keys that older configs lack mean the plain A/B test."""
+    arms, strategy = config["arms"], config.get("strategy", "ab")
+    return Plan(
+        control=config.get("control") or next(iter(arms)),
+        weights={arm: float(part["weight"]) for arm, part in arms.items()},
+        strategy=strategy,
+        stages=tuple(config.get("stages", (1.0,))) if strategy == "gradual" else (1.0,),
+        min_exposures=config.get("min_exposures", 0),
+        min_duration_s=config.get("min_duration_s", 0.0),
+    )
+
+
+def weights_of(plan: Plan, state: State) -> dict[str, float]:
+    """Arm -> weight in force.
+
+    The control inherits the weight of rolled-back arms, so that the other treatments keep their shares: a rollback
+    must not expose anyone to another treatment.
+    """
+    barred = state.rolled_back
+    if state.status is Status.PROMOTED and state.winner in plan.weights and state.winner not in barred:
+        return _only(plan, str(state.winner))
+    if state.status is not Status.RUNNING or plan.strategy == "shadow":
+        return _only(plan, plan.control)
+    given = dict(plan.weights)
+    if plan.strategy == "thompson":
+        given = dict(state.allocation.weights) if state.allocation else given
+    elif plan.strategy != "ab":
+        share = plan.stages[state.stage] if plan.strategy == "gradual" else 1.0
+        given = staged_weights(plan.weights, plan.control, share)
+    kept = {arm: 0.0 if arm in barred else weight for arm, weight in given.items()}
+    kept[plan.control] = given[plan.control] + math.fsum(given[arm] for arm in plan.treatments if arm in barred)
+    return kept if any(kept.values()) else _only(plan, plan.control)
+
+
+def _only(plan: Plan, arm: str) -> dict[str, float]:
+    return {other: float(other == arm) for other in plan.weights}
+
+
+def shadows_of(plan: Plan, state: State) -> tuple[str, ...]:
+    """Arms that get a copy of the traffic and answer nobody."""
+    if state.status is not Status.RUNNING or plan.strategy != "shadow":
+        return ()
+    return tuple(arm for arm in plan.treatments if arm not in state.rolled_back)
+
+
+def transition(state: State, action: Action, plan: Plan, now: float, arm: str | None = None) -> State:
+    """The state after an action; `arm` says which treatment to promote (needed if there are several) or to roll back
+    (all of them when not given). Raises MarlRayError if `ALLOWED` or the plan forbids it.
+
+    The epoch is one higher, except that rolling back what is rolled back already changes nothing.
+    """
+    if state.status not in ALLOWED[action]:
+        expected = " or ".join(sorted(ALLOWED[action]))
+        raise MarlRayError(f"{action}: expected an experiment that is {expected}, this one is {state.status}")
+    if arm is not None:
+        _check_treatment(action, plan, arm)
+    epoch = state.epoch + 1
+    here = replace(state, epoch=epoch)
+    begun = replace(here, status=Status.RUNNING, stage_since=now, stage_epoch=epoch)
+    match action:
+        case Action.START | Action.RESUME:
+            # A resumed stage begins anew: time and units of the pause prove nothing about it.
+            return begun
+        case Action.NEXT_STAGE:
+            if state.stage + 1 >= len(plan.stages):
+                raise MarlRayError(f"next_stage: stage {state.stage + 1} of {len(plan.stages)} is the last")
+            return replace(begun, stage=state.stage + 1)
+        case Action.PAUSE:
+            return replace(here, status=Status.PAUSED)
+        case Action.STOP:
+            return replace(here, status=Status.STOPPED)
+        case Action.PROMOTE:
+            return replace(here, status=Status.PROMOTED, winner=_winner(state, plan, arm))
+        case Action.ROLLBACK:
+            return _rolled_back(state, plan, (arm,) if arm else plan.treatments)
+
+
+def reallocated(state: State, plan: Plan, weights: Mapping[str, float], now: float) -> State:
+    """The state of a running `thompson` experiment with other weights, which are a new epoch of the same stage. Rolled-back
+    arms must have none. Raises MarlRayError for another experiment, and for weights that are not of its arms."""
+    if state.status is not Status.RUNNING or plan.strategy != "thompson":
+        raise MarlRayError(
+            f"weights: expected a running experiment of strategy thompson, this is {state.status} {plan.strategy}"
+        )
+    positive = {arm for arm, weight in weights.items() if weight > 0}
+    if weights.keys() != plan.weights.keys() or not positive or positive & state.rolled_back:
+        raise MarlRayError(f"weights: expected one for each of {', '.join(plan.weights)}, none for rolled-back arms")
+    return replace(state, epoch=state.epoch + 1, allocation=Allocation(dict(weights), now))
+
+
+def _check_treatment(action: Action, plan: Plan, arm: str) -> None:
+    if action not in (Action.PROMOTE, Action.ROLLBACK):
+        raise MarlRayError(f"arm: {action} concerns the whole experiment, got arm {arm!r}")
+    if arm not in plan.treatments:
+        what = f"the control {arm!r}" if arm == plan.control else repr(arm)
+        raise MarlRayError(f"arm: expected a treatment to {action} ({', '.join(plan.treatments)}), got {what}")
+
+
+def _winner(state: State, plan: Plan, arm: str | None) -> str:
+    left = _left(plan, state.rolled_back)
+    if arm is None and len(left) != 1:
+        raise MarlRayError(f"arm: expected which treatment to promote, one of {', '.join(left) or 'none that is left'}")
+    if arm in state.rolled_back:
+        raise MarlRayError(f"arm: {arm!r} has been rolled back and cannot be promoted")
+    return arm or left[0]
+
+
+def _rolled_back(state: State, plan: Plan, arms: tuple[str, ...]) -> State:
+    barred = state.rolled_back | set(arms)
+    if barred == state.rolled_back:
+        return state
+    over = state.winner in barred if state.status is Status.PROMOTED else not _left(plan, barred)
+    status = Status.ROLLED_BACK if over and state.status is not Status.STOPPED else state.status
+    return replace(state, status=status, epoch=state.epoch + 1, rolled_back=barred)
+
+
+def _left(plan: Plan, barred: frozenset[str]) -> list[str]:
+    """Treatments that take part and are not rolled back."""
+    in_play = [arm for arm in plan.treatments if plan.strategy == "shadow" or plan.weights[arm] > 0]
+    return [arm for arm in in_play if arm not in barred]
+
+
+def reconfigured(state: State, before: Plan, after: Plan, now: float) -> State:
+    """The state under a config that assigns otherwise: the next epoch, with the stage begun anew; other stages or
+    another strategy begin with the first one. Raises MarlRayError if the new plan has no place for the state."""
+    if after.control in state.rolled_back:
+        raise MarlRayError(f"arms: the control {after.control!r} has been rolled back; expected another first arm")
+    if state.winner is not None and state.winner not in after.weights:
+        raise MarlRayError(f"arms: {state.winner!r} has been promoted, the config has no such arm")
+    same_stages = (before.strategy, before.stages) == (after.strategy, after.stages)
+    epoch, stage = state.epoch + 1, state.stage if same_stages else 0
+    # Evidence allocates again from the config's weights.
+    return replace(state, epoch=epoch, stage=stage, stage_since=now, stage_epoch=epoch, allocation=None)
+
+
+class Step(StrEnum):
+    """What a look at the evidence calls for."""
+
+    HOLD = "hold"
+    HOLD_SRM = "hold_srm"
+    """The arms' counts contradict the weights: nothing the outcomes say can be trusted."""
+    HOLD_REPORTING = "hold_reporting"
+    """An arm's units report more or less often than the control's: what is missing may decide."""
+    NEXT_STAGE = "next_stage"
+    PROMOTE = "promote"
+    ROLLBACK = "rollback"
+
+
+@dataclass(frozen=True, slots=True)
+class ArmEvidence:
+    """What is known of one arm; of the control only `exposures` counts."""
+
+    exposures: int = 0
+    """Units that met the arm since the stage began."""
+    harm: str | None = None
+    """What proved harm: `outcome` or a guardrail's name; nothing that its units report unequally."""
+    tested: bool = True
+    """It has outcomes enough for the harm test to speak."""
+    promotable: bool = False
+    """The promotion bound holds."""
+    estimate: float = 0.0
+    """Of several promotable arms the one with the largest estimate wins."""
+    unequal: str | None = None
+    """What its units report more or less often than the control's, in a sentence."""
+    unguarded: str | None = None
+    """Which guardrail knows too little to speak, or that no outcome has come at all, in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the statistics say, as plain values."""
+
+    arms: Mapping[str, ArmEvidence] = field(default_factory=dict)
+    srm_alarm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A step, the arm it concerns, why, and the epoch it was decided on."""
+
+    step: Step
+    epoch: int
+    reason: str
+    arm: str | None = None
+
+
+def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Decision:
+    """What to do next. `now` is seconds since 1970.
+
+    Harm comes first and waits for nothing, not even for a clean traffic split. Then a suspicious split holds
+    everything, and so do reports that one arm's units lack. Only then, when the stage has had its exposures and its time,
+    the next stage follows, or after the last one the promotion. Nothing is promoted, and no stage takes the control's last
+    units, for a lack of evidence, that of guardrails included.
+    """
+    plan, state = record.plan, record.state
+    known = {arm: evidence.arms.get(arm, ArmEvidence()) for arm in plan.weights}
+    left = [arm for arm in plan.treatments if arm not in state.rolled_back]
+    for arm in left:
+        if known[arm].harm is not None:
+            return Decision(Step.ROLLBACK, state.epoch, f"harm proven by {known[arm].harm}", arm)
+    if state.status is not Status.RUNNING:
+        return Decision(Step.HOLD, state.epoch, f"the experiment is {state.status}")
+    if evidence.srm_alarm:
+        return Decision(Step.HOLD_SRM, state.epoch, "sample ratio mismatch")
+    unequal = [found for arm in left if record.weights[arm] > 0 and (found := known[arm].unequal) is not None]
+    if unequal:
+        return Decision(Step.HOLD_REPORTING, state.epoch, unequal[0])
+    exposed = min((known[arm].exposures for arm, weight in record.weights.items() if weight > 0), default=0)
+    if exposed < plan.min_exposures:
+        return Decision(Step.HOLD, state.epoch, f"{exposed} of {plan.min_exposures} exposures in this stage")
+    if now - state.stage_since < plan.min_duration_s:
+        return Decision(
+            Step.HOLD, state.epoch, f"{now - state.stage_since:.0f} of {plan.min_duration_s:g} s in this stage"
+        )
+    untested = [arm for arm in left if record.weights[arm] > 0 and not known[arm].tested]
+    if untested:  # no proof of harm means nothing yet
+        told = next((lack for arm in untested if (lack := known[arm].unguarded)), None)
+        return Decision(Step.HOLD, state.epoch, told or f"too few outcomes to test {', '.join(untested)} for harm")
+    proven = [arm for arm in left if known[arm].promotable]
+    promotable = [arm for arm in proven if known[arm].unguarded is None]
+    more = plan.stages[state.stage + 1 :]
+    # Where the control gets nothing any more, the comparison cannot grow: the proof must come before.
+    if more and (more[0] < 1 or promotable):
+        return Decision(Step.NEXT_STAGE, state.epoch, f"no harm at {plan.stages[state.stage]:g} of the units")
+    if not promotable:
+        lacking = known[proven[0]].unguarded if proven else None
+        return Decision(Step.HOLD, state.epoch, lacking or "the promotion bound does not hold yet")
+    best = max(promotable, key=lambda arm: known[arm].estimate)
+    return Decision(Step.PROMOTE, state.epoch, "the promotion bound holds", best)

@@ -1,0 +1,1 @@
+"""Statistics of outcomes: sequential tests, exact bets, intervals, clusters and missing outcomes."""

@@ -1,0 +1,113 @@
+"""Evidence of clusters and blocks: one observation is the mean of a cluster's units, whatever their number.
+
+Units of one cluster share a match, a server, an hour. Counted one by one they look like far more evidence than they are,
+and an arm that is no worse is rolled back for one bad evening. Assigned at random, clusters are independent.
+
+Blocks of time (a switchback) are correlated among themselves, but the coin that gave them their arms is not: what
+matters is how the difference varies over draws of the assignment (Bojinov, Simchi-Levi, Zhao, arXiv 2009.00148). A
+long-run variance along each arm would add drift that both arms share and that the assignment has balanced. The draws are
+independent between groups of consecutive blocks (`assignment`), so the difference's variance is that of independent groups.
+With b's share in the difference
+
+    psi_b = (y_b - mean_t) / n_t in the treatment, -(y_b - mean_c) / n_c in the control,
+
+(times its stratum's weight) it is the sum over groups of squared group totals of psi (in pairs with one block of each
+arm: the paired test's). It is smaller than the two-sample variance where neighbours are alike, and larger where one is
+high because the other was low.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.sequential import BORROWED
+
+Blocks = Mapping[tuple[int, int], float]
+"""(Group, place in it) -> the block's mean."""
+MIN_GROUPS = 16
+"""Below this many groups their variance is not believed to be small."""
+
+
+def summary_of(means: list[float]) -> Summary:
+    """Count, mean and variance of observations."""
+    n = len(means)
+    if not n:
+        return Summary(0, math.nan, 0.0)
+    mean = math.fsum(means) / n
+    return Summary(n, mean, math.fsum((x - mean) ** 2 for x in means) / (n - 1) if n > 1 else 0.0)
+
+
+def stratified(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summary]:
+    """Treatment and control compared within strata only, as one pair of summaries that every test takes.
+
+    Outcomes drift, and when the treatments' share is raised, more of the treatment's units than of the control's are late:
+    pooled means then differ although no stratum's do. Strata (epochs) weigh w = n_t n_c / (n_t + n_c), which is best
+    where variances are equal and depends on no outcome; one without both arms weighs nothing. The means are weighted
+    ones, counts the effective ones, and variances such that s_t^2 / n_t + s_c^2 / n_c is the variance of the difference, to
+    which each stratum adds its own: outcomes may vary more in one epoch than in another, and one with equal shares adds more
+    per unit. An arm's variance in a stratum carries `BORROWED` outcomes' worth of the largest of both arms' there and of
+    both over all strata: the few outcomes of a short epoch may be alike by luck. Of one stratum the summaries are the
+    plain ones.
+    """
+    kept = [(one, other) for one, other in strata if one.n and other.n]
+    if len(kept) < 2:
+        return kept[0] if kept else (Summary(0, math.nan, 0.0), Summary(0, math.nan, 0.0))
+    weights = [one.n * other.n / (one.n + other.n) for one, other in kept]
+    shares = [weight / math.fsum(weights) for weight in weights]
+    arms = [one for one, _ in kept], [other for _, other in kept]
+    overall = max(_within(parts) for parts in arms)
+    larger = [max(one.variance, other.variance, overall) for one, other in kept]
+    first, second = (
+        _combined(shares, parts, [_mixed(part, most) for part, most in zip(parts, larger, strict=True)])
+        for parts in arms
+    )
+    return first, second
+
+
+def _within(parts: list[Summary]) -> float:
+    """Variance of an arm within its strata."""
+    freedom = sum(part.n - 1 for part in parts)
+    return math.fsum((part.n - 1) * part.variance for part in parts) / freedom if freedom else 0.0
+
+
+def _mixed(part: Summary, larger: float) -> float:
+    return (part.n * part.variance + BORROWED * larger) / (part.n + BORROWED)
+
+
+def _combined(shares: list[float], parts: list[Summary], variances: list[float]) -> Summary:
+    effective = 1 / math.fsum(share**2 / part.n for share, part in zip(shares, parts, strict=True))
+    means = [part.mean for part in parts]
+    # Between its strata's, whatever the sum rounds to: of sessions that all failed no more than all have.
+    mean = math.fsum(share * mean for share, mean in zip(shares, means, strict=True))
+    mean = min(max(mean, min(means)), max(means))
+    squared = math.fsum(share**2 / part.n * own for share, part, own in zip(shares, parts, variances, strict=True))
+    # The sum behind it rounds: one stratum's count must not become one less.
+    return Summary(int(effective * (1 + 1e-12)), mean, squared * effective)
+
+
+def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, Summary]:
+    """`stratified` of both arms' blocks, variances scaled so that s_t^2 / n_t + s_c^2 / n_c is the variance of the
+    difference by groups.
+
+    Raised by one standard error of that variance, so that its noise spends no alpha. With less than `MIN_GROUPS` groups
+    it is never below the two-sample variance: so few groups cannot show that neighbours are alike.
+    """
+    kept = [(one, other) for one, other in strata if one and other]
+    summaries = [(summary_of(list(one.values())), summary_of(list(other.values()))) for one, other in kept]
+    first, second = stratified(summaries)
+    apart = first.variance / first.n + second.variance / second.n if first.n and second.n else 0.0
+    total = math.fsum(one.n * other.n / (one.n + other.n) for one, other in summaries)
+    groups: dict[int, float] = {}
+    for blocks, (one, other) in zip(kept, summaries, strict=True):
+        weight = one.n * other.n / (one.n + other.n) / total
+        for sign, values, arm in ((weight, blocks[0], one), (-weight, blocks[1], other)):
+            for (group, _), value in values.items():
+                groups[group] = groups.get(group, 0.0) + sign * (value - arm.mean) / arm.n
+    k = len(groups)
+    if not apart > 0 or k < 2:
+        return first, second
+    together = k / (k - 1) * math.fsum(total**2 for total in groups.values())
+    scale = together / apart * (1 + math.sqrt(2 / (k - 1)))
+    scale = max(scale, 1.0) if k < MIN_GROUPS else scale
+    return replace(first, variance=first.variance * scale), replace(second, variance=second.variance * scale)

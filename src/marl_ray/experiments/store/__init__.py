@@ -1,0 +1,1 @@
+"""The experiment store: experiments, exposures and outcomes in a SQL database."""

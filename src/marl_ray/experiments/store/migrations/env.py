@@ -1,0 +1,9 @@
+"""What Alembic runs: the migrations, on the connection and in the transaction of `upgrade`."""
+
+from alembic import context
+
+from marl_ray.experiments.store.migrations import VERSION_TABLE
+
+context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,73 @@
+"""What replicas tell and ask each other through the store besides experiments: changes that a webhook is to hear of, and
+bundles that all load ahead.
+
+The audit log is the webhook's queue: an entry is due until it has been delivered. A replica claims it for a while before it
+sends, so one sends at a time; if that one dies, the claim runs out and another goes on.
+"""
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.store import schema
+from marl_ray.experiments.store.records import AuditEntry
+from marl_ray.experiments.store.store import ExperimentStore
+
+TOLD = (Action.ROLLBACK, Action.PROMOTE, Action.NEXT_STAGE)
+"""Changes that a webhook hears of: those that a gateway makes by itself, whoever made this one."""
+AT_ONCE = 100
+
+
+class Notices:
+    """Access to them. Safe to use from several threads, processes and machines; all may raise StoreError."""
+
+    def __init__(self, store: ExperimentStore):
+        self._store = store
+
+    def due(self, experiments: Collection[str], since: float, now: float) -> list[tuple[AuditEntry, int]]:
+        """Changes of these experiments after `since` that are not delivered and that nobody has claimed, the oldest first,
+        and how often each was tried."""
+        audit, notices = schema.audit, schema.notices.c
+        query = (
+            sa.select(audit, sa.func.coalesce(notices.attempts, 0))
+            .outerjoin(schema.notices, notices.audit_id == audit.c.id)
+            .where(audit.c.at > since, audit.c.action.in_([action.value for action in TOLD]))
+            .where(audit.c.experiment.in_(list(experiments)))
+            .where(sa.or_(notices.audit_id.is_(None), sa.and_(notices.delivered_at.is_(None), notices.next_at <= now)))
+            .order_by(audit.c.id)
+            .limit(AT_ONCE)
+        )
+        with self._store._transaction() as connection:
+            rows = connection.execute(query).all()
+        return [(AuditEntry(*row[:-1]), row[-1]) for row in rows]
+
+    def claim(self, entry: int, now: float, until: float) -> bool:
+        """Whether an entry of the audit is this caller's to deliver, until then."""
+        notices = schema.notices.c
+        insert = self._store._insert(schema.notices).values(audit_id=entry, attempts=1, next_at=until)
+        again = {"attempts": notices.attempts + 1, "next_at": until}
+        free = sa.and_(notices.delivered_at.is_(None), notices.next_at <= now)
+        with self._store._transaction(self._store._writer) as connection:
+            claims = insert.on_conflict_do_update(index_elements=["audit_id"], set_=again, where=free)
+            return connection.execute(claims.returning(notices.audit_id)).first() is not None
+
+    def note(self, entry: int, *, delivered_at: float | None, next_at: float) -> None:
+        """What came of a delivery: it was delivered, or is due again at `next_at`."""
+        here = schema.notices.c
+        values = {"delivered_at": delivered_at, "next_at": next_at}
+        with self._store._transaction(self._store._writer) as connection:
+            connection.execute(sa.update(schema.notices).where(here.audit_id == entry).values(values))
+
+    def preload(self, reference: str, now: float) -> None:
+        """All replicas are to load a bundle."""
+        insert = self._store._insert(schema.preloads).values(reference=reference, at=now)
+        with self._store._transaction(self._store._writer) as connection:
+            connection.execute(insert.on_conflict_do_update(index_elements=["reference"], set_={"at": now}))
+
+    def preloads(self, since: float) -> list[str]:
+        """References of the bundles that were asked for after `since`, the oldest first."""
+        here = schema.preloads.c
+        query = sa.select(here.reference).where(here.at > since).order_by(here.at)
+        with self._store._transaction() as connection:
+            return list(connection.execute(query).scalars())

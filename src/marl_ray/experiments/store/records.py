@@ -1,0 +1,232 @@
+"""What the store returns of experiments as wholes, and how rows become it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from marl_ray.config.serving.gateway import counts_as
+from marl_ray.experiments.assignment.population import EVERYONE, Population, population_of
+from marl_ray.experiments.evidence.running_sums import Design
+from marl_ray.experiments.lifecycle import Allocation, ExperimentRecord, State, Status, plan_of, shadows_of, weights_of
+from marl_ray.experiments.store import schema
+from marl_ray.experiments.store.windows import WINDOW_S
+
+OPEN = frozenset({Status.DRAFT, Status.RUNNING, Status.PAUSED})
+"""States that end; in all others an experiment is over."""
+Configs = dict[str, tuple[int, dict[str, Any]]]
+"""Experiment -> its config and which revision of it that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentState:
+    """What a gateway needs to assign units now."""
+
+    experiment: str
+    epoch: int
+    status: Status
+    stage: int
+    weights: dict[str, float]
+    control: str
+    salt: str
+    shadows: tuple[str, ...]
+    """Arms that get a copy of the traffic."""
+    rolled_back: frozenset[str]
+    cut: bool
+    """Units already with a rolled-back arm go on with the control."""
+    layer: str | None
+    layer_share: tuple[float, float]
+    endpoint: str
+    """The name that clients act on."""
+    randomize: str
+    """`session`, `cluster` or `switchback`."""
+    block_s: float
+    created: float
+    """Seconds since 1970."""
+    population: Population = EVERYONE
+    """Of the layer's share, the units that take part."""
+    origin: str | None = None
+    """Who created it: `api`, or None for the config of a gateway."""
+
+
+class Past(NamedTuple):
+    """How units have been assigned in all epochs so far."""
+
+    weights: list[Mapping[str, float]]
+    """One after the other."""
+    populations: frozenset[Population]
+    """That units have been taken from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Production:
+    """What an endpoint's clients get apart from any open experiment."""
+
+    experiment: str
+    arm: str
+    bundle: str
+    """As the experiment's config named it."""
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One change. `before` and `after` are the experiment as plain data, `before` is None for the first entry."""
+
+    id: int
+    experiment: str
+    at: float
+    actor: str
+    action: str
+    arm: str | None
+    reason: str
+    epoch: int
+    before: dict[str, Any] | None
+    after: dict[str, Any]
+
+
+def read(connection: sa.Connection, name: str, lock: bool = False) -> ExperimentRecord | None:
+    """One experiment; with `lock`, nobody else changes it until the transaction is over."""
+    here = schema.experiments.c
+    if lock:
+        # A statement of its own: the next one then sees the marks of the change that it waited for.
+        # Key share lets exposures in, whose foreign keys hold the row too.
+        connection.execute(sa.select(here.name).where(here.name == name).with_for_update(key_share=True))
+    rows = _rows(connection, (here.config,), [name])
+    return _record(rows[name], rows[name][0].config) if rows else None
+
+
+def read_all(connection: sa.Connection, known: Configs) -> list[ExperimentRecord]:
+    """All experiments, the oldest first. Configs are read only where `known` is not up to date, which is then."""
+    rows = _rows(connection, ())
+    stale = [name for name, (row, *_) in rows.items() if known.get(name, (0, {}))[0] != row.revision]
+    if stale:
+        # State and config of one statement: a state may have changed with its config since the last one.
+        fresh = _rows(connection, (schema.experiments.c.config,), stale)
+        rows |= fresh
+        known.update({name: (row.revision, row.config) for name, (row, *_) in fresh.items()})
+    return [_record(found, known[name][1]) for name, found in rows.items()]
+
+
+def version_of(connection: sa.Connection) -> tuple[int, int]:
+    """How many experiments there are and the sum of their changes, each of which raises an epoch or a revision: equal
+    versions mean that nothing has changed. One row, however many experiments are over."""
+    here = schema.experiments.c
+    changes = sa.func.coalesce(sa.func.sum(here.epoch + here.revision), 0)
+    count, total = connection.execute(sa.select(sa.func.count(), changes)).one()
+    return int(count), int(total)
+
+
+def _rows(
+    connection: sa.Connection, more: Iterable[sa.ColumnElement[Any]], names: list[str] | None = None
+) -> dict[str, list[Any]]:
+    """Experiment -> its row, once for every mark on an arm."""
+    here, arms = schema.experiments.c, schema.arms.c
+    columns = (here.name, here.epoch, here.created, here.status, here.stage, here.stage_since, here.stage_epoch)
+    marked = sa.and_(arms.experiment == here.name, arms.rolled_back_at.is_not(None))
+    query = sa.select(*columns, here.winner, here.allocation, here.revision, *more, arms.arm.label("marked"))
+    query = query.select_from(schema.experiments).outerjoin(schema.arms, marked).order_by(here.created, here.name)
+    found: dict[str, list[Any]] = {}
+    for row in connection.execute(query if names is None else query.where(here.name.in_(names))):
+        found.setdefault(row.name, []).append(row)
+    return found
+
+
+def _record(rows: list[Any], config: dict[str, Any]) -> ExperimentRecord:
+    row = rows[0]
+    state = State(
+        status=Status(row.status),
+        epoch=row.epoch,
+        stage=row.stage,
+        stage_since=row.stage_since,
+        stage_epoch=row.stage_epoch,
+        winner=row.winner,
+        rolled_back=frozenset(row.marked for row in rows if row.marked is not None),
+        allocation=None if row.allocation is None else Allocation(**row.allocation),
+    )
+    return ExperimentRecord(row.name, config, row.created, state, plan_of(config))
+
+
+def assignment_state(record: ExperimentRecord) -> AssignmentState:
+    """What a gateway needs of the experiment."""
+    state, config = record.state, record.config
+    low, high = config.get("layer_share", (0.0, 1.0))
+    return AssignmentState(
+        experiment=record.name,
+        epoch=state.epoch,
+        status=state.status,
+        stage=state.stage,
+        weights=weights_of(record.plan, state),
+        control=record.plan.control,
+        salt=config["salt"],
+        shadows=shadows_of(record.plan, state),
+        rolled_back=state.rolled_back,
+        cut=config.get("on_rollback", "cut") == "cut",
+        layer=config.get("layer"),
+        layer_share=(low, high),
+        endpoint=endpoint_of(record.name, config),
+        randomize=design_of(config),
+        block_s=config.get("block_s", 600.0),
+        created=record.created,
+        population=population_of(config),
+        origin=config.get("origin"),
+    )
+
+
+def endpoint_of(name: str, config: dict[str, Any]) -> str:
+    return config.get("endpoint") or name
+
+
+def design_of(config: dict[str, Any]) -> str:
+    """What is assigned to an arm: `session`, `cluster` or `switchback`."""
+    return str(config.get("randomize", "session"))
+
+
+def look_design(config: dict[str, Any]) -> Design:
+    """What looks at the experiment depend on. Failures (`error`) are noted by the gateway itself, so a unit without one has
+    none, whether a guardrail asks for them or not."""
+    rails = {rail["name"]: counts_as(rail["name"], rail.get("missing")) for rail in config.get("guardrails", ())}
+    missing = {"error": 0.0} | rails | {"outcome": counts_as("outcome", config.get("missing"))}
+    measures = {rail["name"]: rail for rail in config.get("guardrails", ())} | {"outcome": config}
+    known = {metric: of.get("bounds") or of.get("winsorize") for metric, of in measures.items()}
+    ranges = {metric: (float(of[0]), float(of[1])) for metric, of in known.items() if of}
+    for metric, (low, high) in ranges.items():
+        value = missing.get(metric)
+        missing[metric] = None if value is None else min(max(value, low), high)
+    return Design(
+        design_of(config),
+        config.get("washout_s", 0.0),
+        config.get("block_s", 600.0),
+        config.get("outcome_window_s", WINDOW_S),
+        tuple(sorted((metric, value) for metric, value in missing.items() if value is not None)),
+        tuple(sorted((metric, *of) for metric, of in ranges.items())),
+    )
+
+
+def columns_of(state: State) -> dict[str, Any]:
+    """The state as columns; its marks are rows of the arms."""
+    return {
+        "status": state.status.value,
+        "epoch": state.epoch,
+        "stage": state.stage,
+        "stage_since": state.stage_since,
+        "stage_epoch": state.stage_epoch,
+        "winner": state.winner,
+        "allocation": None if state.allocation is None else asdict(state.allocation),
+    }
+
+
+def plain(record: ExperimentRecord) -> dict[str, Any]:
+    """What the audit keeps of a state."""
+    return {**columns_of(record.state), "weights": record.weights, "rolled_back": sorted(record.state.rolled_back)}
+
+
+def assignment_part(config: dict[str, Any]) -> Any:
+    """What decides which unit gets what; a change of it is a new epoch."""
+    plan, design = plan_of(config), design_of(config)
+    digests = {arm: (part["digest"], part.get("allow_rolled_back", False)) for arm, part in config["arms"].items()}
+    layer = config.get("layer"), list(config.get("layer_share", (0.0, 1.0)))
+    blocks = config.get("block_s") if design == "switchback" else None
+    units = layer, population_of(config), design, blocks
+    return config["salt"], digests, plan.weights, plan.control, plan.strategy, plan.stages, units

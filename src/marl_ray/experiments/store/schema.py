@@ -1,0 +1,225 @@
+"""The store's tables as queries see them (migrations/ makes them), and opening the database they are in."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.experiments.assignment.rendezvous import BLOCK_START
+from marl_ray.experiments.store.migrations import upgrade
+
+BUSY_S = 10.0
+"""How long a write waits for another process's write."""
+LEFT_S = 60.0
+"""How long PostgreSQL keeps a transaction that asks nothing."""
+_OPENING = 5
+"""Attempts to open a database that others open at the same time."""
+
+metadata = sa.MetaData()
+experiments = sa.Table(
+    "experiments",
+    metadata,
+    sa.Column("name", sa.String(100), primary_key=True),
+    sa.Column("config", sa.JSON),
+    sa.Column("epoch", sa.Integer),
+    sa.Column("created", sa.Float),
+    sa.Column("status", sa.String(20)),
+    sa.Column("stage", sa.Integer),
+    sa.Column("stage_since", sa.Float(53)),
+    sa.Column("stage_epoch", sa.Integer),
+    sa.Column("winner", sa.String(100)),
+    sa.Column("endpoint", sa.String(100)),
+    sa.Column("revision", sa.Integer),
+    sa.Column("allocation", sa.JSON(none_as_null=True)),
+)
+arms = sa.Table(
+    "arms",
+    metadata,
+    sa.Column("experiment", sa.String(100), primary_key=True),
+    sa.Column("arm", sa.String(100), primary_key=True),
+    sa.Column("digest", sa.String(200)),
+    sa.Column("weights_sha256", sa.String(64)),
+    sa.Column("rolled_back_at", sa.Float(53)),
+    sa.Column("reason", sa.Text),
+)
+exposures = sa.Table(
+    "exposures",
+    metadata,
+    sa.Column("experiment", sa.String(100), primary_key=True),
+    sa.Column("unit", sa.String(256), primary_key=True),
+    sa.Column("arm", sa.String(100)),
+    sa.Column("epoch", sa.Integer),
+    sa.Column("propensity", sa.Float(53)),
+    sa.Column("first_at", sa.Float(53)),
+    sa.Column("cluster", sa.String(256)),
+    sa.Column("stored_at", sa.Float(53)),
+)
+
+
+def _reported(table: str, *more: sa.Column[Any]) -> sa.Table:
+    """What units have reported: of each, and by which `more` keys, one value."""
+    return sa.Table(
+        table,
+        metadata,
+        sa.Column("experiment", sa.String(100), primary_key=True),
+        sa.Column("unit", sa.String(256), primary_key=True),
+        *more,
+        sa.Column("value", sa.Float(53)),
+        sa.Column("at", sa.Float(53)),
+        sa.Column("arrived_at", sa.Float(53)),
+    )
+
+
+outcomes = _reported("outcomes")
+metrics = _reported("unit_metrics", sa.Column("metric", sa.String(100), primary_key=True))
+corrections = sa.Table(
+    "corrections",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("experiment", sa.String(100)),
+    sa.Column("unit", sa.String(256)),
+    sa.Column("metric", sa.String(100)),
+    sa.Column("old", sa.Float(53)),
+    sa.Column("new", sa.Float(53)),
+    sa.Column("at", sa.Float(53)),
+    sa.Column("actor", sa.String(200)),
+)
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("experiment", sa.String(100)),
+    sa.Column("at", sa.Float(53)),
+    sa.Column("actor", sa.String(200)),
+    sa.Column("action", sa.String(40)),
+    sa.Column("arm", sa.String(100)),
+    sa.Column("reason", sa.Text),
+    sa.Column("epoch", sa.Integer),
+    sa.Column("before", sa.JSON(none_as_null=True)),
+    sa.Column("after", sa.JSON),
+)
+SHADOW_COUNTS = ("acts", "errors", "dropped", "decisions", "agreed", "tokens")
+SHADOW_SUMS = ("seconds", "log_prob", "served_log_prob")
+shadow_totals = sa.Table(
+    "shadow_totals",
+    metadata,
+    sa.Column("experiment", sa.String(100), primary_key=True),
+    sa.Column("arm", sa.String(100), primary_key=True),
+    sa.Column("replica", sa.String(100), primary_key=True),
+    *(sa.Column(name, sa.BigInteger) for name in SHADOW_COUNTS),
+    *(sa.Column(name, sa.Float(53)) for name in SHADOW_SUMS),
+    sa.Column("at", sa.Float(53)),
+)
+
+notices = sa.Table(
+    "notices",
+    metadata,
+    sa.Column("audit_id", sa.Integer, primary_key=True),
+    sa.Column("attempts", sa.Integer),
+    sa.Column("next_at", sa.Float(53)),
+    sa.Column("delivered_at", sa.Float(53)),
+)
+preloads = sa.Table(
+    "preloads",
+    metadata,
+    sa.Column("reference", sa.String(1000), primary_key=True),
+    sa.Column("at", sa.Float(53)),
+)
+
+
+def open_engine(url: str) -> sa.Engine:
+    """Connect and bring the schema up to date. MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
+
+    Connections with the execution option `writes` hold SQLite's write lock from their transaction's beginning.
+    """
+    try:
+        parsed = sa.make_url(url)
+    except SQLAlchemyError as error:
+        raise MarlRayError(
+            f"database: expected an SQLAlchemy URL such as sqlite:///runs/experiments.db, got {url!r}"
+        ) from error
+    kind = parsed.get_backend_name()
+    shown = parsed.render_as_string(hide_password=True)
+    if kind == "sqlite":
+        if not parsed.database or parsed.database == ":memory:":
+            raise MarlRayError("database: SQLite needs a file, such as sqlite:///runs/experiments.db")
+        arguments: dict[str, Any] = {"timeout": BUSY_S}
+    elif kind == "postgresql":
+        # A transaction that its client has left must end, for no unit is judged meanwhile.
+        waits = {"lock_timeout": BUSY_S, "idle_in_transaction_session_timeout": LEFT_S}
+        options = " ".join(f"-c {name}={int(1000 * seconds)}" for name, seconds in waits.items())
+        arguments = {"connect_timeout": int(BUSY_S), "options": options}
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+    else:
+        raise MarlRayError(f"database: expected sqlite or postgresql, got {kind!r}")
+    try:
+        if kind == "sqlite":
+            Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+        # A connection that the server has dropped is replaced before it fails a request.
+        engine = sa.create_engine(parsed, connect_args=arguments, pool_timeout=BUSY_S, pool_pre_ping=True)
+        if kind == "sqlite":
+            sa.event.listen(engine, "connect", _set_up_sqlite)
+            sa.event.listen(engine, "begin", _begin_sqlite)
+        _upgrade(engine)
+    except (SQLAlchemyError, OSError, ImportError) as error:
+        raise MarlRayError(f"database {shown!r} cannot be opened: {one_line(error)}") from error
+    return engine
+
+
+def _upgrade(engine: sa.Engine) -> None:
+    # SQLite refuses to switch to WAL while another process does, without waiting.
+    for attempt in range(1, _OPENING + 1):
+        try:
+            return upgrade(engine.execution_options(writes=True))
+        except sa.exc.OperationalError:
+            if attempt == _OPENING:
+                raise
+            time.sleep(0.1 * attempt)
+
+
+def _set_up_sqlite(connection: Any, _: Any) -> None:
+    # Else the driver begins transactions itself, late, and commits before changes of the schema.
+    connection.isolation_level = None
+    # WAL lets readers and the writer work at the same time; with it, NORMAL loses nothing when a process dies and at
+    # most the last commits when the machine does.
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # A transaction that reads first and then wants to write fails at once if another has written in between.
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def same_unit(table: sa.Table) -> Any:
+    """The row belongs to the exposure."""
+    return sa.and_(*(table.c[key] == exposures.c[key] for key in ("experiment", "unit")))
+
+
+def block_begin(block: Any) -> Any:
+    """When a block of `assignment.block_of` begins."""
+    return sa.cast(sa.func.substr(block, 1, BLOCK_START), sa.Float(53))
+
+
+def moments(units: sa.CTE, *keys: str) -> Any:
+    """A query of `units` (columns `keys` and `value`, which may be null), one row per combination of keys: the keys,
+    `rows`, and of the values `n`, `mean`, `squares`, the sum of their squared deviations from the mean, `low` and `high`."""
+    grouped = [units.c[key] for key in keys]
+    # Deviations from the mean: a sum of raw squares loses all digits where the mean is large.
+    deviation = units.c.value - sa.func.avg(units.c.value).over(partition_by=grouped)
+    rows = sa.select(*grouped, units.c.value, deviation.label("deviation")).subquery()
+    values = [
+        sa.func.count().label("rows"),
+        sa.func.count(rows.c.value).label("n"),
+        sa.func.avg(rows.c.value).label("mean"),
+        sa.func.sum(rows.c.deviation * rows.c.deviation).label("squares"),
+        sa.func.min(rows.c.value).label("low"),
+        sa.func.max(rows.c.value).label("high"),
+    ]
+    by = [rows.c[key] for key in keys]
+    return sa.select(*by, *values).group_by(*by)

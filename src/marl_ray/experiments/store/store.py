@@ -1,0 +1,427 @@
+"""The experiment store: what was configured, who was exposed to what, and what came of it, in a SQL database.
+
+Rules that the database itself keeps, whatever processes do: a unit has one exposure per experiment, the first, for
+good; one outcome at most, and one value of each metric; a rolled-back arm keeps its mark; the audit only grows, in the
+transactions of the changes that it tells of.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.assignment.population import population_of
+from marl_ray.experiments.designs.analysis import Units
+from marl_ray.experiments.evidence.judged_units import Bets, Question, all_judged, judged_until
+from marl_ray.experiments.evidence.looks import Look, look_at
+from marl_ray.experiments.evidence.running_sums import Design, Sums
+from marl_ray.experiments.evidence.series import Series, series
+from marl_ray.experiments.lifecycle import (
+    RETREATS,
+    Action,
+    ExperimentRecord,
+    StaleEpochError,
+    State,
+    Status,
+    plan_of,
+    reallocated,
+    reconfigured,
+    transition,
+)
+from marl_ray.experiments.statistics.bets import Evidence
+from marl_ray.experiments.store import schema
+from marl_ray.experiments.store.records import (
+    OPEN,
+    AssignmentState,
+    AuditEntry,
+    Configs,
+    Past,
+    Production,
+    assignment_part,
+    assignment_state,
+    columns_of,
+    endpoint_of,
+    look_design,
+    plain,
+    read,
+    read_all,
+    version_of,
+)
+from marl_ray.experiments.store.rules import (
+    allowed_arms,
+    check_arms_kept,
+    check_design_kept,
+    check_endpoint,
+    marked_arms,
+)
+from marl_ray.experiments.store.units import (
+    ArmSummary,
+    Correction,
+    Exposure,
+    Outcome,
+    OutcomeConflictError,
+    Recorded,
+    Report,
+    StoreError,
+    UnitStore,
+    UnknownUnitError,
+)
+
+__all__ = [
+    "ArmSummary",
+    "AssignmentState",
+    "AuditEntry",
+    "Correction",
+    "ExperimentRecord",
+    "ExperimentStore",
+    "Exposure",
+    "Outcome",
+    "OutcomeConflictError",
+    "Production",
+    "Recorded",
+    "Report",
+    "StaleEpochError",
+    "StoreError",
+    "UnknownUnitError",
+]
+
+_ENDPOINTS = 0x6D61_7265
+"""First key of PostgreSQL's advisory locks on endpoints."""
+
+
+class ExperimentStore(UnitStore):
+    """All access to the database. Safe to use from several threads, processes and machines."""
+
+    def __init__(self, url: str, clock: Callable[[], float] | None = None):
+        """As `UnitStore`."""
+        super().__init__(url, clock)
+        # All queries of a look see the same rows; SQLite's transactions do by themselves.
+        postgres = self._engine.dialect.name == "postgresql"
+        self._snapshots = (
+            self._engine.execution_options(isolation_level="REPEATABLE READ") if postgres else self._engine
+        )
+        self._configs: Configs = {}
+        self._states: tuple[tuple[int, int], dict[str, AssignmentState]] = (-1, -1), {}
+        self._sums: dict[str, tuple[Sums, Look | None]] = {}
+        self._bets: dict[str, Bets] = {}
+        self._looking: dict[str, threading.Lock] = {}
+
+    def open_experiment(
+        self, name: str, config: dict[str, Any], *, actor: str = "config", reason: str = "opened"
+    ) -> ExperimentRecord:
+        """Create the experiment, or take it up again with this config, a later epoch if assignment changed.
+
+        `config` is plain data with `salt` and `arms` (name -> {"digest", "weights_sha256", "weight", ...}; without the
+        second an arm is known by its bundle's digest alone), and the other keys of `ExperimentConfig` as far as they are
+        not the defaults of a plain A/B test. MarlRayError if an arm that has exposures is missing or has another digest
+        (its outcomes would be of two things), if the control or a changed arm has been rolled back, or if an arm with
+        weight has a digest or weights that another experiment has rolled back and lacks `allow_rolled_back` (what already
+        runs is not stopped by that). An arm that this experiment has rolled back, by name, digest or weights, may stay:
+        the record's `kept_at_zero` names it. MarlRayError, too, if the endpoint has another open experiment with which
+        this one does not share a layer, and if `randomize` or `outcome_window_s` changes once there are exposures.
+        """
+        with self._transaction(self._writer) as connection:
+            now, endpoint = time.time(), endpoint_of(name, config)
+            if connection.dialect.name == "postgresql":
+                # One at a time, for what they check is each other; SQLite's writers are one at a time anyway.
+                key = sa.func.hashtext(endpoint)
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ENDPOINTS, key)))
+            status = Status.RUNNING if config.get("autostart", True) else Status.DRAFT
+            row = {
+                "name": name,
+                "config": config,
+                "endpoint": endpoint,
+                "created": now,
+                **columns_of(State(status, stage_since=now)),
+            }
+            # The insert comes first because it takes the write lock: of two replicas one waits here.
+            fresh = self._is_new(connection, schema.experiments, row)
+            found = read(connection, name, lock=True)
+            assert found is not None
+            if found.config == config and not fresh:
+                return found
+            if not fresh:
+                check_design_kept(connection, name, found.config, config)
+                check_arms_kept(connection, name, found.config["arms"], config["arms"])
+            self._register_arms(connection, name, config["arms"], now)
+            plan = plan_of(config)
+            # Read again: an arm that is new by name alone has just got its mark.
+            state = replace(found.state, rolled_back=marked_arms(connection, name))
+            allowed: dict[str, str] = {}
+            if fresh or assignment_part(found.config) != assignment_part(config):
+                allowed = allowed_arms(connection, name, config, {} if fresh else found.config["arms"])
+            if assignment_part(found.config) != assignment_part(config):
+                state = reconfigured(state, found.plan, plan, now)
+            record = ExperimentRecord(name, config, found.created, state, plan)
+            check_endpoint(connection, record, endpoint)
+            here = schema.experiments.c
+            values = {"config": config, "endpoint": endpoint, "revision": here.revision + 1, **columns_of(state)}
+            connection.execute(sa.update(schema.experiments).where(here.name == name).values(values))
+            old = None if fresh else {**plain(found), "config": found.config}
+            self._audit(connection, record, "open", actor, reason, now, old, {**plain(record), "config": config})
+            for arm, elsewhere in allowed.items():
+                told = f"allow_rolled_back: bundle rolled back in experiment {elsewhere!r}"
+                self._audit(connection, record, "allow_rolled_back", actor, told, now, None, plain(record), arm)
+            return record
+
+    def _register_arms(self, connection: sa.Connection, name: str, given: dict[str, Any], now: float) -> None:
+        """Note the arms that are new or have a new digest; one that this experiment has rolled back is marked again."""
+        arms = schema.arms.c
+        known = {row.arm: row for row in connection.execute(sa.select(schema.arms).where(arms.experiment == name))}
+        marked = [row for row in known.values() if row.rolled_back_at is not None]
+        barred = {key: row.arm for row in marked for key in (row.digest, row.weights_sha256) if key is not None}
+        for arm, part in given.items():
+            digest, weights, row = part["digest"], part.get("weights_sha256"), known.get(arm)
+            if row is not None and row.digest == digest:
+                if row.weights_sha256 is None and weights is not None:  # registered before weights were
+                    of_arm = sa.update(schema.arms).where(arms.experiment == name, arms.arm == arm)
+                    connection.execute(of_arm.values(weights_sha256=weights))
+                continue
+            if row is not None and row.rolled_back_at is not None:
+                raise MarlRayError(
+                    f"experiment {name!r}: arm {arm!r} has been rolled back with bundle {row.digest[:16]}; "
+                    "expected a new arm name for another bundle"
+                )
+            values: dict[str, Any] = {
+                "digest": digest,
+                "weights_sha256": weights,
+                "rolled_back_at": None,
+                "reason": None,
+            }
+            if (of := barred.get(digest) or barred.get(weights)) is not None:
+                values |= {"rolled_back_at": now, "reason": f"the weights of rolled-back arm {of!r}"}
+            insert = self._insert(schema.arms).values(experiment=name, arm=arm, **values)
+            connection.execute(insert.on_conflict_do_update(index_elements=["experiment", "arm"], set_=values))
+
+    def change(
+        self, name: str, action: Action, *, epoch: int | None, actor: str, reason: str, arm: str | None = None
+    ) -> ExperimentRecord:
+        """Do an action (see `states.transition`) with its audit entry, and return what the experiment is then.
+
+        `epoch` is the one it was decided on: StaleEpochError, and no change, if it is over. None means any, for actions
+        that only take traffic from treatments (`states.RETREATS`). Rolling back again what is rolled back writes
+        nothing. Raises MarlRayError if the experiment is unknown, if the action is not possible now, or if it might give
+        traffic to a bundle that another experiment has rolled back.
+        """
+        if epoch is None and action not in RETREATS:
+            raise MarlRayError(f"epoch: expected the epoch that {action} was decided on")
+        with self._transaction(self._writer) as connection:
+            found = read(connection, name, lock=True)
+            if found is None:
+                raise MarlRayError(f"experiment: unknown experiment {name!r}")
+            if epoch is not None and epoch != found.epoch:
+                raise StaleEpochError(f"epoch: {action} was decided on epoch {epoch}, {name!r} is at {found.epoch}")
+            if action not in RETREATS:
+                allowed_arms(connection, name, found.config, found.config["arms"])
+            now = time.time()
+            state = transition(found.state, action, found.plan, now, arm)
+            if state == found.state:
+                return found
+            record = ExperimentRecord(name, found.config, found.created, state, found.plan)
+            marked = state.rolled_back - found.state.rolled_back
+            if marked:
+                arms = schema.arms.c
+                mark = sa.update(schema.arms).where(arms.experiment == name, arms.arm.in_(sorted(marked)))
+                connection.execute(mark.values(rolled_back_at=now, reason=reason))
+            update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
+            connection.execute(update.values(columns_of(state)))
+            self._audit(connection, record, action.value, actor, reason, now, plain(found), plain(record), arm)
+            return record
+
+    def reallocate(
+        self, name: str, weights: Mapping[str, float], *, epoch: int, actor: str, reason: str
+    ) -> ExperimentRecord:
+        """Give a running `thompson` experiment other weights (see `states.reallocated`), as a new epoch with its audit
+        entry. Raises as `change` does."""
+        with self._transaction(self._writer) as connection:
+            found = read(connection, name, lock=True)
+            if found is None:
+                raise MarlRayError(f"experiment: unknown experiment {name!r}")
+            if epoch != found.epoch:
+                raise StaleEpochError(f"epoch: weights were decided on epoch {epoch}, {name!r} is at {found.epoch}")
+            allowed_arms(connection, name, found.config, found.config["arms"])
+            now = time.time()
+            record = replace(found, state=reallocated(found.state, found.plan, weights, now))
+            update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
+            connection.execute(update.values(columns_of(record.state)))
+            self._audit(connection, record, "reallocate", actor, reason, now, plain(found), plain(record))
+            return record
+
+    def _audit(
+        self,
+        connection: sa.Connection,
+        record: ExperimentRecord,
+        action: str,
+        actor: str,
+        reason: str,
+        now: float,
+        before: dict[str, Any] | None,
+        after: dict[str, Any],
+        arm: str | None = None,
+    ) -> None:
+        who = {"experiment": record.name, "at": now, "actor": actor, "action": action, "arm": arm, "reason": reason}
+        values = {**who, "epoch": record.epoch, "before": before, "after": after}
+        connection.execute(sa.insert(schema.audit).values(values))
+
+    def audit(self, name: str) -> list[AuditEntry]:
+        """Every change of the experiment, the oldest first."""
+        query = sa.select(schema.audit).where(schema.audit.c.experiment == name).order_by(schema.audit.c.id)
+        with self._transaction() as connection:
+            return [AuditEntry(*row) for row in connection.execute(query)]
+
+    def experiment(self, name: str) -> ExperimentRecord | None:
+        """The stored experiment, or None."""
+        with self._transaction() as connection:
+            return read(connection, name)
+
+    def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[Question] = ()) -> Look:
+        """What the experiment's units add up to at a moment (seconds since 1970; now if not given), and what the betting
+        tests of the questions prove. The first look of a process reads every row, a later one those written since, and the
+        units whose windows have ended since."""
+        name, moment = record.name, self.settled_at() if now is None else now
+        design = look_design(record.config)
+        with self._looking.setdefault(name, threading.Lock()):
+            sums, last = self._sums.get(name, (Sums(design), None))
+            if sums.design != design:
+                sums, last = Sums(design), None
+            with self._transaction(self._snapshots) as connection:
+                totals, news = sums.read(connection, name, moment)
+                shares = self._shares(connection, record)
+                proven = self._bet(connection, record, design, questions, moment) if questions else {}
+            # Blocks end without any news.
+            if news or last is None or design.randomize == "switchback":
+                last = look_at(totals, design, moment)
+            self._sums[name] = sums, last
+        return replace(last, shares=shares, bets=proven)
+
+    def _bet(
+        self,
+        connection: sa.Connection,
+        record: ExperimentRecord,
+        design: Design,
+        questions: Collection[Question],
+        moment: float,
+    ) -> dict[Question, Evidence]:
+        """Continue the bets of the last look. After an error they begin anew."""
+        bets = self._bets.pop(record.name, None)
+        if bets is None or bets.design != design:
+            bets = Bets(design)
+        proven = bets.read(connection, record.name, questions, self._shares(connection, record, 0), moment)
+        self._bets[record.name] = bets
+        return proven
+
+    def next_judged(self, record: ExperimentRecord) -> float | None:
+        """When a further unit of the experiment is judged (seconds since 1970, by the database's clock); None if none is
+        within its window, as far as exposures are stored."""
+        design, moment, units = look_design(record.config), self.settled_at(), schema.exposures.c
+        after = judged_until(design, moment)
+        first = sa.select(sa.func.min(units.stored_at)).where(units.experiment == record.name, units.stored_at > after)
+        with self._transaction() as connection:
+            stored_at = connection.execute(first).scalar()
+        return None if stored_at is None else moment + float(stored_at) - after
+
+    def judged_units(self, record: ExperimentRecord, metrics: Collection[str]) -> Units:
+        """Every unit whose window is over, with its metrics (or `outcome`), as an analysis takes them. Reads all rows."""
+        design, moment = look_design(record.config), self.settled_at()
+        with self._transaction(self._snapshots) as connection:
+            return all_judged(connection, record.name, design, metrics, moment)
+
+    def arrivals(self, name: str, since: float) -> dict[str, int]:
+        """Arm -> units that have met it since a moment (seconds since 1970)."""
+        units = schema.exposures.c
+        query = sa.select(units.arm, sa.func.count().label("units")).where(units.experiment == name)
+        with self._transaction() as connection:
+            return {
+                row.arm: row.units
+                for row in connection.execute(query.where(units.stored_at > since).group_by(units.arm))
+            }
+
+    def _shares(
+        self, connection: sa.Connection, record: ExperimentRecord, since: int | None = None
+    ) -> dict[int, Mapping[str, float]]:
+        """Epoch -> weights, which the audit tells, from an epoch on; of the record's stage if none is given."""
+        audit, first = schema.audit.c, record.state.stage_epoch if since is None else since
+        query = sa.select(audit.epoch, audit.after).where(audit.experiment == record.name).order_by(audit.id)
+        rows = connection.execute(query.where(audit.epoch >= first))
+        # An audit that begins with a migration has no weights there; they were those of the config.
+        return {row.epoch: row.after.get("weights") or plan_of(row.after["config"]).weights for row in rows}
+
+    def summary(self, name: str) -> dict[str, ArmSummary]:
+        """Arm -> exposures and outcomes, of the arms that have any."""
+        record = self.experiment(name)
+        return {} if record is None else dict(self.look(record).units)
+
+    def series(self, name: str, points: int = 60, now: float | None = None) -> Series:
+        """How outcomes added up over time, see `series.series`. Reads every outcome: for drawing, not for polling."""
+        record = self.experiment(name)
+        if record is None:
+            return {}
+        moment = self.settled_at() if now is None else now
+        with self._transaction() as connection:
+            return series(connection, name, look_design(record.config), points, moment)
+
+    def names(self) -> list[str]:
+        """All experiments, the oldest first."""
+        here = schema.experiments.c
+        with self._transaction() as connection:
+            return list(connection.execute(sa.select(here.name).order_by(here.created, here.name)).scalars())
+
+    def experiments(self) -> list[ExperimentRecord]:
+        """All experiments, the oldest first. To be polled: a config is read again only when it has changed, and must
+        therefore not be changed in place."""
+        with self._transaction() as connection:
+            return read_all(connection, self._configs)
+
+    def states(self) -> dict[str, AssignmentState]:
+        """How units are assigned now, experiment by experiment, the oldest first. To be polled: while nothing changes it
+        costs one row, and the answer is the same object, which must not be changed."""
+        with self._transaction() as connection:
+            version = version_of(connection)  # read first: what changes meanwhile is found by the next call
+            if version != self._states[0]:
+                records = read_all(connection, self._configs)
+                self._states = version, {record.name: assignment_state(record) for record in records}
+            return self._states[1]
+
+    def table(self, name: str) -> AssignmentState:
+        """How one experiment's units are assigned now. MarlRayError if the experiment is unknown."""
+        record = self.experiment(name)
+        if record is None:
+            raise MarlRayError(f"experiment: unknown experiment {name!r}")
+        return assignment_state(record)
+
+    def past(self, name: str) -> Past | None:
+        """How units have been assigned so far, as the audit tells; None where it does not tell all, or where the salt has
+        changed."""
+        audit = schema.audit.c
+        query = sa.select(audit.epoch, audit.after).where(audit.experiment == name).order_by(audit.id)
+        with self._transaction() as connection:
+            rows = connection.execute(query).all()
+            record = read(connection, name)
+        salts = {row.after["config"]["salt"] for row in rows if "config" in row.after}
+        if record is None or not rows or rows[0].epoch > 1 or salts != {record.config["salt"]}:
+            return None
+        states = [row.after for row in rows]
+        weights = [after.get("weights") or plan_of(after["config"]).weights for after in states]
+        return Past(weights, frozenset(population_of(after["config"]) for after in states if "config" in after))
+
+    def production(self, endpoint: str) -> Production | None:
+        """What serves the endpoint's units that are in no experiment: of the newest experiment there its winner if it
+        has been promoted, else its control. None for an endpoint that has never had one."""
+        here = schema.experiments.c
+        newest = sa.select(here.name).where(here.endpoint == endpoint)
+        # Of a layer's experiments some may be over before others.
+        order = sa.case((here.status.in_(OPEN), 0), else_=1), here.created.desc(), here.name.desc()
+        with self._transaction() as connection:
+            name = connection.execute(newest.order_by(*order).limit(1)).scalar()
+            record = None if name is None else read(connection, name)
+        if record is None:
+            return None
+        promoted = record.state.status is Status.PROMOTED
+        arm = str(record.state.winner) if promoted else record.plan.control
+        part = record.config["arms"][arm]
+        bundle = part.get("bundle") or part.get("url") or part["digest"]
+        return Production(record.name, arm, bundle, part["digest"])

@@ -1,0 +1,1 @@
+"""Small policies: an actor and critics on vectors and images, their networks, spaces and distributions."""

@@ -1,0 +1,1 @@
+"""Bundles: what is served. Folders with weights and `bundle.json`, known by their digest."""

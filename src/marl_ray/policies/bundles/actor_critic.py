@@ -1,0 +1,313 @@
+"""Bundles: what is served. A folder with `bundle.json` and safetensors weights per policy; nothing in it is a pickle.
+
+A bundle is content-addressed: its digest is the sha256 of `bundle.json` without the digest itself, and `bundle.json`
+holds the sha256 of every other file. Only actors are kept; critics live in checkpoints. This file is the entry to all
+bundles and has those of actor-critics; those of language models are in `token_bundle`.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from marl_ray.config import NetworkConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.actor_critic.distributions import Distribution, distribution_of
+from marl_ray.policies.actor_critic.networks import Network
+from marl_ray.policies.actor_critic.spaces import consists_of, row_dtype, space_from_json, space_to_json, to_row
+from marl_ray.policies.bundles.manifest import (
+    Lineage,
+    Manifest,
+    PolicyManifest,
+    check_file,
+    check_models,
+    file_hash,
+    local_folder,
+    publish,
+    read_manifest,
+)
+
+if TYPE_CHECKING:
+    from marl_ray.policies.bundles.language import TokenBundle
+
+PASS = 1 << 16
+"""Most rows of one forward pass."""
+NUMBERS: set[type] = {bool, int, float}
+"""What lists from outside consist of."""
+
+Act = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
+"""A policy's name, each row's request, and what `ServedPolicy.act` takes; what that gives."""
+
+
+@dataclass(frozen=True)
+class PolicyParts:
+    """What a bundle needs of a trained policy; `weights` are the actor's, by parameter name, on any device."""
+
+    network: NetworkConfig
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    weights: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ServedPolicy:
+    """One policy of a loaded bundle."""
+
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    distribution: Distribution
+    actor: Network
+
+    def act(
+        self,
+        observations: np.ndarray,
+        noise: np.ndarray | None = None,
+        allowed: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Actions for the environment (N, *shape) and their log-probabilities (N,).
+
+        `observations` is (N, *observation shape); `noise` (N, distribution.noise) are uniforms in [0, 1), and without them
+        the most likely action is taken. `allowed` (N, actions) bool masks a Discrete action.
+        """
+        flat = to_row(self.observation_space, observations).reshape(len(observations), -1)
+        rows = torch.as_tensor(flat.astype(row_dtype(self.observation_space), copy=False))
+        permitted = None if allowed is None else torch.as_tensor(allowed)
+        outputs = self.distribution.normalize(self.actor.infer(rows), permitted)
+        if noise is None:
+            actions = self.distribution.mode(outputs)
+        else:
+            actions = self.distribution.sample(outputs, torch.as_tensor(noise))
+        return self.distribution.to_env(actions), self.distribution.log_prob(outputs, actions).numpy()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A team read from a bundle, ready to act on CPU."""
+
+    manifest: Manifest
+    policies: dict[str, ServedPolicy]
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+    @property
+    def agents(self) -> dict[str, str]:
+        """Agent -> policy."""
+        return self.manifest.agents
+
+    @cached_property
+    def _categories(self) -> dict[str, np.ndarray]:
+        """Agent -> number of categories at each place, for observations that are a row of few categories, from zero on."""
+        found = {}
+        for agent, policy in self.agents.items():
+            space = self.policies[policy].observation_space
+            if not isinstance(space, spaces.MultiDiscrete) or space.nvec.ndim != 1:
+                continue
+            if space.nvec.max() < 256 and not np.any(space.start):
+                found[agent] = space.nvec.astype(np.uint8)
+        return found
+
+    @cached_property
+    def _bounds(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Agent -> least and greatest observation, float32, for Boxes with bounds."""
+        found = {}
+        for agent, policy in self.agents.items():
+            space = self.policies[policy].observation_space
+            if isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).any():
+                found[agent] = space.low.astype(np.float32), space.high.astype(np.float32)
+        return found
+
+    def check(self, agent: str, observation: Any) -> np.ndarray:
+        """One observation from outside as an array, or MarlRayError that says what was expected of the agent."""
+        categories = self._categories.get(agent)
+        if categories is not None and isinstance(observation, list):
+            # The usual case: integers that are bytes, in one comparison. An array of a list takes three times as long.
+            try:
+                row = np.frombuffer(bytes(observation), np.uint8)
+            except (TypeError, ValueError):
+                row = np.empty(0, np.uint8)
+            if len(row) == len(categories) and np.count_nonzero(row < categories) == len(row):
+                return row
+        if agent not in self.agents:
+            raise MarlRayError(f"observations.{agent}: unknown agent, expected one of {', '.join(self.agents)}")
+        space = self.policies[self.agents[agent]].observation_space
+        expected = f"an array of shape {list(space.shape or ())}"
+        if isinstance(space, spaces.MultiDiscrete | spaces.Discrete | spaces.MultiBinary):
+            expected += " of integers within the space"
+        try:
+            if isinstance(observation, list) and not consists_of(observation, NUMBERS):
+                raise ValueError
+            array = np.asarray(observation)
+            if array.dtype.kind not in "iufb":
+                raise ValueError
+        except ValueError:
+            raise MarlRayError(f"observations.{agent}: expected {expected}") from None
+        if array.shape != (space.shape or ()):
+            raise MarlRayError(f"observations.{agent}: expected {expected}, got shape {list(array.shape)}")
+        with np.errstate(over="ignore"):  # too large is infinite here
+            single = array.astype(np.float32)
+        if not np.isfinite(single).all():
+            raise MarlRayError(f"observations.{agent}: expected {expected}, got NaN or infinity")
+        if agent in self._bounds:
+            low, high = self._bounds[agent]
+            outside = (single < low) | (single > high)
+            if outside.any():
+                at = tuple(np.argwhere(outside)[0].tolist())
+                raise MarlRayError(
+                    f"observations.{agent}: expected {expected} within its bounds, got {single[at]:g} at {list(at)}, where "
+                    f"they are {low[at]:g} and {high[at]:g}"
+                )
+        if isinstance(space, spaces.Box):
+            if array.dtype.kind == "f" and np.issubdtype(space.dtype, np.integer) and (single % 1 != 0).any():
+                raise MarlRayError(f"observations.{agent}: expected {expected} of integers, got fractional numbers")
+        else:
+            if array.dtype.kind == "f":
+                raise MarlRayError(f"observations.{agent}: expected {expected}, got fractional numbers")
+            if not space.contains(array.astype(space.dtype)) or (array != array.astype(space.dtype)).any():
+                raise MarlRayError(f"observations.{agent}: expected {expected}, got a category out of range")
+        return array
+
+    def check_mask(self, agent: str, mask: Any) -> np.ndarray:
+        """One action mask from outside as a bool array, or MarlRayError that says what was expected of the agent."""
+        space = self.policies[self.agents[agent]].action_space
+        if not isinstance(space, spaces.Discrete):
+            raise MarlRayError(f"action_masks.{agent}: expected none, the agent's actions are not Discrete")
+        flags = mask if isinstance(mask, list) else []
+        if len(flags) != space.n or not all(flag in (0, 1) for flag in flags) or not any(flags):
+            raise MarlRayError(f"action_masks.{agent}: expected {space.n} numbers 0 or 1, at least one of them 1")
+        return np.array(flags, bool)
+
+    def act(
+        self,
+        requests: Sequence[Mapping[str, np.ndarray]],
+        noise: np.random.Generator | None = None,
+        masks: Sequence[Mapping[str, np.ndarray]] = (),
+        act: Act | None = None,
+    ) -> list[dict[str, tuple[np.ndarray, float]]]:
+        """Actions and log-probabilities for many requests (agent -> observation) with one forward pass per policy.
+
+        With a generator actions are sampled, without one they are the most likely. `masks` are each request's action masks
+        (agent -> allowed actions), where there are any. `act` acts in place of the policies.
+        """
+        answers: list[dict[str, tuple[np.ndarray, float]]] = [{} for _ in requests]
+        for name, policy in self.policies.items():
+            asked = [
+                (i, agent) for i, request in enumerate(requests) for agent in request if self.agents[agent] == name
+            ]
+            if not asked:
+                continue
+            rows = np.array([requests[i][agent] for i, agent in asked])  # of so few, faster than np.stack
+            uniforms = noise.random((len(asked), policy.distribution.noise)) if noise is not None else None
+            allowed = None
+            if any(masks):
+                everything = np.ones(policy.distribution.parameters, bool)
+                allowed = np.stack([masks[i].get(agent, everything) for i, agent in asked])
+            if act is None:
+                actions, log_probs = policy.act(rows, uniforms, allowed)
+            else:
+                actions, log_probs = act(name, [i for i, _ in asked], rows, uniforms, allowed)
+            for (i, agent), action, log_prob in zip(asked, actions, log_probs.tolist(), strict=True):
+                answers[i][agent] = (action, log_prob)
+        return answers
+
+    def log_probs(self, policy: str, rows: Tensor, actions: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Log-probabilities (natural; densities for continuous actions) with which a policy takes given actions, (N,).
+
+        All as `Trajectories` hold them: `rows` (N, D) flat observations, `actions` (N, *shape) with choices counted from
+        zero, `allowed` (N, choices) bool. An action that is not allowed has about -1e9.
+        """
+        served = self.policies[policy]
+        masks = repeat(None) if allowed is None else allowed.split(PASS)
+        parts = []
+        for part, taken, permitted in zip(rows.split(PASS), actions.split(PASS), masks, strict=False):
+            outputs = served.distribution.normalize(served.actor.infer(part), permitted)
+            parts.append(served.distribution.log_prob(outputs, taken))
+        return torch.cat(parts)
+
+
+def save_bundle(
+    folder: str | Path, agents: Mapping[str, str], policies: Mapping[str, PolicyParts], lineage: Lineage
+) -> Path:
+    """Write a bundle as `folder/DIGEST[:16]` and return that path; complete or absent, never half-written."""
+
+    def write(work: Path) -> Manifest:
+        parts = {name: _write_policy(work, name, policy) for name, policy in policies.items()}
+        return Manifest(agents=dict(agents), policies=parts, lineage=lineage)
+
+    return publish(folder, write)
+
+
+def _write_policy(folder: Path, name: str, policy: PolicyParts) -> PolicyManifest:
+    path = folder / f"{name}.safetensors"
+    save_file({key: value.detach().cpu().contiguous() for key, value in policy.weights.items()}, path)
+    return PolicyManifest(
+        network=policy.network,
+        observation_space=space_to_json(policy.observation_space),
+        action_space=space_to_json(policy.action_space),
+        weights=path.name,
+        sha256=file_hash(path),
+    )
+
+
+def load_bundle(
+    reference: str | Path, tracking_uri: str | None = None, digest: str | None = None
+) -> "Bundle | TokenBundle":
+    """Read and verify a bundle from a folder or from `models:/name/version` (an MLflow registry).
+
+    Raises MarlRayError if it is missing, malformed, if any content differs from its digest, or if it has another `digest`.
+    """
+    with ExitStack() as cleanup:
+        folder = cleanup.enter_context(local_folder(str(reference), tracking_uri))
+        manifest = read_manifest(folder)
+        if digest is not None and manifest.digest != digest:
+            raise MarlRayError(f"bundle {str(reference)!r}: expected digest {digest[:16]}, got {manifest.digest[:16]}")
+        if isinstance(manifest, Manifest):
+            return Bundle(manifest, {name: _read_policy(folder, part) for name, part in manifest.policies.items()})
+        check_models(folder, manifest)
+        from marl_ray.policies.bundles.language import Models, TokenBundle  # transformers takes seconds to import
+
+        models = Models(folder, manifest)
+        weakref.finalize(models, cleanup.pop_all().close)  # they are read from the folder when first asked for
+        return TokenBundle(manifest, models)
+
+
+def load_actor_critics(reference: str | Path, tracking_uri: str | None = None) -> Bundle:
+    """Likewise, where only actor-critics will do. Raises MarlRayError if it is a bundle of language models."""
+    bundle = load_bundle(reference, tracking_uri)
+    if not isinstance(bundle, Bundle):
+        raise MarlRayError(f"bundle {str(reference)!r} holds language models, expected actor-critics")
+    return bundle
+
+
+def _read_policy(folder: Path, part: PolicyManifest) -> ServedPolicy:
+    if Path(part.weights).name != part.weights:
+        raise MarlRayError(f"bundle {str(folder)!r}: weights {part.weights!r} must be a plain file name")
+    path = check_file(folder, part.weights, part.sha256)
+    observation_space, action_space = space_from_json(part.observation_space), space_from_json(part.action_space)
+    distribution = distribution_of(action_space)
+    actor = Network(observation_space, part.network, distribution.parameters, gain=0.01)
+    actor.load_state_dict(load_file(path))
+    return ServedPolicy(observation_space, action_space, distribution, actor.eval().requires_grad_(False))
+
+
+__all__ = [
+    "Bundle",
+    "Lineage",
+    "Manifest",
+    "PolicyParts",
+    "ServedPolicy",
+    "load_actor_critics",
+    "load_bundle",
+    "save_bundle",
+]

@@ -1,0 +1,103 @@
+"""Bundles of language models: per policy a folder in Hugging Face format, which transformers reads as it is.
+
+Weights are safetensors, with adapters merged; a policy that was trained by adapters has them beside its weights, as a folder
+in the format of peft. Critics live in checkpoints.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+from marl_ray.config.run.model import ModelConfig
+from marl_ray.policies.bundles.manifest import (
+    Lineage,
+    TokenManifest,
+    TokenPolicyManifest,
+    file_hash,
+    publish,
+)
+from marl_ray.policies.language.lora import save_adapters
+from marl_ray.policies.language.token_policy import TokenPolicy, load_model, sampling_dtype, save_merged
+from marl_ray.policies.prompting.tokenizers import load_tokenizer
+
+ADAPTER_FOLDER = "adapter"
+"""Of a policy's folder. transformers would take an adapter beside `config.json` for a part of the model."""
+
+
+class Models(Mapping[str, TokenPolicy]):
+    """The policies of a bundle by name, each read when it is first asked for."""
+
+    def __init__(self, folder: Path, manifest: TokenManifest):
+        self._folder, self._manifest = folder, manifest
+        self._read: dict[str, TokenPolicy] = {}
+
+    def __getitem__(self, name: str) -> TokenPolicy:
+        if name not in self._read:
+            part = self._manifest.policies[name]
+            path = str(self._folder / name)
+            config = ModelConfig(path=path, context=part.context, chat=part.chat)
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            model = load_model(path, sampling_dtype(config, device), part.context)
+            policy = TokenPolicy(model, load_tokenizer(path), config, part.generation)
+            self._read[name] = policy.requires_grad_(False).to(device)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._manifest.policies)
+
+    def __len__(self) -> int:
+        return len(self._manifest.policies)
+
+
+@dataclass(frozen=True)
+class TokenBundle:
+    """A team of language models read from a bundle, ready to sample on the GPU if there is one."""
+
+    manifest: TokenManifest
+    policies: Mapping[str, TokenPolicy]
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+    @property
+    def agents(self) -> dict[str, str]:
+        """Agent -> policy."""
+        return self.manifest.agents
+
+
+def save_token_bundle(
+    folder: str | Path, agents: Mapping[str, str], policies: Mapping[str, TokenPolicy], lineage: Lineage
+) -> Path:
+    """Write a bundle as `folder/DIGEST[:16]` and return that path; complete or absent, never half-written.
+
+    `policies` are sampling copies (`plain_copy`).
+    """
+
+    def write(work: Path) -> TokenManifest:
+        parts = {name: _write_policy(work / name, policy) for name, policy in policies.items()}
+        return TokenManifest(agents=dict(agents), policies=parts, lineage=lineage)
+
+    return publish(folder, write)
+
+
+def _write_policy(folder: Path, policy: TokenPolicy) -> TokenPolicyManifest:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # one bar a file, among the lines of a run
+    try:
+        save_merged(policy, folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    policy.tokenizer.save_pretrained(folder)
+    if policy.config.lora is not None:
+        save_adapters(policy.lm, policy.config.lora, policy.base, folder / ADAPTER_FOLDER)
+    return TokenPolicyManifest(
+        generation=policy.generation,
+        context=policy.config.context,
+        chat=policy.config.chat,
+        files={str(path.relative_to(folder)): file_hash(path) for path in sorted(folder.rglob("*")) if path.is_file()},
+    )

@@ -1,0 +1,227 @@
+"""`bundle.json`: what a bundle says of itself, how it is written whole, found and checked."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+
+from marl_ray.config import NetworkConfig, tracking_uri
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.errors import MarlRayError, one_line
+
+FORMAT = 1
+MANIFEST = "bundle.json"
+REGISTRY = "models:/"
+"""Beginning of references to a model registry."""
+
+
+class Lineage(BaseModel):
+    """Where a bundle comes from."""
+
+    model_config = ConfigDict(extra="forbid")
+    run: str
+    algorithm: dict[str, str]
+    """Policy -> algorithm."""
+    config_hash: str
+    code_version: str
+    seed: int
+    env: dict[str, Any]
+    steps: int
+    """Environment steps trained."""
+    metrics: dict[str, float]
+
+
+class PolicyManifest(BaseModel):
+    """One actor-critic of a bundle."""
+
+    model_config = ConfigDict(extra="forbid")
+    network: NetworkConfig
+    observation_space: dict[str, Any]
+    action_space: dict[str, Any]
+    weights: str
+    sha256: str
+
+
+class TokenPolicyManifest(BaseModel):
+    """One language model of a bundle; its files are in a folder of the policy's name."""
+
+    model_config = ConfigDict(extra="forbid")
+    generation: GenerationConfig
+    context: PositiveInt
+    chat: bool | None
+    files: dict[str, str]
+    """File name -> sha256; the folder holds these and no others."""
+
+
+class _Common(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    format: int = FORMAT
+    agents: dict[str, str]
+    """Agent -> policy."""
+    lineage: Lineage
+    digest: str = ""
+
+    def content_digest(self) -> str:
+        """sha256 (hex) of everything but the digest."""
+        content = json.dumps(self.model_dump(mode="json", exclude={"digest"}), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @property
+    def weights_sha256(self) -> str:
+        """sha256 (hex) of the weights that every agent plays with: the same whatever run wrote them, and whatever its
+        policies and files are called."""
+        weights = {agent: self._weights_of(policy) for agent, policy in self.agents.items()}
+        return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
+
+    def _weights_of(self, policy: str) -> list[str]:
+        """sha256 of the policy's files of weights."""
+        raise NotImplementedError
+
+
+class Manifest(_Common):
+    """`bundle.json` of actor-critics."""
+
+    family: Literal["actor_critic"] = "actor_critic"
+    policies: dict[str, PolicyManifest]
+
+    def _weights_of(self, policy: str) -> list[str]:
+        return [self.policies[policy].sha256]
+
+
+class TokenManifest(_Common):
+    """`bundle.json` of language models."""
+
+    family: Literal["token"] = "token"
+    policies: dict[str, TokenPolicyManifest]
+
+    def _weights_of(self, policy: str) -> list[str]:
+        # An adapter is merged into the weights that are beside it.
+        files = self.policies[policy].files.items()
+        return sorted(sha256 for name, sha256 in files if "/" not in name and name.endswith(".safetensors"))
+
+
+FAMILIES: Mapping[str, type[Manifest] | type[TokenManifest]] = {"actor_critic": Manifest, "token": TokenManifest}
+
+
+class _Kind(BaseModel):
+    format: int = FORMAT
+    family: str = "actor_critic"
+
+
+def publish(folder: str | Path, write: Callable[[Path], Manifest | TokenManifest]) -> Path:
+    """Make `folder/DIGEST[:16]` of the files that `write` leaves, and return it; complete or absent, never half-written."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".bundle-") as temporary:
+        work = Path(temporary) / "bundle"
+        work.mkdir()
+        manifest = write(work)
+        manifest.digest = manifest.content_digest()
+        (work / MANIFEST).write_text(json.dumps(manifest.model_dump(mode="json"), indent=1), encoding="utf-8")
+        target = folder / manifest.digest[:16]
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(work, target)
+    return target
+
+
+@contextmanager
+def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
+    """The folder of a bundle; one from an MLflow registry (`models:/name/version` or `models:/name@alias`) is deleted
+    afterwards. `uri` is the registry's tracking URI; the common default when None."""
+    if not reference.startswith(REGISTRY):
+        yield Path(reference)
+        return
+    import mlflow
+
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    uri = tracking_uri(uri)
+    name, _, version = pinned(reference, uri).removeprefix(REGISTRY).rpartition("/")
+    with TemporaryDirectory(prefix="marl-ray-bundle-") as temporary:
+        with _of_registry(reference):
+            client = mlflow.MlflowClient(uri, registry_uri=uri)
+            # Resolved by hand: `download_artifacts` would ask the process-wide registry, not this one.
+            source = client.get_model_version_download_uri(name, version)
+            path = mlflow.artifacts.download_artifacts(source, dst_path=temporary, tracking_uri=uri)
+        yield Path(path)
+
+
+def pinned(reference: str, uri: str | None) -> str:
+    """A reference that always means the same bundle: `models:/name@alias` becomes the version that has the alias now."""
+    path = reference.removeprefix(REGISTRY)
+    if path == reference or "/" in path:
+        return reference
+    name, _, alias = path.rpartition("@")
+    if not name or not alias:
+        raise MarlRayError(f"bundle {reference!r}: expected models:/name/version or models:/name@alias")
+    import mlflow
+
+    uri = tracking_uri(uri)
+    with _of_registry(reference):
+        version = mlflow.MlflowClient(uri, registry_uri=uri).get_model_version_by_alias(name, alias).version
+    return f"{REGISTRY}{name}/{version}"
+
+
+@contextmanager
+def _of_registry(reference: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # MLflow raises many kinds; each means that the registry has no such version here
+        raise MarlRayError(f"bundle {reference!r} is not in the model registry: {one_line(error)}") from error
+
+
+def read_manifest(folder: Path) -> Manifest | TokenManifest:
+    """A bundle's manifest, whose digest fits. Raises MarlRayError if it is missing, malformed or of an unknown kind."""
+    try:
+        raw = (folder / MANIFEST).read_bytes()
+        kind = _Kind.model_validate_json(raw)
+        if kind.format != FORMAT or kind.family not in FAMILIES:
+            raise MarlRayError(f"bundle {str(folder)!r}: format {kind.format} of {kind.family!r} is not supported")
+        manifest = FAMILIES[kind.family].model_validate_json(raw)
+    except OSError as error:
+        raise MarlRayError(f"bundle {str(folder)!r} has no readable {MANIFEST}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise MarlRayError(
+            f"bundle {str(folder)!r}: {MANIFEST} is malformed at {key or 'top'}: {first['msg']}"
+        ) from error
+    if manifest.content_digest() != manifest.digest:
+        raise MarlRayError(f"bundle {str(folder)!r}: content hash of {MANIFEST} does not fit its digest")
+    return manifest
+
+
+def check_file(folder: Path, name: str, sha256: str) -> Path:
+    """A file of a bundle, `name` within its folder. Raises MarlRayError if it is missing or its content is another."""
+    path = folder / name
+    if not path.is_file():
+        raise MarlRayError(f"bundle {str(folder)!r}: {name} is missing")
+    if file_hash(path) != sha256:
+        raise MarlRayError(f"bundle {str(folder)!r}: content hash of {name} does not fit {MANIFEST}")
+    return path
+
+
+def file_hash(path: Path) -> str:
+    """sha256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_models(folder: Path, manifest: TokenManifest) -> None:
+    """Raise MarlRayError unless the models' folders hold exactly the files of the manifest."""
+    for name, policy in manifest.policies.items():
+        if Path(name).name != name:
+            raise MarlRayError(f"bundle {str(folder)!r}: policy {name!r} must be a plain folder name")
+        # One more file could change how a model is read: an index of other weights, an adapter.
+        found = {str(path.relative_to(folder / name)) for path in (folder / name).rglob("*") if not path.is_dir()}
+        for extra in sorted(found - set(policy.files)):
+            raise MarlRayError(f"bundle {str(folder)!r}: {name}/{extra} is not in {MANIFEST}")
+        for file, sha256 in policy.files.items():
+            check_file(folder, f"{name}/{file}", sha256)

@@ -1,0 +1,1 @@
+"""Batched decoding token by token: the cache, drawing, stop strings, guides and biases."""

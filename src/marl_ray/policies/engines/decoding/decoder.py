@@ -1,0 +1,235 @@
+"""Batched decoding with a key-value cache; rows join and leave between steps."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import Prompt, Token
+from marl_ray.policies.engines.decoding.json_guide import State, guides_of
+from marl_ray.policies.engines.decoding.key_values import KeyValues
+from marl_ray.policies.engines.decoding.sampling import draw
+from marl_ray.policies.engines.decoding.stop_strings import StopStrings
+from marl_ray.policies.engines.models.cached_model import CachedModel
+from marl_ray.policies.language.philox import token_uniforms
+
+PREFILL_TOKENS = 8192
+"""Most tokens, padding included, of one forward over prompts."""
+MOST_STOPS = 64
+"""Sets of stop strings whose tokens are kept."""
+
+
+_Drawn = tuple[int, float, tuple[tuple[int, float], ...]]
+"""A token, its log-probability, and the most likely tokens."""
+
+
+@dataclass
+class _Row:
+    handle: int
+    prompt: Prompt
+    generation: GenerationConfig
+    uniforms: np.ndarray
+    """(max_tokens,)."""
+    ids: list[int] = field(default_factory=list)
+    state: State | None = None
+    """Where the text stands, for its guide."""
+    added: Tensor | None = None
+    """(V,): what its prompt's bias adds to the next logits; from the first step on."""
+
+    @property
+    def newest(self) -> int:
+        return self.ids[-1] if self.ids else self.prompt.ids[-1]
+
+
+class Decoder:
+    """Responses in the making, one token per row and step.
+
+    A response depends on its prompt, stream, seed and generation alone, whatever the other rows are (up to rounding of
+    logits). The cache holds all tokens of a row but the newest, which the next step feeds to the model: of a new row that is
+    the prompt's last token, so new and old rows take the same step.
+    """
+
+    def __init__(self, model: CachedModel, tokenizer: Any, ends: Set[int], rows: int = 1) -> None:
+        """`ends`: tokens that end a response. `rows`: how many there is room for at first; more make the cache grow."""
+        self._model = model
+        self._tokenizer = tokenizer
+        self._ends = ends
+        self._cache = KeyValues(model.shape, rows)
+        self._rows: list[_Row] = []
+        self._stops: dict[tuple[str, ...], StopStrings] = {}
+        self._next_handle = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @torch.inference_mode()
+    def add(self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig) -> list[int]:
+        """Let responses to `prompts` begin; equal prompts are read once. Returns a handle per prompt."""
+        handles = list(range(self._next_handle, self._next_handle + len(prompts)))
+        self._next_handle += len(prompts)
+        uniforms = token_uniforms(seed, [prompt.stream for prompt in prompts], generation.max_tokens)
+        rows = [
+            _Row(handle, prompt, generation, own, state=prompt.guide)
+            for handle, prompt, own in zip(handles, prompts, uniforms, strict=True)
+        ]
+        # By length, so that prompts that are read together need little padding.
+        rows.sort(key=lambda row: (len(row.prompt.ids), row.prompt.ids))
+        distinct = list(dict.fromkeys(row.prompt.ids for row in rows))
+        for part in _parts(distinct):
+            number = {ids: index for index, ids in enumerate(part)}
+            members = [row for row in rows if row.prompt.ids in number]
+            lengths = [len(ids) - 1 for ids in part]
+            padded = np.zeros((len(part), max(lengths)), np.int64)
+            for index, ids in enumerate(part):
+                padded[index, : len(ids) - 1] = ids[:-1]
+            self._rows += members
+            self._cache.add(self._prefill(padded), lengths, [number[row.prompt.ids] for row in members], self._room())
+        return handles
+
+    @torch.inference_mode()
+    def step(self, not_finite: list[int] | None = None) -> list[Token]:
+        """The next token of every row. Rows that end with theirs are gone afterwards.
+
+        Where a row's logits are not finite, it is given up and its handle is appended to `not_finite`; without a list it is
+        a MarlRayError, and the decoder cannot be used any more.
+        """
+        if not self._rows:
+            return []
+        positions = self._device(self._cache.positions)
+        cache, hidden = self._cache.column(self._room())
+        logits = self._model.decode(self._device([row.newest for row in self._rows]), positions, cache, hidden)
+        drawn = self._draw(logits)
+        for row, (token, log_prob, _) in zip(self._rows, drawn, strict=True):
+            if row.prompt.bias is not None and row.added is not None:
+                row.prompt.bias.count(row.added, token, token not in row.ids)
+            row.ids.append(token)
+            if row.state is not None and log_prob == log_prob:
+                row.state = guides_of(self._tokenizer).after(row.state, token)
+        stopped = self._stopped()
+        tokens = []
+        for number in range(len(self._rows) - 1, -1, -1):  # backwards: a row that leaves is replaced by the last one
+            row, (token, log_prob, top) = self._rows[number], drawn[number]
+            if log_prob != log_prob:
+                if not_finite is None:
+                    raise MarlRayError("the language model's logits are not finite")
+                not_finite.append(row.handle)
+                self._cache.clear(number)
+                self._remove(number)
+                continue
+            by_itself = token in self._ends or number in stopped or (row.state is not None and row.state.mode == "done")
+            cut = len(row.ids) == row.generation.max_tokens
+            finish: Literal["stop", "length"] | None = "stop" if by_itself else "length" if cut else None
+            tokens.append(Token(row.handle, token, log_prob, finish, top))
+            if by_itself or cut:
+                self._remove(number)
+        return tokens
+
+    @torch.inference_mode()
+    def remove(self, handle: int) -> None:
+        """Give a row up before its end; KeyError if there is none of this handle."""
+        for number, row in enumerate(self._rows):
+            if row.handle == handle:
+                return self._remove(number)
+        raise KeyError(handle)
+
+    def _remove(self, number: int) -> None:
+        self._cache.remove(number)
+        self._rows[number] = self._rows[-1]
+        self._rows.pop()
+
+    def _prefill(self, ids: np.ndarray) -> Tensor:
+        if not ids.size:  # prompts of one token
+            shape = self._model.shape
+            return torch.empty(len(ids), shape.layers, 2, shape.heads, 0, shape.width)
+        return self._model.prefill(torch.from_numpy(ids).to(self._model.shape.device))
+
+    def _draw(self, logits: Tensor) -> list[_Drawn]:
+        """Token, log-probability and the most likely tokens per row; rows with the same settings are drawn together."""
+        settings: dict[tuple[float, int, float], list[int]] = {}
+        for number, row in enumerate(self._rows):
+            config = row.generation
+            settings.setdefault((config.temperature, config.top_k, config.top_p), []).append(number)
+        drawn: list[_Drawn] = [(0, 0.0, ())] * len(self._rows)
+        for setting, numbers in settings.items():
+            rows = [self._rows[number] for number in numbers]
+            own = logits if len(settings) == 1 else logits[numbers]
+            uniforms = self._device([row.uniforms[len(row.ids)] for row in rows], torch.float64)
+            flags = [row.prompt.greedy for row in rows]
+            greedy = self._device(flags, torch.bool) if any(flags) else None
+            tokens, log_probs = draw(own, uniforms, greedy, *setting, self._allowed(rows, own), _added(rows, own))
+            tops = _most_likely(rows, own, setting[0])
+            for number, token, log_prob, top in zip(numbers, tokens.tolist(), log_probs.tolist(), tops, strict=True):
+                drawn[number] = (token, log_prob, top)
+        return drawn
+
+    def _allowed(self, rows: list[_Row], logits: Tensor) -> Tensor | None:
+        """(R, V) bool: which tokens the rows' guides let come next; None if no row has one."""
+        if all(row.state is None for row in rows):
+            return None
+        masks = np.ones(logits.shape, bool)
+        for mask, row in zip(masks, rows, strict=True):
+            if row.state is not None:
+                mask[:] = guides_of(self._tokenizer).allowed(row.state, len(mask))
+                mask[list(self._ends)] = False
+        return torch.from_numpy(masks).to(logits.device)
+
+    def _stopped(self) -> set[int]:
+        """Numbers of the rows whose newest token completes a stop string."""
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for number, row in enumerate(self._rows):
+            if row.generation.stop:
+                groups.setdefault(row.generation.stop, []).append(number)
+        stopped: set[int] = set()
+        for stops, numbers in groups.items():
+            if stops not in self._stops:
+                if len(self._stops) >= MOST_STOPS:  # clients of a server that runs for weeks name ever new ones
+                    self._stops.clear()
+                self._stops[stops] = StopStrings(self._tokenizer, stops)
+            found = self._stops[stops].completed([self._rows[number].ids for number in numbers])
+            stopped.update(number for number, hit in zip(numbers, found, strict=True) if hit)
+        return stopped
+
+    def _room(self) -> int:
+        """Tokens that the rows may still get."""
+        return max(row.generation.max_tokens - len(row.ids) for row in self._rows)
+
+    def _device(self, values: Sequence[Any], dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._model.shape.device)
+
+
+def _added(rows: list[_Row], logits: Tensor) -> Tensor | None:
+    """(R, V): what the rows' biases add to the logits; None if no row has one."""
+    if all(row.prompt.bias is None for row in rows):
+        return None
+    added = torch.zeros_like(logits, dtype=torch.float32)
+    for own, row in zip(added, rows, strict=True):
+        if row.prompt.bias is not None:
+            if row.added is None:
+                row.added = row.prompt.bias.first(logits.shape[-1], logits.device)
+            own += row.added
+    return added
+
+
+def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[tuple[tuple[int, float], ...]]:
+    """Per row the tokens that its prompt's `top` asks for, with the log-probabilities that `draw` gives."""
+    most = max(row.prompt.top for row in rows)
+    if not most:
+        return [()] * len(rows)
+    found = torch.log_softmax(logits.float() / temperature, -1).topk(min(most, logits.shape[-1]))
+    pairs = zip(found.indices.tolist(), found.values.tolist(), rows, strict=True)
+    return [tuple(zip(ids, told, strict=True))[: row.prompt.top] for ids, told, row in pairs]
+
+
+def _parts(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Prompts, sorted by length, in parts of at most PREFILL_TOKENS tokens, padding included."""
+    parts: list[list[tuple[int, ...]]] = []
+    for ids in prompts:
+        if not parts or len(ids) * (len(parts[-1]) + 1) > PREFILL_TOKENS:
+            parts.append([])
+        parts[-1].append(ids)
+    return parts

@@ -1,0 +1,207 @@
+"""Which tokens may come next, where a response has to be a JSON object: an automaton over characters (RFC 8259).
+
+A `State` is where the text stands. `advance` reads one character more, and `Guides` finds the tokens whose whole text the
+automaton can read from a state, as Willard and Louf do with the states of regular expressions (arXiv 2307.09702). What it
+lets through is JSON with three limits: an object is at most DEPTH levels deep, at most SPACES blanks stand together, and
+texts have no `\\u` escapes, because every character can be written as itself.
+"""
+
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.decoding.stop_strings import special_tokens
+
+DEPTH, SPACES = 32, 64
+MASKS = 256
+"""States whose tokens are kept, per tokenizer: one byte for each token of the vocabulary."""
+NEEDED = frozenset(map(chr, range(0x20, 0x7F)))
+"""Characters that must be tokens by themselves, so that from every state some text leads to the end."""
+_BLANK = frozenset(" \t\n\r")
+_DIGITS = frozenset("0123456789")
+_NUMBERS = {
+    "minus": {"0": "zero", **dict.fromkeys("123456789", "integer")},
+    "zero": {".": "point", "e": "e", "E": "e"},
+    "integer": {**dict.fromkeys(_DIGITS, "integer"), ".": "point", "e": "e", "E": "e"},
+    "point": dict.fromkeys(_DIGITS, "fraction"),
+    "fraction": {**dict.fromkeys(_DIGITS, "fraction"), "e": "e", "E": "e"},
+    "e": {"+": "sign", "-": "sign", **dict.fromkeys(_DIGITS, "exponent")},
+    "sign": dict.fromkeys(_DIGITS, "exponent"),
+    "exponent": dict.fromkeys(_DIGITS, "exponent"),
+}
+"""Part of a number -> what a character makes of it."""
+_WHOLE = frozenset({"zero", "integer", "fraction", "exponent"})
+"""Parts with which a number may end."""
+_WORDS = {"t": "rue", "f": "alse", "n": "ull"}
+
+
+class State(NamedTuple):
+    """Where a text stands."""
+
+    mode: str = "start"
+    """What has to come next; `done` when nothing may."""
+    stack: str = ""
+    """Open objects and arrays, `{` and `[`, the innermost last."""
+    texts: tuple[str, ...] = ()
+    """Of the modes `before`, `word` and `after`: what is to be written exactly, one of these."""
+    behind: str = ""
+    """What is to be written behind the object."""
+    spaces: int = 0
+    """Blanks just before."""
+
+
+OBJECT = State()
+"""The whole response is a JSON object."""
+
+
+def framed(before: tuple[str, ...], behind: str) -> State:
+    """The response is one of the texts `before`, none of which begins another, a JSON object, and the text `behind`."""
+    return State("before", texts=before, behind=behind)
+
+
+def advance(state: State, character: str) -> State | None:
+    """The state behind one more character, or None if it may not come."""
+    mode = state.mode
+    if mode in ("before", "word", "after"):
+        return _exactly(state, character)
+    if mode in ("text", "key_text"):
+        if character == "\\":
+            return state._replace(mode="escape" if mode == "text" else "key_escape")
+        if character == '"':
+            return state._replace(mode="next" if mode == "text" else "colon")
+        return state if character >= " " else None
+    if mode in ("escape", "key_escape"):
+        kind = "text" if mode == "escape" else "key_text"
+        return state._replace(mode=kind) if character in '"\\/bfnrt' else None
+    if mode in _NUMBERS:
+        after = _NUMBERS[mode].get(character)
+        if after is not None:
+            return state._replace(mode=after)
+        return advance(state._replace(mode="next"), character) if mode in _WHOLE else None
+    if character in _BLANK:
+        return state._replace(spaces=state.spaces + 1) if mode != "done" and state.spaces < SPACES else None
+    return _structure(state._replace(spaces=0), character)
+
+
+def _exactly(state: State, character: str) -> State | None:
+    left = tuple(text[1:] for text in state.texts if text[0] == character)
+    if not left:
+        return None
+    if "" not in left:
+        return state._replace(texts=left)
+    ended = {"before": "start", "word": "next", "after": "done"}[state.mode]
+    return state._replace(mode=ended, texts=())
+
+
+def _structure(state: State, character: str) -> State | None:
+    mode, stack = state.mode, state.stack
+    if mode == "start":
+        return state._replace(mode="first_key", stack="{") if character == "{" else None
+    if mode in ("first_key", "key") and character == '"':
+        return state._replace(mode="key_text")
+    if mode == "colon":
+        return state._replace(mode="value") if character == ":" else None
+    if mode == "next" and character == ",":
+        return state._replace(mode="key" if stack[-1] == "{" else "value")
+    if (character == "}" and mode in ("first_key", "next") and stack[-1] == "{") or (
+        character == "]" and mode in ("first_value", "next") and stack[-1] == "["
+    ):
+        if len(stack) > 1:
+            return state._replace(mode="next", stack=stack[:-1])
+        if state.behind:
+            return state._replace(mode="after", stack="", texts=(state.behind,))
+        return state._replace(mode="done", stack="")
+    return _value(state, character) if mode in ("value", "first_value") else None
+
+
+def _value(state: State, character: str) -> State | None:
+    if character in "{[":
+        mode = "first_key" if character == "{" else "first_value"
+        return state._replace(mode=mode, stack=state.stack + character) if len(state.stack) < DEPTH else None
+    if character == '"':
+        return state._replace(mode="text")
+    if character in _WORDS:
+        return state._replace(mode="word", texts=(_WORDS[character],))
+    number = "minus" if character == "-" else _NUMBERS["minus"].get(character)
+    return None if number is None else state._replace(mode=number)
+
+
+class Guides:
+    """The automaton over the tokens of one tokenizer."""
+
+    def __init__(self, tokenizer: Any):
+        """MarlRayError if a tokenizer has not every printable character of ASCII as a token."""
+        size = 1 + max(tokenizer.get_vocab().values())
+        # Behind another token, because some tokenizers leave out the blank before a text's first word.
+        [anchor] = tokenizer.encode("\n", add_special_tokens=False, verbose=False)[-1:]
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        start = len(tokenizer.decode([anchor], **options))
+        known = sorted(set(tokenizer.get_vocab().values()) - set(special_tokens(tokenizer)))
+        decoded = tokenizer.batch_decode([[anchor, token] for token in known], **options)
+        self._texts: list[str] = [""] * size
+        self._by_first: dict[str, list[int]] = {}
+        self._plain = np.zeros(size, bool)
+        self._marked: list[int] = []
+        """Tokens with a quote, a backslash or a control character; all others may stand anywhere in a text."""
+        for token, whole in zip(known, decoded, strict=True):
+            text = self._texts[token] = whole[start:]
+            if text:
+                self._by_first.setdefault(text[0], []).append(token)
+                if '"' in text or "\\" in text or min(text) < " ":
+                    self._marked.append(token)
+                else:
+                    self._plain[token] = True
+        if lacking := sorted(NEEDED - {text for text in self._texts if len(text) == 1}):
+            raise MarlRayError(f"the tokenizer has no token for {lacking[0]!r} alone, which JSON may need")
+        self._masks: dict[State, np.ndarray] = {}
+        self._lock = Lock()
+
+    def after(self, state: State, token: int) -> State:
+        """The state behind an allowed token."""
+        found = self._read(state, token)
+        assert found is not None
+        return found
+
+    def allowed(self, state: State, size: int) -> np.ndarray:
+        """(size,) bool: which tokens may come next, of as many as the model has."""
+        with self._lock:
+            mask = self._masks.get(state)
+            if mask is None:
+                mask = self._found(state)
+                if len(self._masks) >= MASKS:
+                    del self._masks[next(iter(self._masks))]
+                self._masks[state] = mask
+        return np.pad(mask, (0, size - len(mask))) if size > len(mask) else mask
+
+    def _found(self, state: State) -> np.ndarray:
+        if state.mode in ("text", "key_text"):
+            mask, some = self._plain.copy(), self._marked
+        else:
+            mask = np.zeros(len(self._texts), bool)
+            firsts = [first for first in self._by_first if advance(state, first) is not None]
+            some = [token for first in firsts for token in self._by_first[first]]
+        for token in some:
+            mask[token] = self._read(state, token) is not None
+        return mask
+
+    def _read(self, state: State | None, token: int) -> State | None:
+        for character in self._texts[token]:
+            if state is None:
+                break
+            state = advance(state, character)
+        return state
+
+
+_GUIDES: WeakKeyDictionary[Any, Guides] = WeakKeyDictionary()
+_making = Lock()
+
+
+def guides_of(tokenizer: Any) -> Guides:
+    """The tokenizer's, made once: about a second for 150,000 tokens. MarlRayError as of `Guides`."""
+    with _making:
+        if tokenizer not in _GUIDES:
+            _GUIDES[tokenizer] = Guides(tokenizer)
+        return _GUIDES[tokenizer]

@@ -1,0 +1,176 @@
+"""transformers' continuous batching: a paged cache, prompts read beside responses that are being written."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import ContinuousBatchingConfig, LogitsProcessorList
+from transformers import GenerationConfig as TransformersGeneration
+from transformers.generation.continuous_batching.cb_logits_processors import (
+    ContinuousBatchingLogitsProcessor,
+    ContinuousBatchingLogitsProcessorList,
+)
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+from transformers.generation.continuous_batching.requests import FutureRequestState
+
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
+from marl_ray.policies.engines.decoding.sampling import draw
+from marl_ray.policies.engines.decoding.stop_strings import first_stop
+from marl_ray.policies.engines.models.architectures import check_architecture
+from marl_ray.policies.engines.torch_engine import CACHE_BYTES, TorchEngine
+from marl_ray.policies.language import packing
+from marl_ray.policies.language.philox import token_uniforms
+
+if TYPE_CHECKING:
+    from marl_ray.policies.language.token_policy import TokenPolicy
+
+PAGE = 32
+"""Tokens of a page on a CPU; a GPU has transformers' own choice."""
+SILENCE = 300.0
+"""Seconds without a finished response after which the engine is taken for stuck."""
+
+
+class _Draw(ContinuousBatchingLogitsProcessor):
+    """Chooses the tokens, so that they come from our own random numbers: all others become impossible.
+
+    It keeps the tokens and their log-probabilities. It is told what the rows of the next logits are right before it gets
+    them, which holds as long as batches are not prepared ahead (`use_async_batching`).
+    """
+
+    supported_kwargs: dict[str, type] = {}
+    ignored_kwargs: tuple[str, ...] = ()
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig) -> None:
+        self._prompts, self._generation = prompts, generation
+        self._uniforms = token_uniforms(seed, [prompt.stream for prompt in prompts], generation.max_tokens)
+        self._rows: list[int] = []
+        self.ids: list[list[int]] = [[] for _ in prompts]
+        self.log_probs: list[list[float]] = [[] for _ in prompts]
+
+    def fill_defaults(self, int32_tensor: Tensor) -> None:
+        int32_tensor.zero_()
+
+    def prepare_tensor_args(self, requests_with_new_token: list[FutureRequestState]) -> Tensor:
+        self._rows = [int(request.state.request_id) for request in requests_with_new_token]
+        return torch.tensor(self._rows, dtype=torch.int32)
+
+    def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
+        uniforms = np.array([self._uniforms[row, len(self.ids[row])] for row in self._rows])
+        flags = [self._prompts[row].greedy for row in self._rows]
+        config, device = self._generation, scores.device
+        tokens, log_probs = draw(
+            scores,
+            torch.from_numpy(uniforms).to(device),
+            torch.tensor(flags, device=device) if any(flags) else None,
+            config.temperature,
+            config.top_k,
+            config.top_p,
+        )
+        for row, token, log_prob in zip(self._rows, tokens.tolist(), log_probs.tolist(), strict=True):
+            self.ids[row].append(token)
+            self.log_probs[row].append(log_prob)
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
+
+
+class PagedEngine:
+    """Equal to the torch engine token by token. A response is cut at its stop string when it is done, not before."""
+
+    def __init__(self, policy: "TokenPolicy") -> None:
+        self._policy, config = policy, policy.config
+        check_architecture(policy.lm.config, "transformers", config.context, f"model.path {config.path!r}")
+        if not hasattr(policy.lm, "init_continuous_batching"):
+            raise MarlRayError("generation.engine=transformers: this model has no continuous batching; expected torch")
+
+    def generate(
+        self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
+    ) -> list[Completion]:
+        generation = generation or self._policy.generation
+        check_prompts(prompts, generation, self._policy.config.context)
+        if not prompts:
+            return []
+        chosen = _Draw(prompts, seed, generation)
+        with torch.inference_mode():
+            self._run(prompts, generation, chosen)
+        return [
+            self._cut(ids, log_probs, generation) for ids, log_probs in zip(chosen.ids, chosen.log_probs, strict=True)
+        ]
+
+    def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
+        # One response has nothing to share a batch with.
+        return TorchEngine(self._policy).stream(prompt, seed, generation)
+
+    def _run(self, prompts: Sequence[Prompt], generation: GenerationConfig, chosen: _Draw) -> None:
+        if self._policy.packs:  # transformers pages the attention functions that it knows
+            self._policy.lm.set_attn_implementation("sdpa")
+        try:
+            self._run_paged(prompts, generation, chosen)
+        finally:
+            if self._policy.packs:
+                packing.use(self._policy.lm)
+
+    def _run_paged(self, prompts: Sequence[Prompt], generation: GenerationConfig, chosen: _Draw) -> None:
+        manager = self._manager(prompts, generation, chosen)
+        manager.start()
+        try:
+            for number, prompt in enumerate(prompts):
+                manager.add_request(list(prompt.ids), str(number), max_new_tokens=generation.max_tokens)
+            waiting, heard = set(range(len(prompts))), time.monotonic()
+            while waiting:
+                result = manager.get_result(timeout=1)
+                if result is None:
+                    if not manager.is_running() or time.monotonic() - heard > SILENCE:
+                        raise MarlRayError(f"generation.engine=transformers gave no response in {SILENCE:.0f} s")
+                    continue
+                if result.error is not None:
+                    raise MarlRayError(f"generation.engine=transformers: {result.error}")
+                if result.is_finished():
+                    number, heard = int(result.request_id), time.monotonic()
+                    # What was read is the prompt's ids and what was said are the drawn ones, with no text between.
+                    assert result.prompt_ids == list(prompts[number].ids)
+                    assert result.generated_tokens == chosen.ids[number]
+                    waiting.discard(number)
+        finally:
+            manager.stop(block=True, timeout=SILENCE)
+            manager.destroy()
+
+    def _manager(
+        self, prompts: Sequence[Prompt], generation: GenerationConfig, chosen: _Draw
+    ) -> ContinuousBatchingManager:
+        lm = self._policy.lm
+        settings = TransformersGeneration(
+            max_new_tokens=generation.max_tokens,
+            do_sample=False,
+            eos_token_id=sorted(self._policy.end_tokens),
+            pad_token_id=self._policy.tokenizer.pad_token_id,
+        )
+        sizes: dict[str, Any] = {}
+        if lm.device.type == "cpu":  # where nothing says how much memory there is
+            config = lm.config.get_text_config()
+            width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+            page = PAGE * 2 * heads * width * config.num_hidden_layers * lm.dtype.itemsize
+            needed = sum(-(-(len(prompt.ids) + generation.max_tokens) // PAGE) + 1 for prompt in prompts)
+            sizes = {
+                "page_size": PAGE,
+                "num_blocks": min(needed, max(CACHE_BYTES // page, 1)),
+                "max_batch_tokens": 2048,
+            }
+        batching = ContinuousBatchingConfig(
+            use_async_batching=False, use_cuda_graph=False, auto_switch_to_flash=False, **sizes
+        )
+        manager: ContinuousBatchingManager = lm.init_continuous_batching(settings, batching)
+        processors = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([chosen]))
+        processors.tensors_required = 1
+        manager.logit_processor = processors
+        return manager
+
+    def _cut(self, ids: list[int], log_probs: list[float], generation: GenerationConfig) -> Completion:
+        at = first_stop(self._policy.tokenizer, generation.stop, ids) if generation.stop else None
+        length = len(ids) if at is None else at + 1
+        ended = at is not None or ids[-1] in self._policy.end_tokens
+        return Completion(ids[:length], log_probs[:length], ended)

@@ -1,0 +1,1 @@
+"""Language models as policies: scoring responses, adapters, packed passes, random numbers."""

@@ -1,0 +1,242 @@
+"""Low-rank adapters inside a language model: putting them in, switching them off, adding them up, writing them."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeGuard, cast
+
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import inject_adapter_in_model
+from peft.tuners.lora import Linear
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from marl_ray.config.run.model import LoraConfig
+from marl_ray.errors import MarlRayError
+
+ADAPTER = "default"
+
+
+def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
+    """Freeze the model and give its target layers adapters, which change nothing yet.
+
+    The model stays what it was, with other layers in it: no wrapper stands between FSDP2 and its decoder layers.
+    `all-linear` leaves out the layer that makes the logits and those that peft cannot name. Raises MarlRayError if a target
+    names no linear layer, one whose weights are the embedding's, or one that peft cannot name.
+    """
+    lm.requires_grad_(False)
+    linear = {name: module for name, module in lm.named_modules() if _is_linear(module)}
+    unnamed = _unnamed(lm, linear)
+    if isinstance(config.targets, str):
+        head = lm.get_output_embeddings()
+        chosen = [name for name, module in linear.items() if module is not head and _last(name) not in unnamed]
+    else:
+        chosen = [name for target in config.targets for name in _found(lm, linear, target, unnamed)]
+    if not chosen:
+        raise MarlRayError("model.lora.targets: this model has no linear layers that take an adapter")
+    transposed = any(isinstance(module, Conv1D) for module in linear.values())
+    inject_adapter_in_model(_peft_config(config, chosen, transposed), lm, ADAPTER)
+    for layer in lm.modules():
+        if isinstance(layer, Linear):
+            layer.__class__ = Adapted
+
+
+def _found(lm: PreTrainedModel, linear: Mapping[str, nn.Linear | Conv1D], target: str, unnamed: set[str]) -> list[str]:
+    """Names of the linear layers that a target names."""
+    found = [name for name in linear if f".{name}".endswith(f".{target}")]
+    if not found:
+        raise MarlRayError(f"model.lora.targets: no linear layer is named {target!r}")
+    if any(linear[name].weight is lm.get_input_embeddings().weight for name in found):
+        raise MarlRayError(f"model.lora.targets: {target!r} shares its weights with the embedding")
+    if unnamed & set(map(_last, found)):
+        kind = lm.config.model_type
+        raise MarlRayError(
+            f"model.lora.targets: peft takes {target!r} of architecture {kind} for its experts, which are no linear layers"
+        )
+    return found
+
+
+def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
+    """Last names of linear layers that peft takes for a mixture's experts or router, which have no adapters here.
+
+    transformers keeps experts as one tensor that no layer holds, and peft reads the names that they once had, such as
+    `gate_proj`, as that tensor. A shared expert's layers still have these names.
+    """
+
+    def taken(name: str) -> bool:
+        asked = PeftLoraConfig(target_modules=[name])
+        try:
+            convert_peft_config_for_transformers(asked, lm, None)
+        except ValueError:  # it is a part of a tensor
+            return True
+        return name not in (asked.target_modules or ())
+
+    return {name for name in set(map(_last, linear)) if taken(name)}
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
+    """Not what is only built as one, as Phi-MoE's router is, which gives the chosen experts."""
+    if type(module) in (nn.Linear, Conv1D):
+        return True
+    if not isinstance(module, nn.Linear):
+        return False
+    try:
+        with torch.no_grad():
+            found = module(module.weight.new_zeros(1, module.in_features))
+    except Exception:  # whatever else it expects
+        return False
+    return isinstance(found, Tensor) and found.shape == (1, module.out_features)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _peft_config(config: LoraConfig, targets: list[str] | str, transposed: bool) -> PeftLoraConfig:
+    alpha: Any = config.alpha  # declared an int there, and only ever divided by the rank
+    return PeftLoraConfig(r=config.rank, lora_alpha=alpha, target_modules=targets, fan_in_fan_out=transposed)
+
+
+def adapted(module: nn.Module) -> list[tuple[str, "Adapted"]]:
+    """Name and layer of all that have an adapter."""
+    return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, Adapted)]
+
+
+@contextmanager
+def without_adapters(module: nn.Module) -> Iterator[None]:
+    """The model as it was before its adapters."""
+    layers = [layer for _, layer in adapted(module)]
+    # Not `enable_adapters`: it also freezes the adapters' weights, and FSDP2 remembers that from its first gather.
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def lay_beside(module: nn.Module) -> None:
+    """Move each adapted weight and its adapter's second matrix side by side, so that no product has to copy them."""
+    for _, layer in adapted(module):
+        base, up = layer.matrix, layer.up
+        together = torch.cat([base.detach(), up.detach()], 1)
+        if layer.fan_in_fan_out:
+            together = together.T.contiguous().T
+        parts = together.split([base.shape[1], up.shape[1]], 1)
+        layer.weight.data = parts[0].T if layer.fan_in_fan_out else parts[0]
+        up.data = parts[1]
+
+
+def merged_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The module's state as if it never had adapters: names of the bare model, each weight with its adapter in it.
+
+    Sums are in float32, results in the weight's own type: base + alpha / rank * up @ down (arXiv 2106.09685, equation 3).
+    """
+    layers, found = dict(adapted(module)), {}
+    for name, value in module.state_dict().items():
+        if ".lora_" in name:
+            continue
+        owner, _, kind = name.rpartition(".")
+        layer = layers.get(owner.removesuffix(".base_layer"))
+        if layer is not None and kind == "weight":
+            delta = (layer.up.float() @ layer.down.float()) * layer.scale
+            # One more copy of a large model's weights has no room beside it on a GPU.
+            value = (value.float() + (delta.T if layer.fan_in_fan_out else delta)).to(value.dtype).cpu()
+        found[name.replace(".base_layer.", ".")] = value.detach().contiguous()
+    return found
+
+
+def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folder: Path) -> None:
+    """Write a folder that `peft.PeftModel.from_pretrained(model, folder)` reads; `base` names the bare model."""
+    layers = adapted(module)
+    names = sorted({name for name, _ in layers})
+    peft = _peft_config(config, names, any(layer.fan_in_fan_out for _, layer in layers))
+    peft.task_type, peft.base_model_name_or_path, peft.inference_mode = "CAUSAL_LM", base, True
+    peft.save_pretrained(str(folder))
+    # Sets are written in any order, and a bundle's name is a hash of its files.
+    path = folder / "adapter_config.json"
+    written = json.loads(path.read_text()) | {"target_modules": names}
+    path.write_text(json.dumps(written, indent=1, sort_keys=True))
+    tensors = {
+        f"base_model.model.{name}.lora_{part}.weight": matrix.detach().cpu().contiguous()
+        for name, layer in layers
+        for part, matrix in (("A", layer.down), ("B", layer.up))
+    }
+    save_file(tensors, str(folder / "adapter_model.safetensors"), {"format": "pt"})
+
+
+class Adapted(Linear):
+    """A linear layer with an adapter, whose sum is rounded once.
+
+    In bfloat16 the layer's output and the adapter's, each rounded and then added, are the layer's output wherever the
+    adapter's is below half a unit in the last place: of a small adapter nothing would be left. Here both are one product,
+    [x, s x A^T] [W, B]^T, which is added up in float32.
+    """
+
+    @property
+    def matrix(self) -> Tensor:
+        """(outputs, inputs) W; GPT-2 keeps its weights transposed."""
+        weight: Tensor = self.weight
+        return weight.T if self.fan_in_fan_out else weight
+
+    @property
+    def down(self) -> nn.Parameter:
+        """(rank, inputs) A."""
+        return cast(nn.Parameter, self.lora_A[ADAPTER].weight)
+
+    @property
+    def up(self) -> nn.Parameter:
+        """(outputs, rank) B."""
+        return cast(nn.Parameter, self.lora_B[ADAPTER].weight)
+
+    @property
+    def scale(self) -> float:
+        """s: alpha / rank."""
+        return float(self.scaling[ADAPTER])
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.disable_adapters or self.up.dtype == torch.float32:
+            return super().forward(x, *args, **kwargs)
+        return cast(Tensor, _Sum.apply(x, self.matrix, self.bias, self.down, self.up, self.scale))
+
+
+class _Sum(torch.autograd.Function):
+    """x W^T + s x A^T B^T + b of frozen W and b. The weights' copy that the product needs is not kept for the backward
+    pass, in which FSDP2 gathers them anew."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, base: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+    ) -> Tensor:
+        inner = functional.linear(x, down) * scale
+        ctx.save_for_backward(x, inner, base, down, up)
+        ctx.scale = scale
+        return functional.linear(torch.cat([x, inner], -1), _beside(base, up), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        x, inner, base, down, up = ctx.saved_tensors
+        of_inner = (gradient @ up) * ctx.scale
+        rows, inner_rows = gradient.flatten(0, -2), of_inner.flatten(0, -2)
+        of_x = gradient @ base + of_inner @ down if ctx.needs_input_grad[0] else None
+        return of_x, None, None, inner_rows.T @ x.flatten(0, -2), rows.T @ inner.flatten(0, -2), None
+
+
+def _beside(base: Tensor, up: Tensor) -> Tensor:
+    """(outputs, inputs + rank), without a copy where the two lie side by side."""
+    step = base.shape[1] * base.stride(1)
+    if (
+        base.untyped_storage().data_ptr() == up.untyped_storage().data_ptr()
+        and base.stride() == up.stride()
+        and up.storage_offset() == base.storage_offset() + step
+    ):
+        return base.as_strided((len(base), base.shape[1] + up.shape[1]), base.stride(), base.storage_offset())
+    return torch.cat([base, up], 1)

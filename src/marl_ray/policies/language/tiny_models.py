@@ -1,0 +1,74 @@
+"""Language models made without a download: a byte-level tokenizer and a small decoder with random weights."""
+
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from marl_ray.config.run.model import Preset
+
+PAD, END, REPLY = "<|pad|>", "<|end|>", "<|reply|>"
+CHAT = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    + REPLY
+    + "{{ message['content'] }}"
+    + END
+    + "{% else %}{{ message['content'] }}{% endif %}{% endfor %}{% if add_generation_prompt %}"
+    + REPLY
+    + "{% endif %}"
+)
+"""Chat template: contents one after another; `<|reply|>` says that the model speaks next."""
+
+SHAPES: dict[Preset, dict[str, Any]] = {
+    "tiny-0.2m": {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2},
+    "tiny-1m": {"hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 3},
+    "tiny-6m": {"hidden_size": 384, "intermediate_size": 960, "num_hidden_layers": 4},
+}
+"""Few and wide layers: on a CPU a small model's step takes about as long per layer, however narrow it is."""
+HEADS: dict[Preset, tuple[int, int]] = {"tiny-0.2m": (3, 1), "tiny-1m": (6, 2), "tiny-6m": (6, 2)}
+"""Heads of queries, and of keys and values; 32 or 64 wide."""
+
+
+def byte_tokenizer(context: int = 1024) -> PreTrainedTokenizerFast:
+    """Token b is the byte b of the text's UTF-8 form; 256 pads, 257 ends and 258 begins a reply.
+
+    Decoding an encoded text gives the text. Bytes that are no UTF-8 decode to the replacement character.
+    """
+    # Byte-level tokenizers write bytes as printable characters: those that print as themselves, others from 256 on.
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    alphabet = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+    core = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(token, special=True) for token in (PAD, END, REPLY)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[REPLY],
+        chat_template=CHAT,
+        clean_up_tokenization_spaces=False,
+        model_max_length=context,
+    )
+
+
+def tiny_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, context: int) -> LlamaForCausalLM:
+    """A decoder of about 0.2, 1 or 6 million parameters, with weights from torch's global generator.
+
+    A Llama, because AutoTokenizer reads a Llama's tokenizer as its files have it; for some other model types, as Qwen 2, it
+    takes that type's own pre-tokenizer and normaliser whatever the files say.
+    """
+    queries, keys = HEADS[preset]
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        num_attention_heads=queries,
+        num_key_value_heads=keys,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        **SHAPES[preset],
+    )
+    return LlamaForCausalLM(config)

@@ -1,0 +1,370 @@
+"""The token policy: a causal language model that scores responses, with critics on its last hidden states."""
+
+import copy
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.bundles.manifest import MANIFEST, TokenManifest, check_models, local_folder, read_manifest
+from marl_ray.policies.engines.models.architectures import logits_shape
+from marl_ray.policies.engines.models.llama import is_llama
+from marl_ray.policies.language import packing
+from marl_ray.policies.language.gather_shards import unsharded
+from marl_ray.policies.language.lora import add_adapters, lay_beside, merged_weights, without_adapters
+from marl_ray.policies.language.packing import Packed
+from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
+from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
+from marl_ray.policies.prompting.turn_ends import end_tokens, tell_ends
+
+disable_progress_bar()  # every worker would draw one for every model
+
+LOGITS = 1 << 25
+"""Most logits that exist at once."""
+
+
+@dataclass(frozen=True)
+class TokenOutputs:
+    """What a policy says of responses; zeros where they were not decided by it."""
+
+    log_probs: Tensor
+    """(R, T) float32 log-probability of each token at the generation's temperature."""
+    entropy: Tensor
+    """(R, T) float32 entropy of each token's distribution, in nats; zeros if not asked for."""
+    values: Tensor | None
+    """(R, T) float32 the critic's estimate before each token."""
+    cost_values: Tensor | None
+    """(R, T, K) float32 likewise for the cost critic."""
+
+
+class TokenPolicy(nn.Module):
+    """A causal language model, and the heads of its critics.
+
+    It is always in evaluation mode: dropout would give the trained tokens other log-probabilities than the sampled ones.
+    """
+
+    lm: Any
+
+    def __init__(
+        self,
+        lm: nn.Module,
+        tokenizer: Any,
+        config: ModelConfig,
+        generation: GenerationConfig,
+        critic: bool = False,
+        signals: int = 0,
+    ):
+        """`signals` cost signals get a critic."""
+        super().__init__()
+        self.lm = lm
+        self.tokenizer, self.config, self.generation = tokenizer, config, generation
+        self.base = config.path
+        """Where the weights without adapters are; None where they were drawn."""
+        self._logits = logits_shape(lm)
+        self.end_tokens = end_tokens(lm, tokenizer)
+        """Tokens that end a response."""
+        tell_ends(lm, self.end_tokens)
+        width = self.lm.get_output_embeddings().weight.shape[-1]
+        self.value_head = _head(width, 1) if critic else None
+        self.cost_head = _head(width, signals) if signals else None
+        self.packs = is_llama(lm, config.context)
+        """Responses of a pass share the reading of equal prompts."""
+        if self.packs:
+            packing.use(lm)
+        self.eval()
+
+    def train(self, mode: bool = True) -> "TokenPolicy":
+        """Evaluation mode, whatever the mode."""
+        return super().train(False)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def heads(self) -> list[nn.Linear]:
+        """The critics."""
+        return [head for head in (self.value_head, self.cost_head) if head is not None]
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Trainable parameters of the critics' heads."""
+        return [parameter for head in self.heads for parameter in head.parameters() if parameter.requires_grad]
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """Trainable parameters of the language model, which the critics share."""
+        return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
+
+    def forward(
+        self, sequences: Tensor | Packed, places: Tensor, targets: Tensor, need_entropy: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Log-probabilities (N,) of `targets` (N,), entropies (N,), values (N, 1) and cost values (N, K).
+
+        `sequences` are ids (R, S) from the left or packed ones, `places` (N,) where in R * S, or in S, each target is
+        predicted. All in one call, because under FSDP2 each call of the wrapped module is one gather of its weights.
+        """
+        if isinstance(sequences, Packed):
+            states = packing.states(self.lm, sequences)
+        else:
+            # Padding stands on the right, where causal attention does not look, so no mask is needed and none is built.
+            states = self.lm.get_decoder()(input_ids=sequences, use_cache=False).last_hidden_state.flatten(0, 1)
+        states = states.index_select(0, places)
+        size = max(1, LOGITS // self.lm.get_output_embeddings().weight.shape[0])
+        chunks = list(zip(states.split(size), targets.split(size), strict=True))
+        if len(chunks) > 1 and torch.is_grad_enabled():  # the backward pass makes each chunk's logits anew
+            parts = [checkpoint(self._score, *chunk, need_entropy, use_reentrant=False) for chunk in chunks]
+        else:
+            parts = [self._score(*chunk, need_entropy) for chunk in chunks]
+        log_probs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+        values = None if self.value_head is None else self.value_head(states).float()
+        cost_values = None if self.cost_head is None else self.cost_head(states).float()
+        return log_probs, entropy, values, cost_values
+
+    def _score(self, states: Tensor, targets: Tensor, need_entropy: bool) -> tuple[Tensor, Tensor]:
+        log_p = (self.logits(states) / self.generation.temperature).log_softmax(-1)
+        chosen = log_p.gather(-1, targets[:, None]).squeeze(-1)
+        return chosen, -(log_p.exp() * log_p).sum(-1) if need_entropy else torch.zeros_like(chosen)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Float32 logits (N, V) of last hidden states (N, H), with what some architectures do to them."""
+        shape = self._logits
+        logits = self.lm.get_output_embeddings()(states).float() * shape.factor
+        if shape.cap is not None:
+            logits = (logits / shape.cap).tanh() * shape.cap
+        return logits[..., : shape.width]
+
+    def evaluate(self, prompts: Tensor, responses: Tensor, mask: Tensor, need_entropy: bool = True) -> TokenOutputs:
+        """Score responses, with gradients. `prompts` (R, P) on the right with -1 before them; `responses`, `mask` (R, T).
+
+        A call without rows still takes part in what the workers do together.
+        """
+        lay = packing.pack if self.packs and mask.any() else lay_out
+        sequences, places, rows, steps = lay(prompts, responses, mask)
+        log_probs, entropy, values, costs = self(sequences, places, responses[rows, steps], need_entropy)
+
+        def spread(flat: Tensor) -> Tensor:
+            return flat.new_zeros(*mask.shape, *flat.shape[1:]).index_put((rows, steps), flat)
+
+        return TokenOutputs(
+            spread(log_probs),
+            spread(entropy),
+            None if values is None else spread(values.squeeze(-1)),
+            None if costs is None else spread(costs),
+        )
+
+    def order(self, prompts: Tensor, mask: Tensor) -> Tensor:
+        """(R,) numbers: responses with like ones cost less in one pass of `evaluate`."""
+        if self.packs:  # a prompt is read once, and there is no padding
+            return torch.unique(prompts, dim=0, return_inverse=True)[1]
+        return (prompts >= 0).sum(1) + mask.sum(1)
+
+    def reference_evaluate(self, prompts: Tensor, responses: Tensor, mask: Tensor) -> Tensor:
+        """(R, T) log-probabilities under the model without its adapters, without gradients."""
+        with torch.no_grad(), without_adapters(self.lm):
+            return self.evaluate(prompts, responses, mask, need_entropy=False).log_probs
+
+
+def _head(width: int, out: int) -> nn.Linear:
+    # Near zero: noise of the size of the returns would be bootstrapped into the first targets and followed.
+    head = nn.Linear(width, out)
+    nn.init.orthogonal_(head.weight, 0.01)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def lay_out(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sequences from the left, as short as they can be: ids (R, S); where each decision is predicted, (N,) in R * S; and
+    its row and step, (N,) each.
+
+    The last token of a response is left out: nothing follows it. Without rows there is one of one token.
+    """
+    rows, steps = mask.nonzero(as_tuple=True)
+    before = (prompts < 0).sum(1)
+    lengths = prompts.shape[1] - before
+    # Prompts end where responses begin, so a sequence is one stretch of the two side by side.
+    both = torch.cat([prompts, responses], 1)
+    ends = (mask * (lengths[:, None] + torch.arange(mask.shape[1], device=mask.device))).amax(1)
+    width = max(1, int(ends.max()) if len(ends) else 1)
+    columns = torch.arange(width, device=both.device)
+    ids = both.gather(1, (before[:, None] + columns).clamp_max(both.shape[1] - 1))
+    ids = torch.where(columns < ends[:, None], ids, 0)
+    if not len(ids):
+        ids = ids.new_zeros(1, width)
+    return ids, rows * width + lengths[rows] + steps - 1, rows, steps
+
+
+def build_token_policy(
+    config: ModelConfig,
+    generation: GenerationConfig,
+    seed: int,
+    critic: bool = False,
+    signals: int = 0,
+    tracking_uri: str | None = None,
+) -> TokenPolicy:
+    """A policy in float32 on CPU, equal on every worker: whatever is random comes from the seed.
+
+    Raises MarlRayError if `config.path` is no causal language model, has fewer positions than `config.context`, or has a
+    tokenizer without an end or of another vocabulary.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if config.preset is not None:
+            tokenizer = byte_tokenizer(config.context)
+            lm = tiny_model(config.preset, tokenizer, config.context)
+        else:
+            with model_folder(str(config.path), tracking_uri) as folder:
+                lm = load_model(folder, torch.float32, config.context)
+                tokenizer = load_tokenizer(folder)
+            check_vocabulary(tokenizer, lm, str(config.path))
+        if config.lora is not None:
+            add_adapters(lm, config.lora)
+        return TokenPolicy(lm, tokenizer, config, generation, critic, signals)
+
+
+@contextmanager
+def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
+    """Where a model's files are while they are read; the one policy's folder if `path` is a bundle."""
+    if not path.startswith("models:/") and not (Path(path) / MANIFEST).is_file():
+        yield path
+        return
+    with local_folder(path, tracking_uri) as folder:
+        manifest = read_manifest(folder)
+        if not isinstance(manifest, TokenManifest):
+            raise MarlRayError(f"model.path {path!r} is a bundle of actor-critics, expected a language model")
+        if len(manifest.policies) > 1:
+            names = ", ".join(manifest.policies)
+            raise MarlRayError(f"model.path {path!r} is a bundle of {names}: expected the folder of one of them")
+        check_models(folder, manifest)
+        yield str(folder / next(iter(manifest.policies)))
+
+
+def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
+    """A causal language model's weights in `dtype`, on CPU.
+
+    transformers builds the model on the meta device and fills it tensor by tensor from mapped files, so there is never
+    more than one copy. Only safetensors are read: other weights are pickles.
+    """
+    if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
+        raise MarlRayError(f"model.path {path!r} is no folder")
+    try:
+        settings = AutoConfig.from_pretrained(path)
+        positions = getattr(settings.get_text_config(), "max_position_embeddings", None) or context
+        if positions < context:
+            raise MarlRayError(f"model.context={context}: {path!r} has positions for {positions} tokens")
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, config=settings, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
+    except MarlRayError:
+        raise
+    except Exception as error:  # what transformers raises differs from model to model
+        raise MarlRayError(f"model.path {path!r} is no causal language model: {one_line(error)}") from error
+    lm, info = loaded
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise MarlRayError(f"model.path {path!r} lacks {len(missing)} weights of its model, such as {missing[0]}")
+    return lm
+
+
+def decoder_layers(lm: nn.Module) -> nn.ModuleList:
+    """The model's blocks: the list of modules that holds the most parameters."""
+    lists = [module for module in lm.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
+
+
+def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
+    """Spread the weights over the mesh's workers (FSDP2), block by block; every worker takes part.
+
+    A block's weights are gathered for its forward and again for its backward pass. Gradients are summed in float32.
+    `config.cpu_offload` does nothing where the mesh is of CPUs.
+    """
+    mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed_precision else MixedPrecisionPolicy()
+    offload = policy.config.cpu_offload and mesh.device_type != "cpu"
+    rest: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": mixed,
+        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+        # The whole's too: weights left gathered by a pass without gradients would be stale after the next step.
+        "reshard_after_forward": True,
+    }
+    if mixed_precision:  # nothing is added up in frozen weights, so they need no more digits than are computed with
+        for parameter in policy.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    for layer in decoder_layers(policy.lm):
+        if policy.config.activation_checkpointing:
+            # Not transformers' own: it is active in training mode only. Nothing here draws random numbers.
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        fully_shard(layer, **rest)
+    fully_shard(policy, **rest)
+
+
+def frozen_copy(policy: TokenPolicy) -> TokenPolicy:
+    """A copy without gradients, of a policy that is not sharded yet."""
+    return _copied(policy, None)
+
+
+def plain_copy(policy: TokenPolicy) -> TokenPolicy:
+    """The copy that samples, of a policy that is not sharded yet: no gradients, in `config.dtype`, on the policy's device.
+
+    Adapters stay apart from the weights: merged in bfloat16 they would be rounded away while they are small.
+    """
+    plain = _copied(policy, sampling_dtype(policy.config, policy.device))
+    lay_beside(plain)
+    return plain
+
+
+def sampling_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Number type of weights that sample on a device."""
+    if config.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return torch.float32 if config.dtype == "fp32" else torch.bfloat16
+
+
+def _copied(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
+    # Parameters are given in their new type, so that the copy is never in memory in the old one.
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach().to(dtype or parameter.dtype, copy=True), requires_grad=False)
+        for parameter in policy.parameters()
+    }
+    memo[id(policy.tokenizer)] = policy.tokenizer
+    return copy.deepcopy(policy, memo)
+
+
+@torch.no_grad()
+def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
+    """Copy trained weights, sharded or not, into a sampling copy; every worker takes part. Frozen ones never change."""
+    trainable = {name: own for name, own in trained.named_parameters() if own.requires_grad}
+    targets = dict(plain.named_parameters())
+    for name, found in zip(trainable, unsharded(trainable.values()), strict=True):
+        targets[name].copy_(found)
+
+
+def save_merged(policy: TokenPolicy, folder: str | Path) -> None:
+    """Write the language model, adapters merged, in Hugging Face format."""
+    lora = policy.config.lora is not None
+    policy.lm.save_pretrained(folder, **({"state_dict": merged_weights(policy.lm)} if lora else {}))
+
+
+@torch.no_grad()
+def adopt(policy: TokenPolicy, plain: TokenPolicy) -> None:
+    """Begin with another policy's weights: copy a sampling copy's language model into one that is not sharded yet.
+
+    Adapters keep their own weights. Raises MarlRayError if the two have different shapes.
+    """
+    targets = {name.replace(".base_layer.", "."): parameter for name, parameter in policy.lm.named_parameters()}
+    for name, source in plain.lm.named_parameters():
+        target = targets.get(name)
+        if target is None or target.shape != source.shape:
+            raise MarlRayError(f"bundle: holds a language model of another shape: {name} is {list(source.shape)}")
+        target.copy_(source)

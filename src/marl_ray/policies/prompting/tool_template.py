@@ -1,0 +1,140 @@
+"""How a chat template shows tools, and how the model writes a call of one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from marl_ray.agents.lenient_json import decode
+from marl_ray.agents.named_arguments import in_marks
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.decoding.json_guide import State, framed
+from marl_ray.policies.engines.decoding.stop_strings import special_tokens
+from marl_ray.policies.prompting.prompts import SHOWN, Message, encode_chat, rendered, uses_template
+
+_USER = {"role": "user", "content": SHOWN}
+_ARGUMENTS = {f"{SHOWN}key": f"{SHOWN}value"}
+_CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "call00001", "type": "function", "function": {"name": f"{SHOWN}call", "arguments": _ARGUMENTS}}
+    ],
+}
+_RESULT = {"role": "tool", "content": f"{SHOWN}result", "tool_call_id": "call00001", "name": f"{SHOWN}call"}
+_TOOL = {
+    "type": "function",
+    "function": {"name": f"{SHOWN}tool", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+LIST = "[TOOL_CALLS]"
+"""What Mistral's models write before a list of calls."""
+
+
+class Call(NamedTuple):
+    """What a model calls."""
+
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+
+
+class Form(NamedTuple):
+    """A call as text: `before`, the tool's name, `between`, its arguments as a JSON object, `behind`."""
+
+    before: str
+    between: str
+    behind: str
+
+
+HERMES = Form('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+"""Of the models of NousResearch and Qwen, and where a template says nothing else."""
+
+
+class _Facts(NamedTuple):
+    tools: bool
+    """Whether the template shows the tools, ..."""
+    calls: bool
+    """... an assistant's calls, ..."""
+    results: bool
+    """... and what a tool answers."""
+    form: Form
+
+
+_FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
+
+
+def encode_tool_chat(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], chat: bool | None
+) -> list[int]:
+    """As `encode_chat`, of messages that may have `tool_calls` (their arguments as objects) or the role `tool`, for a model
+    that may call `tools`. Raises MarlRayError naming `tools` or `prompt` where the template would leave any of them out."""
+    called, answered = any("tool_calls" in m for m in messages), any(m["role"] == "tool" for m in messages)
+    if not (tools or called or answered):
+        return encode_chat(tokenizer, messages)
+    facts = _facts(tokenizer) if uses_template(tokenizer, chat) else None
+    if tools and not (facts and facts.tools):
+        raise MarlRayError("tools: the chat template of this policy shows its model no tools")
+    if called and not (facts and facts.calls):
+        raise MarlRayError("prompt: the chat template leaves out tool_calls")
+    if answered and not (facts and facts.results):
+        raise MarlRayError("prompt: the chat template leaves out what the role tool says")
+    return encode_chat(tokenizer, messages, tools)
+
+
+def call_guide(tokenizer: Any, names: Sequence[str]) -> State:
+    """The response is one call of one of these tools, in the template's own form."""
+    form = _facts(tokenizer).form
+    return framed(tuple(f"{form.before}{name}{form.between}" for name in names), form.behind)
+
+
+def _facts(tokenizer: Any) -> _Facts:
+    if tokenizer not in _FACTS:
+        called = rendered(tokenizer, [_USER, _CALL])
+        answered = rendered(tokenizer, [_USER, _CALL, _RESULT], add_generation_prompt=True)
+        _FACTS[tokenizer] = _Facts(
+            f"{SHOWN}tool" in rendered(tokenizer, [_USER], tools=[_TOOL], add_generation_prompt=True),
+            f"{SHOWN}call" in called or f"{SHOWN}call" in answered,
+            f"{SHOWN}result" in answered,
+            _form(tokenizer, called),
+        )
+    return _FACTS[tokenizer]
+
+
+def _form(tokenizer: Any, called: str) -> Form:
+    """The template's form of a call, found in a conversation that ends with one."""
+    start = rendered(tokenizer, [_USER], add_generation_prompt=True)
+    before, name, rest = called.removeprefix(start).partition(f"{SHOWN}call")
+    between, arguments, behind = rest.partition(json.dumps(_ARGUMENTS))
+    if not (called.startswith(start) and name and arguments):
+        return HERMES
+    end = rendered(tokenizer, [_USER, {"role": "assistant", "content": f"{SHOWN}end"}]).rpartition(f"{SHOWN}end")[2]
+    form = Form(before, between, behind.removesuffix(end))
+    for token in special_tokens(tokenizer).values():  # which no text shows
+        form = Form(*(part.replace(token, "") for part in form))
+    written = f"{form.before}x{form.between}{{}}{form.behind}".strip()
+    return form if calls_in(written.removeprefix(OPEN).removesuffix(CLOSE)) else HERMES
+
+
+def calls_in(text: str) -> list[Call]:
+    """The calls that a text consists of: a JSON object with `name` and `arguments` (or `parameters`), a list of such, or
+    one call with its arguments in marks; none where it is something else."""
+    text = text.strip().removeprefix(LIST).strip()
+    try:
+        found, end = decode(text)
+    except ValueError:
+        marked = in_marks(text, 0)
+        return [] if marked is None else [Call(marked[0], json.dumps(marked[1], ensure_ascii=False))]
+    if end < len(text):
+        return []
+    calls = [_call(part) for part in (found if isinstance(found, list) else [found])]
+    return [call for call in calls if call is not None] if all(calls) else []
+
+
+def _call(part: Any) -> Call | None:
+    if not isinstance(part, dict) or not isinstance(part.get("name"), str) or not part["name"]:
+        return None
+    given = part.get("arguments", part.get("parameters", {}))
+    if isinstance(given, str):
+        return Call(part["name"], given)
+    return Call(part["name"], json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None

@@ -1,0 +1,82 @@
+"""Where a response begins and ends: the tokens that end it, and what the chat template writes there."""
+
+import re
+from typing import Any
+
+from marl_ray.policies.prompting.prompts import SHOWN, rendered
+
+USER, ASSISTANT = {"role": "user", "content": SHOWN}, {"role": "assistant", "content": SHOWN}
+
+
+def end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
+    """All tokens that end a response: those of the model's generation config, the tokenizer's end token, and the token with
+    which the chat template ends an assistant's turn."""
+    stated = _stated(lm, tokenizer)
+    return stated | {_turn_end(tokenizer, stated)[1]}
+
+
+def turn_begin(tokenizer: Any) -> str:
+    """The blanks that the chat template writes before an assistant's content where a reply begins, such as Llama 2's space
+    and GLM-4's line break. Anything else that it writes there, such as an empty thought, is no part of a reply."""
+    asked, answered = rendered(tokenizer, [USER], add_generation_prompt=True), rendered(tokenizer, [USER, ASSISTANT])
+    between = answered[len(asked) :].partition(SHOWN)[0] if asked and answered.startswith(asked) else ""
+    return between if between.isspace() else ""
+
+
+def turn_end(lm: Any, tokenizer: Any) -> tuple[str, int]:
+    """What follows a whole response: text, if any, and then a token.
+
+    That is what the chat template writes behind an assistant's content. Where it writes no token there, the token that
+    begins the next turn, if the model says that it ends a response (as GLM-4's `<|user|>`); else, and without a template,
+    the tokenizer's end token.
+    """
+    return _turn_end(tokenizer, _stated(lm, tokenizer))
+
+
+def tell_ends(lm: Any, ends: frozenset[int]) -> None:
+    """Write the tokens into the model's generation config, which is saved with it: whatever reads it stops there too."""
+    config = getattr(lm, "generation_config", None)
+    told = sorted(ends) if len(ends) > 1 else next(iter(ends))
+    if config is None or config.eos_token_id == told:
+        return
+    config.eos_token_id = told
+    try:
+        config.validate(strict=True)
+    except (
+        ValueError
+    ):  # a config that was changed is saved only if all of it is valid, and not all that are published are
+        kept = {name: getattr(config, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
+        lm.generation_config = type(config)(**kept)
+
+
+def _stated(lm: Any, tokenizer: Any) -> frozenset[int]:
+    given = getattr(getattr(lm, "generation_config", None), "eos_token_id", None)
+    several = given if isinstance(given, list | tuple) else [given]
+    known = lm.get_input_embeddings().weight.shape[0]  # the defaults of a config may be another vocabulary's
+    return frozenset(
+        number for number in (*several, tokenizer.eos_token_id) if number is not None and 0 <= number < known
+    )
+
+
+def _turn_end(tokenizer: Any, stated: frozenset[int]) -> tuple[str, int]:
+    nothing = "", tokenizer.eos_token_id
+    if tokenizer.chat_template is None:
+        return nothing
+    added = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
+    added |= {tokenizer.convert_ids_to_tokens(number): number for number in stated}
+    longest = sorted((re.escape(name) for name in added if not name.isspace()), key=len, reverse=True)
+    token = re.compile("|".join(longest))
+
+    def behind(text: str, count: int) -> re.Match[str] | None:
+        """The first token behind the content of the message of this number."""
+        parts = text.split(SHOWN)
+        return token.search(parts[count]) if len(parts) > count else None
+
+    if found := behind(rendered(tokenizer, [USER, ASSISTANT]), 2):
+        return found.string[: found.start()], added[found[0]]
+    found = behind(rendered(tokenizer, [USER, ASSISTANT, USER]), 2)
+    closed = behind(rendered(tokenizer, [USER]), 1)
+    # It closes turns if it closes the user's too; otherwise it may as well begin the user's.
+    if found and (added[found[0]] in stated or (closed and closed[0] == found[0])):
+        return found.string[: found.start()], added[found[0]]
+    return nothing

@@ -1,0 +1,1 @@
+"""Actor-critics play: batches for training, and whole episodes for scores."""

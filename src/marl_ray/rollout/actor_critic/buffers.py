@@ -1,0 +1,219 @@
+"""Arrays of one policy for one batch while it is played, and the Trajectories that they become."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from pettingzoo import ParallelEnv
+from torch import Tensor
+
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.networks import Network
+from marl_ray.policies.actor_critic.spaces import row_dtype, row_size
+from marl_ray.trajectories import Trajectories
+
+
+@dataclass(frozen=True)
+class Player:
+    """One policy as the collector needs it: weights for inference, the agents it plays, its value normalisers."""
+
+    model: ActorCritic
+    agents: list[str]
+    value_norm: ValueNorm
+    cost_norms: tuple[ValueNorm, ...] = ()
+
+
+class Buffer:
+    """Arrays of one policy: time first, then copy, then agent of the policy."""
+
+    def __init__(self, env: ParallelEnv, player: Player, columns: Sequence[int], steps: int, copies: int, signals: int):
+        """`columns`: the policy's agents among the environment's."""
+        self.columns = list(columns)
+        space = env.observation_space(player.agents[0])
+        shape = (steps, copies, len(player.agents))
+        self.rows = np.zeros((steps + 1, *shape[1:], row_size(space)), row_dtype(space))
+        distribution = player.model.distribution
+        self.actions = torch.zeros((*shape, *distribution.shape), dtype=distribution.dtype)
+        self.log_probs = torch.zeros(shape)
+        self.allowed: np.ndarray | None = None
+        self.rewards, self.costs = np.zeros(shape, np.float32), np.zeros((*shape, signals), np.float32)
+        self.acted, self.mask, self.terminated, self.truncated = (np.zeros(shape, bool) for _ in range(4))
+
+    def clear(self, copies: np.ndarray) -> None:
+        """Forget what these copies (bool mask or indices) played."""
+        for array in (self.rows, self.rewards, self.costs, self.acted, self.mask, self.terminated, self.truncated):
+            array[:, copies] = 0
+
+    def permit(self, t: int, alive: np.ndarray, allowed: np.ndarray | None) -> None:
+        """Who acts at step t, (copies, agents), and what is allowed, (copies, agents, choices)."""
+        self.acted[t] |= alive
+        if allowed is None:
+            self.mask[t] |= alive
+            return
+        if self.allowed is None:
+            self.allowed = np.ones((len(self.acted), *allowed.shape), bool)
+        self.allowed[t][alive] = allowed[alive]
+        self.mask[t] |= alive & (allowed.sum(-1) > 1)
+
+    def record(
+        self, t: int, rewards: np.ndarray, costs: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
+    ) -> None:
+        """What step t brought to the agents that acted; costs (copies, signals) are the team's."""
+        self.rewards[t] += rewards
+        self.costs[t] += costs[:, None]
+        self.terminated[t] |= terminated
+        self.truncated[t] |= truncated
+
+
+class Ahead(NamedTuple):
+    """What the critics of a policy are asked about: every step, and what comes after where rows were cut."""
+
+    inputs: np.ndarray
+    """(T + 1, copies, ...) what they read at the steps and after the last one."""
+    finals: list[np.ndarray]
+    """What they read after each of `cuts`."""
+    cuts: list[tuple[int, int]]
+    """(step, copy)."""
+    open_end: np.ndarray
+    """(copies, agents) bool: rows that go on in the next batch."""
+    truncated: np.ndarray
+    """(T or more, copies, agents) bool."""
+
+
+@dataclass
+class Played:
+    """A batch as it was played: one buffer per policy, and the observations where episodes were cut."""
+
+    buffers: dict[str, Buffer]
+    steps: int
+    """Time steps that were played (the buffers may be longer)."""
+    cuts: dict[tuple[int, int], dict[str, np.ndarray]]
+    """(step, copy) -> policy -> (agents, D) rows after the cut, which the next episode has overwritten."""
+    groups: np.ndarray
+    """(copies,) which copies share a start."""
+    episodes: np.ndarray
+    """(copies,) the episode each row begins in."""
+    greedy: np.ndarray
+    """(copies,) bool."""
+    ends: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """(step, copy) where an episode of the whole team ended -> whether it was cut."""
+
+    def trajectories(self, name: str, players: Mapping[str, Player]) -> Trajectories:
+        """The batch of one policy, with the critics' values."""
+        player, buffer, steps = players[name], self.buffers[name], self.steps
+        copies, agents = buffer.mask.shape[1:]
+        after = self._ahead(name, player)
+        inputs = after[0]
+
+        def rows(array: np.ndarray | Tensor) -> Tensor:
+            """(T, copies, agents, ...) to (copies * agents, T, ...)."""
+            tensor = torch.as_tensor(array)[:steps]
+            return tensor.movedim(0, 2).reshape(copies * agents, steps, *tensor.shape[3:])
+
+        def spread(per_copy: np.ndarray) -> Tensor:
+            return torch.as_tensor(per_copy).repeat_interleave(agents)
+
+        shape = (steps, copies, agents)
+        signals = buffer.costs.shape[-1]
+        values, bootstrap = _values(player.model.critic, (player.value_norm,), (*shape, 1), *after)
+        cost_values, cost_bootstrap = _values(player.model.cost_critic, player.cost_norms, (*shape, signals), *after)
+        if player.model.cost_critic is not None:
+            cost_bootstrap = self._for_all(name, cost_bootstrap, players)
+        over, over_cut = np.zeros(shape, bool), np.zeros(shape, bool)
+        for (t, c), cut in self.ends.items():
+            (over_cut if cut else over)[t, c] = True
+        return Trajectories(
+            observations=rows(buffer.rows[:-1]),
+            states=torch.from_numpy(inputs[:-1]).movedim(0, 1) if player.model.central else None,
+            actions=rows(buffer.actions),
+            log_probs=rows(buffer.log_probs),
+            action_masks=None if buffer.allowed is None else rows(buffer.allowed),
+            values=rows(values)[..., 0],
+            bootstrap=rows(bootstrap)[..., 0],
+            cost_values=rows(cost_values),
+            cost_bootstrap=rows(cost_bootstrap),
+            rewards=rows(buffer.rewards),
+            costs=rows(buffer.costs),
+            mask=rows(buffer.mask),
+            terminated=rows(buffer.terminated),
+            truncated=rows(buffer.truncated),
+            over=rows(over),
+            over_cut=rows(over_cut),
+            greedy=spread(self.greedy),
+            group=spread(self.groups),
+            episode=spread(self.episodes),
+            agent=torch.arange(agents).repeat(copies),
+            turn=torch.zeros(copies * agents, dtype=torch.int64),
+        )
+
+    def _ahead(self, name: str, player: Player) -> Ahead:
+        """What the critics of a policy are asked about."""
+        buffer, steps = self.buffers[name], self.steps
+        if player.model.central:
+            joint = [b.rows[: steps + 1].reshape(steps + 1, b.rows.shape[1], -1) for b in self.buffers.values()]
+            inputs = np.concatenate(joint, -1)
+            finals = [np.concatenate([rows.reshape(-1) for rows in cut.values()]) for cut in self.cuts.values()]
+        else:
+            inputs, finals = buffer.rows[: steps + 1], [cut[name] for cut in self.cuts.values()]
+        return Ahead(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
+
+    def _open_end(self, name: str) -> np.ndarray:
+        """(copies, agents) bool: a row that is not over at its last step goes on in the next batch: it bootstraps from what
+        comes after."""
+        buffer, last = self.buffers[name], self.steps - 1
+        return np.asarray(buffer.acted[last] & ~buffer.terminated[last] & ~buffer.truncated[last])
+
+    def _acting_at_end(self, name: str) -> np.ndarray:
+        """(T, copies, agents) bool: agents that were cut, or go on, where the row or the team's episode is cut."""
+        found = self.buffers[name].truncated[: self.steps].copy()
+        found[-1] |= self._open_end(name)
+        return found
+
+    def _for_all(self, name: str, bootstrap: Tensor, players: Mapping[str, Player]) -> Tensor:
+        """Costs after a cut, (T, copies, agents, K), also for agents that were done before: the mean of what the critics of
+        their policy say for those that acted until then, or where all are done, those of the other policies."""
+        own = torch.from_numpy(self._acting_at_end(name))[..., None]
+        total, count = (bootstrap * own).sum(2), own.sum(2)
+        others = [other for other, player in players.items() if other != name and player.model.cost_critic is not None]
+        lacking = count == 0
+        acting = [torch.from_numpy(self._acting_at_end(other)).any(2, keepdim=True) for other in others]
+        if any(bool((known & lacking).any()) for known in acting):
+            for other in others:
+                player, theirs = players[other], torch.from_numpy(self._acting_at_end(other))[..., None]
+                shape = (self.steps, *self.buffers[other].costs.shape[1:])
+                ahead = self._ahead(other, player)
+                costs = _values(player.model.cost_critic, player.cost_norms, shape, *ahead)[1]
+                total = total + torch.where(lacking, (costs * theirs).sum(2), 0.0)
+                count = count + theirs.sum(2) * lacking
+        return torch.where(own, bootstrap, (total / count.clamp(min=1))[:, :, None])
+
+
+def _values(
+    critic: Network | None,
+    norms: Sequence[ValueNorm],
+    shape: tuple[int, int, int, int],
+    inputs: np.ndarray,
+    finals: list[np.ndarray],
+    cuts: list[tuple[int, int]],
+    open_end: np.ndarray,
+    truncated: np.ndarray,
+) -> tuple[Tensor, Tensor]:
+    """Values at the steps and where rows were cut, (T, copies, agents, signals) each; zeros without a critic."""
+    steps, copies, agents, signals = shape
+    bootstrap = torch.zeros(shape)
+    if critic is None:
+        return torch.zeros(shape), bootstrap
+    width = inputs.shape[-1]
+    flat = np.concatenate([inputs.reshape(-1, width), *(np.reshape(row, (-1, width)) for row in finals)])
+    values = critic.infer(torch.from_numpy(flat)).reshape(len(flat), -1, signals)
+    values = torch.stack([norm.denormalize(values[..., k]) for k, norm in enumerate(norms)], -1)
+    split = inputs.size // width
+    at_steps = values[:split].reshape(steps + 1, copies, agents, signals)
+    bootstrap[-1] = torch.where(torch.from_numpy(open_end)[..., None], at_steps[-1], 0.0)
+    for (t, c), after in zip(cuts, values[split:].reshape(-1, agents, signals), strict=True):
+        cut = torch.from_numpy(truncated[t, c])[:, None]
+        bootstrap[t, c] = torch.where(cut, after, bootstrap[t, c])
+    return at_steps[:-1], bootstrap

@@ -1,0 +1,324 @@
+"""Many environment copies played in step by one batch of actions per policy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pettingzoo import ParallelEnv
+
+from marl_ray.envs.batch import EnvBatch
+from marl_ray.rollout.actor_critic.buffers import Buffer, Played, Player
+from marl_ray.rollout.group_spread import GroupSums, informative
+from marl_ray.rollout.rng import ATTEMPT_BITS, action_noise, episode_seed
+from marl_ray.trajectories import Trajectories
+
+
+class Episode(NamedTuple):
+    """A finished episode."""
+
+    step: int
+    """Time index within the batch at which it ended."""
+    copy: int
+    ret: float
+    """Return: sum of rewards, averaged over the agents."""
+    costs: tuple[float, ...]
+    """Of each cost signal the sum over steps and agents."""
+    length: int
+    """Environment steps."""
+    start: int
+    """When it began, in steps of every copy since the run began; where a batch is whole episodes, when the batch did."""
+    decisions: dict[str, int]
+    """Policy -> its own decisions in the whole episode, those of earlier batches included."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a batch is."""
+
+    steps: int
+    """Of every copy; the most of it where `episodes`."""
+    episodes: bool = False
+    """One episode per copy from its start, instead of a stretch of its play."""
+    group_size: int = 1
+    """Copies with the same start, where `episodes`."""
+    greedy: bool = False
+    """The first copy of every group takes the most likely actions."""
+    refills: int = 0
+    """How often groups whose members all score the same for every policy of `judges` are played again."""
+    judges: tuple[str, ...] = ()
+    branch_turns: int = 0
+    """Text environments: turns after the first of every group's first episode at which its other members answer too,"""
+    comparing: tuple[str, ...] = ()
+    """where a policy acts whose algorithm compares answers to one prompt: one of these."""
+
+
+class Batch(NamedTuple):
+    """What was gathered."""
+
+    trajectories: dict[str, Trajectories]
+    """By policy."""
+    episodes: list[Episode]
+    steps: int
+    """Environment steps that were played for it."""
+
+
+class Collector:
+    """Plays this worker's copies of an environment, batch by batch."""
+
+    def __init__(
+        self,
+        env: ParallelEnv,
+        envs: EnvBatch,
+        agents: Mapping[str, Sequence[str]],
+        copies: range,
+        plan: Plan,
+        seed: int,
+        signals: int = 1,
+        state: Mapping[str, Any] | None = None,
+    ):
+        """`env` tells spaces; `envs` are the copies, grouped by the policies of `agents` (policy -> its agents).
+
+        `copies` are the numbers of this worker's copies among all; `state` continues where `state()` was taken.
+        """
+        self.env, self.envs, self.plan, self.seed, self.numbers, self.signals = env, envs, plan, seed, copies, signals
+        order = list(env.possible_agents)
+        self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}
+        spaces = [env.action_space(members[0]) for members in agents.values()]
+        self.dtypes = [space.dtype for space in spaces]
+        count = len(copies)
+        self.episode = np.zeros(count, np.int64)
+        self.returns, self.costs, self.lengths = np.zeros(count), np.zeros((count, signals)), np.zeros(count, np.int64)
+        self.decisions, self.starts = np.zeros((count, len(agents)), np.int64), np.zeros(count, np.int64)
+        self.group_sums: dict[str, GroupSums] = {}
+        """Of the last batch: how the members of groups differed in what each policy scored."""
+        self.history: list[list[np.ndarray]] = []
+        """Actions by step and policy since the oldest running episode began: replayed on resume, so that no environment is
+        ever pickled."""
+        self.began = np.zeros(count, np.int64)
+        """Where in `history` each copy's episode began."""
+        if not plan.episodes:
+            for c, number in enumerate(copies):
+                self._continue(c, (state or {}).get(str(number)))
+
+    def state(self) -> dict[str, Any]:
+        """Plain data from which other collectors, on any number of workers, continue bit for bit.
+
+        Whole episodes leave nothing to continue.
+        """
+        if self.plan.episodes:
+            return {}
+        return {
+            str(number): {
+                "episode": int(self.episode[c]),
+                "actions": [[part[c].tolist() for part in step] for step in self.history[self.began[c] :]],
+                "return": float(self.returns[c]),
+                "costs": self.costs[c].tolist(),
+                "decisions": self.decisions[c].tolist(),
+            }
+            for c, number in enumerate(self.numbers)
+        }
+
+    @property
+    def running(self) -> list[tuple[int, int]]:
+        """(start, steps played) of the episodes that the next batch goes on with."""
+        return [] if self.plan.episodes else list(zip(self.starts.tolist(), self.lengths.tolist(), strict=True))
+
+    def close(self) -> None:
+        self.envs.close()
+
+    def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
+        """One batch of every policy."""
+        buffers = {
+            name: Buffer(self.env, player, self.columns[name], self.plan.steps, len(self.numbers), self.signals)
+            for name, player in players.items()
+        }
+        copies, group_size = np.array(self.numbers), self.plan.group_size if self.plan.episodes else 1
+        greedy = (copies % group_size == 0) & self.plan.greedy
+        played = Played(buffers, 0, {}, copies // group_size, self.episode.copy(), greedy)
+        self.starts = iteration * self.plan.steps - self.lengths * (not self.plan.episodes)
+        if self.plan.episodes:
+            episodes, steps = self._whole_episodes(players, played, iteration)
+        else:
+            episodes, steps = self._play(players, played, iteration, restart=True)
+            self._forget()
+        return Batch({name: played.trajectories(name, players) for name in players}, episodes, steps)
+
+    def _whole_episodes(
+        self, players: Mapping[str, Player], played: Played, iteration: int
+    ) -> tuple[list[Episode], int]:
+        """One episode per copy; groups that teach nothing are played again from other starts, `refills` times."""
+        episodes: list[Episode] = []
+        steps, pending = 0, np.ones(len(self.numbers), bool)
+        self.group_sums = dict.fromkeys(played.buffers, GroupSums())
+        for attempt in range(self.plan.refills + 1):
+            for c in np.flatnonzero(pending):
+                start = episode_seed(self.seed, int(played.groups[c]), iteration << ATTEMPT_BITS | attempt)
+                self._reset(int(c), start)
+            for buffer in played.buffers.values():
+                buffer.clear(pending)
+            played.cuts = {key: rows for key, rows in played.cuts.items() if not pending[key[1]]}
+            played.ends = {key: cut for key, cut in played.ends.items() if not pending[key[1]]}
+            again, more = self._play(players, played, iteration, restart=False, attempt=attempt)
+            kept = [e for e in episodes if not pending[e.copy - self.numbers[0]]]
+            episodes, steps = [*kept, *again], steps + more
+            self._compare(played, pending)
+            pending = self._uninformative(played)
+            if not pending.any():
+                break
+        for name in self.plan.judges:  # what still teaches nothing does not count in the means
+            played.buffers[name].mask[:, pending] = False
+        return episodes, steps
+
+    def _compare(self, played: Played, fresh: np.ndarray) -> None:
+        """Add the groups of the copies `fresh`, (copies,) bool, to `group_sums`."""
+        for name, buffer in played.buffers.items():
+            scores = buffer.rewards[: played.steps].sum(0, dtype=np.float64)
+            members = [(played.groups == group) & ~played.greedy for group in np.unique(played.groups[fresh])]
+            self.group_sums[name] += GroupSums.of([scores[own] for own in members])
+
+    def _uninformative(self, played: Played) -> np.ndarray:
+        """(copies,) bool: members of groups in which every agent of every judging policy scores the same."""
+        teaching = np.full(len(self.numbers), not self.plan.judges)
+        for name in self.plan.judges:
+            scores = played.buffers[name].rewards[: played.steps].sum(0, dtype=np.float64)
+            for group in np.unique(played.groups):
+                members = (played.groups == group) & ~played.greedy
+                teaching[played.groups == group] |= informative(scores[members])
+        return ~teaching
+
+    def _play(
+        self, players: Mapping[str, Player], played: Played, iteration: int, restart: bool, attempt: int = 0
+    ) -> tuple[list[Episode], int]:
+        """Play the copies that are not over; with `restart` ended ones begin their next episode."""
+        buffers, envs = played.buffers, self.envs
+        widths = [player.model.distribution.noise * len(player.agents) for player in players.values()]
+        noise = torch.from_numpy(
+            action_noise(self.seed, iteration, self.numbers, self.plan.steps, sum(widths), attempt)
+        )
+        episodes: list[Episode] = []
+        count = 0
+        envs.observe([buffer.rows[0] for buffer in buffers.values()], np.flatnonzero(envs.alive.any(1)).tolist())
+        for t in range(self.plan.steps):
+            alive = envs.alive.copy()
+            playing = alive.any(1)
+            if not playing.any():
+                break
+            parts = zip(players.values(), buffers.values(), envs.action_masks, noise[t].split(widths, -1), strict=True)
+            for p, (_, buffer, allowed, _) in enumerate(whole := list(parts)):
+                buffer.permit(t, alive[:, buffer.columns], allowed)
+                self.decisions[:, p] += buffer.mask[t].sum(1) * playing
+            actions = [act(*part, t, alive[:, part[1].columns], played.greedy) for part in whole]
+            step = envs.step(actions)
+            if restart:
+                self.history.append(actions)
+            team_costs = step.costs.sum(1)
+            self.returns += step.rewards.mean(1)
+            self.costs += team_costs
+            self.lengths += playing
+            count += int(playing.sum())
+            over, truncated = playing & ~envs.alive.any(1), step.truncated
+            if t + 1 == self.plan.steps and not restart:
+                # An episode that is too long is cut, and valued by what would have followed.
+                truncated = truncated | envs.alive
+                over |= envs.alive.any(1)
+            for buffer in buffers.values():
+                own = buffer.columns
+                buffer.record(t, step.rewards[:, own], team_costs, step.terminated[:, own], truncated[:, own])
+            rows = [buffer.rows[t + 1] for buffer in buffers.values()]
+            envs.observe(rows, np.flatnonzero(playing).tolist())
+            for c in np.flatnonzero(truncated.any(1)):
+                played.cuts[t, int(c)] = {name: buffer.rows[t + 1, c].copy() for name, buffer in buffers.items()}
+            for c in np.flatnonzero(over):
+                episodes.append(self._finished(t, int(c)))
+                played.ends[t, int(c)] = bool(truncated[c].any())
+                if restart:
+                    self._begin(int(c))
+                    self.starts[c] = iteration * self.plan.steps + t + 1
+            if restart and over.any():
+                envs.observe(rows, np.flatnonzero(over).tolist())
+            for buffer, row in zip(buffers.values(), rows, strict=True):
+                # An agent's last observation is not a decision's: those that are gone read as zeros.
+                gone = ~envs.alive[:, buffer.columns]
+                if gone.any():
+                    row[gone] = 0
+            played.steps = max(played.steps, t + 1)
+        return episodes, count
+
+    def _finished(self, t: int, c: int) -> Episode:
+        costs = tuple(self.costs[c].tolist())
+        decisions = dict(zip(self.columns, self.decisions[c].tolist(), strict=True))
+        start = int(self.starts[c])
+        return Episode(t, self.numbers[c], float(self.returns[c]), costs, int(self.lengths[c]), start, decisions)
+
+    def _reset(self, c: int, seed: int) -> None:
+        self.returns[c], self.costs[c], self.lengths[c], self.decisions[c] = 0.0, 0.0, 0, 0
+        self.envs.reset(c, seed)
+
+    def _begin(self, c: int) -> None:
+        """Begin copy c's next episode."""
+        self.episode[c] += 1
+        self.began[c] = len(self.history)
+        self._reset(c, episode_seed(self.seed, self.numbers[c], int(self.episode[c])))
+
+    def _continue(self, c: int, saved: Mapping[str, Any] | None) -> None:
+        """Begin copy c's first episode, or play a saved one as far as it had come."""
+        if saved is None:
+            self.began[c] = len(self.history)
+            self._reset(c, episode_seed(self.seed, self.numbers[c], 0))
+            return
+        steps = [
+            [np.asarray(part, dtype) for part, dtype in zip(step, self.dtypes, strict=True)]
+            for step in saved["actions"]
+        ]
+        self.episode[c] = saved["episode"]
+        self.envs.replay(c, episode_seed(self.seed, self.numbers[c], saved["episode"]), steps)
+        self.returns[c], self.costs[c], self.lengths[c] = saved["return"], saved["costs"], len(steps)
+        self.decisions[c] = saved["decisions"]
+        # Histories of different lengths end together: the oldest episode's first step is step 0.
+        missing = len(steps) - len(self.history)
+        if missing > 0:
+            empty = [np.zeros((len(self.numbers), *part.shape), part.dtype) for part in steps[0]]
+            self.history = [[part.copy() for part in empty] for _ in range(missing)] + self.history
+            self.began[:c] += missing
+        self.began[c] = len(self.history) - len(steps)
+        for kept, step in zip(self.history[self.began[c] :], steps, strict=True):
+            for array, part in zip(kept, step, strict=True):
+                array[c] = part
+
+    def _forget(self) -> None:
+        """Drop the history that no running episode needs."""
+        oldest = int(self.began.min())
+        self.history = self.history[oldest:]
+        self.began -= oldest
+
+
+def act(
+    player: Player,
+    buffer: Buffer,
+    allowed: np.ndarray | None,
+    uniforms: torch.Tensor,
+    t: int,
+    alive: np.ndarray,
+    greedy: np.ndarray,
+) -> np.ndarray:
+    """One forward pass of one policy; its actions (copies, agents, *shape) as the environment takes them."""
+    distribution = player.model.distribution
+    copies, agents = buffer.rows.shape[1:3]
+    rows = torch.from_numpy(buffer.rows[t].reshape(copies * agents, -1))
+    permitted = None if allowed is None else torch.from_numpy(allowed.reshape(copies * agents, -1))
+    outputs = distribution.normalize(player.model.actor.infer(rows), permitted)
+    actions = distribution.sample(outputs, uniforms.reshape(copies * agents, -1))
+    if greedy.any():
+        chosen = torch.from_numpy(greedy).repeat_interleave(agents)
+        actions[chosen] = distribution.mode(outputs[chosen])
+    acted = torch.from_numpy(alive)
+    taken = actions.reshape(buffer.actions.shape[1:])
+    log_probs = distribution.log_prob(outputs, actions).reshape(copies, agents)
+    if greedy.any() or not acted.all():  # copies that are over keep what they played
+        buffer.actions[t][acted] = taken[acted]
+        buffer.log_probs[t][acted] = log_probs[acted]
+    else:
+        buffer.actions[t], buffer.log_probs[t] = taken, log_probs
+    return distribution.to_env(actions).reshape(copies, agents, *distribution.shape)

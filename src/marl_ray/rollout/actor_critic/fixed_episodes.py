@@ -1,0 +1,116 @@
+"""Whole episodes from fixed starts, to judge actor-critics: nothing is kept of them but what they brought.
+
+An episode is a function of (weights, seed, kind, number): neither the number of workers nor that of copies changes it, and
+no random number is one of training's.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from pettingzoo import ParallelEnv
+
+from marl_ray.envs.batch import EnvBatch
+from marl_ray.rollout.actor_critic.buffers import Buffer, Player
+from marl_ray.rollout.actor_critic.collector import act
+from marl_ray.rollout.rng import EVALUATION, action_noise, episode_seed
+
+BLOCK = 64
+"""Steps whose random numbers are drawn at once."""
+_BLOCK_BITS = 20
+
+
+class Start(NamedTuple):
+    """Which episode is played, and how."""
+
+    number: int
+    kind: int
+    """0 or 1: sets of starts that share no random number."""
+    greedy: bool
+    """Whether the most likely actions are taken."""
+
+
+class WholeEpisode(NamedTuple):
+    """What an episode brought."""
+
+    ret: float
+    """Return: sum of rewards, averaged over the agents."""
+    costs: tuple[float, ...]
+    """Of each cost signal the sum over steps and agents."""
+    length: int
+    """Environment steps."""
+    cut: bool
+    """Whether it was ended by the limit of steps."""
+
+
+class Arena:
+    """Environment copies in which teams are judged; never those of training, whose episodes go on."""
+
+    def __init__(
+        self,
+        env: ParallelEnv,
+        envs: EnvBatch,
+        agents: Mapping[str, Sequence[str]],
+        copies: int,
+        seed: int,
+        signals: int,
+        most_steps: int,
+    ):
+        """`env` tells spaces; `envs` are `copies`, grouped by the policies of `agents` (policy -> its agents). An episode
+        is cut after `most_steps`."""
+        self.env, self.envs, self.copies, self.signals = env, envs, copies, signals
+        self.seed, self.most_steps = seed, most_steps
+        order = list(env.possible_agents)
+        self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}
+
+    def close(self) -> None:
+        self.envs.close()
+
+    def play(self, players: Mapping[str, Player], starts: Sequence[Start]) -> list[WholeEpisode]:
+        """One episode of each start, in their order."""
+        episodes: list[WholeEpisode] = []
+        for first in range(0, len(starts), self.copies):
+            wave = list(starts[first : first + self.copies])
+            # All copies begin anew, so that none is stepped that has no episode.
+            padded = wave + [wave[0]] * (self.copies - len(wave))
+            episodes += self._play(players, padded)[: len(wave)]
+        return episodes
+
+    def _play(self, players: Mapping[str, Player], starts: Sequence[Start]) -> list[WholeEpisode]:
+        """One episode in every copy."""
+        envs, count = self.envs, self.copies
+        buffers = [
+            Buffer(self.env, player, self.columns[name], 1, count, self.signals) for name, player in players.items()
+        ]
+        widths = [player.model.distribution.noise * len(player.agents) for player in players.values()]
+        greedy = np.array([start.greedy for start in starts])
+        for c, start in enumerate(starts):
+            envs.reset(c, episode_seed(self.seed, start.number, EVALUATION + start.kind))
+        returns, costs, lengths = np.zeros(count), np.zeros((count, self.signals)), np.zeros(count, np.int64)
+        for t in range(self.most_steps):
+            alive = envs.alive.copy()
+            playing = alive.any(1)
+            if not playing.any():
+                break
+            if t % BLOCK == 0:
+                noise = self._noise(starts, t // BLOCK, sum(widths))
+            envs.observe([buffer.rows[0] for buffer in buffers], np.flatnonzero(playing).tolist())
+            uniforms = noise[t % BLOCK].split(widths, -1)
+            parts = zip(players.values(), buffers, envs.action_masks, uniforms, strict=True)
+            step = envs.step([act(*part, 0, alive[:, part[1].columns], greedy) for part in parts])
+            returns += step.rewards.mean(1)
+            costs += step.costs.sum(1)
+            lengths += playing
+        cut = [bool(agents.any()) for agents in envs.alive]
+        return [
+            WholeEpisode(float(returns[c]), tuple(costs[c].tolist()), int(lengths[c]), cut[c]) for c in range(count)
+        ]
+
+    def _noise(self, starts: Sequence[Start], block: int, width: int) -> torch.Tensor:
+        """(BLOCK, copies, width) uniforms."""
+        drawn = [
+            action_noise(self.seed, EVALUATION + (start.kind << _BLOCK_BITS) + block, [start.number], BLOCK, width)
+            for start in starts
+        ]
+        return torch.from_numpy(np.concatenate(drawn, axis=1))

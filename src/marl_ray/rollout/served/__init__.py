@@ -1,0 +1,1 @@
+"""What was served as trajectories: logged acts and texts, and the collector that learns from them."""

@@ -1,0 +1,130 @@
+"""Batches of responses that were served, in the place of play; evaluations are played as `TextCollector` plays them."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from pettingzoo import AECEnv
+
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import Completion
+from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.rng import permutation
+from marl_ray.rollout.text.collector import TextBatch, TextCollector
+from marl_ray.rollout.text.episode import Turn
+from marl_ray.rollout.text.responses import Row, TokenPlayer, to_trajectories
+from marl_ray.rollout.text.transcripts import Sums
+
+DATA_ORDER = (1 << 27) - 3
+"""Number of the permutations that data are read in, where minibatch orders have their epoch."""
+
+
+class Response(NamedTuple):
+    """One response to learn from."""
+
+    agent: str
+    prompt_ids: np.ndarray
+    """(P,) int32."""
+    ids: np.ndarray
+    """(T,) int32."""
+    log_probs: np.ndarray
+    """(T,) float32, of the policy that wrote it; zeros where that is not known."""
+    reward: float
+    ended: bool
+    """By itself, and not by a limit or a client that left."""
+
+
+Block = tuple[Response, ...]
+"""What must be in one batch: responses to one prompt, or a pair of which the first was preferred."""
+
+
+class ServedCollector(TextCollector):
+    """This worker's part of each batch; a pass over the data reads every block once, in an order drawn by the seed."""
+
+    def __init__(
+        self,
+        make: Callable[[], AECEnv],
+        agents: Mapping[str, Sequence[str]],
+        copies: range,
+        plan: Plan,
+        seed: int,
+        signals: int,
+        state: Mapping[str, Any] | None,
+        gather: Callable[[Any], list[Any]],
+        data: Mapping[str, Sequence[Block]],
+        size: int,
+    ):
+        """As `TextCollector`. `data` are the blocks of each policy that learns, the same on every worker; a batch has blocks
+        of `size` responses of each policy, over all workers, and the last one of a pass what is left.
+
+        Raises MarlRayError if `state` is of other data.
+        """
+        super().__init__(make, agents, copies, plan, seed, signals, state, gather)
+        self.data, self.size = data, size
+        self.worker = copies.start // max(len(copies), 1)
+        self.workers = len(gather(None))
+        self.digest = _digest(data)
+        saved = state or {"digest": self.digest}
+        if saved.get("digest") != self.digest:  # a run that played has none
+            raise MarlRayError("data: is not what this run began to learn from; expected the same, or another `name`")
+        self.read: dict[str, int] = saved.get("read", dict.fromkeys(data, 0))
+        """Blocks of each policy that all workers have read, over all passes."""
+
+    def state(self) -> dict[str, Any]:
+        """As `TextCollector.state`."""
+        return {"read": dict(self.read), "digest": self.digest}
+
+    def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
+        """The next batch of every policy that learns; nothing is played."""
+        trajectories, sums, steps = {}, Sums(), 0
+        self.group_sums = {}
+        for name in self.data:
+            own = self._next(name)
+            # A block is a group, so that what is compared does not depend on which blocks a worker has.
+            rows = [
+                Row(_turn(response, self.signals), number, group, False)
+                for number, (group, response) in enumerate((g, one) for g, block in enumerate(own) for one in block)
+            ]
+            trajectories[name] = to_trajectories(players[name], rows, self.signals)
+            self.group_sums[name] = GroupSums.of([np.array([[one.reward] for one in block]) for block in own])
+            steps += len(rows)
+            for response in sum(own, ()):
+                found = {"reward": response.reward, "response_tokens": len(response.ids), "ended": response.ended}
+                for key, value in found.items():
+                    total, count = sums.get(f"{response.agent}/{key}", (0.0, 0))
+                    sums[f"{response.agent}/{key}"] = total + float(value), count + 1
+            sums[f"data/{name}/passes"] = self.read[name] / len(self.data[name]), 1
+        return TextBatch(trajectories, [], steps, sums, [])
+
+    def _next(self, name: str) -> list[Block]:
+        """This worker's blocks of the next batch."""
+        blocks = self.data[name]
+        number, place = divmod(self.read[name], len(blocks))
+        order = permutation(self.seed, number, DATA_ORDER, len(blocks))
+        taken: list[Block] = []
+        while place + len(taken) < len(blocks) and sum(map(len, taken)) < self.size:
+            taken.append(blocks[order[place + len(taken)]])
+        self.read[name] += len(taken)
+        # Stretches, so that all workers' rows are in the order that one worker would have them in.
+        bounds = [len(taken) * worker // self.workers for worker in (self.worker, self.worker + 1)]
+        return taken[bounds[0] : bounds[1]]
+
+
+def _turn(response: Response, signals: int) -> Turn:
+    completion = Completion(response.ids.tolist(), response.log_probs.tolist(), response.ended)
+    costs = np.zeros(signals)
+    return Turn(response.agent, 0, response.prompt_ids.tolist(), completion, "", "", costs, response.reward)
+
+
+def _digest(data: Mapping[str, Sequence[Block]]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for name, blocks in data.items():
+        for block in blocks:
+            found.update(f"{name} {len(block)} ".encode())
+            for one in block:
+                found.update(f"{one.agent} {one.reward!r} {len(one.prompt_ids)} {len(one.ids)} ".encode())
+                for array in (one.prompt_ids, one.ids, one.log_probs):
+                    found.update(array.tobytes())
+    return found.hexdigest()

@@ -1,0 +1,160 @@
+"""Texts that were served, as `marl-ray export` writes them: one row is one response, with the outcome of its unit."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from marl_ray.errors import MarlRayError
+from marl_ray.rollout.served.acts import tables
+
+SCHEME = "decisions://"
+COLUMNS: dict[str, pa.DataType] = {
+    "experiment": pa.string(),
+    "unit": pa.string(),
+    "agent": pa.string(),
+    "sampled": pa.bool_(),
+    "outcome": pa.float64(),
+    "prompt_ids": pa.list_(pa.int64()),
+    "text": pa.string(),
+    "ids": pa.list_(pa.int64()),
+    "log_probs": pa.list_(pa.float64()),
+    "finish": pa.string(),
+    "temperature": pa.float64(),
+    "asked": pa.list_(pa.string()),
+}
+"""What is read of a file; it may have more."""
+LARGEST = 1 << 31
+"""Ids of tokens are below it."""
+SHOWN = 16
+"""Responses that a tokenizer must read as they were served, before it is believed to be the one that wrote them."""
+
+
+@dataclass(frozen=True)
+class ServedText:
+    """One response."""
+
+    where: str
+    """File and row, for errors."""
+    unit: str
+    """`experiment/unit`."""
+    agent: str
+    sampled: bool
+    """Drawn from the model's whole distribution, so that `log_probs` are the chances with which it was drawn."""
+    outcome: float
+    """Of its unit."""
+    prompt_ids: np.ndarray
+    """(P,) int32."""
+    ids: np.ndarray
+    """(T,) int32, T at least 1."""
+    log_probs: np.ndarray
+    """(T,) float32."""
+    text: str
+    finish: str
+    """`stop`, `length` or `cut`."""
+    temperature: float | None
+    """In force."""
+    asked: frozenset[str]
+    """Settings that the request chose itself."""
+
+
+def file_of(data: str) -> str:
+    """The Parquet file of `decisions://FOLDER/EXPERIMENT`, where FOLDER is what `marl-ray export --out` was given: a local
+    folder or a URI (`decisions://s3://bucket/prefix/EXPERIMENT`)."""
+    place, mark, options = data.removeprefix(SCHEME).partition("?")
+    folder, _, experiment = place.rpartition("/")
+    if not folder or not experiment:
+        raise MarlRayError(f"data: {data!r}, expected decisions://FOLDER/EXPERIMENT")
+    return f"{folder}/{experiment}.parquet{mark}{options}"
+
+
+def read_served(path: str) -> list[ServedText]:
+    """The responses of a file, of all `*.parquet` of a folder and the folders in it, or of either as a URI, in their order.
+
+    Those of arms that tell no tokens are left out. Raises MarlRayError naming the file, the row (from 0) and the column of
+    what does not fit, or if nothing is left.
+    """
+    found = [one for name, begin, table in tables(path, COLUMNS) for one in _responses(name, begin, table)]
+    if not found:
+        raise MarlRayError(f"{path}: expected at least one response with its tokens")
+    _check_outcomes(found)
+    return found
+
+
+def _responses(file: str, begin: int, table: pa.Table) -> Iterator[ServedText]:
+    for number, row in enumerate(table.to_pylist(), begin):
+        where = f"{file}: row {number}"
+        for column, value in row.items():
+            if value is None and column != "temperature":
+                raise MarlRayError(f"{where}, column {column}: expected a value, not null")
+        if not row["ids"] or not row["prompt_ids"]:
+            continue
+        log_probs = np.array(row["log_probs"], np.float32)
+        tokens = {column: _are_tokens(row[column]) for column in ("prompt_ids", "ids")}
+        good = {
+            **{column: (fits, "ids of tokens, from 0 on") for column, fits in tokens.items()},
+            "outcome": (np.isfinite(row["outcome"]), "a finite number"),
+            "log_probs": (
+                log_probs.shape == (len(row["ids"]),)
+                and bool((log_probs < 1e-4).all() and np.isfinite(log_probs).all()),
+                f"{len(row['ids'])} logarithms of probabilities, one for each of ids",
+            ),
+        }
+        for column, (fits, expected) in good.items():
+            if not fits:
+                raise MarlRayError(f"{where}, column {column}: expected {expected}")
+        yield ServedText(
+            where,
+            f"{row['experiment']}/{row['unit']}",
+            row["agent"],
+            row["sampled"],
+            row["outcome"],
+            np.array(row["prompt_ids"], np.int32),
+            np.array(row["ids"], np.int32),
+            log_probs,
+            row["text"],
+            row["finish"],
+            row["temperature"],
+            frozenset(row["asked"]),
+        )
+
+
+def _are_tokens(numbers: Sequence[int | None]) -> bool:
+    return all(number is not None and 0 <= number < LARGEST for number in numbers)
+
+
+def _check_outcomes(served: Sequence[ServedText]) -> None:
+    outcomes: dict[str, float] = {}
+    for one in served:
+        if outcomes.setdefault(one.unit, one.outcome) != one.outcome:
+            raise MarlRayError(f"{one.where}, column outcome: expected the same outcome in all rows of a unit")
+
+
+def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[str, list[ServedText]]:
+    """The responses by the policy that plays their agent (agent -> policy); MarlRayError for an agent that nobody plays."""
+    found: dict[str, list[ServedText]] = {}
+    for one in served:
+        if one.agent not in agents:
+            raise MarlRayError(f"{one.where}, column agent: {one.agent!r} is not one of {', '.join(agents)}")
+        found.setdefault(agents[one.agent], []).append(one)
+    return found
+
+
+def check_readable(name: str, tokenizer: Any, vocabulary: int, context: int, served: Sequence[ServedText]) -> None:
+    """Raise MarlRayError where policy `name` cannot have written a response: too long, or tokens of another tokenizer."""
+    for number, one in enumerate(served):
+        length = len(one.prompt_ids) + len(one.ids)
+        if length > context:
+            raise MarlRayError(f"{one.where}: {length} tokens, but policy {name!r} has a context of {context}")
+        largest = int(max(one.prompt_ids.max(), one.ids.max()))
+        smallest = int(min(one.prompt_ids.min(), one.ids.min()))
+        fits = smallest >= 0 and largest < vocabulary
+        if fits and number < SHOWN:
+            read = tokenizer.decode(one.ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            fits = read.startswith(one.text)  # a stop string may have been left out of the text
+        if not fits:
+            raise MarlRayError(
+                f"{one.where}, column ids: policy {name!r} has another tokenizer than the arm that wrote it"
+            )

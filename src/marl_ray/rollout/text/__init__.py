@@ -1,0 +1,1 @@
+"""Language models play text environments, turn by turn."""

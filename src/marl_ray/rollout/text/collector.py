@@ -1,0 +1,279 @@
+"""Copies of a text environment played by language models, in waves of one turn of every copy.
+
+In a wave each policy answers all copies whose agent to act it plays, in one call of its engine; then these copies step
+side by side. What an episode becomes depends on its task and on its own random streams alone, so neither the number of
+workers nor the order of waves changes a result.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from pettingzoo import AECEnv
+
+from marl_ray.envs.batch import grouped
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.prompting.prompts import PromptTooLong, fit_prompt
+from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.group_spread import GroupSums, informative
+from marl_ray.rollout.response_streams import EVALUATION, TRAINING, response_stream
+from marl_ray.rollout.rng import episode_seed, permutation
+from marl_ray.rollout.text.branching import Branch, branches, keep_state
+from marl_ray.rollout.text.curriculum import Curriculum
+from marl_ray.rollout.text.deadline_threads import Late, side_by_side
+from marl_ray.rollout.text.episode import Start, TextCopy, TextEpisode, Turn
+from marl_ray.rollout.text.responses import Row, TokenPlayer, to_trajectories
+from marl_ray.rollout.text.transcripts import Sums, Transcript, metric_sums, transcript
+from marl_ray.trajectories import Trajectories
+
+THREADS = 32
+"""Copies that step at once."""
+STEP_DEADLINE = 600.0
+"""Seconds that a step or reset of an environment may take."""
+TRANSCRIPTS = 2
+"""Episodes of an iteration, over all workers, that are kept as text."""
+TRANSCRIPT_ORDER = (1 << 27) - 2
+"""Number of the permutation that draws them, where minibatch orders have their epoch."""
+
+
+class TextBatch(NamedTuple):
+    """What was gathered; the first three fields are those of `collector.Batch`."""
+
+    trajectories: dict[str, Trajectories]
+    """By policy; a row per response."""
+    episodes: list[TextEpisode]
+    """One per copy: the last it played."""
+    steps: int
+    """Turns of all agents that were played for it; an episode that nobody could begin counts as one."""
+    sums: Sums
+    """Metrics of roles and environment; `transcripts.means` of all workers' sums are their means."""
+    transcripts: list[Transcript]
+    """Those of the drawn episodes that this worker played."""
+
+
+class TextCollector:
+    """Plays this worker's copies of a text environment, one whole episode of each per batch."""
+
+    def __init__(
+        self,
+        make: Callable[[], AECEnv],
+        agents: Mapping[str, Sequence[str]],
+        copies: range,
+        plan: Plan,
+        seed: int,
+        signals: int = 1,
+        state: Mapping[str, Any] | None = None,
+        gather: Callable[[Any], list[Any]] = lambda value: [value],
+        curriculum: str | None = None,
+        deadline: float = STEP_DEADLINE,
+    ):
+        """`make` returns a new copy of the environment; `agents` are policy -> its agents.
+
+        `copies` are the numbers of this worker's copies among all, whole groups of `plan.group_size`. `gather` gives every
+        worker's plain value by rank; all workers collect together. `state` continues where `state()` was taken, on any
+        number of workers. `curriculum` is `train.curriculum`.
+        """
+        self.copies = [TextCopy(make(), number, signals, plan.steps, agents) for number in copies]
+        env = self.copies[0].env
+        grouped(env.possible_agents, list(agents.values()))
+        self.numbers = {agent: number for number, agent in enumerate(env.possible_agents)}
+        self.plan, self.seed, self.signals, self.gather, self.deadline = plan, seed, signals, gather, deadline
+        self.groups: dict[int, list[TextCopy]] = {}
+        for copy in self.copies:
+            self.groups.setdefault(copy.number // plan.group_size, []).append(copy)
+        saved = state or {}
+        self.position: int = saved.get("position", 0)
+        """Groups that all workers have played: the index of the next task, where no curriculum chooses it."""
+        self.group_sums: dict[str, GroupSums] = {}
+        """Of the last batch: how the members of groups differed in what each policy scored."""
+        self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None
+
+    def state(self) -> dict[str, Any]:
+        """Plain data from which other collectors, on any number of workers, continue; the same on every worker."""
+        solved = {"solved": self.curriculum.state()} if self.curriculum else {}
+        return {"position": self.position, **solved}
+
+    @property
+    def running(self) -> list[tuple[int, int]]:
+        """As `Collector.running`: a batch leaves no episode to go on with."""
+        return []
+
+    def close(self) -> None:
+        for copy in self.copies:
+            copy.env.close()
+
+    def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
+        """One episode of every copy; groups that teach nothing are played again on other tasks, `plan.refills` times."""
+        judging = {agent for name in self.plan.judges for agent in players[name].agents}
+        comparing = {agent for name in self.plan.comparing for agent in players[name].agents}
+        pending, steps, total = list(self.groups), 0, 0
+        self.group_sums = dict.fromkeys(players, GroupSums())
+        outcomes: list[tuple[int, int, float]] = []
+        for attempt in range(self.plan.refills + 1):
+            everywhere = sorted(group for part in self.gather(pending) for group in part)
+            if not everywhere:
+                break
+            total = total or len(everywhere) * self.plan.group_size
+            positions = {group: self.position + place for place, group in enumerate(everywhere)}
+            self.position += len(everywhere)
+            for group in pending:
+                self._begin(self.groups[group], positions[group], iteration, attempt)
+            playing = [copy for group in pending for copy in self.groups[group]]
+            self._play(players, playing, comparing)
+            steps += sum(max(1, len(copy.turns)) for copy in playing)  # a run of prompts that nobody can read ends too
+            for name, player in players.items():
+                self.group_sums[name] += GroupSums.of([_scores(self.groups[g], player.agents) for g in pending])
+            if self.curriculum:
+                outcomes += [(positions[group], *_outcome(self.groups[group])) for group in pending]
+            pending = [group for group in pending if judging and not _informative(self.groups[group], judging)]
+        if self.curriculum:
+            found = sorted(outcome for part in self.gather(outcomes) for outcome in part)
+            self.curriculum.add((index, share) for _, index, share in found)
+        teaching = [group for group in self.groups if group not in pending]
+        branched = [branch for group in teaching for branch in branches(group, self.groups[group])]
+        self._play_on(players, [branch.copy for branch in branched])
+        steps += sum(len(branch.copy.turns) - branch.begun for branch in branched)
+        batch = {}
+        for name, player in players.items():
+            # What still teaches nothing does not count in the means.
+            kept = teaching if name in self.plan.judges else list(self.groups)
+            batch[name] = to_trajectories(player, self._rows(player.agents, kept, branched), self.signals)
+        drawn = permutation(self.seed, iteration, TRANSCRIPT_ORDER, total)[:TRANSCRIPTS]
+        transcripts = [transcript(copy) for copy in self.copies if copy.number in drawn]
+        episodes = [copy.episode() for copy in self.copies]
+        return TextBatch(batch, episodes, steps, metric_sums(self.copies), transcripts)
+
+    def play(
+        self,
+        players: Mapping[str, TokenPlayer],
+        indices: Sequence[int],
+        split: str = "test",
+        greedy: bool = False,
+        samples: int = 1,
+        key: int = 0,
+    ) -> list[TextEpisode]:
+        """`samples` episodes of every task of `indices`, task by task; nothing of training's play or state changes.
+
+        Random streams are (EVALUATION, key, sample, index, agent, turn): they depend on no worker, and are never those
+        of training.
+        """
+        jobs = [(index, sample) for index in indices for sample in range(samples)]
+        episodes: list[TextEpisode] = []
+        for first in range(0, len(jobs), len(self.copies)):
+            playing = list(zip(self.copies, jobs[first : first + len(self.copies)], strict=False))
+            for copy, (index, sample) in playing:
+                seed = episode_seed(self.seed, index, EVALUATION)
+                copy.begin(Start(index, split, seed, greedy, (EVALUATION, key, sample, index), sample))
+            self._play(players, [copy for copy, _ in playing])
+            episodes += [copy.episode() for copy, _ in playing]
+        return episodes
+
+    def _begin(self, members: Sequence[TextCopy], position: int, iteration: int, attempt: int) -> None:
+        """The members of a group get the same task and the same seed."""
+        index = self.curriculum.task(position) if self.curriculum else position
+        seed = episode_seed(self.seed, position, TRAINING)
+        for copy in members:
+            greedy = self.plan.greedy and copy.number % self.plan.group_size == 0
+            copy.begin(Start(index, "train", seed, greedy, (TRAINING, iteration, attempt, copy.number)))
+
+    def _rows(self, agents: Sequence[str], groups: Sequence[int], branched: Sequence[Branch]) -> list[Row]:
+        """The turns of these agents in the copies of these groups, and of branches those that they begin with.
+
+        Group by group, so that the order of all workers' rows, which minibatches are drawn by, is that of one worker.
+        """
+        rows: list[Row] = []
+        for group in groups:
+            rows += [
+                Row(turn, copy.number, group, copy.start.greedy) for copy in self.groups[group] for turn in copy.turns
+            ]
+            rows += [branch.row for branch in branched if branch.group == group]
+        return [row for row in rows if row.turn.agent in agents]
+
+    def _play(
+        self, players: Mapping[str, TokenPlayer], copies: Sequence[TextCopy], comparing: Collection[str] = ()
+    ) -> None:
+        """Play the episodes that `copies` have begun to their ends; with branches to come where `comparing` agents act."""
+        self._side_by_side(copies, TextCopy.reset)
+        trunks = [copy for copy in copies if comparing and copy.number % self.plan.group_size == 0]
+        self._play_on(players, copies, trunks, comparing)
+
+    def _play_on(
+        self,
+        players: Mapping[str, TokenPlayer],
+        copies: Sequence[TextCopy],
+        trunks: Sequence[TextCopy] = (),
+        comparing: Collection[str] = (),
+    ) -> None:
+        while playing := [copy for copy in copies if copy.agent]:
+            for copy in trunks:
+                keep_state(copy, self.plan.branch_turns, comparing)
+            for player in players.values():
+                asked = [copy for copy in playing if copy.agent in player.agents]
+                if asked:
+                    self._answer(player, asked)
+            self._side_by_side([copy for copy in playing if copy.agent], TextCopy.step)
+
+    def _answer(self, player: TokenPlayer, copies: Sequence[TextCopy]) -> None:
+        """One turn, by one policy in one call of its engine, of every copy whose prompt fits; the others end."""
+        policy = player.policy
+        encoded: dict[str, tuple[list[int], bool] | None] = {}
+        asked, prompts, numbers = [], [], []
+        for copy in copies:
+            if copy.observation not in encoded:  # members of a group begin with the same prompt
+                encoded[copy.observation] = _encode(player, copy)
+            if (found := encoded[copy.observation]) is None:
+                copy.cannot_read()
+                continue
+            number = sum(turn.agent == copy.agent for turn in copy.turns)
+            stream = response_stream(*copy.start.stream, self.numbers[copy.acting], number)
+            asked.append((copy, found[1]))
+            prompts.append(Prompt(tuple(found[0]), stream, copy.start.greedy))
+            numbers.append(number)
+        if not prompts:
+            return
+        completions = player.engine.generate(prompts, self.seed)
+        for (copy, shortened), number, prompt, completion in zip(asked, numbers, prompts, completions, strict=True):
+            response = policy.tokenizer.decode(
+                completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            costs = np.zeros(self.signals)
+            said = copy.acting, number, list(prompt.ids), completion, copy.observation, response, costs
+            copy.turns.append(Turn(*said, shortened=shortened))
+
+    def _side_by_side(self, copies: Sequence[TextCopy], call: Callable[[TextCopy], None]) -> None:
+        calls = [(lambda copy=copy: call(copy)) for copy in copies]
+        try:
+            side_by_side(calls, THREADS, self.deadline)
+        except Late as late:
+            copy = copies[late.index]
+            raise MarlRayError(f"{copy.where()}: {call.__name__} took over {self.deadline:g} s") from late
+
+
+def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | None:
+    """Token ids of what a copy's agent sees, and whether it was shortened; None where it cannot be shortened enough."""
+    policy = player.policy
+    room = policy.config.context - policy.generation.max_tokens
+    with copy.named():
+        try:
+            return fit_prompt(policy.tokenizer, copy.observation, policy.config.chat, room)
+        except PromptTooLong:
+            return None
+
+
+def _informative(members: Sequence[TextCopy], judging: set[str]) -> bool:
+    """Whether some agent of `judging` scored differently in the members that do not play greedily."""
+    return informative(_scores(members, judging))
+
+
+def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:
+    """(members that do not play greedily, agents)"""
+    return np.array([[copy.rewards[agent] for agent in agents] for copy in members if not copy.start.greedy])
+
+
+def _outcome(members: Sequence[TextCopy]) -> tuple[int, float]:
+    """Index of a group's task, and the share of its members that solved it; one that was cut did not."""
+    solved = [False if copy.cut and copy.solved is None else copy.solved for copy in members]
+    if None in solved:
+        raise MarlRayError(f'train.curriculum: {members[0].where()} reports no infos[agent]["solved"]')
+    return members[0].start.index, solved.count(True) / len(solved)

@@ -1,0 +1,104 @@
+"""Responses of one policy as Trajectories: a row per response, a step per token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.policies.engines.base import Engine
+from marl_ray.policies.language.token_policy import TokenPolicy
+from marl_ray.rollout.text.episode import Turn
+from marl_ray.trajectories import Trajectories
+
+
+@dataclass(frozen=True)
+class TokenPlayer:
+    """One language model as the collector needs it: weights and engine to sample from, agents, value normalisers."""
+
+    policy: TokenPolicy
+    """The copy that samples; its critic heads, where it has any, value the responses."""
+    engine: Engine
+    agents: list[str]
+    value_norm: ValueNorm
+    cost_norms: tuple[ValueNorm, ...] = ()
+    micro_batch: int = 16
+    """Responses valued in one pass; never changes results."""
+
+
+class Row(NamedTuple):
+    """A response and whose it is."""
+
+    turn: Turn
+    copy: int
+    group: int
+    greedy: bool
+
+
+def to_trajectories(player: TokenPlayer, rows: Sequence[Row], signals: int) -> Trajectories:
+    """The batch of one policy; B = len(rows), which may be 0, T and P those of its longest response and prompt."""
+    completions = [row.turn.completion for row in rows]
+    lengths = torch.tensor([len(completion.ids) for completion in completions], dtype=torch.int64)
+    batch, steps = len(rows), max([1, *lengths.tolist()])
+    width = max([1, *(len(row.turn.prompt) for row in rows)])
+    prompts = torch.full((batch, width), -1, dtype=torch.int64)
+    actions, log_probs = torch.zeros(batch, steps, dtype=torch.int64), torch.zeros(batch, steps)
+    for b, row in enumerate(rows):
+        prompts[b, width - len(row.turn.prompt) :] = torch.tensor(row.turn.prompt)
+        actions[b, : lengths[b]] = torch.tensor(row.turn.completion.ids)
+        log_probs[b, : lengths[b]] = torch.tensor(row.turn.completion.log_probs)
+    mask = torch.arange(steps) < lengths[:, None]
+    last = torch.arange(steps) == lengths[:, None] - 1
+    ended = torch.tensor([completion.ended for completion in completions], dtype=torch.bool)[:, None]
+    rewards = torch.tensor([row.turn.reward for row in rows], dtype=torch.float32)[:, None] * last
+    costs = torch.zeros(batch, signals)
+    for b, row in enumerate(rows):
+        costs[b] = torch.from_numpy(row.turn.costs)
+    values, cost_values = _values(player, prompts, actions, mask, signals)
+    return Trajectories(
+        observations=torch.zeros(batch, steps, 0),
+        states=None,
+        actions=actions,
+        log_probs=log_probs,
+        action_masks=None,
+        values=values,
+        bootstrap=torch.zeros(batch, steps),
+        cost_values=cost_values,
+        cost_bootstrap=torch.zeros(batch, steps, signals),
+        rewards=rewards,
+        costs=costs[:, None] * last[..., None],
+        mask=mask,
+        terminated=last & ended,
+        truncated=last & ~ended,
+        greedy=torch.tensor([row.greedy for row in rows], dtype=torch.bool),
+        group=torch.tensor([row.group for row in rows], dtype=torch.int64),
+        episode=torch.tensor([row.copy for row in rows], dtype=torch.int64),
+        agent=torch.tensor([player.agents.index(row.turn.agent) for row in rows], dtype=torch.int64),
+        turn=torch.tensor([row.turn.number for row in rows], dtype=torch.int64),
+        prompts=prompts,
+    )
+
+
+@torch.no_grad()
+def _values(
+    player: TokenPlayer, prompts: Tensor, responses: Tensor, mask: Tensor, signals: int
+) -> tuple[Tensor, Tensor]:
+    """Values (B, T) and cost values (B, T, K) at the tokens, in reward and cost units; zeros without a critic."""
+    values, cost_values = torch.zeros(mask.shape), torch.zeros(*mask.shape, signals)
+    policy = player.policy
+    if policy.value_head is None and policy.cost_head is None:
+        return values, cost_values
+    device = policy.device
+    order = policy.order(prompts, mask).argsort(stable=True)
+    for rows in order.split(player.micro_batch):
+        part = [x[rows].to(device) for x in (prompts, responses, mask)]
+        outputs = policy.evaluate(part[0], part[1], part[2], need_entropy=False)
+        if outputs.values is not None:
+            values[rows] = player.value_norm.denormalize(outputs.values.float().cpu())
+        if outputs.cost_values is not None:
+            columns = outputs.cost_values.float().cpu().unbind(-1)
+            norms = zip(player.cost_norms, columns, strict=True)
+            cost_values[rows] = torch.stack([norm.denormalize(column) for norm, column in norms], -1)
+    return values * mask, cost_values * mask[..., None]

@@ -1,0 +1,95 @@
+"""What a batch of text episodes is reported by: means over roles, and a few episodes in full."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from marl_ray.rollout.text.episode import TextCopy
+
+MAX_CHARACTERS = 4_000
+"""Of a prompt or response in a transcript; the middle of a longer one is left out."""
+
+CUT = "cut"
+"""Counts episodes that were cut before the environment said whether they are solved; no metric by itself."""
+
+Sums = dict[str, tuple[float, int]]
+"""Metric -> (sum, count), which may be added over workers."""
+
+
+class Line(NamedTuple):
+    """One turn of a transcript."""
+
+    agent: str
+    prompt: str
+    response: str
+    reward: float
+    """What the agent received from this turn to the end of the episode."""
+
+
+class Transcript(NamedTuple):
+    """An episode as text."""
+
+    copy: int
+    task: int
+    ret: float
+    solved: bool | None
+    lines: list[Line]
+
+
+def transcript(copy: TextCopy) -> Transcript:
+    """The episode that `copy` has played."""
+    lines = [Line(t.agent, _bounded(t.observation), _bounded(t.response), t.reward) for t in copy.turns]
+    episode = copy.episode()
+    return Transcript(copy.number, episode.task, episode.ret, episode.solved, lines)
+
+
+def metric_sums(copies: Sequence[TextCopy]) -> Sums:
+    """Per agent: tokens of a response, share of responses that ended by themselves and share that the environment refused,
+    of its prompts the share that was shortened and the share that was too long even so, reward of an episode; and the
+    environment's own metrics as `env/NAME`."""
+    sums: Sums = {}
+
+    def add(name: str, value: float) -> None:
+        total, count = sums.get(name, (0.0, 0))
+        sums[name] = total + value, count + 1
+
+    for copy in copies:
+        for turn in copy.turns:
+            add(f"{turn.agent}/response_tokens", len(turn.completion.ids))
+            add(f"{turn.agent}/ended", turn.completion.ended)
+            add(f"{turn.agent}/prompt_shortened", turn.shortened)
+            add(f"{turn.agent}/prompt_too_long", False)
+            add(f"{turn.agent}/refused", copy.refused and turn is copy.turns[-1])
+        if copy.unread is not None:
+            add(f"{copy.unread}/prompt_shortened", False)
+            add(f"{copy.unread}/prompt_too_long", True)
+        for agent, reward in copy.rewards.items():
+            add(f"{agent}/reward", reward)
+        episode = copy.episode()
+        for name, value in episode.metrics.items():
+            add(f"env/{name}", value)
+        if episode.solved is not None:
+            add("env/solved", episode.solved)
+        elif copy.cut:
+            add(CUT, False)
+    return sums
+
+
+def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+    """Means of the sums of all workers. Where the environment says what is solved, an episode that was cut is not."""
+    whole: Sums = {}
+    for part in parts:
+        for name, (total, count) in part.items():
+            before, counted = whole.get(name, (0.0, 0))
+            whole[name] = before + total, counted + count
+    _, cut = whole.pop(CUT, (0.0, 0))
+    if "env/solved" in whole:
+        total, count = whole["env/solved"]
+        whole["env/solved"] = total, count + cut
+    return {name: total / count for name, (total, count) in sorted(whole.items())}
+
+
+def _bounded(text: str) -> str:
+    half = MAX_CHARACTERS // 2
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"

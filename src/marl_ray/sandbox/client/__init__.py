@@ -1,0 +1,1 @@
+"""The side of whoever runs programs: a pool of workers."""

@@ -1,0 +1,241 @@
+"""The client: a pool of workers that several threads may share."""
+
+import contextlib
+import itertools
+import os
+import platform
+import queue
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Literal, TypeVar
+
+from marl_ray.errors import MarlRayError
+from marl_ray.sandbox import wire
+from marl_ray.sandbox.client.worker import Dead, End, Worker, remove_forgotten_folders
+from marl_ray.sandbox.confinement.seccomp import supported
+from marl_ray.sandbox.in_place import looks_at_arguments
+from marl_ray.sandbox.limits import Execution, Judgement, Level, Limits, Status
+from marl_ray.sandbox.server import child, judge, official, runs
+
+WARM = (
+    "abc", "array", "bisect", "cmath", "collections", "collections.abc", "contextlib", "copy", "dataclasses",
+    "datetime", "enum", "functools", "heapq", "io", "itertools", "json", "math", "operator", "os", "random", "re",
+    "string", "struct", "sys", "threading", "time", "typing",
+)  # fmt: skip
+"""What programs often import: loaded once by each server, before it forks. Every module costs every run a little."""
+WAIT_S = 600.0
+"""Deadline for a free worker."""
+_RESULT_BYTES = 1 << 20
+T = TypeVar("T")
+
+
+class Pool:
+    """Runs untrusted programs, one per worker at a time; safe to use from several threads.
+
+    workers: fork servers, one per available core when None. warm: modules that each server imports before it forks; of the
+    installed packages, programs can read only those that this loads. min_level: MarlRayError when the host allows less.
+    max_level: confine no better than this (for tests).
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        warm: Sequence[str] = WARM,
+        min_level: Level = Level.PATHS,
+        max_level: Level | None = None,
+    ):
+        if not supported(platform.machine()):
+            here = f"{sys.platform} on {platform.machine()}"
+            raise MarlRayError(
+                f"the sandbox needs Linux on x86_64 or aarch64, this is {here}: it runs nothing unconfined"
+            )
+        count = len(os.sched_getaffinity(0)) if workers is None else workers
+        if count < 1:
+            raise MarlRayError(f"workers: {count}, expected at least 1")
+        best = Level.NAMESPACES if max_level is None else max_level
+        self._all: list[Worker] = []
+        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        remove_forgotten_folders()
+        try:
+            for _ in range(count):
+                self._all.append(Worker(best, warm))
+            greetings = [worker.hello() for worker in self._all]
+        except BaseException:
+            self.close()
+            raise
+        worst = min(greetings, key=lambda greeting: greeting["level"])
+        self.level = Level(worst["level"])
+        if self.level < min_level:
+            self.close()
+            raise MarlRayError(
+                f"min_level {min_level.name}: this host allows only {self.level.name} ({worst['why'] or 'max_level'})"
+            )
+        for worker in self._all:
+            self._free.put(worker)
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process and remove every file of this pool."""
+        workers, self._all = self._all, []
+        for worker in workers:
+            worker.close()
+
+    @contextlib.contextmanager
+    def _worker(self) -> Iterator[Worker]:
+        try:
+            worker = self._free.get(timeout=WAIT_S)
+        except queue.Empty:
+            raise MarlRayError(f"no sandbox worker became free in {WAIT_S:.0f} s") from None
+        try:
+            if worker not in self._all:
+                raise MarlRayError("the sandbox pool is closed")
+            yield worker
+        finally:
+            self._free.put(worker)
+
+    def _with_worker(self, job: Callable[[Worker], T], blamed: Callable[[], T]) -> T:
+        """The job's result; a worker that died or hangs is replaced and the job tried once more.
+
+        Where the second dies too and a third is well, the program is to blame, and `blamed` is what is said of it.
+        """
+        with self._worker() as worker:
+            try:
+                for _ in range(2):
+                    try:
+                        return job(worker)
+                    except Dead:
+                        worker.restart()
+                if worker.well():
+                    return blamed()
+            except BaseException:
+                worker.abandon()
+                raise
+            worker.abandon()
+            raise MarlRayError("a sandbox server died three times, the last time with a program that does nothing")
+
+    def run(
+        self,
+        program: str,
+        *,
+        stdin: bytes = b"",
+        files: Mapping[str, bytes] | None = None,
+        limits: Limits = Limits(),  # noqa: B008  frozen
+    ) -> Execution:
+        """Run a script as `python -c` does, in an empty folder that holds only `files` (relative path: content).
+
+        stdin is a regular file in memory. MarlRayError for a path that leaves the folder.
+        """
+        given = {wire.blob(name): content for name, content in (files or {}).items()}
+        for name in files or {}:
+            path = PurePosixPath(name)
+            if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
+                raise MarlRayError(f"files: {name!r} is no relative path inside the folder")
+
+        def job(worker: Worker) -> Execution:
+            with contextlib.ExitStack() as stack:
+                program_fd = wire.payload(wire.blob(program), *itertools.chain(*given.items()))
+                stack.callback(os.close, program_fd)
+                stdin_fd = wire.memory_file("stdin", [stdin])
+                stack.callback(os.close, stdin_fd)
+                pipes = [os.pipe(), os.pipe()]
+                for reader, writer in pipes:
+                    os.fchmod(writer, 0o622)  # a program may open /dev/stdout, as another user
+                    stack.callback(os.close, reader)
+                try:
+                    worker.request(child.RUN, limits, [program_fd, stdin_fd, pipes[0][1], pipes[1][1]])
+                finally:
+                    for _, writer in pipes:
+                        os.close(writer)
+                readers = {reader: limits.output_bytes for reader, _ in pipes}
+                end, got, flooded = worker.drain(readers, limits)
+                out, err = (bytes(got[reader]) for reader, _ in pipes)
+            return self._execution(end, out, err, flooded, limits)
+
+        return self._with_worker(job, lambda: Execution(Status.CRASH, None, b"", b"", 0.0, 0.0, self.level))
+
+    def _execution(self, end: End, out: bytes, err: bytes, flooded: bool, limits: Limits) -> Execution:
+        returncode = None if end.signal else os.WEXITSTATUS(end.status)
+        if end.timed_out(limits):
+            status = Status.TIMEOUT
+        elif flooded or end.why == runs.FULL:
+            status = Status.OUTPUT_LIMIT
+        elif err.rpartition(b"\n")[0].rpartition(b"\n")[2].startswith(b"MemoryError") and returncode != 0:
+            status = Status.OOM
+        elif end.signal:
+            status = Status.CRASH
+        else:
+            status = Status.EXIT if returncode else Status.OK
+        return Execution(status, returncode, out, err, end.wall_s, end.cpu_s, self.level)
+
+    def official(self, program: str, limits: Limits = Limits()) -> str:  # noqa: B008  frozen
+        """What openai/human-eval's harness says of this program: "passed", "timed out" or "failed: " and the error.
+
+        The harness' timeout is `cpu_s`, on a clock that stands while the program waits for a core; after `wall_s` it is over
+        in any case. Forgeable as the official harness is.
+        """
+
+        def job(worker: Worker) -> str:
+            reader, writer = os.pipe()
+            program_fd = wire.payload(wire.blob(program))
+            try:
+                try:
+                    worker.request(child.OFFICIAL, limits, [program_fd, writer])
+                finally:
+                    os.close(writer)
+                _, got, _ = worker.drain({reader: _RESULT_BYTES}, limits)
+                return official.first_result(bytes(got[reader]))
+            finally:
+                os.close(reader)
+                os.close(program_fd)
+
+        return self._with_worker(job, lambda: official.first_result(b""))
+
+    def judge(
+        self,
+        candidate: str,
+        tests: str,
+        *,
+        entry_point: str,
+        setup: str = "",
+        limits: Limits = Limits(),  # noqa: B008  frozen
+        in_place: bool | Literal["alone"] | None = None,
+    ) -> Judgement:
+        """Run trusted tests against a candidate in another process, of which only the function `entry_point` is called.
+
+        setup: trusted code that runs before the tests, beside them; `entry_point` names the candidate's function afterwards.
+        in_place: what the candidate does to a mutable argument happens to the tests' own, in all calls, or in those that
+        stand alone as a statement, and so look at nothing else ("alone"; None finds out whether there are such). Others
+        would let a candidate empty what they compare its answer with.
+        """
+        if in_place is None:
+            in_place = "alone" if looks_at_arguments(tests, entry_point) else False
+        kind = judge.ALONE if in_place == "alone" else judge.IN_PLACE if in_place else judge.PLAIN
+
+        def job(worker: Worker) -> Judgement:
+            program_fd = wire.payload(wire.blob(candidate), wire.blob(entry_point))
+            tests_fd = wire.payload(wire.blob(tests), wire.blob(setup), wire.blob(entry_point))
+            try:
+                end, verdict, message = worker.judged(program_fd, tests_fd, limits, kind)
+            finally:
+                os.close(program_fd)
+                os.close(tests_fd)
+            if end.timed_out(limits):
+                verdict, message = "timeout", f"{end.wall_s:.2f} s, {end.cpu_s:.2f} s of CPU"
+            elif verdict == "fail:crash" and end.why == runs.ENDED:
+                message = f"signal {end.signal}" if end.signal else f"exit status {os.WEXITSTATUS(end.status)}"
+            return Judgement(verdict == "passed", verdict, message, end.wall_s, end.cpu_s, self.level)
+
+        died = "the sandbox's own processes died of it"
+        return self._with_worker(job, lambda: Judgement(False, "fail:crash", died, 0.0, 0.0, self.level))
+
+
+def probe() -> Level:
+    """How well this host can confine a run, found by starting a server. MarlRayError where there is no sandbox."""
+    with Pool(workers=1, warm=(), min_level=Level.LIMITS) as pool:
+        return pool.level

@@ -1,0 +1,27 @@
+"""One pool for everything in a process that runs programs now and then."""
+
+import atexit
+import os
+import threading
+
+from marl_ray.sandbox.client.pool import Pool
+
+MOST_WORKERS = 16
+_lock = threading.Lock()
+_pools: dict[int, Pool] = {}
+
+
+def shared_pool() -> Pool:
+    """This process's sandbox, started by the first call. Raises MarlRayError where there can be none."""
+    with _lock:
+        pid = os.getpid()
+        if pid not in _pools:
+            _pools.clear()  # another process's, known here because this one was forked from it
+            _pools[pid] = Pool(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+            atexit.register(_close, pid)
+        return _pools[pid]
+
+
+def _close(pid: int) -> None:
+    if pid == os.getpid() and pid in _pools:
+        _pools.pop(pid).close()

@@ -1,0 +1,317 @@
+"""The client's view of one worker: a fork server and, once something is judged, a judge."""
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_ray.errors import MarlRayError
+from marl_ray.sandbox import wire
+from marl_ray.sandbox.confinement import run_folder
+from marl_ray.sandbox.limits import Level, Limits
+from marl_ray.sandbox.server import child, judge, runs
+
+START_S, ANSWER_S, CLOSE_S = 60.0, 10.0, 5.0
+"""Deadlines: a server's start, its answer beyond a run's own limits, its end."""
+_JUDGE_GRACE_S = 0.2
+_FOLDERS = "marl-ray-sandbox."
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # the same order of sets in every run
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",  # arenas of threads would use up the address space
+    "TZ": "UTC",
+}
+_SOURCE = str(Path(__file__).resolve().parents[3])
+_BOOT = """
+import sys
+sys.path.insert(0, sys.argv.pop())  # this very package, whatever else is installed under its name
+import marl_ray
+del sys.path[0]
+from marl_ray.sandbox.server.server import main
+main()
+"""
+
+
+class Dead(Exception):
+    """A server or a judge ended or did not answer in time."""
+
+
+class Process:
+    """A server or a judge: a process with a socket to it."""
+
+    def __init__(self, role: str, folder: str, max_level: Level, warm: Sequence[str]):
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        options = {"fd": theirs.fileno(), "folder": folder, "max_level": max_level, "warm": list(warm), "role": role}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-B", "-c", _BOOT, json.dumps(options), _SOURCE],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                env=_ENVIRONMENT,
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def hello(self) -> dict[str, Any]:
+        """Its first message; MarlRayError when it cannot start."""
+        try:
+            return json.loads(self.receive(time.monotonic() + START_S))
+        except Dead:
+            text = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace").strip()
+            last = text.splitlines()[-1] if text else f"no answer in {START_S:.0f} s"
+            raise MarlRayError(f"the sandbox cannot start: {last}") from None
+
+    def receive(self, deadline: float) -> bytes:
+        if not readable([self.socket], deadline):
+            raise Dead
+        try:
+            data = self.socket.recv(4096)
+        except OSError:
+            raise Dead from None
+        if not data:
+            raise Dead
+        return data
+
+    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        try:
+            if fds:
+                socket.send_fds(self.socket, [data], list(fds))
+            else:
+                self.socket.send(data)
+        except OSError:
+            raise Dead from None
+
+    def close(self, wait_s: float) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # a fork of our process may hold a copy
+        self.socket.close()
+        self._errors.close()
+        try:
+            self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            self.process.wait(CLOSE_S)
+
+
+def readable(items: Sequence[Any], deadline: float) -> list[Any]:
+    """Which of these sockets and descriptors can be read, as soon as one can; none at the deadline."""
+    poll = select.poll()
+    numbers = {item if isinstance(item, int) else item.fileno(): item for item in items}
+    for number in numbers:
+        poll.register(number, select.POLLIN)
+    left = deadline - time.monotonic()
+    return [numbers[number] for number, _ in poll.poll(max(0, int(left * 1000) + 1))]
+
+
+def _own_folder() -> tuple[str, int]:
+    """A new folder and a descriptor that locks it: as long as that lives, nobody takes the folder for forgotten."""
+    while True:
+        path = tempfile.mkdtemp(prefix=_FOLDERS)
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks: then nobody else gets one either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):  # taken for forgotten before we held the lock
+            os.chmod(path, 0o711)  # the runs' own user passes through
+            return path, lock
+        os.close(lock)
+
+
+def remove_forgotten_folders() -> None:
+    """Those of this user whose owner was killed, and so could not remove them."""
+    for entry in os.scandir(tempfile.gettempdir()):
+        if not entry.name.startswith(_FOLDERS):
+            continue
+        with contextlib.suppress(OSError):  # another user's, in use, or just removed
+            lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    run_folder.remove(entry.path)
+            finally:
+                os.close(lock)
+
+
+@dataclass(frozen=True)
+class End:
+    """How the server saw a run end."""
+
+    why: int
+    status: int
+    wall_s: float
+    cpu_s: float
+
+    @property
+    def signal(self) -> int:
+        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
+
+    def timed_out(self, limits: Limits) -> bool:
+        killed = self.signal in (signal.SIGXCPU, signal.SIGKILL) and self.why == runs.ENDED
+        by_rlimit = killed and self.cpu_s >= limits.cpu_s - 0.1
+        return self.why in (runs.WALL, runs.CPU) or self.cpu_s > limits.cpu_s or by_rlimit
+
+
+class Worker:
+    """One fork server and its judge; replaced when either fails."""
+
+    def __init__(self, max_level: Level, warm: Sequence[str]):
+        self._max_level, self._warm = max_level, warm
+        self._judge: Process | None = None
+        self._lock: int | None = None
+        self.start()
+
+    def start(self) -> None:
+        self._folder, self._lock = _own_folder()
+        self._server = Process("server", self._folder, self._max_level, self._warm)
+
+    def hello(self) -> dict[str, Any]:
+        return self._server.hello()
+
+    def close(self, wait_s: float = CLOSE_S) -> None:
+        self._server.close(wait_s)
+        run_folder.remove(self._folder)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        self.drop_judge()
+
+    def drop_judge(self) -> None:
+        if self._judge:
+            self._judge.process.kill()
+            self._judge.close(CLOSE_S)
+            self._judge = None
+
+    def abandon(self) -> None:
+        """What the processes say next belongs to a run that nobody waits for: end them, and the next use replaces them."""
+        for process in (self._server, self._judge):
+            if process:
+                process.process.kill()
+                process.socket.close()
+
+    def restart(self) -> None:
+        self.close(0)
+        self.start()
+        self.hello()
+
+    def request(self, kind: bytes, limits: Limits, fds: Sequence[int]) -> None:
+        self._server.send(kind + limits.pack(), fds)
+
+    def kill_run(self) -> None:
+        self._server.send(runs.KILL)
+
+    def _end(self, deadline: float) -> End:
+        data = self._server.receive(deadline)
+        if len(data) != runs.REPLY.size:
+            raise Dead
+        why, confined, status, wall, cpu = runs.REPLY.unpack(data)
+        if not confined and why == runs.ENDED:
+            raise MarlRayError("the sandbox could not confine a run on this host, and did not start it")
+        return End(why, status, wall, cpu)
+
+    def drain(self, pipes: dict[int, int], limits: Limits) -> tuple[End, dict[int, bytearray], bool]:
+        """Read pipes (descriptor: most bytes) until the run ends; a run that writes more is killed (third result)."""
+        got: dict[int, bytearray] = {fd: bytearray() for fd in pipes}
+        deadline = time.monotonic() + limits.longest_s + ANSWER_S
+        todo, flooded = set(pipes), False
+        while True:
+            ready = readable([*todo, self._server.socket], deadline)
+            if not ready:
+                raise Dead
+            for fd in todo.intersection(item for item in ready if isinstance(item, int)):
+                flooded |= not self._read(fd, got[fd], pipes[fd], todo)
+            if flooded and todo:
+                todo.clear()
+                self.kill_run()
+            if self._server.socket in ready:
+                end = self._end(deadline)
+                for fd in list(todo):  # what was written before the end
+                    while fd in todo and readable([fd], 0):
+                        flooded |= not self._read(fd, got[fd], pipes[fd], todo)
+                return end, got, flooded
+
+    @staticmethod
+    def _read(fd: int, buffer: bytearray, most: int, todo: set[int]) -> bool:
+        """Read once; False, and nothing more from this pipe, when it holds more than it may."""
+        chunk = os.read(fd, 1 << 16)
+        if not chunk:
+            todo.discard(fd)
+        buffer += chunk
+        if len(buffer) > most:
+            del buffer[most:]
+            todo.discard(fd)
+            return False
+        return True
+
+    def well(self) -> bool:
+        """Whether a program that does nothing runs to its end here."""
+        limits = Limits()
+        with contextlib.ExitStack() as stack:
+            fds = [wire.payload(b""), *(os.open(os.devnull, os.O_RDWR) for _ in range(3))]
+            for fd in fds:
+                stack.callback(os.close, fd)
+            try:
+                self.request(child.RUN, limits, fds)
+                end, _, _ = self.drain({}, limits)
+            except Dead:
+                return False
+            return end.status == 0
+
+    def judged(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[End, str, str]:
+        """How the candidate ended, and the judge's verdict and message. kind: what the judge is asked for."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                if self._judge is None:
+                    self._judge = Process("judge", self._folder, self._max_level, self._warm)
+                    self._judge.hello()
+                self._judge.send(kind + limits.pack(), [tests, ours.fileno()])
+                self.request(child.CALLS if kind == judge.PLAIN else child.IN_PLACE, limits, [program, theirs.fileno()])
+            deadline = time.monotonic() + limits.longest_s + ANSWER_S
+            ready = readable([self._judge.socket, self._server.socket], deadline)
+            if not ready:
+                raise Dead
+            if self._judge.socket in ready:
+                verdict, message = self._verdict(self._judge, deadline)
+                self.kill_run()
+                return self._end(deadline), verdict, message
+            end = self._end(deadline)
+            ours.shutdown(socket.SHUT_RDWR)  # whoever else may hold the candidate's side: its end reaches the judge
+            return end, *self._verdict(self._judge, time.monotonic() + _JUDGE_GRACE_S)
+
+    def _verdict(self, process: Process, deadline: float) -> tuple[str, str]:
+        """The judge's verdict and message. `Dead` where it ended for another reason than its limits, or says no verdict."""
+        late = not readable([process.socket], deadline)
+        try:
+            data = b"" if late else process.receive(deadline)
+        except Dead:
+            data = b""
+        if data[:1] != b"+":  # none, or its last
+            self.drop_judge()
+        if late:
+            return "timeout", "the tests did not end"
+        if not data and process.process.returncode in (-signal.SIGPROF, -signal.SIGALRM):
+            return "timeout", "the tests took too long"
+        try:
+            return wire.read_verdict(data[1:])
+        except wire.Malformed:
+            raise Dead from None

@@ -1,0 +1,1 @@
+"""What confines a program: namespaces, Landlock, filters of system calls, folders."""

@@ -1,0 +1,215 @@
+"""The filters of system calls: a list of those allowed, everything else fails with EPERM.
+
+Assembled by hand (classic BPF, a binary search over ranges of numbers). A foreign architecture or ABI (int 0x80, x32) kills
+the process. There are two: the long one is installed once, in the fork server, and allows what the server itself needs as
+well; the short one takes that away and is part of every run, which pays for its length. A run obeys both.
+"""
+
+import ctypes
+import os
+import struct
+import sys
+from collections.abc import Iterable
+
+from marl_ray.sandbox.confinement.kernel import prctl
+
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_NUMBER, _ARCH = 0, 4
+ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+NOTHING, ENOTTY, ENOTSUP = 0x00050000, 0x00050019, 0x0005005F
+_THREAD = 0x3D0F00
+"""clone flags of a thread, exactly as glibc and musl set them; any other clone is a new process or namespace."""
+
+ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+"""Machine: (AUDIT_ARCH, column of the table)."""
+
+# name: numbers on x86-64 and on aarch64, -1 where there is none
+_CALLS = """
+read 0 63 write 1 64 open 2 -1 close 3 57 stat 4 -1 fstat 5 80 lstat 6 -1 poll 7 -1 lseek 8 62 munmap 11 215 brk 12 214
+rt_sigaction 13 134 rt_sigprocmask 14 135 rt_sigreturn 15 139 rt_sigpending 127 136 rt_sigtimedwait 128 137
+rt_sigsuspend 130 133 sigaltstack 131 132 pread64 17 67 pwrite64 18 68 readv 19 65 writev 20 66 preadv 295 69
+pwritev 296 70 access 21 -1 pipe 22 -1 select 23 -1 sched_yield 24 124 mremap 25 216 msync 26 227 mincore 27 232
+madvise 28 233 dup 32 23 dup2 33 -1 dup3 292 24 pause 34 -1 nanosleep 35 101 getitimer 36 102 alarm 37 -1
+setitimer 38 103 getpid 39 172 getppid 110 173 gettid 186 178 sendto 44 206 recvfrom 45 207 shutdown 48 210
+getsockname 51 204 getpeername 52 205 getsockopt 55 209 setsockopt 54 208 exit 60 93 exit_group 231 94 uname 63 160
+truncate 76 45 ftruncate 77 46
+getdents 78 -1 getdents64 217 61 getcwd 79 17 chdir 80 49 fchdir 81 50 rename 82 -1 renameat 264 38 renameat2 316 276
+mkdir 83 -1 mkdirat 258 34 rmdir 84 -1 creat 85 -1 link 86 -1 linkat 265 37 unlink 87 -1 unlinkat 263 35 symlink 88 -1
+symlinkat 266 36 readlink 89 -1 readlinkat 267 78 mknod 133 -1 mknodat 259 33 getxattr 191 8 lgetxattr 192 9
+fgetxattr 193 10 listxattr 194 11 llistxattr 195 12 flistxattr 196 13 umask 95 166 gettimeofday 96 169 getrlimit 97 163
+setrlimit 160 164 getrusage 98 165 sysinfo 99 179 times 100 153 getuid 102 174 geteuid 107 175 getgid 104 176
+getegid 108 177 getgroups 115 158 getresuid 118 148 getresgid 120 150 getpgrp 111 -1 getpgid 121 155 getsid 124 156
+statfs 137 43 fstatfs 138 44 sched_getaffinity 204 123 sched_getparam 143 121 sched_getscheduler 145 120
+sched_get_priority_max 146 125 sched_get_priority_min 147 126 sched_rr_get_interval 148 127 getpriority 140 141
+arch_prctl 158 -1 futex 202 98 set_tid_address 218 96 set_robust_list 273 99 get_robust_list 274 100
+restart_syscall 219 128 clock_gettime 228 113 clock_getres 229 114 clock_nanosleep 230 115 time 201 -1
+epoll_create 213 -1 epoll_create1 291 20 epoll_ctl 233 21 epoll_wait 232 -1 epoll_pwait 281 22 epoll_pwait2 441 441
+eventfd 284 -1 eventfd2 290 19 timerfd_create 283 85 timerfd_settime 286 86 timerfd_gettime 287 87 timer_create 222 107
+timer_settime 223 110 timer_gettime 224 108 timer_getoverrun 225 109 timer_delete 226 111 pipe2 293 59 ppoll 271 73
+pselect6 270 72 openat 257 56 newfstatat 262 79 statx 332 291 faccessat 269 48 faccessat2 439 439 getrandom 318 278
+rseq 334 293 membarrier 324 283 close_range 436 436 sendfile 40 71 copy_file_range 326 285 getcpu 309 168 capget 125 90
+wait4 61 260 waitid 247 95 signalfd4 289 74
+"""
+_ANSWERED = """
+flock 73 32 fsync 74 82 fdatasync 75 83 fadvise64 221 223
+"""
+"""Succeed and do nothing: locks on the host's files, writing back and dropping their pages would be felt outside."""
+_CHANGES_MODES = """
+chmod 90 -1 fchmod 91 52 fchmodat 268 53 fchmodat2 452 452
+"""
+"""Neither Landlock nor rlimits govern these; allowed where the host's files are another user's or read-only."""
+_CHANGES_STAMPS = """
+utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54
+"""
+"""Allowed where the host's files are read-only: who may write a file (/dev/null) may change its times, and anybody may give
+it the owner that it has, which changes them too."""
+_FALLOCATES = " fallocate 285 47 "
+"""Past every limit on sizes but that of a file system of one's own. Elsewhere libraries write zeros instead."""
+_CHECKED = """
+mmap 9 222 mprotect 10 226 clone3 435 435 socketpair 53 199 ioctl 16 29 fcntl 72 25
+"""
+_SERVERS = """
+setsid 112 157 setgroups 116 159 setresuid 117 147 setresgid 119 149 capset 126 91 pidfd_open 434 434
+landlock_restrict_self 446 446 landlock_create_ruleset 444 444 landlock_add_rule 445 445 mount 165 40 umount2 166 39
+"""
+"""What a server needs on top, and a run must not have."""
+_RECEIVE = " recvmsg 47 212 "
+"""By it descriptors arrive, at servers and judges."""
+_OWN = "clone 56 220 kill 62 129 tgkill 234 131 prlimit64 302 261 prctl 157 167"
+"""A run may use them on itself."""
+
+_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
+_FCNTLS = (*range(6), 36, 1030, 1033, 1034)  # no F_SETOWN, F_SETSIG (signals to others), F_SETPIPE_SZ (memory)
+_LOCKS = (6, 7, 37, 38)  # F_SETLK, F_SETLKW and those of open files
+_PRCTLS = (3, 15, 16, 39, 0x53564D41)  # get dumpable, set and get name, get no_new_privs, name a mapping
+_SOCKET_PAIRS = (1, 0x801, 0x80001, 0x80801)  # SOCK_STREAM: a datagram socket could send to any other socket
+
+Instruction = tuple[int, int, int, int]
+
+
+def _numbers(table: str, column: int) -> dict[str, int]:
+    words = table.split()
+    found = {words[i]: int(words[i + 1 + column]) for i in range(0, len(words), 3)}
+    return {name: number for name, number in found.items() if number >= 0}
+
+
+def _load(offset: int) -> Instruction:
+    return (_LOAD, 0, 0, offset)
+
+
+def _argument(index: int, high: bool = False) -> Instruction:
+    return _load(16 + 8 * index + 4 * high)  # both architectures are little-endian
+
+
+def _one_of(
+    index: int, values: Iterable[int], otherwise: int = EPERM, answered: Iterable[int] = ()
+) -> list[Instruction]:
+    """Allow when the low word of an argument is one of the values; do nothing when it is one of those answered."""
+    code = [_argument(index)]
+    for action, some in ((ALLOW, values), (NOTHING, answered)):
+        for value in some:
+            code += [(_JUMP_EQ, 0, 1, value & 0xFFFFFFFF), (_RETURN, 0, 0, action)]
+    return [*code, (_RETURN, 0, 0, otherwise)]
+
+
+def _not_both(index: int, bits: int) -> list[Instruction]:
+    """Allow unless all of the bits are set."""
+    return [
+        _argument(index),
+        (_AND, 0, 0, bits),
+        (_JUMP_EQ, 0, 1, bits),
+        (_RETURN, 0, 0, EPERM),
+        (_RETURN, 0, 0, ALLOW),
+    ]
+
+
+_CHECKS = {
+    "mmap": _not_both(2, 0b110),  # never writable and executable at once
+    "mprotect": _not_both(2, 0b110),
+    "clone3": [(_RETURN, 0, 0, ENOSYS)],  # its flags lie in memory; libraries fall back to clone
+    "socketpair": [_argument(0), (_JUMP_EQ, 1, 0, 1), (_RETURN, 0, 0, EPERM), *_one_of(1, _SOCKET_PAIRS)],
+    "ioctl": _one_of(1, _IOCTLS, otherwise=ENOTTY),
+    "fcntl": _one_of(1, _FCNTLS, answered=_LOCKS),
+}
+
+
+def _own_checks(pid: int) -> dict[str, list[Instruction]]:
+    return {
+        "clone": [_argument(0, high=True), (_JUMP_EQ, 1, 0, 0), (_RETURN, 0, 0, EPERM), *_one_of(0, [_THREAD])],
+        "kill": _one_of(0, [pid]),
+        "tgkill": _one_of(0, [pid]),
+        "prlimit64": _one_of(0, [0, pid]),
+        "prctl": _one_of(0, _PRCTLS),
+    }
+
+
+def _search(segments: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """A binary search: segment i runs from its first number up to the first of segment i + 1."""
+    if len(segments) == 1:
+        return segments[0][1]
+    middle = len(segments) // 2
+    left, right = _search(segments[:middle]), _search(segments[middle:])
+    if len(left) > 255:
+        raise ValueError(f"{len(left)} instructions are too far to jump")
+    return [(_JUMP_GE, len(left), 0, segments[middle][0]), *left, *right]
+
+
+class Filter:
+    """An assembled program, with holes for the process id that its checks name."""
+
+    _HOLE = 0x7EADBEEF
+
+    def __init__(self, arch: int, actions: dict[int, list[Instruction]], otherwise: int):
+        """actions: what to do with a call of that number; otherwise: with those below 0x1000 that it does not name."""
+        segments: list[tuple[int, list[Instruction]]] = []
+        for number in range(max(actions) + 2):
+            action = actions.get(number, [(_RETURN, 0, 0, otherwise)])
+            if not segments or segments[-1][1] != action:
+                segments.append((number, action))
+        segments.append((0x1000, [(_RETURN, 0, 0, ENOSYS)]))
+        code = [_load(_ARCH), (_JUMP_EQ, 1, 0, arch), (_RETURN, 0, 0, KILL), _load(_NUMBER)]
+        if arch == ARCHES["x86_64"][0]:
+            code += [(_JUMP_SET, 0, 1, 0x40000000), (_RETURN, 0, 0, KILL)]  # x32
+        code += _search(segments)
+        assembled = b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+        hole = self._HOLE.to_bytes(4, "little")
+        self._holes = [at for at in range(4, len(assembled), 8) if assembled[at : at + 4] == hole]
+        self._code = ctypes.create_string_buffer(assembled, len(assembled))
+        header = struct.pack("@HP", len(code), ctypes.addressof(self._code))
+        self._header = ctypes.create_string_buffer(header, len(header))
+
+    @classmethod
+    def of_server(cls, machine: str, spaces: bool) -> "Filter":
+        """What is listed here and nothing else. spaces: the only file system that runs can write is their own."""
+        arch, column = ARCHES[machine]
+        plain = _numbers(_CALLS + _CHANGES_MODES + _CHANGES_STAMPS + _SERVERS + _RECEIVE + _OWN, column)
+        actions = {number: [(_RETURN, 0, 0, ALLOW)] for number in plain.values()}
+        actions |= {number: [(_RETURN, 0, 0, NOTHING)] for number in _numbers(_ANSWERED, column).values()}
+        allocates = ALLOW if spaces else ENOTSUP
+        actions |= {number: [(_RETURN, 0, 0, allocates)] for number in _numbers(_FALLOCATES, column).values()}
+        actions |= {number: _CHECKS[name] for name, number in _numbers(_CHECKED, column).items()}
+        return cls(arch, actions, EPERM)
+
+    @classmethod
+    def of_run(cls, machine: str, owners: bool, spaces: bool, receives: bool = False) -> "Filter":
+        """What a run, or a judge, gives up of that. owners: it may change modes of files."""
+        arch, column = ARCHES[machine]
+        gone = _SERVERS
+        for table, kept in ((_RECEIVE, receives), (_CHANGES_MODES, owners), (_CHANGES_STAMPS, spaces)):
+            gone += "" if kept else table
+        actions = {number: [(_RETURN, 0, 0, EPERM)] for number in _numbers(gone, column).values()}
+        own = _own_checks(cls._HOLE)
+        actions |= {number: own[name] for name, number in _numbers(_OWN, column).items()}
+        return cls(arch, actions, ALLOW)
+
+    def install(self) -> None:
+        """Filter this process, for good. Needs no_new_privs."""
+        pid = os.getpid().to_bytes(4, "little")
+        for at in self._holes:
+            ctypes.memmove(ctypes.addressof(self._code) + at, pid, 4)
+        prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(self._header))
+
+
+def supported(machine: str) -> bool:
+    return sys.platform == "linux" and sys.byteorder == "little" and machine in ARCHES

@@ -1,0 +1,315 @@
+"""What happens in the forked process: it confines itself, then runs the program. No function here returns to the server."""
+
+import atexit
+import contextlib
+import gc
+import io
+import os
+import random
+import resource
+import socket
+import sys
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from marl_ray.sandbox import codec, wire
+from marl_ray.sandbox.confinement import kernel, landlock
+from marl_ray.sandbox.confinement.seccomp import Filter
+from marl_ray.sandbox.limits import Limits
+from marl_ray.sandbox.server import official
+
+RUN, OFFICIAL, CALLS, IN_PLACE = b"R", b"O", b"C", b"I"
+"""What a request asks for: a script, the official harness, or a candidate that answers a judge's calls (and, the last, says
+how it changed their arguments)."""
+CHANNEL = 3
+"""The one descriptor besides 0, 1 and 2: the official result pipe, or the socket to the judge."""
+_SIGKILL = 9
+MOST_THREADS = 64
+_ANY_SIZE = 1 << 62
+_LONGEST_ARGS = 10_000
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """How this server confines its runs. uid: another user, alone on this host, or None to stay the same user."""
+
+    work: str
+    uid: int | None
+    paths: int | None
+    filter: Filter
+
+
+def rlimits(limits: Limits, cpu_s: float, threads: bool) -> list[tuple[int, int]]:
+    """Limits and their values, none above the hard limit of the host. threads: bound their number too (counted per user)."""
+    wanted = [
+        (resource.RLIMIT_AS, limits.memory_bytes),
+        (resource.RLIMIT_CPU, int(cpu_s) + 1),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ]
+    if limits.stack_bytes is not None:
+        wanted.append((resource.RLIMIT_STACK, limits.stack_bytes))
+    if threads:
+        wanted.append((resource.RLIMIT_NPROC, MOST_THREADS))
+    hard = [resource.getrlimit(limit)[1] for limit, _ in wanted]
+    return [(n, v if top == resource.RLIM_INFINITY else min(v, top)) for (n, v), top in zip(wanted, hard, strict=True)]
+
+
+def confine(values: list[tuple[int, int]], confinement: Confinement, orphan_dies: bool = True) -> None:
+    """rlimits, user, capabilities, Landlock, seccomp: from here on this process can only lose rights.
+
+    The server has no_new_privs already, and its own filter.
+    """
+    for limit, value in values:
+        resource.setrlimit(limit, (value, value))
+    if confinement.uid is None:
+        kernel.drop_capabilities()
+    else:  # which drops them too
+        os.setgroups([])
+        os.setresgid(confinement.uid, confinement.uid, confinement.uid)
+        os.setresuid(confinement.uid, confinement.uid, confinement.uid)
+    if orphan_dies:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, _SIGKILL)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    if confinement.paths is not None:
+        landlock.restrict(confinement.paths)
+    confinement.filter.install()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request, prepared before the fork: what a fork computes itself, it pays for in page faults.
+
+    fds: payload, then stdin, stdout, stderr of a script or else the channel.
+    """
+
+    kind: bytes
+    limits: Limits
+    cpu_s: float
+    rlimits: list[tuple[int, int]]
+    fds: list[int]
+
+
+def prepare(message: bytes, fds: list[int], confinement: Confinement) -> Job:
+    return Job(*_prepared(message, confinement.uid is not None), fds)
+
+
+@lru_cache(maxsize=64)
+def _prepared(message: bytes, threads: bool) -> tuple[bytes, Limits, float, list[tuple[int, int]]]:
+    kind, limits = message[:1], Limits.unpack(message[1:])
+    cpu_s = limits.cpu_s + (kind == OFFICIAL)  # there the alarm comes first, and the program may answer it
+    return kind, limits, cpu_s, rlimits(limits, cpu_s, threads)
+
+
+def rehearse() -> None:
+    """Do in the server what every run begins with: a fork that is the first to do it pays for it in copied pages."""
+    source = b"from typing import List\ndef f(a: List[int]) -> int:\n    'text'\n    return [b for b in a if b]\nf([1])"
+    ours, theirs = socket.socketpair()
+    for _ in range(50):
+        wire.send_frame(ours.fileno(), codec.dumps({"value": codec.pack([1])}, 99))
+        codec.loads(wire.receive_frame(theirs.fileno(), 99))
+        fd = wire.payload(source, b"f")
+        program, _ = wire.read_payload(fd)
+        os.close(fd)
+        exec(compile(wire.text(program), "<rehearsal>", "exec", dont_inherit=True), {})
+        codec.unpack(codec.loads(codec.dumps(codec.pack([1, (2, "3"), {4: 5.0}]), 99)), 99)
+    ours.close()
+    theirs.close()
+
+
+def become(job: Job, ready: int, confinement: Confinement) -> None:
+    """Turn this forked process into the run. A byte is written to `ready` once it is confined, before the program starts."""
+    program, *rest = wire.read_payload(job.fds[0])
+    os.setsid()
+    descriptors = job.fds[1:]
+    if job.kind != RUN:
+        # opened here: what a program sets on a descriptor that the server has too would outlive the run
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        descriptors = [null, null, null, *descriptors]
+    for number, fd in enumerate(descriptors):
+        os.dup2(fd, number, inheritable=False)
+    kept = CHANNEL if job.kind == RUN else CHANNEL + 1
+    statistics = _opened("/proc/self/schedstat") if job.kind == OFFICIAL else None
+    os.chdir(confinement.work)
+    confine(job.rlimits, confinement)
+    os.write(ready, b".")
+    if statistics is not None:  # only now: confining needs descriptors that may have this number
+        os.dup2(statistics, official.STATISTICS, inheritable=False)
+        kept = official.STATISTICS + 1
+    kernel.close_from(kept)
+    random.seed()
+    gc.enable()
+    sys.path.insert(0, "")
+    source = wire.text(program)
+    if job.kind == RUN:
+        for name, content in zip(rest[::2], rest[1::2], strict=True):
+            _write(wire.text(name), content)
+        run_script(source)
+    elif job.kind == OFFICIAL:
+        unbuffered = os.fdopen(CHANNEL, "wb", 0)
+        official.unsafe_execute(source, job.limits.cpu_s, job.limits.longest_s, official.Result(unbuffered.write))
+    else:
+        answer_calls(source, wire.text(rest[0]), job.limits.frame_bytes, job.kind == IN_PLACE)
+    os._exit(0)
+
+
+def _opened(path: str) -> int | None:
+    """A descriptor of a file to read; None where the host has none."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _write(name: str, content: bytes) -> None:
+    folder = os.path.dirname(name)
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+    with open(name, "wb") as file:
+        file.write(content)
+
+
+def run_script(program: str) -> None:
+    """As `python -c`: `__main__`, argv, buffering, tracebacks, exit status, threads joined, atexit run."""
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        errors = "backslashreplace" if number == 2 else "surrogateescape"
+        file = io.FileIO(number, "wb" if number else "rb", closefd=False)
+        raw = io.BufferedWriter(file) if number else io.BufferedReader(file)
+        stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=number == 2)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.argv = ["-c"]
+    atexit._clear()
+    main = types.ModuleType("__main__")
+    main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
+    sys.modules["__main__"] = main
+    status = _status(lambda: exec(compile(program, "<string>", "exec", dont_inherit=True), main.__dict__), 2)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    main.__dict__.clear()
+    flushed = _status(lambda: sys.stdout.flush() if sys.stdout and not sys.stdout.closed else None, 1)
+    with contextlib.suppress(BaseException):
+        sys.stderr.flush()
+    os._exit(status or (120 if flushed else 0))
+
+
+def _status(body: Callable[[], object], frames: int) -> int:
+    """The exit status that the interpreter would give, its traceback printed without our own frames."""
+    try:
+        body()
+    except SystemExit as stop:
+        code = stop.code
+        if code is None or isinstance(code, int):
+            return (code or 0) & 0xFF
+        print(code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        trace = error.__traceback__
+        for _ in range(frames):
+            trace = trace.tb_next if trace else None
+        with contextlib.suppress(BaseException):
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 1
+    return 0
+
+
+def _described(error: BaseException) -> list[Any]:
+    """Name of the nearest built-in exception class, text, and arguments of a built-in one. All are the program's word."""
+    known = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+    text, args = "", None
+    with contextlib.suppress(Exception):
+        text = str(error)[:1000]
+    if type(error).__module__ == "builtins":
+        with contextlib.suppress(Exception, codec.Foreign, wire.Malformed):
+            packed = codec.pack(list(error.args), most=_LONGEST_ARGS)
+            codec.dumps(packed, _LONGEST_ARGS)
+            args = packed
+    return [known, text, args]
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    """What a judge is told instead of a value."""
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        return {"exit": type(error).__name__}
+    if isinstance(error, codec.Foreign):
+        return {"foreign": str(error)}
+    if isinstance(error, wire.Malformed):
+        return {"encode": str(error)}
+    return {"error": _described(error)}
+
+
+def answer_calls(program: str, entry_point: str, frame_bytes: int, in_place: bool) -> None:
+    """Load a candidate and answer the judge's calls. All that is sent here is the candidate's word, which nobody trusts.
+
+    Requests are `{"call": [arguments, named]}` and `{"next": [number of an iterator that was handed over, most items]}`.
+    """
+    module = types.ModuleType("candidate")
+    sys.modules["candidate"] = module
+    iterators: list[Any] = []
+
+    def stream(iterator: Any) -> int:
+        iterators.append(iterator)
+        return len(iterators) - 1
+
+    def pack(value: Any) -> Any:
+        return codec.pack(value, stream, frame_bytes // 2)
+
+    def given(items: list[Any]) -> Any:
+        return iter([codec.unpack(item, _ANY_SIZE, given) for item in items])
+
+    def load() -> dict[str, Any]:
+        exec(compile(program, "<candidate>", "exec", dont_inherit=True), module.__dict__)
+        if not callable(module.__dict__.get(entry_point)):
+            raise NameError(f"name {entry_point!r} is not defined")
+        return {"value": None}
+
+    def call(packed: list[Any], packed_named: dict[str, Any]) -> dict[str, Any]:
+        arguments = [codec.unpack(item, _ANY_SIZE, given) for item in packed]
+        named = {key: codec.unpack(item, _ANY_SIZE, given) for key, item in packed_named.items()}
+        try:
+            answer = {"value": pack(module.__dict__[entry_point](*arguments, **named))}
+        except BaseException as error:
+            answer = _failure(error)
+        if not in_place:
+            return answer
+        changed = {}
+        before: dict[Any, Any] = {**dict(enumerate(packed)), **packed_named}
+        for key, item in [*enumerate(arguments), *named.items()]:
+            if codec.mutable(item):
+                after = pack(item)
+                if after != before[key]:
+                    changed[str(key)] = after
+        return answer | {"changed": changed}
+
+    def following(number: int, most: int) -> dict[str, Any]:
+        items: list[Any] = []
+        try:
+            for _ in range(most):
+                items.append(pack(next(iterators[number])))
+        except StopIteration:
+            return {"items": items, "done": True}
+        except BaseException as error:
+            return {"items": items, **_failure(error)}
+        return {"items": items}
+
+    def attempt(body: Callable[..., dict[str, Any]], *request: Any) -> None:
+        try:
+            data = codec.dumps(body(*request), frame_bytes)
+        except BaseException as error:
+            data = codec.dumps(_failure(error), frame_bytes)
+        wire.send_frame(CHANNEL, data)
+
+    attempt(load)
+    while True:
+        try:
+            ((what, request),) = codec.loads(wire.receive_frame(CHANNEL, _ANY_SIZE)).items()
+        except EOFError:
+            os._exit(0)
+        attempt(call if what == "call" else following, *request)

@@ -1,0 +1,126 @@
+"""One run after another: forked, watched until its end, and told of to the client."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import time
+
+from marl_ray.sandbox.confinement import kernel, run_folder
+from marl_ray.sandbox.limits import Level
+from marl_ray.sandbox.server import child
+
+REQUEST_BYTES = 256
+REPLY = struct.Struct("<BBidd")
+"""Why the run ended, whether it was confined before, its wait status, wall and CPU seconds."""
+ENDED, WALL, CPU, ASKED, FULL = range(5)
+KILL = b"k"
+FOLDER_BYTES, FOLDER_ENTRIES = 256 << 20, 4096
+_LOOK_S = 0.05
+_CORES = os.cpu_count() or 1
+_RUNS_FIRST, JUDGES_SECOND, _SERVERS_LAST = b"1000", b"900", b"0"
+"""Whom the kernel ends first when the host's memory is used up; servers and their client come after them."""
+
+
+def sacrifice_of() -> int | None:
+    """A descriptor by which this process says how early it should die when memory is used up; forks inherit what it says.
+
+    None where the host does not let it, or wants it to die early anyway.
+    """
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        if int(os.pread(fd, 16, 0)) <= int(_SERVERS_LAST):
+            return fd
+        os.close(fd)
+    except OSError:
+        pass
+    return None
+
+
+def process_numbers() -> int | None:
+    """A descriptor by which the first process of a namespace says after which id the next one's is looked for.
+
+    So every run has the same id, and can count neither the processes nor the threads of those before it.
+    """
+    with contextlib.suppress(OSError):
+        if os.getpid() == 1:
+            fd = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY | os.O_CLOEXEC)
+            os.pwrite(fd, b"1", 0)
+            return fd
+    return None
+
+
+def run_one(
+    control: socket.socket,
+    message: bytes,
+    fds: list[int],
+    confinement: child.Confinement,
+    level: Level,
+    sacrifice: int | None,
+) -> bytes:
+    job = child.prepare(message, fds, confinement)
+    ready, confined = os.pipe()
+    started = time.monotonic()
+    if sacrifice is not None:
+        os.pwrite(sacrifice, _RUNS_FIRST, 0)  # what is forked now inherits it
+    pid = kernel.fork()
+    if not pid:
+        try:
+            child.become(job, confined, confinement)
+        finally:
+            os._exit(125)
+    if sacrifice is not None:
+        os.pwrite(sacrifice, _SERVERS_LAST, 0)
+    os.close(confined)
+    handle = os.pidfd_open(pid)
+    try:
+        wall = job.limits.longest_s + (job.kind == child.OFFICIAL)  # the official parent joins one second longer
+        watched = "" if level == Level.NAMESPACES else confinement.work
+        why = _watch(control, pid, handle, started + wall, job.cpu_s, watched)
+        if why != ENDED:
+            os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+        if os.getpid() == 1:
+            with contextlib.suppress(OSError):  # nothing can have survived; the namespace is ours alone, so make sure
+                os.kill(-1, signal.SIGKILL)
+        wall = time.monotonic() - started
+        was_confined = os.read(ready, 1) == b"."
+    finally:
+        os.close(handle)
+        os.close(ready)
+    return REPLY.pack(why, was_confined, status, wall, usage.ru_utime + usage.ru_stime)
+
+
+def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s: float, watched: str) -> int:
+    """Why the run is over: it ended, its time is up, the client wants it dead or is dead itself, or its folder is full."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    poll.register(control, select.POLLIN)
+    used = 0.0
+    while True:
+        left = min(deadline - time.monotonic(), max(_LOOK_S, (cpu_s - used) / _CORES))
+        left = max(0.0, min(left, _LOOK_S) if watched else left)
+        events = {fd for fd, _ in poll.poll(int(left * 1000) + 1)}
+        if handle in events:
+            return ENDED
+        if events:
+            if control.recv(REQUEST_BYTES, socket.MSG_PEEK):
+                control.recv(REQUEST_BYTES)
+            return ASKED
+        if time.monotonic() >= deadline:
+            return WALL
+        used = _cpu_clock(pid)
+        if used >= cpu_s:
+            return CPU
+        if watched and run_folder.is_full(watched, FOLDER_BYTES, FOLDER_ENTRIES):
+            return FULL
+
+
+def _cpu_clock(pid: int) -> float:
+    """CPU seconds of another process, all threads together; the rlimit counts whole seconds only."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid makes it
+    except OSError:  # it has just ended
+        return 0.0

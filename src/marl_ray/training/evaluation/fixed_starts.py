@@ -1,0 +1,117 @@
+"""Evaluations while a team trains: whole episodes from starts that stay the same for the whole run.
+
+What selects a bundle, stops a trial or is drawn comes from here. Means over training episodes that have ended by some moment
+favour short episodes, and lag behind the weights.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from pettingzoo import ParallelEnv
+
+from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
+from marl_ray.config import RunConfig
+from marl_ray.envs.copies import make_batch
+from marl_ray.rollout.actor_critic.buffers import Player
+from marl_ray.rollout.actor_critic.fixed_episodes import Arena, Start, WholeEpisode
+from marl_ray.training.collectives import gather, world
+from marl_ray.training.learner.prepared_batch import Diverged
+
+SCORED, CONFIRMED = 0, 1
+"""Kinds of starts: the best policy is chosen on the first, and what it is worth is told of the second. The best of several
+noisy scores is too high; a score that chose nothing is not."""
+
+
+class Brought(Protocol):
+    """What is read of an episode."""
+
+    @property
+    def ret(self) -> float: ...
+    @property
+    def costs(self) -> tuple[float, ...]: ...
+    @property
+    def length(self) -> int: ...
+
+
+class Evaluation(NamedTuple):
+    """What an evaluation has found."""
+
+    metrics: dict[str, float]
+    score: float
+    """The mean return of the sampled episodes; a team within its budgets beats every one that is not."""
+    steps: int
+    """Environment steps that were played for it, on all workers."""
+
+
+class Evaluator:
+    """Evaluates the team of a run; every worker takes part in every call."""
+
+    def __init__(self, config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]], collector: Any):
+        """`collector` is training's; that of a text environment plays its evaluations too."""
+        self.config, self.env, self.agents, self.collector = config, env, agents, collector
+        self.arena: Arena | None = None
+
+    def close(self) -> None:
+        if self.arena is not None:
+            self.arena.close()
+
+    def evaluate(self, players: Mapping[str, Any], kind: int, steps: int) -> Evaluation:
+        """Sampled episodes, of the kind SCORED greedy ones besides; `steps` of training for errors.
+
+        Raises Diverged if a return or a cost is not finite.
+        """
+        config = self.config
+        extra: dict[str, float] = {}
+        sampled: Sequence[Brought]
+        greedy: Sequence[Brought]
+        if config.language:
+            from marl_ray.training.evaluation.held_out import play_held_out, solved_shares
+
+            told, chosen = play_held_out(config, self.collector, players, kind, kind == SCORED)
+            sampled, greedy = told, chosen
+            extra = solved_shares(told, chosen, config.evaluation.samples)
+        else:
+            played = self._play(players, kind)
+            sampled = played[: config.evaluation_episodes]
+            greedy = played[config.evaluation_episodes :]
+            extra["cut"] = sum(episode.cut for episode in played) / len(played)
+        costs = [episode.costs for episode in sampled]
+        if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.ret, *e.costs)))):
+            raise Diverged(f"evaluation at step {steps}: returns or costs are not finite")
+        found = {"return": _mean([episode.ret for episode in sampled])}
+        if greedy:
+            found["greedy_return"] = _mean([episode.ret for episode in greedy])
+        found["episode_length"] = _mean([episode.length for episode in sampled])
+        if config.budgets:
+            found |= {f"episode_cost_{k}": mean for k, mean in enumerate(mean_costs(costs))}
+            found |= shares(config.budgets, costs)
+        judged = score(config.budgets, found["return"], mean_costs(costs))
+        return Evaluation(found | extra, judged, sum(episode.length for episode in (*sampled, *greedy)))
+
+    def _play(self, players: Mapping[str, Player], kind: int) -> list[WholeEpisode]:
+        """Of all workers, each of which plays every n-th: the sampled episodes, then the greedy ones."""
+        count = self.config.evaluation_episodes
+        ways = (False, True) if kind == SCORED else (False,)
+        starts = [Start(number, kind, greedy) for greedy in ways for number in range(count)]
+        rank, workers = world()
+        own = range(rank, len(starts), workers)
+        played = self._arena(len(starts)).play(players, [starts[k] for k in own])
+        everywhere = [pair for part in gather(list(zip(own, played, strict=True))) for pair in part]
+        return [episode for _, episode in sorted(everywhere)]
+
+    def _arena(self, episodes: int) -> Arena:
+        """Copies of the environment beside training's, at most as many."""
+        if self.arena is None:
+            config = self.config
+            own = -(-episodes // config.resources.workers)
+            waves = -(-own // config.env_copies_per_worker)
+            copies = -(-own // waves)
+            envs = make_batch(config.env, copies, list(self.agents.values()), config.signals, config.constraints)
+            most = config.evaluation.max_steps
+            self.arena = Arena(self.env, envs, self.agents, copies, config.seed, config.signals, most)
+        return self.arena
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,57 @@
+"""Evaluation of language teams on held-out tasks while they train."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from marl_ray.config import RunConfig
+from marl_ray.rewards.pass_at_k import pass_at_k
+from marl_ray.rollout.text.collector import TextCollector
+from marl_ray.rollout.text.episode import TextEpisode
+from marl_ray.rollout.text.responses import TokenPlayer
+from marl_ray.training.collectives import gather, world
+
+
+def play_held_out(
+    config: RunConfig, collector: TextCollector, players: Mapping[str, TokenPlayer], kind: int, with_greedy: bool
+) -> tuple[list[TextEpisode], list[TextEpisode]]:
+    """`evaluation.samples` sampled episodes per held-out task, task by task; and a greedy one, `with_greedy`.
+
+    Every worker takes part, with every n-th task. All evaluations of a run of one `kind` draw the same random numbers, so
+    that they differ by the policies alone. Those of kind 1 share none with those of kind 0, and play the tasks that follow,
+    where the environment has enough of them.
+    """
+    rank, workers = world()
+    env, settings = collector.copies[0].env, config.evaluation
+    known = getattr(env.unwrapped, "held_out", None)
+    count = settings.tasks if known is None else min(settings.tasks, known)
+    first = kind * count if known is None or known >= (kind + 1) * count else 0
+    own = range(first, first + count)[rank::workers]
+    alone = collector.play(players, own, greedy=True, key=kind) if with_greedy else []
+    drawn = collector.play(players, own, samples=settings.samples, key=kind)
+    everywhere = gather((drawn, alone))
+    sampled, greedy = ([episode for part in everywhere for episode in part[which]] for which in (0, 1))
+    return (
+        sorted(sampled, key=lambda episode: (episode.task, episode.sample)),
+        sorted(greedy, key=lambda episode: episode.task),
+    )
+
+
+def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples: int) -> dict[str, Any]:
+    """`greedy` (share solved) and `pass_at_k`; nothing where the environment does not say what is solved.
+
+    An episode that was cut before the environment said so is not solved.
+    """
+    told = [episode.solved for episode in (*greedy, *sampled) if not episode.cut or episode.solved is not None]
+    if not told or None in told:
+        return {}
+    found = {"greedy": sum(bool(e.solved) for e in greedy) / len(greedy)} if greedy else {}
+    by_task = [sampled[i : i + samples] for i in range(0, len(sampled), samples)]
+    solved = [sum(bool(episode.solved) for episode in several) for several in by_task]
+    for k in _ks(samples):
+        found[f"pass_at_{k}"] = sum(pass_at_k(samples, count, k) for count in solved) / len(solved)
+    return found
+
+
+def _ks(samples: int) -> list[int]:
+    """1, 2, 4, ... and the number of samples itself."""
+    return sorted({samples, *(1 << i for i in range(samples.bit_length()))})

@@ -1,0 +1,56 @@
+"""The last training episodes: the training curve, the costs that constraints are held to, and where nothing is evaluated
+the score that selects the best checkpoint."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
+from marl_ray.config import RunConfig
+from marl_ray.training.evaluation.whole_episodes import Ended, blocking, release
+
+
+class Recent:
+    """The last `evaluation.window` released episodes of all workers, and those that are held back."""
+
+    def __init__(self, config: RunConfig, saved: Mapping[str, Any] | None = None):
+        self.budgets, self.most_steps = config.budgets, config.evaluation.max_steps
+        old = {key: [_ended(one) for one in (saved or {}).get(key, ())] for key in ("window", "held_back")}
+        self.episodes: deque[Ended] = deque(old["window"], config.evaluation.window)
+        self.held_back: list[Ended] = old["held_back"]
+
+    def add(self, ended: Iterable[Ended], running: Sequence[tuple[int, int]]) -> list[Ended]:
+        """Take in what has ended, given the (start, steps played) of what has not, on all workers; what is released."""
+        released, self.held_back = release([*self.held_back, *ended], blocking(running, self.most_steps))
+        self.episodes.extend(released)
+        return released
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return {"window": [list(one) for one in self.episodes], "held_back": [list(one) for one in self.held_back]}
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the window, and shares within the budgets; nothing before the first episode."""
+        if not self.episodes:
+            return {}
+        count, costs = len(self.episodes), [episode.costs for episode in self.episodes]
+        found = {"return": sum(episode.ret for episode in self.episodes) / count}
+        means = mean_costs(costs)
+        names = ["episode_cost"] if len(means) == 1 else [f"episode_cost_{k}" for k in range(len(means))]
+        found |= dict(zip(names, means, strict=True))
+        found["episode_length"] = sum(episode.length for episode in self.episodes) / count
+        if self.budgets:
+            found |= {key: value for key, value in shares(self.budgets, costs).items() if "certified" not in key}
+        return found
+
+    def score(self) -> float | None:
+        """What the best checkpoint is chosen by where nothing is evaluated; None before the first episode."""
+        if not self.episodes:
+            return None
+        costs = mean_costs([episode.costs for episode in self.episodes])
+        return score(self.budgets, self.metrics()["return"], costs)
+
+
+def _ended(plain: Sequence[Any]) -> Ended:
+    start, copy, ret, costs, length, decisions = plain
+    return Ended(start, copy, ret, tuple(costs), length, decisions)

@@ -1,0 +1,1 @@
+"""Learning before the first iteration, or without play: demonstrations, logged decisions, served texts."""

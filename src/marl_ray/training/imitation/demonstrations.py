@@ -1,0 +1,108 @@
+"""Demonstrations for language models: read from a file or an environment, and encoded as a policy reads and writes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from pydantic import BaseModel, ConfigDict
+
+from marl_ray.config import RunConfig, WarmStartConfig
+from marl_ray.envs.text.record_files import read_bytes, read_record, rows
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.prompting.prompts import check_fits, encode_reply, uses_template
+from marl_ray.policies.prompting.turn_ends import turn_begin, turn_end
+
+EPISODES = 2_000
+"""Demonstrated by an environment where `warm_start.count` is not given."""
+
+
+class Line(BaseModel):
+    """One demonstration of a file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    prompt: str
+    response: str
+    agent: str | None = None
+
+
+class Told(NamedTuple):
+    """One demonstration and where it stands, for errors."""
+
+    where: str
+    prompt: str
+    response: str
+
+
+class Example(NamedTuple):
+    """One demonstration as token ids."""
+
+    prompt: list[int]
+    response: list[int]
+    """Its end token included."""
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+
+def read_demonstrations(
+    config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]], most: int | None = None
+) -> dict[str, list[Told]]:
+    """The demonstrations of a warm start by policy (policy -> its agents), of those that are trained.
+
+    Of an environment `most` episodes. Raises MarlRayError naming the file and the line, or a policy without any.
+    """
+    settings = cast(WarmStartConfig, config.warm_start)
+    if settings.data == "environment":
+        demonstrations = getattr(env.unwrapped, "demonstrations", None)
+        if not callable(demonstrations):
+            raise MarlRayError(f"warm_start.data=environment: {config.env.id} has no `demonstrations(count, seed)`")
+        count = settings.count or EPISODES
+        made = demonstrations(count if most is None else min(count, most), config.seed)
+        found = [(one.agent, Told(f"demonstration {i}", one.prompt, one.response)) for i, one in enumerate(made)]
+    else:
+        found = _read_file(settings.data, [agent for members in agents.values() for agent in members])[: settings.count]
+    table = {agent: name for name, members in agents.items() for agent in members}
+    by_policy: dict[str, list[Told]] = {name: [] for name in agents if not config.team[name].frozen}
+    for agent, told in found:
+        if agent not in table:
+            raise MarlRayError(f"{told.where}: agent {agent!r} is not one of {', '.join(table)}")
+        if table[agent] in by_policy:
+            by_policy[table[agent]].append(told)
+    for name, own in by_policy.items():
+        if not own:
+            raise MarlRayError(f"warm_start.data: {settings.data} has no demonstration for policy {name!r}")
+    return by_policy
+
+
+def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, Told]]:
+    found = []
+    for row in rows(path, read_bytes(path)):
+        line = read_record(Line, row)
+        if line.agent is None and len(agents) > 1:
+            raise MarlRayError(f"{row.where}: agent: expected one of {', '.join(agents)}")
+        found.append((line.agent or agents[0], Told(row.where, line.prompt, line.response)))
+    return found
+
+
+def encode(told: Sequence[Told], lm: Any, tokenizer: Any, config: RunConfig, name: str) -> list[Example]:
+    """Demonstrations as the policy reads prompts and writes responses; of `lm` only the end tokens are read.
+
+    Raises MarlRayError where one is too long.
+    """
+    policy = config.team[name]
+    assert policy.model is not None
+    most, examples = policy.generation.max_tokens, []
+    # Without a template nothing says where a turn ends but the tokenizer.
+    chats = uses_template(tokenizer, policy.model.chat)
+    before = turn_begin(tokenizer) if chats else ""
+    between, end = turn_end(lm, tokenizer) if chats else ("", tokenizer.eos_token_id)
+    for one in told:
+        prompt, reply = encode_reply(tokenizer, one.prompt, f"{before}{one.response}{between}", policy.model.chat)
+        response = [*reply, end]
+        if len(response) > most:
+            raise MarlRayError(
+                f"{one.where}: response of {len(response)} tokens, but team.{name}.generation.max_tokens={most}"
+            )
+        check_fits(prompt, most, policy.model.context, one.where)
+        examples.append(Example(prompt, response))
+    return examples

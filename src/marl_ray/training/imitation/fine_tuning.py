@@ -1,0 +1,98 @@
+"""Begin with demonstrations: supervised fine-tuning of a team of language models before the first iteration.
+
+    max  mean over tokens of log pi(response token | prompt, response before it)
+
+by policy over the demonstrations of its agents, in what begins and ends a turn (`marl_ray.policies.prompting.turn_ends`), at
+the temperature at which it will sample. A gradient step is on `warm_start.batch` demonstrations over all workers; each takes
+every n-th of them by length, in passes of `train.micro_batch`, so that the gradients are the same for any number of workers.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from marl_ray.config import RunConfig, WarmStartConfig
+from marl_ray.rollout.rng import permutation
+from marl_ray.training.collectives import from_first, total, world
+from marl_ray.training.imitation.demonstrations import Example, encode, read_demonstrations
+from marl_ray.training.imitation.warm_start import BEFORE, fit_all
+from marl_ray.training.learner.gradient_epochs import clip_gradients
+from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.optimizers import optimizer_of
+from marl_ray.training.learner.prepared_batch import Diverged
+from marl_ray.training.team.team import Team
+
+FASTER = 10
+"""Learning rate of a warm start without one of its own, as a multiple of `hyper.lr`: demonstrations say every token that is
+right, rewards only how a whole response was (verl, TRL and OpenRLHF fine-tune with 5e-6 to 2e-5, and learn with 1e-6)."""
+
+
+def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str, float]], None]) -> None:
+    """Fit every trained policy to its agents' demonstrations; every worker takes part.
+
+    `emit` gets each epoch's metrics, on rank 0 alone: the mean log-likelihood of a token, in nats. Raises Diverged if it is
+    not finite.
+    """
+    settings = cast(WarmStartConfig, config.warm_start)
+    # An environment that runs programs may take long over its demonstrations, and time is among what ends a program.
+    told = from_first(lambda: read_demonstrations(config, env, team.agents))
+    fits = {
+        name: _Fit(name, learner, encode(told[name], learner.model.lm, learner.model.tokenizer, config, name), settings)
+        for name, learner in team.learners.items()
+    }
+    fit_all(config, team, fits, emit)
+
+
+class _Fit:
+    """One policy, its demonstrations, and an optimiser of its own: the run's begins fresh."""
+
+    def __init__(self, name: str, learner: Learner, examples: list[Example], settings: WarmStartConfig):
+        self.name, self.learner, self.examples, self.batch = name, learner, examples, settings.batch
+        self.optimizer = optimizer_of(learner.hyper, [([learner.actor], settings.lr or FASTER * learner.hyper.lr)])
+
+    def epoch(self, seed: int, number: int) -> dict[str, float]:
+        """One pass over the demonstrations, in an order drawn by seed and epoch; mean log-likelihood of a token."""
+        order = permutation(seed, BEFORE, number, len(self.examples)).tolist()
+        likelihood = torch.zeros((), dtype=torch.float64, device=self.learner.device)
+        for start in range(0, len(order), self.batch):
+            likelihood += self._step([self.examples[i] for i in order[start : start + self.batch]])
+        mean = float(total(likelihood)) / sum(len(example.response) for example in self.examples)
+        if not math.isfinite(mean):
+            raise Diverged(f"policy {self.name!r}, warm start, epoch {number + 1}: log_likelihood is not finite")
+        return {"log_likelihood": mean}
+
+    def _step(self, chosen: list[Example]) -> Tensor:
+        """One gradient step on all workers' examples; this worker's sum of log-likelihoods."""
+        learner, (rank, workers) = self.learner, world()
+        own = sorted(chosen, key=lambda example: -example.length)[rank::workers]
+        most = -(-len(chosen) // workers)  # of a worker: all make as many passes as that one
+        size = learner.micro_batch or most
+        tokens = sum(len(example.response) for example in chosen)
+        likelihood = torch.zeros((), dtype=torch.float64, device=learner.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        for start in range(0, most, size):
+            prompts, responses, mask = (x.to(learner.device) for x in padded(own[start : start + size]))
+            found = learner.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()
+            # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
+            (-found / tokens * workers).backward()
+            likelihood += found.detach()
+        clip_gradients([learner.actor], learner.hyper.max_grad_norm)
+        self.optimizer.step()
+        return likelihood
+
+
+def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
+    """Prompts (R, P) on the right with -1 before them, responses (R, T), and where they are, (R, T) bool."""
+    width = max([1, *(len(example.prompt) for example in examples)])
+    steps = max([1, *(len(example.response) for example in examples)])
+    prompts = torch.full((len(examples), width), -1)
+    responses = torch.zeros(len(examples), steps, dtype=torch.int64)
+    mask = torch.zeros(len(examples), steps, dtype=torch.bool)
+    for row, example in enumerate(examples):
+        prompts[row, width - len(example.prompt) :] = torch.tensor(example.prompt)
+        responses[row, : len(example.response)] = torch.tensor(example.response)
+        mask[row, : len(example.response)] = True
+    return prompts, responses, mask

@@ -1,0 +1,124 @@
+"""The `data` of a run: texts that were served, with their outcomes, or preferred pairs, as blocks of responses."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from marl_ray.config import RunConfig
+from marl_ray.config.run.run import DECISIONS
+from marl_ray.envs.text.record_files import read_bytes, read_record, rows
+from marl_ray.errors import MarlRayError
+from marl_ray.rollout.served.collector import Block, Response
+from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, file_of, read_served
+from marl_ray.training.imitation.demonstrations import Told, encode
+
+GROUP = 16
+"""Most responses to one prompt that are compared with each other, so that a batch has many prompts."""
+
+
+class Reader(NamedTuple):
+    """What reads a policy's data; of `lm` only the end tokens and the vocabulary are asked for."""
+
+    lm: Any
+    tokenizer: Any
+
+
+class Pair(BaseModel):
+    """One line of a file of preferred pairs."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    prompt: str
+    chosen: str
+    rejected: str
+    agent: str | None = None
+
+
+def read_data(
+    config: RunConfig, agents: Mapping[str, Sequence[str]], readers: Mapping[str, Reader]
+) -> dict[str, list[Block]]:
+    """The blocks of every policy that learns (policy -> its agents): the same in every process that reads them.
+
+    Raises MarlRayError naming the file and the line of what does not fit, or a policy that has nothing to learn from.
+    """
+    path = cast(str, config.data)
+    players = {agent: name for name, members in agents.items() for agent in members}
+    trained = [name for name in agents if not config.team[name].frozen]
+    if path.startswith(DECISIONS):
+        served = by_policy(read_served(file_of(path)), players)
+        found = {name: _served(config, name, served.get(name, []), readers[name]) for name in trained}
+    else:
+        pairs = _read_pairs(path, players)
+        found = {name: _pairs(config, name, pairs.get(name, []), readers[name]) for name in trained}
+    for name, blocks in found.items():
+        spec = config.spec_of(name)
+        if not any(len(block) > 1 for block in blocks) and (spec.pairs or spec.groups):
+            what = "two responses to one prompt" + (" with different outcomes" if spec.pairs else "")
+            raise MarlRayError(
+                f"data: {path} has nothing for {config.algorithm_of(name)} of policy {name!r}: expected {what}"
+                + ("" if spec.pairs else "; reinforce_pp compares over the whole batch")
+            )
+        if not blocks:
+            raise MarlRayError(f"data: {path} has no response of policy {name!r} that was drawn from its distribution")
+    return found
+
+
+def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: Reader) -> list[Block]:
+    spec, model = config.spec_of(name), config.team[name].model
+    assert model is not None
+    vocabulary = reader.lm.get_input_embeddings().weight.shape[0]
+    check_readable(name, reader.tokenizer, vocabulary, model.context, served)
+    prompts: dict[tuple[str, bytes], list[Response]] = {}
+    for one in served:
+        # A preference needs no chances of what was written, an importance ratio does.
+        if spec.pairs or one.sampled:
+            response = Response(one.agent, one.prompt_ids, one.ids, one.log_probs, one.outcome, one.finish == "stop")
+            prompts.setdefault((one.agent, one.prompt_ids.tobytes()), []).append(response)
+    groups = prompts.values()
+    if spec.pairs:
+        return [pair for group in groups for pair in preferred_pairs(group)]
+    return [block for group in groups for block in _cut(group, GROUP if spec.groups else 1)]
+
+
+def preferred_pairs(group: Sequence[Response]) -> list[Block]:
+    """Pairs of responses to one prompt with different rewards, the better one first: the best with the worst, the second
+    with the second last and so on, so that none is in two pairs."""
+    ranked = sorted(group, key=lambda one: -one.reward)
+    pairs = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
+    return [(better, worse) for better, worse in pairs if better.reward > worse.reward]
+
+
+def _cut(group: Sequence[Response], size: int) -> list[Block]:
+    """A group in parts of at most `size` responses, as even as they can be."""
+    parts = -(-len(group) // size)
+    bounds = [len(group) * part // parts for part in range(parts + 1)]
+    return [tuple(group[begin:end]) for begin, end in pairwise(bounds)]
+
+
+def _read_pairs(path: str, players: Mapping[str, str]) -> dict[str, list[tuple[str, Pair]]]:
+    """Lines by policy, each with where it stands."""
+    found: dict[str, list[tuple[str, Pair]]] = {}
+    for row in rows(path, read_bytes(path)):
+        pair = read_record(Pair, row)
+        agent = pair.agent or (next(iter(players)) if len(players) == 1 else "")
+        if agent not in players:
+            raise MarlRayError(f"{row.where}: agent: expected one of {', '.join(players)}")
+        found.setdefault(players[agent], []).append((row.where, pair.model_copy(update={"agent": agent})))
+    return found
+
+
+def _pairs(config: RunConfig, name: str, pairs: Sequence[tuple[str, Pair]], reader: Reader) -> list[Block]:
+    told = [Told(where, pair.prompt, text) for where, pair in pairs for text in (pair.chosen, pair.rejected)]
+    examples = encode(told, reader.lm, reader.tokenizer, config, name)
+    blocks = []
+    for number, (_, pair) in enumerate(pairs):
+        both = zip(examples[2 * number : 2 * number + 2], (1.0, 0.0), strict=True)
+        blocks.append(tuple(_response(str(pair.agent), *example, reward) for example, reward in both))
+    return blocks
+
+
+def _response(agent: str, prompt: Sequence[int], ids: Sequence[int], reward: float) -> Response:
+    nothing = np.zeros(len(ids), np.float32)
+    return Response(agent, np.array(prompt, np.int32), np.array(ids, np.int32), nothing, reward, True)

@@ -1,0 +1,239 @@
+"""Begin where serving is: imitate the decisions that were logged, before the first iteration.
+
+Filtered behaviour cloning (Chen et al. 2021, arXiv 2106.01345, section 5.1, "percentile behaviour cloning"): the actor
+maximises the log-likelihood of what was done in the best units by outcome,
+
+    max  sum log pi(a | s)   over the decisions of the best `top` of the units,
+
+and the critic is fitted to the discounted rewards that followed, in all units: in the best alone it would learn that luck
+is to come. Every worker reads all data and takes every n-th decision of a minibatch, so that the gradients are the same for
+any number of workers.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from pettingzoo import ParallelEnv
+from torch import Tensor, nn
+
+from marl_ray.algorithms.advantages.returns import reward_to_go
+from marl_ray.algorithms.losses.value_losses import clipped_value_loss
+from marl_ray.config import RunConfig, WarmStartConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.actor_critic.actor_critic import Prepared
+from marl_ray.policies.actor_critic.spaces import joint_space, row_dtype, row_size
+from marl_ray.rollout.rng import permutation
+from marl_ray.rollout.served.acts import Logged, read_logged
+from marl_ray.training.collectives import total, world
+from marl_ray.training.learner.gradient_epochs import clip_gradients
+from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.optimizers import optimizer_of
+from marl_ray.training.learner.prepared_batch import Diverged
+from marl_ray.training.team.team import Team
+
+
+class Fit(Protocol):
+    """One policy and what it imitates."""
+
+    def epoch(self, seed: int, number: int) -> dict[str, float]:
+        """One pass over the data, in an order drawn by seed and epoch; its metrics."""
+
+
+BEFORE = -1
+"""The iteration whose random orders are used: no other has them."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """All N logged decisions of one policy, on the learner's device."""
+
+    rows: Tensor
+    """(N, D) observations."""
+    actions: Tensor
+    """(N, *shape)."""
+    allowed: Tensor | None
+    """(N, choices) bool."""
+    imitated: Tensor
+    """(N,) bool: of the best units."""
+    returns: Tensor
+    """(N,) discounted rewards that followed, in reward units."""
+    valued: Tensor
+    """(N,) bool: what the critic is fitted to."""
+    agent: Tensor
+    """(N,) which of the policy's agents decided."""
+    states: Tensor
+    """(M, S) joint observations; of no rows unless the critic is central."""
+    state: Tensor
+    """(N,) the row of `states` at each decision."""
+
+
+def read_decisions(config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> Logged:
+    """The logged data of a warm start, as the policies (policy -> its agents) need it; raises MarlRayError."""
+    settings = cast(WarmStartConfig, config.warm_start)
+    spaces = {name: (env.observation_space(own[0]), env.action_space(own[0])) for name, own in agents.items()}
+    table = {agent: name for name, members in agents.items() for agent in members}
+    logged = read_logged(settings.data, table, spaces)
+    for name in agents:
+        if not config.team[name].frozen and not (name in logged.policies and logged.policies[name].mask.any()):
+            raise MarlRayError(f"warm_start.data: {settings.data} has no decision of policy {name!r}")
+    return logged
+
+
+def warm_start(config: RunConfig, env: ParallelEnv, team: Team, emit: Callable[[dict[str, float]], None]) -> None:
+    """Fit every trained policy to the logged data; every worker takes part.
+
+    `emit` gets each epoch's metrics, on rank 0 alone: the mean log-likelihood of an imitated decision, and the critic's
+    loss in units of the value normaliser. Raises Diverged if they are not finite.
+    """
+    settings = cast(WarmStartConfig, config.warm_start)
+    logged = read_decisions(config, env, team.agents)
+    fits = {name: _Fit(name, learner, logged, env, team, settings) for name, learner in team.learners.items()}
+    fit_all(config, team, fits, emit)
+
+
+def fit_all(config: RunConfig, team: Team, fits: Mapping[str, Fit], emit: Callable[[dict[str, float]], None]) -> None:
+    """The epochs of a warm start, policy by policy; `emit` gets their metrics on rank 0."""
+    for epoch in range(cast(WarmStartConfig, config.warm_start).epochs):
+        row = {"steps": 0.0, "warm_start/epoch": epoch + 1.0}
+        for name, fit in fits.items():
+            prefix = "" if len(fits) == 1 else f"{name}/"
+            row |= {f"{prefix}warm_start/{key}": value for key, value in fit.epoch(config.seed, epoch).items()}
+        if world()[0] == 0:
+            emit(row)
+    for learner in team.learners.values():
+        learner.model.zero_grad(set_to_none=True)
+        learner.refresh_rollout_model()
+
+
+class _Fit:
+    """One policy, its logged decisions, and an optimiser of its own: the run's begins fresh."""
+
+    def __init__(
+        self, name: str, learner: Learner, logged: Logged, env: ParallelEnv, team: Team, settings: WarmStartConfig
+    ):
+        model, hyper = learner.model, learner.hyper
+        self.name, self.learner, self.batch = name, learner, settings.batch
+        self.data = _decisions(name, learner, logged, env, team, settings.top)
+        # A critic that is fitted to every batch before the actor moves needs no start, and has targets of its own.
+        follows = model.critic is not None and not learner.algorithm.spec.critic_first
+        self.critic = model.critic if follows and bool(self.data.valued.any()) else None
+        parts = [([model.actor], settings.lr or hyper.lr)]
+        if self.critic is not None:
+            parts.append(([self.critic], settings.lr or hyper.critic_lr or hyper.lr))
+            known = self.data.returns[self.data.valued].double()
+            learner.value_norm = learner.value_norm.updated(float(known.mean()), float(known.square().mean()))
+        self.optimizer = optimizer_of(hyper, parts)
+
+    def epoch(self, seed: int, number: int) -> dict[str, float]:
+        """One pass over the decisions, in an order drawn by seed and epoch; means over it."""
+        size = len(self.data.rows)
+        order = torch.from_numpy(permutation(seed, BEFORE, number, size)).to(self.data.rows.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=order.device)
+        for chosen in order.split(self.batch):
+            sums += self._step(chosen)
+        likelihood, value = total(sums).tolist()
+        means = {"log_likelihood": likelihood / int(self.data.imitated.sum())}
+        if self.critic is not None:
+            means["value_loss"] = value / int(self.data.valued.sum())
+        for key, found in means.items():
+            if not math.isfinite(found):
+                raise Diverged(f"policy {self.name!r}, warm start, epoch {number + 1}: {key} is not finite")
+        return means
+
+    def _step(self, chosen: Tensor) -> Tensor:
+        """One gradient step on decisions (all workers' numbers); this worker's sums of log-likelihood and value loss."""
+        data, learner, (rank, workers) = self.data, self.learner, world()
+        own = chosen[rank::workers]
+        share = 1.0 if len(own) else 0.0
+        own = own if len(own) else chosen[:1]  # no part of the minibatch, but its part in the collectives of the pass
+        actor = Prepared.of(learner.model.actor, data.rows[own])
+        central = learner.model.central
+        critic = Prepared.of(learner.model.critics[0], data.states[data.state[own]]) if central else actor
+        allowed = None if data.allowed is None else data.allowed[own]
+        outputs, *values = learner.model.evaluate(actor, critic, allowed)
+        likelihood = learner.model.distribution.log_prob(outputs, data.actions[own])
+        likelihood = (likelihood * data.imitated[own]).sum() * share
+        loss, value = -likelihood / data.imitated[chosen].sum().clamp(min=1), torch.zeros_like(likelihood)
+        if self.critic is not None:
+            heads = values[0]
+            found = heads.gather(1, data.agent[own][:, None])[:, 0] if central else heads[:, 0]
+            wanted = learner.value_norm.normalize(data.returns[own])
+            value = clipped_value_loss(found, found, wanted, None, learner.hyper.huber_delta)
+            value = (value * data.valued[own]).sum() * share
+            loss = loss + value / data.valued[chosen].sum().clamp(min=1)
+        self.optimizer.zero_grad(set_to_none=True)
+        # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
+        (loss * workers).backward()
+        modules: list[nn.Module] = [learner.model.actor, *([] if self.critic is None else [self.critic])]
+        clip_gradients(modules, learner.hyper.max_grad_norm)
+        self.optimizer.step()
+        return torch.stack([likelihood, value]).detach().double()
+
+
+def best_units(outcomes: np.ndarray, top: float) -> np.ndarray:
+    """(units,) bool: the best `top` share by outcome, at least one; of equals the first."""
+    chosen = np.zeros(len(outcomes), bool)
+    count = max(1, math.ceil(top * len(outcomes) - 1e-9))
+    chosen[np.argsort(-outcomes, kind="stable")[:count]] = True
+    return chosen
+
+
+def _decisions(name: str, learner: Learner, logged: Logged, env: ParallelEnv, team: Team, top: float) -> Decisions:
+    batch = logged.policies[name]
+    mask = batch.mask
+    returns = reward_to_go(batch.rewards, mask, batch.terminated | batch.truncated, learner.hyper.gamma)
+
+    def spread(per_row: Tensor) -> Tensor:
+        """(B,) to (N,)."""
+        return per_row[:, None].expand(mask.shape)[mask]
+
+    unit = spread(batch.episode)
+    valued, states, state = torch.ones_like(unit, dtype=torch.bool), batch.observations.new_zeros(0, 0), unit
+    if learner.model.central:
+        whole, aligned = joint_states(logged, env, team.agents)
+        state = (batch.episode[:, None] * whole.shape[1] + torch.arange(mask.shape[1]))[mask]
+        states, valued = whole.flatten(0, 1), aligned[unit]
+    imitated = torch.from_numpy(best_units(logged.outcomes, top))[unit]
+    if not imitated.any():
+        raise MarlRayError(f"warm_start.top: the best {top:g} of the units hold no decision of policy {name!r}")
+    device = learner.device
+    return Decisions(
+        rows=batch.observations[mask].to(device),
+        actions=batch.actions[mask].to(device),
+        allowed=None if batch.action_masks is None else batch.action_masks[mask].to(device),
+        imitated=imitated.to(device),
+        returns=returns[mask].to(device),
+        valued=valued.to(device),
+        agent=spread(batch.agent).to(device),
+        states=states.to(device),
+        state=state.to(device),
+    )
+
+
+def joint_states(logged: Logged, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
+    """What a central critic sees, (units, T, S), and in which units it is known, (units,) bool.
+
+    Rows tell no times, so it is known only where every agent has one sequence and all are of one length: there, step t
+    of each was the same moment.
+    """
+    members = [(name, number) for name, own in agents.items() for number in range(len(own))]
+    space = joint_space([env.observation_space(agents[name][number]) for name, number in members])
+    units = len(logged.units)
+    longest = max(batch.mask.shape[1] for batch in logged.policies.values())
+    states = torch.from_numpy(np.zeros((units, longest, row_size(space)), row_dtype(space)))
+    rows, lengths, begin = torch.zeros(units, len(members)), torch.zeros(units, len(members)), 0
+    for column, (name, number) in enumerate(members):
+        width = row_size(env.observation_space(agents[name][number]))
+        batch = logged.policies.get(name)
+        if batch is not None:
+            own = batch.agent == number
+            unit = batch.episode[own]
+            states[unit, : batch.mask.shape[1], begin : begin + width] = batch.observations[own].to(states.dtype)
+            rows[:, column] = torch.bincount(unit, minlength=units).float()
+            lengths[unit, column] = logged.lengths[name][own].float()
+        begin += width
+    return states, (rows == 1).all(1) & (lengths == lengths[:, :1]).all(1)

@@ -1,0 +1,1 @@
+"""One policy's update of one batch."""

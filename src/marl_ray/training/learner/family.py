@@ -1,0 +1,71 @@
+"""What the learner asks of a family of policies; `family_actor_critic` and `family_token` are its modules of functions."""
+
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.trajectories import Trajectories
+
+
+class Outputs(NamedTuple):
+    """Decisions of R rows at T steps by the current weights."""
+
+    log_probs: Tensor
+    """(R, T)."""
+    entropy: Tensor
+    """(R, T)."""
+    values: Tensor | None
+    """(R, T); None without a critic."""
+    cost_values: Tensor | None
+    """(R, T, K); None without a cost critic."""
+
+
+class Copies(NamedTuple):
+    """The modules of a learner."""
+
+    trained: Any
+    """Sharded over the workers."""
+    rollout: Any
+    """Plain, for inference."""
+    reference: Any
+    """What the divergence is measured from; None where it is not."""
+
+
+class Family(Protocol):
+    """The functions of a family's module. `model` is a trained or a reference module of it."""
+
+    accumulates: bool
+    """Gradients of several passes are added before they are reduced over the workers, and weights stay gathered meanwhile:
+    fast, where they fit in memory. Otherwise every pass gathers and reduces."""
+
+    def set_up(self, model: Any, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> Copies:
+        """Take over `model`, which has the same weights on every worker."""
+
+    def actor(self, model: Any) -> nn.Module:
+        """The part that decides."""
+
+    def critics(self, model: Any) -> list[nn.Module]:
+        """The parts that estimate values and cost values."""
+
+    def refresh(self, copies: Copies, mixed_precision: bool) -> None:
+        """Copy the trained weights into the rollout copy; every worker takes part."""
+
+    def padded(self, batch: Trajectories, agents: int) -> Trajectories:
+        """The batch with at least one copy, which is `agents` rows."""
+
+    def bounds(self, batch: Trajectories, agents: int) -> tuple[int, ...]:
+        """Where each worker's copies begin among all, and how many there are; every worker takes part."""
+
+    def order(self, model: Any, batch: Trajectories, agents: int) -> Tensor | None:
+        """(copies,) numbers: copies with like ones cost less in one pass; None where all passes cost the same."""
+
+    def inputs(self, model: Any, batch: Trajectories) -> Any:
+        """What is computed once per batch for `evaluate`."""
+
+    def evaluate(self, model: Any, inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
+        """A part of the batch by one pass; `mask` (R, T') is what need be right of it."""
+
+    def reference(self, copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
+        """Log-probabilities (R, T') under the reference policy, without gradients."""

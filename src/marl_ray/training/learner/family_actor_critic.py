@@ -1,0 +1,129 @@
+"""Actor-critics as the learner needs them: small networks, gathered as one group; the rollout copy is on CPU."""
+
+import copy
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic, Prepared
+from marl_ray.training.collectives import world
+from marl_ray.training.learner.family import Copies, Outputs
+from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.trajectories import Trajectories
+
+accumulates = True
+
+
+class Inputs(NamedTuple):
+    """Encoded inputs of a batch."""
+
+    actor: Prepared
+    critic: Prepared
+
+
+def set_up(model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> Copies:
+    """`model` becomes the rollout copy."""
+    device = torch.device(mesh.device_type)
+    trained = copy.deepcopy(model).to(device)
+    fixed = copy.deepcopy(model.actor).to(device).requires_grad_(False) if reference else None
+    model.requires_grad_(False)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed_precision else MixedPrecisionPolicy()
+    # The whole policy is one group: one gather and one reduction per gradient step. Its networks are small, so the
+    # gathered weights stay until the backward pass.
+    fully_shard(trained, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    return Copies(trained, model, fixed)
+
+
+def actor(model: ActorCritic) -> nn.Module:
+    return model.actor
+
+
+def critics(model: ActorCritic) -> list[nn.Module]:
+    return list(model.critics)
+
+
+def refresh(copies: Copies, mixed_precision: bool) -> None:
+    sharded = cast(FSDPModule, copies.trained)
+    if not mixed_precision:
+        sharded.unshard()  # one gather for all parameters; mixed precision would round them
+    with torch.no_grad():
+        for plain, parameter in zip(copies.rollout.parameters(), copies.trained.parameters(), strict=True):
+            plain.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)
+    sharded.reshard()
+
+
+def adopt_actor(copies: Copies) -> None:
+    """Copy the rollout copy's actor, equal on all workers, into the sharded weights."""
+    with torch.no_grad():
+        for plain, parameter in zip(copies.rollout.actor.parameters(), copies.trained.actor.parameters(), strict=True):
+            sharded = cast(DTensor, parameter)
+            moved = plain.to(sharded.device)
+            sharded.copy_(distribute_tensor(moved, sharded.device_mesh, sharded.placements, src_data_rank=None))
+
+
+def padded(batch: Trajectories, agents: int) -> Trajectories:
+    return batch  # a worker has one copy at least
+
+
+def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
+    """All workers have equally many copies."""
+    own = len(batch.mask) // agents
+    return tuple(range(0, (world()[1] + 1) * own, own))
+
+
+def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None:
+    return None
+
+
+def inputs(model: ActorCritic, batch: Trajectories) -> Inputs:
+    """Encoded inputs of actor and critics."""
+    own = Prepared.of(model.actor, batch.observations.flatten(0, 1))
+    if not model.critics or not model.central:
+        # Both networks of a local critic read the same rows, whose encoding depends on no weights.
+        return Inputs(own, own)
+    assert batch.states is not None
+    return Inputs(own, Prepared.of(model.critics[0], batch.states.flatten(0, 1)))
+
+
+def evaluate(model: ActorCritic, inputs: Inputs, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
+    rows = None if batch.action_masks is None else cut.of(batch.action_masks, shape.agents).flatten(0, 1)
+    heads, size = shape.agents if model.central else 1, mask.shape
+    outputs, *values = model.evaluate(
+        cut.rows(inputs.actor, shape, shape.agents), cut.rows(inputs.critic, shape, shape.agents // heads), rows
+    )
+    actions = cut.of(batch.actions, shape.agents).flatten(0, 1)
+    named = iter(values)
+    return Outputs(
+        model.distribution.log_prob(outputs, actions).reshape(size),
+        model.distribution.entropy(outputs).reshape(size),
+        _by_row(next(named), heads, size)[..., 0] if model.critic is not None else None,
+        _by_row(next(named), heads, size) if model.cost_critic is not None else None,
+    )
+
+
+def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
+    """Critic outputs (copies * T, heads * K) or (rows * T, K) as (R, T', K)."""
+    rows, steps = size
+    return values.reshape(rows // heads, steps, heads, -1).transpose(1, 2).reshape(rows, steps, -1)
+
+
+def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
+    distribution = copies.trained.distribution
+    allowed = None if batch.action_masks is None else cut.of(batch.action_masks, shape.agents).flatten(0, 1)
+    observations = cut.of(batch.observations, shape.agents)
+    outputs = distribution.normalize(copies.reference.infer(observations.flatten(0, 1)), allowed)
+    actions = cut.of(batch.actions, shape.agents).flatten(0, 1)
+    return cast(Tensor, distribution.log_prob(outputs, actions).reshape(observations.shape[:2]))
+
+
+def log_ratio(rollout: ActorCritic, batch: Trajectories) -> Tensor:
+    """(copies, T) how the log-probability of what the policy's agents did differs from when they did it, on CPU."""
+    distribution = rollout.distribution
+    allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
+    outputs = distribution.normalize(rollout.actor.infer(batch.observations.flatten(0, 1)), allowed)
+    new = distribution.log_prob(outputs, batch.actions.flatten(0, 1)).reshape(batch.mask.shape)
+    return torch.where(batch.mask, new - batch.log_probs, 0.0).unflatten(0, (-1, batch.agents)).sum(1)

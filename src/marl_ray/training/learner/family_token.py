@@ -1,0 +1,84 @@
+"""Language models as the learner needs them: sharded block by block; the rollout copy is on the learner's device."""
+
+from dataclasses import fields
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from marl_ray.policies.language import token_policy
+from marl_ray.policies.language.token_policy import TokenPolicy, frozen_copy, plain_copy, shard
+from marl_ray.training.collectives import total, world
+from marl_ray.training.learner.family import Copies, Outputs
+from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.trajectories import Trajectories
+
+accumulates = False
+
+
+def set_up(model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> Copies:
+    """`model` becomes the trained policy. With adapters the reference is the same model without them."""
+    fixed: TokenPolicy | None = None
+    if reference:
+        fixed = model
+        if model.config.lora is None:
+            fixed = frozen_copy(model)
+            shard(fixed, mesh, mixed_precision)
+    model.to(mesh.device_type)
+    rollout = plain_copy(model)
+    shard(model, mesh, mixed_precision)
+    return Copies(model, rollout, fixed)
+
+
+def actor(model: TokenPolicy) -> nn.Module:
+    return cast(nn.Module, model.lm)
+
+
+def critics(model: TokenPolicy) -> list[nn.Module]:
+    return list(model.heads)
+
+
+def refresh(copies: Copies, mixed_precision: bool) -> None:
+    token_policy.refresh(copies.rollout, copies.trained)
+
+
+def padded(batch: Trajectories, agents: int) -> Trajectories:
+    """A worker without a response gets an empty one (of pairs an empty pair), which counts nowhere."""
+    if len(batch.mask):
+        return batch
+    row: dict[str, Any] = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        row[field.name] = None if value is None else value.new_zeros(agents, *value.shape[1:])
+    assert batch.prompts is not None
+    return Trajectories(**row | {"greedy": ~row["greedy"], "prompts": row["prompts"] - 1})
+
+
+def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
+    """Workers have as many rows as their agents made responses; of pairs, `agents` is 2."""
+    rank, workers = world()
+    rows = torch.zeros(workers, dtype=torch.int64, device=batch.mask.device)
+    rows[rank] = len(batch.mask) // agents
+    return (0, *total(rows).cumsum(0).tolist())
+
+
+def order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None:
+    assert batch.prompts is not None
+    return model.order(batch.prompts, batch.mask)[::agents]
+
+
+def inputs(model: TokenPolicy, batch: Trajectories) -> None:
+    return None
+
+
+def evaluate(model: TokenPolicy, inputs: None, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
+    assert batch.prompts is not None
+    found = model.evaluate(cut.of(batch.prompts, shape.agents), cut.of(batch.actions, shape.agents), mask)
+    return Outputs(found.log_probs, found.entropy, found.values, found.cost_values)
+
+
+def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
+    assert batch.prompts is not None
+    parts = (cut.of(x, shape.agents) for x in (batch.prompts, batch.actions, batch.mask))
+    return cast(TokenPolicy, copies.reference).reference_evaluate(*parts)

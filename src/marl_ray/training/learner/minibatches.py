@@ -1,0 +1,102 @@
+"""How a batch is cut: minibatches (a gradient step each) and micro-batches (a forward and backward pass each).
+
+A minibatch is a set of time indices, or of copies where rows are whole episodes: the same set for any number of workers,
+because the order is drawn over all of them. Micro-batches are parts of the copies of a minibatch. A copy is an environment
+copy with the rows of its agents; of a token policy it is one row, a response.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marl_ray.policies.actor_critic.actor_critic import Prepared
+from marl_ray.rollout.rng import permutation
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of this worker's part of a batch: rows are copies * agents."""
+
+    agents: int
+    steps: int
+    rank: int
+    bounds: tuple[int, ...]
+    """(workers + 1,) where each worker's copies begin among all, and how many there are."""
+
+    @property
+    def first_copy(self) -> int:
+        """Number of this worker's first copy among all."""
+        return self.bounds[self.rank]
+
+    @property
+    def copies(self) -> int:
+        """This worker's."""
+        return self.bounds[self.rank + 1] - self.first_copy
+
+    @property
+    def all_copies(self) -> int:
+        return self.bounds[-1]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Some copies at some time indices; None means all of them."""
+
+    copies: Tensor | None
+    times: Tensor | None
+    most: int
+    """Copies of the worker that has most of them: all workers make as many passes as that one needs."""
+
+    def of(self, array: Tensor, agents: int) -> Tensor:
+        """The part of a (copies * agents, T, ...) array, (R, T', ...)."""
+        if self.copies is not None:
+            array = array.unflatten(0, (-1, agents))[self.copies].flatten(0, 1)
+        return array if self.times is None else array[:, self.times]
+
+    def rows(self, inputs: Prepared, shape: Shape, agents: int) -> Prepared:
+        """The same part of the prepared inputs of (copies * agents * T) rows."""
+        if self.copies is None and self.times is None:
+            return inputs
+        device = inputs.values.device
+        number = torch.arange(shape.copies * agents * shape.steps, device=device)
+        return inputs.rows(self.of(number.reshape(-1, shape.steps), agents).reshape(-1))
+
+
+def everything(shape: Shape) -> Cut:
+    """The whole batch."""
+    return Cut(None, None, max(b - a for a, b in zip(shape.bounds, shape.bounds[1:], strict=False)))
+
+
+def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape, by_copy: bool) -> list[Cut]:
+    """The `count` minibatches of an epoch, this worker's part of each (possibly of no copies)."""
+    whole = everything(shape)
+    if count == 1:  # the order of a sum's terms does not matter, so nothing need be moved
+        return [whole]
+    size = shape.all_copies if by_copy else shape.steps
+    parts = torch.from_numpy(permutation(seed, iteration, epoch, size)).tensor_split(count)
+    if not by_copy:
+        return [Cut(None, part, whole.most) for part in parts]
+    cuts, inner = [], torch.tensor(shape.bounds[1:])
+    for part in parts:
+        holder = torch.bucketize(part, inner, right=True)
+        most = int(torch.bincount(holder, minlength=1).max())
+        cuts.append(Cut(part[holder == shape.rank] - shape.first_copy, None, most))
+    return cuts
+
+
+def micro_batches(cut: Cut, shape: Shape, size: int | None, order: Tensor | None = None) -> Iterator[tuple[Cut, bool]]:
+    """Parts of a minibatch of at most `size` copies, and whether each is the last; as many on every worker.
+
+    `order` (copies,) puts copies with like numbers together, the largest first. Some parts may be of no copies.
+    """
+    if size is None or size >= cut.most:
+        yield cut, True
+        return
+    copies = torch.arange(shape.copies) if cut.copies is None else cut.copies
+    if order is not None:
+        copies = copies[order.cpu()[copies].argsort(descending=True, stable=True)]
+    passes = -(-cut.most // size)
+    for number in range(passes):
+        yield Cut(copies[number * size : (number + 1) * size], cut.times, size), number + 1 == passes

@@ -1,0 +1,111 @@
+"""The actor's step of CPO and MACPO, on the plain copy of the policy that every worker holds.
+
+Second-order steps are for small policies: gradients, Fisher products and line-search values are sums over the workers, and
+the weights they lead to are equal on all of them.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from marl_ray.algorithms.base import Evaluated
+from marl_ray.algorithms.constraints.trust_region import (
+    Parameters,
+    backtracking,
+    constrained_step,
+    fisher_product,
+    flatten,
+    head_kl,
+    unflatten,
+)
+from marl_ray.algorithms.losses.ratios import token_ratio
+from marl_ray.policies.actor_critic.actor_critic import Prepared
+from marl_ray.policies.actor_critic.distributions import Categorical
+from marl_ray.training.collectives import total
+from marl_ray.training.learner.prepared_batch import Fixed
+
+if TYPE_CHECKING:
+    from marl_ray.training.learner.learner import Learner
+
+CASES = {"unconstrained": 0.0, "constrained": 1.0, "recovery": 2.0}
+
+
+def update(learner: "Learner", fixed: Fixed, violations: Tensor) -> dict[str, float]:
+    """Move the rollout copy's actor by one constrained step; metrics of the step."""
+    actor, hyper = learner.rollout_model.actor, learner.hyper
+    distribution = learner.rollout_model.distribution
+    batch = fixed.batch
+    rows: Prepared = fixed.inputs.actor
+    mask = fixed.mask.flatten().cpu()
+    allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1).cpu()
+    actions, old = batch.actions.flatten(0, 1).cpu(), fixed.old_log_probs.flatten().cpu()
+    behaviour, values_then = fixed.behaviour_log_probs.flatten().cpu(), batch.values.flatten().cpu()
+    advantages, cost_advantages = fixed.advantages.flatten().cpu(), fixed.cost_advantages.flatten(0, 1).cpu()
+    weights = mask.float() / max(float(total(mask.sum().float())), 1.0)
+    sizes = distribution.sizes if isinstance(distribution, Categorical) else None
+    values, columns = rows.values.cpu(), None if rows.columns is None else rows.columns.cpu()
+    spread = Prepared(values, columns, None if rows.index is None else rows.index.cpu())
+    parameters: Parameters = {name: p.detach().clone() for name, p in actor.named_parameters()}
+
+    def outputs(at: Parameters) -> Tensor:
+        """Normalised outputs (N, P) of every decision."""
+        return distribution.normalize(spread.spread(functional_call(actor, dict(at), (values, columns))), allowed)
+
+    def surrogates(at: Parameters) -> tuple[Tensor, Tensor, Tensor]:
+        """Reward loss, cost surrogates (K,) and outputs; this worker's part of the means."""
+        now = outputs(at)
+        log_probs = distribution.log_prob(now, actions)
+        evaluated = Evaluated(*(x[None] for x in (log_probs, old, advantages, mask, behaviour, values_then)))
+        loss = (learner.algorithm.policy_loss(evaluated, hyper).loss[0] * weights).sum()
+        ratio = token_ratio(log_probs, old)
+        return loss, (ratio[:, None] * cost_advantages * weights[:, None]).sum(0), now
+
+    tracked = {name: p.clone().requires_grad_(True) for name, p in parameters.items()}
+    loss, costs, now = surrogates(tracked)
+    before = now.detach()
+    gradients = [
+        flatten(dict(zip(tracked, torch.autograd.grad(term, list(tracked.values()), retain_graph=True), strict=True)))
+        for term in (loss, *costs)
+    ]
+    gradient, *cost_gradients = total(torch.stack(gradients)).unbind()
+    local = fisher_product(outputs, parameters, weights, sizes)
+
+    def product(vector: Tensor) -> Tensor:
+        return total(local(vector)) + hyper.cg_damping * vector
+
+    violations = violations.cpu()
+    found = constrained_step(
+        gradient,
+        torch.stack(cost_gradients) if cost_gradients else gradient.new_zeros(0, len(gradient)),
+        violations,
+        learner.trust_region,
+        product,
+        hyper.cg_iterations,
+    )
+
+    def evaluate(vector: Tensor) -> tuple[float, list[float], float]:
+        with torch.no_grad():
+            new_loss, new_costs, new = surrogates(unflatten(vector, parameters))
+            kl = (head_kl(before, new, sizes) * weights).sum()
+            reward_loss, divergence, *rest = total(torch.stack([new_loss, kl, *new_costs])).tolist()
+        return reward_loss, rest, divergence
+
+    search = backtracking(
+        evaluate,
+        flatten(parameters),
+        found.step,
+        violations.tolist(),
+        learner.trust_region,
+        hyper.line_search_decay,
+        hyper.line_search_steps,
+    )
+    with torch.no_grad():
+        for parameter, value in zip(actor.parameters(), unflatten(search.vector, parameters).values(), strict=True):
+            parameter.copy_(value)
+    return {
+        "trust_region_kl": search.kl,
+        "trust_region_case": CASES[found.case],
+        "line_search_steps": float(hyper.line_search_steps if search.accepted is None else search.accepted),
+    }

@@ -1,0 +1,1 @@
+"""Which policies play and learn, and whether they fit."""

@@ -1,0 +1,66 @@
+"""How many responses share a pass on a GPU: measured before the first gradient step, so that none runs out of memory.
+
+Running out of memory and trying again is no way for several workers: the others would wait in the pass's collectives for the
+one that left it.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from marl_ray.training.collectives import gather
+from marl_ray.training.learner.learner import Learner
+
+SHARE = 0.85
+"""Of the free memory that passes may take; the rest is for what fragments."""
+
+
+def limit_passes(learners: Iterable[Learner]) -> None:
+    """Lower `micro_batch` of learners of language models to what fits, the same on every worker; nothing on a CPU.
+
+    Every worker takes part. Two passes are measured, of one and of two sequences as long as the context.
+    """
+    together = [learner for learner in learners if learner.device.type == "cuda"]
+    # Adam's two moments, which the first step makes.
+    coming = sum(
+        2 * _bytes(group["params"])
+        for learner in together
+        for group in learner.optimizer.param_groups
+        if learner.hyper.optimizer == "adamw"
+    )
+    for learner in together:
+        peaks = [_peak(learner, rows) for rows in (1, 2)]
+        free, _ = torch.cuda.mem_get_info(learner.device)
+        free += torch.cuda.memory_reserved(learner.device) - torch.cuda.memory_allocated(learner.device)
+        found = min(gather(rows_that_fit(peaks[0], peaks[1], SHARE * free - coming)))
+        learner.micro_batch = min(found, learner.micro_batch or found)
+
+
+def rows_that_fit(one: float, two: float, free: float) -> int:
+    """Rows of a pass that takes `one` with one row, `two` with two and equally much more with each; at least one."""
+    return 1 + max(0, int((free - one) // max(two - one, 1.0)))
+
+
+def rehearse(model: Any, rows: int) -> None:
+    """A forward and a backward pass of responses that fill the context; leaves no gradients."""
+    steps = model.generation.max_tokens
+    prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
+    responses = torch.zeros(rows, steps, dtype=torch.int64, device=model.device)
+    prompts[:, 0] = torch.arange(rows)  # equal prompts would be read once
+    found = model.evaluate(prompts, responses, torch.ones_like(responses, dtype=torch.bool))
+    parts = (found.log_probs, found.entropy, found.values, found.cost_values)
+    sum(part.sum() for part in parts if part is not None).backward()
+    model.zero_grad(set_to_none=True)
+
+
+def _peak(learner: Learner, rows: int) -> float:
+    torch.cuda.reset_peak_memory_stats(learner.device)
+    before = torch.cuda.memory_allocated(learner.device)
+    rehearse(learner.model, rows)
+    return float(torch.cuda.max_memory_allocated(learner.device) - before)
+
+
+def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
+    local = (p.to_local() if hasattr(p, "to_local") else p for p in parameters)
+    return sum(p.numel() * p.element_size() for p in local if p.device.type == "cuda")

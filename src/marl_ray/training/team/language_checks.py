@@ -1,0 +1,103 @@
+"""What can be known of a run of language models before its weights are read."""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from marl_ray.config import ModelConfig, RunConfig
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.engines.models.architectures import check_architecture
+from marl_ray.policies.language.lora import add_adapters
+from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
+from marl_ray.policies.language.token_policy import model_folder
+from marl_ray.policies.prompting.prompts import check_fits, encode_prompt
+from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
+from marl_ray.rollout.text.curriculum import Curriculum
+from marl_ray.training.imitation.demonstrations import encode, read_demonstrations
+from marl_ray.training.imitation.served_data import Reader, read_data
+from marl_ray.training.team.language import bundle_weights
+from marl_ray.training.tracking.mlflow_run import uri_of
+
+WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
+SAMPLE = 16
+"""Episodes that an environment is asked to demonstrate beforehand."""
+
+
+def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> None:
+    """Raise MarlRayError where a team of language models (policy -> its agents) cannot play or learn here.
+
+    Models are built without memory for their weights.
+    """
+    models = {}
+    for name, members in agents.items():
+        policy = config.team[name]
+        if policy.generation.engine == "vllm" and (find_spec("vllm") is None or config.resources.device == "cpu"):
+            raise MarlRayError(f"team.{name}.generation.engine=vllm: expected the package vllm and a GPU")
+        assert policy.model is not None
+        models[name] = _model(policy.model, uri_of(config))
+        where, engine = f"team.{name}.model.path {policy.model.path!r}", policy.generation.engine
+        check_architecture(models[name][0].config, engine, policy.model.context, where)
+        try:
+            encode_prompt(models[name][1], "a", policy.model.chat)
+        except MarlRayError as error:
+            raise MarlRayError(f"team.{name}.{error}") from error
+        bundle_weights(config, name, members[0])
+    table = {agent: name for name, members in agents.items() for agent in members}
+    env.reset(seed=0, options={"index": 0, "split": "train"})
+    first = env.agent_selection
+    policy = config.team[table[first]]
+    assert policy.model is not None
+    ids = encode_prompt(models[table[first]][1], env.observe(first), policy.model.chat)
+    check_fits(ids, policy.generation.max_tokens, policy.model.context, f"team.{table[first]}: the first prompt")
+    if config.evaluation.every:
+        env.reset(seed=0, options={"index": 0, "split": "test"})  # raises where no tasks are held out
+    if config.train.curriculum:
+        Curriculum(config.train.curriculum, env, {})
+    if config.data is not None:
+        read_data(config, agents, {name: Reader(*model) for name, model in models.items()})
+    if config.warm_start is not None:
+        for name, told in read_demonstrations(config, env, agents, SAMPLE).items():
+            encode(told, *models[name], config, name)
+
+
+def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
+    """A model that can be built, with its adapters, and its tokenizer."""
+    if model.preset is not None:
+        tokenizer = byte_tokenizer(model.context)
+        lm: Any = tiny_model(model.preset, tokenizer, model.context)
+    else:
+        with model_folder(str(model.path), uri) as folder:
+            try:
+                settings = AutoConfig.from_pretrained(folder)
+                with torch.device("meta"):
+                    lm = AutoModelForCausalLM.from_config(settings)
+            except Exception as error:  # what transformers raises differs from model to model
+                raise MarlRayError(f"model.path {folder!r} is no causal language model: {one_line(error)}") from error
+            tokenizer = load_tokenizer(folder)
+            check_vocabulary(tokenizer, lm, str(model.path))
+            _check_weights(folder, str(model.path))
+            lm.generation_config = _generation_config(folder, lm.generation_config)
+        positions = getattr(settings.get_text_config(), "max_position_embeddings", None) or model.context
+        if positions < model.context:
+            raise MarlRayError(f"model.context={model.context}: {model.path!r} has positions for {positions} tokens")
+    if model.lora is not None:
+        add_adapters(lm, model.lora)
+    return lm, tokenizer
+
+
+def _check_weights(folder: str, path: str) -> None:
+    """Raise MarlRayError where a folder has no weights, or pickled ones alone; names that transformers knows pass."""
+    if Path(folder).is_dir() and not any(Path(folder, name).is_file() for name in WEIGHTS):
+        raise MarlRayError(f"model.path {path!r} has no weights: expected one of {', '.join(WEIGHTS)}")
+
+
+def _generation_config(folder: str, otherwise: Any) -> Any:
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:  # what the model's own config says holds where there is no such file
+        return otherwise

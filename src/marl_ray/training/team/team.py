@@ -1,0 +1,184 @@
+"""The team of a run: models and learners from the config and the environment's spaces."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pettingzoo import ParallelEnv
+from torch.distributed.device_mesh import DeviceMesh
+
+from marl_ray import __version__
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.config import RunConfig, config_hash
+from marl_ray.envs.registry import is_text
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.spaces import joint_space
+from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_actor_critics, save_bundle
+from marl_ray.rollout.actor_critic.buffers import Player
+from marl_ray.training.learner.learner import Learner
+from marl_ray.training.tracking.mlflow_run import uri_of
+
+
+@dataclass(frozen=True)
+class Team:
+    """Policies by name: the agents each plays, its rollout model, and its learner unless it is frozen."""
+
+    agents: dict[str, list[str]]
+    models: Mapping[str, Any]
+    """ActorCritic or TokenPolicy."""
+    learners: dict[str, Learner]
+    engines: Mapping[str, Any] = field(default_factory=dict)
+    """What samples from each of the models, of language models."""
+
+    def players(self) -> dict[str, Any]:
+        """What the collector needs of every policy, as of now."""
+        norms = {
+            name: (self.learners[name].value_norm, self.learners[name].cost_norms)
+            if name in self.learners
+            else (ValueNorm(), ())
+            for name in self.models
+        }
+        if self.engines:
+            from marl_ray.rollout.text.responses import TokenPlayer
+
+            return {
+                name: TokenPlayer(model, self.engines[name], self.agents[name], *norms[name])
+                for name, model in self.models.items()
+            }
+        return {name: Player(model, self.agents[name], *norms[name]) for name, model in self.models.items()}
+
+
+def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
+    """Policy -> the agents it plays, in the environment's order.
+
+    Raises MarlRayError if an agent has no policy, a policy no agent, agents of one policy differ in their spaces, or the
+    environment is for the other family of policies.
+    """
+    if config.language != is_text(env):
+        kinds = ("a text environment", "language models", "actor-critics")
+        found, needed, given = kinds if is_text(env) else (f"no {kinds[0][2:]}", kinds[2], kinds[1])
+        raise MarlRayError(f"env.id: {config.env.id} is {found}, for {needed}; team: the policies are {given}")
+    try:
+        table = config.policy_of(list(env.possible_agents))
+    except ValueError as error:
+        raise MarlRayError(str(error)) from error
+    agents = {name: [agent for agent in env.possible_agents if table[agent] == name] for name in config.team}
+    for name, members in agents.items():
+        first = members[0]
+        for agent in members[1:]:
+            for kind in (env.observation_space, env.action_space):
+                if kind(agent) != kind(first):
+                    raise MarlRayError(
+                        f"team.{name}: agents {first!r} and {agent!r} have different {kind.__name__}s "
+                        f"({kind(first)} and {kind(agent)}), so they need policies of their own"
+                    )
+    return agents
+
+
+def build_models(config: RunConfig, env: Any, agents: dict[str, list[str]]) -> Mapping[str, Any]:
+    """ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle` where given."""
+    if config.language:
+        from marl_ray.training.team.language import build_policies
+
+        return build_policies(config, agents)
+    state_space = joint_space([env.observation_space(agent) for members in agents.values() for agent in members])
+    models = {}
+    for number, (name, members) in enumerate(agents.items()):
+        torch.manual_seed(config.seed * 1000 + number)
+        spec, frozen = config.spec_of(name), config.team[name].frozen
+        models[name] = ActorCritic(
+            env.observation_space(members[0]),
+            env.action_space(members[0]),
+            config.team[name].network,
+            "none" if frozen else spec.critic,
+            state_space,
+            len(members),
+            config.signals if spec.costs and not frozen else 0,
+        )
+        _load_weights(config, name, members, models[name])
+    return models
+
+
+def _load_weights(config: RunConfig, name: str, members: list[str], model: ActorCritic) -> None:
+    reference = config.team[name].bundle
+    if reference is None:
+        return
+    bundle = load_actor_critics(reference, uri_of(config))
+    source = bundle.agents.get(members[0])
+    if source is None:
+        raise MarlRayError(f"team.{name}.bundle: {reference!r} has no policy for agent {members[0]!r}")
+    try:
+        model.actor.load_state_dict(bundle.policies[source].actor.state_dict())
+    except RuntimeError as error:
+        raise MarlRayError(f"team.{name}.bundle: {reference!r} holds a network of another shape") from error
+
+
+def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_precision: bool) -> Team:
+    """Models and learners on this worker; every worker takes part."""
+    agents = team_agents(config, env)
+    models: Mapping[str, Any] = build_models(config, env, agents)
+    learners = {
+        name: Learner(
+            model,
+            config.algorithm_of(name),
+            config.hyper_of(name),
+            mesh,
+            mixed_precision,
+            config.constraints,
+            config.team[name].generation.max_tokens if config.language else config.train.horizon,
+            config.whole_episodes,
+            config.train.micro_batch,
+            config.data is not None,
+        )
+        for name, model in models.items()
+        if not config.team[name].frozen
+    }
+    if not config.language:
+        return Team(agents, models, learners)
+    from marl_ray.policies.engines.sampler import make_engine
+    from marl_ray.policies.language.token_policy import plain_copy
+    from marl_ray.training.team.gpu_pass_limit import limit_passes
+
+    sampling = {
+        name: learners[name].rollout_model if name in learners else plain_copy(model.to(mesh.device_type))
+        for name, model in models.items()
+    }
+    limit_passes(learners.values())
+    return Team(agents, sampling, learners, {name: make_engine(model) for name, model in sampling.items()})
+
+
+def export_bundle(
+    folder: Path, config: RunConfig, env: ParallelEnv, team: Team, steps: int, metrics: dict[str, float]
+) -> None:
+    """Write the team's bundle so that `folder` itself is the bundle."""
+    lineage = Lineage(
+        run=config.name,
+        algorithm={name: config.algorithm_of(name) for name in config.team},
+        config_hash=config_hash(config),
+        code_version=__version__,
+        seed=config.seed,
+        env=config.env.model_dump(mode="json"),
+        steps=steps,
+        metrics=metrics,
+    )
+    agents = {agent: name for name, members in team.agents.items() for agent in members}
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        if config.language:
+            from marl_ray.policies.bundles.language import save_token_bundle
+
+            save_token_bundle(temporary, agents, team.models, lineage).rename(folder)
+            return
+        parts = {
+            name: PolicyParts(
+                config.team[name].network,
+                env.observation_space(members[0]),
+                env.action_space(members[0]),
+                team.models[name].actor.state_dict(),
+            )
+            for name, members in team.agents.items()
+        }
+        save_bundle(temporary, agents, parts, lineage).rename(folder)

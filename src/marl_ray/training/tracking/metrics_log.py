@@ -1,0 +1,99 @@
+"""What the driver does with the rows that workers send: it shows them, and gives them to MLflow and the other sinks."""
+
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_ray.config import RunConfig
+from marl_ray.errors import one_line
+from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.other_sinks import Sink
+from marl_ray.training.tracking.progress_bar import Progress
+
+TRANSCRIPTS = "transcripts"
+"""Key of episodes as text among rows of metrics on their way to the driver, and the folder of MLflow that they go to."""
+QUEUE_GET_S = 1.0
+DRAIN_S = 30.0
+"""How long the driver waits, after the workers have ended, for the last metrics to be logged."""
+
+
+class MetricsLog:
+    """Reads the queue on a thread of its own until it is closed."""
+
+    def __init__(self, config: RunConfig, queue: Any, tracker: Tracker, sinks: Mapping[str, Sink]):
+        self.config, self.queue, self.tracker, self.sinks = config, queue, tracker, sinks
+        self.unlogged: dict[str, list[dict[str, float]]] = {name: [] for name in sinks}
+        self.problems: dict[str, str] = {}
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._drain, name="metrics", daemon=True)
+        self.thread.start()
+
+    def close(self, wait_s: float = DRAIN_S) -> None:
+        """Log what has arrived, and say what could not be logged; a second call does nothing."""
+        if self.done.is_set():
+            return
+        self.done.set()
+        self.thread.join(wait_s)
+        if not self.thread.is_alive() and any(self.unlogged.values()):
+            self._log()
+        for name, rows in self.unlogged.items():
+            if rows:
+                what = f"metrics of {len(rows)} iterations are not in {name}"
+                problem = self.problems.get(name, f"it did not take them within {wait_s:g} s")
+                print(f"{self.config.name}: {what}: {problem}", file=sys.stderr)
+
+    def _drain(self) -> None:
+        from ray.exceptions import RayError
+        from ray.util.queue import Empty
+
+        with Progress(self.config) as progress:
+            while True:
+                try:
+                    rows = [self.queue.get(timeout=QUEUE_GET_S)]
+                    rows += self.queue.get_nowait_batch(self.queue.qsize())
+                except Empty:
+                    if self.done.is_set():
+                        return
+                    continue
+                except RayError:
+                    return  # the cluster is going down; the error of the run says why
+                for told in [row for row in rows if TRANSCRIPTS in row]:
+                    self._keep(told)
+                rows = [row for row in rows if TRANSCRIPTS not in row]
+                if not rows:
+                    continue
+                if "iteration" in rows[-1]:
+                    progress.show(rows[-1])
+                elif self.config.tracking.progress:
+                    print(f"{self.config.name}: {_warmth(rows[-1])}", flush=True)
+                self._log(rows)
+
+    def _log(self, rows: Sequence[dict[str, float]] = ()) -> None:
+        for name, sink in self.sinks.items():
+            self.unlogged[name] += rows
+            try:
+                sink.log(self.unlogged[name])
+                self.unlogged[name].clear()
+            except Exception as error:  # a tracker that is away must not end a training run; rows wait for it
+                self.problems[name] = one_line(error)
+
+    def _keep(self, told: Mapping[str, Any]) -> None:
+        """Transcripts become files of the run."""
+        with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
+            path = Path(temporary) / f"{told['iteration']:.0f}.jsonl"
+            path.write_text("".join(json.dumps(one) + "\n" for one in told[TRANSCRIPTS]))
+            try:
+                self.tracker.artifact(path, TRANSCRIPTS)
+            except Exception as error:  # samples to look at: nothing depends on them
+                what = f"transcripts of iteration {told['iteration']:.0f}"
+                print(f"{self.config.name}: {what}: {one_line(error)}", file=sys.stderr)
+
+
+def _warmth(row: Mapping[str, float]) -> str:
+    """One epoch of a warm start as a line."""
+    found = (f"{key} {value:.4g}" for key, value in row.items() if key != "steps" and not key.startswith("system/"))
+    return "  ".join(found)

@@ -1,0 +1,71 @@
+"""A progress bar with return and speed; plain lines where there is no terminal."""
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from marl_ray.config import RunConfig
+from marl_ray.training.tracking.summary import against_budgets
+
+LINE_EVERY_S = 5.0
+"""Seconds between lines where there is no terminal (a job's log)."""
+
+
+class Progress:
+    """Shows the latest row of metrics; a context manager."""
+
+    def __init__(self, config: RunConfig):
+        self.config, self.last_line = config, 0.0
+        self.scored: float | None = None
+        """Mean return of the last evaluation."""
+        console = Console(file=sys.stderr)
+        self.bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps  {task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not (config.tracking.progress and console.is_terminal),
+        )
+        self.task = self.bar.add_task(config.name, total=config.train.total_steps, note="")
+
+    def __enter__(self) -> "Progress":
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def show(self, row: Mapping[str, float]) -> None:
+        """One iteration's metrics."""
+        self.scored = row.get("eval/return", self.scored)
+        note = told(self.config, row, self.scored)
+        self.bar.update(self.task, completed=row["steps"], note=note)
+        last = row["steps"] >= self.config.train.total_steps
+        if (
+            self.bar.disable
+            and self.config.tracking.progress
+            and (last or time.monotonic() - self.last_line > LINE_EVERY_S)
+        ):
+            self.last_line = time.monotonic()
+            print(f"{self.config.name}: {row['steps']:,} steps  {note}", flush=True)
+
+
+def told(config: RunConfig, row: Mapping[str, float], scored: float | None) -> str:
+    """One iteration in a few words; `scored` is the last evaluation's mean return."""
+    parts = [f"return {row['return']:.3f}" if "return" in row else "return -"]  # until episodes are released
+    if scored is not None:
+        parts.append(f"evaluated {scored:.3f}")
+    # Before training has costs of its own, those of the evaluation are shown.
+    parts += against_budgets(config, row, "") or against_budgets(config, row, "eval/")
+    if "steps_per_second" in row:
+        parts.append(f"{row['steps_per_second']:,.0f} steps/s")
+    return "  ".join(parts)

@@ -1,0 +1,56 @@
+"""What a run has come to, in lines for people."""
+
+from collections.abc import Mapping
+
+from marl_ray.algorithms.constraints.budgets import SLACK, violation
+from marl_ray.config import RunConfig
+
+
+def against_budgets(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[str]:
+    """`cost 29.81 of 30` for each budget, numbered where there are several; empty where the costs are not known."""
+    costs = _costs(config, metrics, prefix)
+    names = ["cost"] if len(costs) == 1 else [f"cost {k}" for k in range(len(costs))]
+    pairs = zip(names, costs, config.budgets, strict=False)
+    return [f"{name} {cost:.2f} of {budget:g}" for name, cost, budget in pairs]
+
+
+def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str, float]) -> list[str]:
+    """The best policy and the last one, against the budgets where there are any.
+
+    `best` are the metrics of the iteration whose weights are the best bundle, `last` those of the last iteration.
+    """
+    lines = []
+    whose = "best/" if "best/return" in best else ""
+    for name, metrics, prefix in (("best", best, whose), ("last", last, "eval/" if "eval/return" in last else "")):
+        if f"{prefix}return" not in metrics:
+            continue
+        figures = [f"return {metrics[f'{prefix}return']:.3f}", *against_budgets(config, metrics, prefix)]
+        at = f" at step {metrics['steps']:,.0f}" if "steps" in metrics else ""
+        at += "" if prefix else " (training episodes)"
+        lines.append(f"{name}    {', '.join(figures)}{at}")
+        lines += [f"        {line}" for line in _within(metrics, prefix)]
+    chosen_by = _costs(config, best, "eval/" if "eval/return" in best else "")
+    if chosen_by and violation(config.budgets, chosen_by) > 0:
+        lines.append("no evaluated policy was within the budgets; the best is the one nearest to them")
+    return lines
+
+
+def _costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[float]:
+    """Mean costs of an episode by budget; empty where they are not known."""
+    count = len(config.budgets)
+    single = f"{prefix}episode_cost"
+    if count == 1 and single in metrics:
+        return [metrics[single]]
+    names = [f"{single}_{k}" for k in range(count)]
+    return [metrics[name] for name in names] if all(name in metrics for name in names) else []
+
+
+def _within(metrics: Mapping[str, float], prefix: str) -> list[str]:
+    """Shares of the episodes that kept the budgets."""
+    shares = []
+    for key, what in (("within_budget", "the budget"), ("within_budget_105", f"{SLACK:g} times the budget")):
+        share, least = metrics.get(f"{prefix}{key}"), metrics.get(f"{prefix}{key}_certified")
+        if share is not None:
+            sure = "" if least is None else f" (at least {least:.1%} with 95 % confidence)"
+            shares.append(f"{share:.1%} of episodes within {what}{sure}")
+    return shares

@@ -1,0 +1,1 @@
+"""What came of a sweep: records, comparisons, figures, the report, MLflow."""

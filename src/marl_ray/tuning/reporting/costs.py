@@ -1,0 +1,64 @@
+"""What a trial's policies cost against their budgets, of each seed's last evaluation, and what its best bundle is worth."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marl_ray.algorithms.constraints.budgets import violation
+from marl_ray.config import RunConfig
+from marl_ray.training.tracking.summary import run_summary
+
+Rows = Sequence[Mapping[str, float]]
+
+
+def seed_metrics(rows: Rows, seed: int, prefix: str) -> dict[str, float]:
+    """The last reported metrics of a seed that begin with `prefix`, with the steps they were reported at; empty without."""
+    for row in reversed(rows):
+        own = f"seed-{seed}/"
+        found = {key.removeprefix(own): value for key, value in row.items() if key.startswith(own + prefix)}
+        if found:
+            return {"steps": row["steps"]} | found
+    return {}
+
+
+def budgets_of(configs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Of a trial, by its seeds' run configs."""
+    given = configs[0].get("constraints", ()) if configs else ()
+    return [float(constraint["budget"]) for constraint in given]
+
+
+def cost_cells(rows: Rows, seeds: Sequence[int], budgets: Sequence[float]) -> list[dict[str, Any]]:
+    """Of each budget, the least and the most mean cost among the seeds; empty while one has none."""
+    last = [seed_metrics(rows, seed, "eval/") for seed in seeds]
+    cells = []
+    for k, budget in enumerate(budgets):
+        costs = [found[f"eval/episode_cost_{k}"] for found in last if f"eval/episode_cost_{k}" in found]
+        if len(costs) < len(seeds):
+            return []
+        cells.append(
+            {"low": min(costs), "high": max(costs), "budget": budget, "over": violation([budget], [max(costs)]) > 0}
+        )
+    return cells
+
+
+def share_cells(rows: Rows, seeds: Sequence[int]) -> list[dict[str, float]]:
+    """The worst seed's shares of episodes within 1.00 and 1.05 of the budgets, and their certified bounds."""
+    last = [seed_metrics(rows, seed, "eval/within") for seed in seeds]
+    if not all(last):
+        return []
+    names = ("within_budget", "within_budget_105")
+    return [
+        {"share": min(f[f"eval/{name}"] for f in last), "least": min(f[f"eval/{name}_certified"] for f in last)}
+        for name in names
+    ]
+
+
+def seed_summary(rows: Rows, config: Mapping[str, Any]) -> list[str]:
+    """The best bundle of a seed and its last policy, in lines; empty where nothing was evaluated."""
+    seed = int(config["seed"])
+    best, last = seed_metrics(rows, seed, "best/"), seed_metrics(rows, seed, "eval/")
+    if not best:
+        return []
+    # The evaluation that chose the bundle is in the same row.
+    at = next(row for row in reversed(rows) if f"seed-{seed}/best/return" in row)
+    best |= seed_metrics([at], seed, "eval/")
+    return run_summary(RunConfig.model_validate(config), best, last)

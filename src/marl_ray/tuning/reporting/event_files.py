@@ -1,0 +1,76 @@
+"""TensorBoard's files of a sweep: `tensorboard/TRIAL-LEG/` in its folder, written while the trials run."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from marl_ray.errors import one_line
+from marl_ray.training.tracking.other_sinks import EVENTS_S, TENSORBOARD, numbers
+from marl_ray.tuning.running.folder import Folder
+
+UPLOAD_S = 10.0
+"""Least time between two uploads of a leg's file to remote storage."""
+
+
+class EventFiles:
+    """Writes on the disk itself; for remote storage into a temporary folder, whose files are uploaded now and then."""
+
+    def __init__(self, folder: Folder, warn: Callable[[str], None]):
+        self.folder, self.warn, self.warned = folder, warn, False
+        local = isinstance(folder.filesystem, fs.LocalFileSystem)
+        self.scratch = None if local else Path(tempfile.mkdtemp(prefix="marl-ray-events-"))
+        self.root = self.scratch or Path(folder.path, TENSORBOARD)
+        self.writers: dict[str, Any] = {}
+        self.uploaded: dict[str, float] = {}
+
+    def log(self, leg: str, rows: Sequence[Mapping[str, float]]) -> None:
+        """Rows of a leg, each at its environment steps."""
+        self._try(lambda: self._log(leg, rows))
+
+    def end(self, leg: str) -> None:
+        """Nothing more comes of this leg."""
+        writer = self.writers.pop(leg, None)
+        if writer is not None:
+            self._try(writer.close)
+            self._try(lambda: self._upload(leg))
+
+    def close(self) -> None:
+        for leg in list(self.writers):
+            self.end(leg)
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _log(self, leg: str, rows: Sequence[Mapping[str, float]]) -> None:
+        from tensorboardX import SummaryWriter
+
+        if leg not in self.writers:
+            # By itself a file is named by the second: that of a leg taken up again would be written over.
+            self.writers[leg] = SummaryWriter(
+                str(self.root / leg), flush_secs=EVENTS_S, filename_suffix=f".{time.time_ns()}"
+            )
+        for row in rows:
+            for key, value in numbers(row):
+                self.writers[leg].add_scalar(key, value, int(row["steps"]))
+        if time.monotonic() - self.uploaded.get(leg, float("-inf")) > UPLOAD_S:
+            self._upload(leg)
+
+    def _upload(self, leg: str) -> None:
+        if self.scratch is None:
+            return
+        self.uploaded[leg] = time.monotonic()
+        for path in (self.scratch / leg).iterdir():
+            self.folder.upload_file(path, f"{TENSORBOARD}/{leg}/{path.name}")
+
+    def _try(self, action: Callable[[], None]) -> None:
+        """A full disk ends no sweep."""
+        try:
+            action()
+        except OSError as error:
+            if not self.warned:
+                self.warn(f"TensorBoard's files are not complete: {one_line(error)}")
+            self.warned = True

@@ -1,0 +1,128 @@
+"""A sweep in MLflow: a parent run, and a child per trial. A tracking server that is away never ends a sweep."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from marl_ray.config import RunConfig
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.errors import one_line
+from marl_ray.training.driver import best_score_of
+from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.tuning.reporting.records import Record, Records
+
+FLUSH_S = 5.0
+"""Least time between two sendings of a trial's rows."""
+PARENT_TAG = "mlflow.parentRunId"
+ENDINGS = {"finished": "FINISHED", "stopped": "FINISHED", "cut": "KILLED"}
+PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
+
+
+class SweepTracker:
+    def __init__(self, config: SweepConfig, records: Records):
+        """Opens the parent run; raises MarlRayError if the tracking server does not answer."""
+        self.records, self.config = records, config
+        self.base = config.example()
+        self.parent = Tracker(self.base, records.mlflow_run_id or None, {"marl_ray.kind": "sweep"})
+        self.parent.reopen()
+        records.mlflow_run_id = self.parent.run_id
+        self.children: dict[int, Tracker] = {}
+        self.waiting: dict[int, list[dict[str, float]]] = {}
+        self.sent: dict[int, float] = {}
+        self.problem = ""
+
+    def log(self, record: Record, rows: list[dict[str, float]]) -> None:
+        """Rows of a trial, sent now and then."""
+        self.waiting.setdefault(record.number, []).extend(rows)
+        if time.monotonic() - self.sent.get(record.number, float("-inf")) > FLUSH_S:
+            self.flush(record.number)
+
+    def flush(self, number: int) -> None:
+        rows = self.waiting.get(number)
+        if not rows:
+            return
+        child = self._child(self.records.trials[number])
+        if child is not None and self._try(lambda: child.log(rows)):
+            self.waiting[number] = []
+        self.sent[number] = time.monotonic()
+
+    def end(self, record: Record) -> None:
+        """Close a trial's run."""
+        child = self._child(record)
+        if child is None:
+            return
+        tags = {"status": record.status} | ({"error": record.error} if record.error else {})
+        self._try(lambda: child.tag(tags))
+        self._try(lambda: child.end(ENDINGS.get(record.status, "FAILED")))
+
+    def register(self, record: Record, bundle: Path) -> str:
+        """Register the winner's bundle as a version of the sweep's name; empty if that failed.
+
+        Its `best_score` is its own, as of a single run: the metric of a sweep is a mean over seeds of what chose the
+        winner, or another number altogether, and versions of one name must be comparable.
+        """
+        from marl_ray.policies.bundles.actor_critic import load_bundle
+
+        found: list[str] = []
+
+        def make() -> None:
+            loaded = load_bundle(bundle)
+            score = best_score_of(self._config(record) or self.base, loaded.manifest.lineage.metrics)
+            found.append(self.parent.register(bundle, loaded.digest, score))
+
+        self._try(make)
+        self._try(lambda: self.parent.tag({"winner": f"{record.number:04d}"}))
+        return found[0] if found else ""
+
+    def report(self, page: bytes) -> None:
+        """Keep the report with the parent run."""
+        with tempfile.TemporaryDirectory(prefix="marl-ray-report-") as folder:
+            path = Path(folder, "report.html")
+            path.write_bytes(page)
+            self._try(lambda: self.parent.artifact(path))
+
+    def close(self, status: str) -> None:
+        for number in list(self.waiting):
+            self.flush(number)
+        for number, child in self.children.items():
+            if self.records.trials[number].state != "ended":
+                self._try(partial(child.end, "KILLED"))  # the same command takes it up again
+        self._try(lambda: self.parent.end(PARENT_ENDINGS.get(status, "KILLED")))
+        if self.problem:
+            print(f"{self.config.name}: not all is in MLflow: {self.problem}", file=sys.stderr)
+
+    def _child(self, record: Record) -> Tracker | None:
+        if record.number not in self.children:
+            config = self._config(record)
+            if config is None:
+                return None
+            tags = {PARENT_TAG: self.parent.run_id, "trial": f"{record.number:04d}"}
+            made: list[Tracker] = []
+            if not self._try(lambda: made.append(Tracker(config, record.mlflow_run_id or None, tags))):
+                return None
+            if record.mlflow_run_id:
+                self._try(made[0].reopen)
+            record.mlflow_run_id = made[0].run_id
+            self.children[record.number] = made[0]
+        return self.children[record.number]
+
+    def _config(self, record: Record) -> RunConfig | None:
+        """What the child's parameters are; none for a trial whose config is not even valid."""
+        try:
+            return self.config.run_config(
+                record.values, f"{self.config.name}-{record.number:04d}", self.config.seeds[0]
+            )
+        except Exception:
+            return None
+
+    def _try(self, action: Callable[[], Any]) -> bool:
+        try:
+            action()
+        except Exception as error:
+            self.problem = one_line(error)
+            return False
+        return True

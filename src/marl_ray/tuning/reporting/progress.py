@@ -1,0 +1,118 @@
+"""A live table of a sweep's trials; plain lines where there is no terminal."""
+
+import sys
+import time
+from collections import Counter
+from types import TracebackType
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.tuning.reporting.records import FAILED, Record, Records, shown, signed, why
+
+TABLE_EVERY_S = 0.5
+LINE_EVERY_S = 10.0
+"""Seconds between lines where there is no terminal (a job's log)."""
+_AROUND = 8
+"""Lines of the terminal that are not the table's rows."""
+_COLOURS = {"finished": "green", "stopped": "yellow", "cut": "yellow", "running": "cyan", "waiting": "blue"}
+
+
+class Progress:
+    """Shows the records as they are; a context manager. Not for several threads."""
+
+    def __init__(self, config: SweepConfig, records: Records, console: Console | None = None):
+        self.config, self.records = config, records
+        run = config.example()
+        self.total, self.wanted = run.train.total_steps, run.tracking.progress
+        self.console = console or Console(file=sys.stderr)
+        self.began = self.last = time.monotonic()
+        self.live: Live | None = None
+
+    def __enter__(self) -> "Progress":
+        if self.wanted and self.console.is_terminal:
+            # What is printed goes above the table, unless it goes elsewhere than to the terminal.
+            to_terminal = sys.stdout.isatty()
+            self.live = Live(console=self.console, auto_refresh=False, redirect_stdout=to_terminal)
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.update(self.table(), refresh=True)
+            self.live.stop()
+
+    def show(self) -> None:
+        """Call this as often as anything changes."""
+        if not self.wanted or time.monotonic() - self.last < (TABLE_EVERY_S if self.live else LINE_EVERY_S):
+            return
+        self.last = time.monotonic()
+        if self.live is not None:
+            self.live.update(self.table(), refresh=True)
+        else:
+            print(f"{self.config.name}: {self.summary()}", flush=True)
+
+    def summary(self) -> str:
+        """The sweep in a line."""
+        counts = Counter(record.status or record.state for record in self.records.trials)
+        told = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+        seconds = time.monotonic() - self.began
+        text = f"{told or 'starting'}; {self.records.played:,} steps, {seconds:,.0f} s"
+        best = self.best()
+        if best is not None and best.objectives is not None:
+            text += f"; best {best.number:04d}: {self.config.metric[0].name} {best.objectives[0]:.4g}"
+        return text
+
+    def best(self) -> Record | None:
+        """The trial with the best result until now, wherever it is."""
+        metrics = self.config.metric
+        scores = {
+            record.number: found[0]
+            for record in self.records.trials
+            if record.status not in FAILED and (found := signed(metrics, record.objectives)) is not None
+        }
+        return self.records.trials[max(scores, key=lambda number: scores[number])] if scores else None
+
+    def table(self) -> Table:
+        """As many trials as the terminal has lines: those that run, then those that wait, then the latest."""
+        steps, metric = len(f"{self.total:,} (100%)"), self.config.metric[0].name
+        score = max(9, len(metric))
+        free = self.console.size.width - (5 + 14 + steps + score) - 19  # what the other columns and the gaps leave
+        table = Table(box=box.SIMPLE_HEAD, title=f"{self.config.name}: {self.summary()}", title_justify="left")
+        for name, width in (("trial", 5), ("values", max(10, free * 3 // 5)), ("state", 14)):
+            table.add_column(name, width=width, no_wrap=True)
+        table.add_column("steps", width=steps, justify="right", no_wrap=True)
+        table.add_column(metric, width=score, justify="right", no_wrap=True)
+        table.add_column("why", width=max(8, free * 2 // 5), no_wrap=True)
+        best = self.best()
+        first = ("running", "waiting", "ended")
+        by_need = sorted(self.records.trials, key=lambda r: (r is not best, first.index(r.state), -r.number))
+        most = max(4, self.console.size.height - _AROUND)
+        for record in sorted(by_need[:most], key=lambda r: r.number):
+            table.add_row(*self._row(record, record is best), style="bold green" if record is best else "")
+        if len(by_need) > most:
+            table.add_row("", f"and {len(by_need) - most} more", "", "", "", "", style="dim")
+        return table
+
+    def _row(self, record: Record, best: bool) -> list[str | Text]:
+        status = record.status or record.state
+        score = f"{record.objectives[0]:.4g}" if record.objectives else "-"
+        return [
+            f"{record.number:04d}",
+            Text(shown(record.values)),  # as it is: a list in it is no markup
+            Text(f"{status}, best" if best else status, _COLOURS.get(status, "red")),
+            f"{record.steps:,} ({min(record.steps / self.total, 1):.0%})",
+            score,
+            Text(why(record, self.records) or _taken(record)),
+        ]
+
+
+def _taken(record: Record) -> str:
+    """Whom it took over last."""
+    return f"took over {record.exploits[-1]['donor']:04d} at {record.exploits[-1]['at']:,}" if record.exploits else ""

@@ -1,0 +1,207 @@
+"""The records of a sweep: every trial's values, state, cost and where its files are; the winner."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from marl_ray.config.sweep import MetricConfig, SweepConfig
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.tuning.running.folder import Folder
+from marl_ray.tuning.search.schedulers import Standing
+
+RECORDS, REPORT = "sweep.json", "report.html"
+FAILED = ("failed", "lost", "refused")
+"""Endings that say nothing about the configuration's worth."""
+
+
+@dataclass
+class Record:
+    """One trial: a configuration with all its seeds."""
+
+    number: int
+    values: dict[str, Any]
+    """Dotted key -> value, of what varies; after an exploit the new ones."""
+    state: str = "running"
+    """`running` until the next decision point, `waiting` at one, `ended`."""
+    status: str = ""
+    """How it ended: `finished`, `stopped` (by the scheduler), `failed`, `lost` (its process died too often), `refused`
+    (before it started), `cut` (by the budget; goes on when that is raised)."""
+    error: str = ""
+    """One line, where it failed, was lost or refused."""
+    legs: int = 0
+    scores: dict[int, float] = field(default_factory=dict)
+    """Decision point -> score, greater is better."""
+    history: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Decision point of an exploit -> the values until then."""
+    exploits: list[dict[str, Any]] = field(default_factory=list)
+    """`at`, `donor`, `values`."""
+    objectives: list[float] | None = None
+    """The metrics at the end, in their own sign: IQM over the seeds, smoothed."""
+    steps: int = 0
+    """Environment steps that every seed has made."""
+    played: int = 0
+    """Environment steps paid for, all seeds together."""
+    seconds: float = 0.0
+    """Wall time."""
+    cpus: float = 0.0
+    """CPUs it occupies; `seconds * cpus` is its cost."""
+    gpus: float = 0.0
+    configs: list[dict[str, Any]] = field(default_factory=list)
+    """The run config of each seed, as given; `marl-ray train` takes one as a file."""
+    unread: list[str] = field(default_factory=list)
+    """Hyper-parameters of the sweep that it was not given, because its algorithms do not read them."""
+    mlflow_run_id: str = ""
+
+    def standing(self) -> Standing:
+        state: Any = self.state
+        return Standing(self.number, state, self.scores, self.values, self.history)
+
+
+@dataclass
+class Records:
+    """A sweep."""
+
+    name: str
+    config: dict[str, Any]
+    """The sweep's config, resolved."""
+    identity: dict[str, Any]
+    """What must be equal to go on with it."""
+    status: str = "running"
+    """`running` (also where its driver was killed), `finished`, `cut` (by the budget or a person), `failed`."""
+    error: str = ""
+    seconds: float = 0.0
+    """Wall time of all sittings."""
+    mlflow_run_id: str = ""
+    winner: int | None = None
+    winner_seed: int | None = None
+    """The seed of the winner's registered bundle: of middle score, so never the lucky one."""
+    winner_model: str = ""
+    """`models:/name/version`."""
+    trials: list[Record] = field(default_factory=list)
+
+    @property
+    def played(self) -> int:
+        return sum(record.played for record in self.trials)
+
+
+def find_sweep(sweep: str, storage: str = "runs") -> tuple[Folder, Records]:
+    """A sweep by its folder (or URI), or by its name under the storage; raises MarlRayError if there is none."""
+    parent, _, name = sweep.rstrip("/").rpartition("/")
+    places = [Folder(parent or ".", name)] + ([] if parent else [Folder(storage, name)])
+    for folder in places:
+        if folder.exists(RECORDS):
+            return folder, _load(folder)
+    tried = " or ".join(f"{place.uri}/{RECORDS}" for place in places)
+    raise MarlRayError(f"sweep {sweep!r}: expected a sweep's folder or name, but there is no {tried}")
+
+
+def _load(folder: Folder) -> Records:
+    try:
+        records = load_records(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise MarlRayError(f"{folder.uri}/{RECORDS} is not the record of a sweep: {one_line(error)}") from error
+    if records is None:
+        raise MarlRayError(f"{folder.uri}/{RECORDS} has gone")
+    return records
+
+
+def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
+    """A sweep's winner as the registry has it, and what it is; raises MarlRayError where there is none."""
+    folder, records = find_sweep(sweep, storage)
+    if records.winner is None:
+        why_not = {"running": "it has not ended", "cut": f"it was cut short ({records.error})", "failed": records.error}
+        reason = why_not.get(records.status, "no trial has a result")
+        raise MarlRayError(f"sweep {records.name!r} has no winner: {reason}; see {folder.uri}/{REPORT}")
+    if not records.winner_model:
+        raise MarlRayError(
+            f"sweep {records.name!r}: the bundle of its winner, trial {records.winner:04d}, is not registered in MLflow; "
+            "run the sweep's command again, it registers the bundle and trains nothing"
+        )
+    values = shown(records.trials[records.winner].values)
+    return records.winner_model, f"winner of sweep {records.name}: trial {records.winner:04d} ({values})"
+
+
+def identity_of(config: SweepConfig) -> dict[str, Any]:
+    """All but what may change when a sweep is taken up again."""
+    data = config.resolved()
+    return {key: value for key, value in data.items() if key not in ("budget", "max_concurrent", "storage")}
+
+
+def load_records(folder: Folder) -> Records | None:
+    """Raises ValueError or TypeError if the file is not a sweep's."""
+    data = folder.read_json(RECORDS)
+    if data is None:
+        return None
+    data.pop("format", None)
+    data["trials"] = [_record(trial) for trial in data["trials"]]
+    return Records(**data)
+
+
+def _record(data: dict[str, Any]) -> Record:
+    for key in ("rows", "bundles"):
+        data.pop(key, None)
+    for key in ("scores", "history"):
+        data[key] = {int(at): value for at, value in data[key].items()}
+    return Record(**data)
+
+
+def save_records(folder: Folder, records: Records) -> None:
+    """Write `sweep.json`, with the place of each trial's rows and bundles relative to it."""
+    data = asdict(records)
+    for trial in data["trials"]:
+        home = f"trials/{trial['number']:04d}"
+        trial["rows"] = f"{home}/rows.jsonl"
+        trial["bundles"] = {str(config["seed"]): f"{home}/bundles/seed-{config['seed']}" for config in trial["configs"]}
+    folder.write_json(RECORDS, {"format": 1} | data)
+
+
+def signed(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) -> list[float] | None:
+    """Objectives as scores: greater is better."""
+    if objectives is None:
+        return None
+    return [value if m.mode == "max" else -value for m, value in zip(metrics, objectives, strict=True)]
+
+
+def ranked(records: Records, metrics: Sequence[MetricConfig]) -> list[Record]:
+    """The trials with a result: the finished ones by their first metric, then the others by how far they came."""
+    scored = [record for record in records.trials if record.objectives is not None and record.status not in FAILED]
+
+    def merit(record: Record) -> tuple[bool, int, float]:
+        found = signed(metrics, record.objectives)
+        value = -math.inf if found is None else found[0]
+        finished = record.status == "finished"
+        return finished, 0 if finished else record.steps, value
+
+    return sorted(scored, key=merit, reverse=True)
+
+
+def why(record: Record, records: Records) -> str:
+    """Why a trial did not train to its end; empty where it did, or has not ended."""
+    if record.status == "stopped" and record.scores:
+        at = max(record.scores)
+        scores = [other.scores[at] for other in records.trials if at in other.scores]
+        place = 1 + sum(score > record.scores[at] for score in scores)
+        return f"{records.config['scheduler']['kind']}: place {place} of {len(scores)} at {at:,} steps"
+    if record.status == "cut":
+        return "the sweep's budget was used up"
+    return record.error
+
+
+def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: MetricConfig) -> int:
+    """The seed whose last value is the median of all seeds (the lower one of two)."""
+    last: dict[int, float] = {}
+    for row in rows:
+        last |= {seed: row[f"seed-{seed}/{metric.name}"] for seed in seeds if f"seed-{seed}/{metric.name}" in row}
+    ranked = sorted(seeds, key=lambda seed: last.get(seed, -math.inf) * (1 if metric.mode == "max" else -1))
+    return ranked[(len(ranked) - 1) // 2]
+
+
+def shown(values: Mapping[str, Any]) -> str:
+    """A configuration in a line."""
+    return " ".join(
+        f"{key.removeprefix('hyper.')}={value:.4g}"
+        if isinstance(value, float)
+        else f"{key.removeprefix('hyper.')}={value}"
+        for key, value in values.items()
+    )

@@ -1,0 +1,293 @@
+"""The report of a sweep: one HTML file that shows everything by itself, made from the sweep's folder.
+
+No script, and nothing from elsewhere. It can be made at any time, also while the sweep runs, and of one whose driver died.
+"""
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from marl_ray import __version__
+from marl_ray.config import parse_config
+from marl_ray.config.sweep import MetricConfig, SweepConfig
+from marl_ray.serving.pages.render import stylesheet
+from marl_ray.tuning.reporting.compare import LEAST_TRIALS, Curve, curve_of, differ, end_of, importances, improvement
+from marl_ray.tuning.reporting.costs import budgets_of, cost_cells, seed_summary, share_cells
+from marl_ray.tuning.reporting.figures import COLOURED, curve_chart, number, parallel, spans, strokes
+from marl_ray.tuning.reporting.records import FAILED, RECORDS, REPORT, Record, Records, ranked, shown, signed, why
+from marl_ray.tuning.running.folder import Folder
+
+WINNER = "winner.yaml"
+COMPARED = 10
+"""Trials that are compared with each other, the best."""
+AllRows = Mapping[int, Sequence[Mapping[str, float]]]
+"""Trial -> its rows."""
+_PAGES = Path(__file__).with_name("pages")
+_SIZES = (("wide", 1180.0, 420.0), ("narrow", 360.0, 300.0))
+"""The window's width decides which chart shows: text must not shrink with it."""
+
+
+def write_report(folder: Folder, records: Records) -> str:
+    """Write `report.html`, and `winner.yaml` where there is a winner, into the sweep's folder; the report's path or URI.
+
+    Raises MarlRayError if the records' config is not a sweep's, and OSError if the files cannot be written.
+    """
+    winner = winner_config(records)
+    if winner is not None:
+        folder.write(WINNER, yaml.safe_dump(winner, sort_keys=False).encode())
+    folder.write(REPORT, report_page(folder, records))
+    return f"{folder.uri}/{REPORT}"
+
+
+def winner_config(records: Records) -> dict[str, Any] | None:
+    """The run config of the winner's registered seed, as `marl-ray train` takes it."""
+    if records.winner is None:
+        return None
+    configs = records.trials[records.winner].configs
+    return next((config for config in configs if config["seed"] == records.winner_seed), None)
+
+
+def report_page(folder: Folder, records: Records) -> bytes:
+    """The report as HTML."""
+    config = parse_config(SweepConfig, records.config, source=f"{folder.uri}/{RECORDS}")
+    order = ranked(records, config.metric)
+    order.sort(key=lambda record: record.number != records.winner)
+    rows = {record.number: _rows(folder, record) for record in records.trials}
+    curves = {
+        r.number: found
+        for r in order
+        if (found := curve_of(rows[r.number], config.seeds, config.metric[0])) is not None
+    }
+    best = [record for record in order if record.number in curves]
+    colours = {record.number: f"c{place + 1}" for place, record in enumerate(best[:COLOURED])}
+    drawn = strokes({_name(r): (curves[r.number], [exploit["at"] for exploit in r.exploits]) for r in best})
+    results = [(_name(r), r.values, r.objectives[0] if r in order and r.objectives else None) for r in records.trials]
+    scored = [(r.values, s[0]) for r in order if (s := signed(config.metric, r.objectives)) is not None]
+    winner = None if records.winner is None else records.trials[records.winner]
+    page = _pages().get_template("report.html")
+    return page.render(
+        style=stylesheet().decode() + (_PAGES / "report.css").read_text(),
+        records=records,
+        config=config,
+        metric=config.metric[0],
+        facts=_facts(config, records),
+        failed=[(_name(r), r.status, why(r, records)) for r in records.trials if r.status in FAILED],
+        winner=None if winner is None else _winner(folder, config, records, winner, rows),
+        charts=[(size, curve_chart(drawn, width, height)) for size, width, height in _SIZES],
+        cost_charts=_cost_charts(config, best, rows),
+        budgets=_budgets(records),
+        legend=[(colours[r.number], _name(r), shown(r.values)) for r in best[:COLOURED]],
+        others=len(best) - len(colours),
+        trials=_trials(config, records, order, curves, colours, rows),
+        metrics=[metric.name for metric in config.metric],
+        matrix=_matrix(config, best[:COMPARED], curves, colours),
+        compared=COMPARED,
+        parallel=parallel(
+            config.space,
+            results,
+            config.metric[0].name,
+            config.metric[0].mode,
+            None if winner is None else _name(winner),
+        ),
+        importance=list(importances(config.space, scored).items()),
+        least=LEAST_TRIALS,
+        scored=len(scored),
+        exploits=_exploits(records),
+        config_yaml=yaml.safe_dump(records.config, sort_keys=False),
+        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+        version=__version__,
+    ).encode()
+
+
+@cache
+def _pages() -> Environment:
+    pages = Environment(
+        loader=FileSystemLoader(_PAGES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters |= {"number": number, "clock": _clock}
+    return pages
+
+
+def _name(record: Record) -> str:
+    return f"{record.number:04d}"
+
+
+def _rows(folder: Folder, record: Record) -> list[dict[str, float]]:
+    """A trial's rows; none where they cannot be read, as of one that failed before its first checkpoint."""
+    try:
+        return Folder(folder.uri, "trials", _name(record)).read_rows()
+    except (OSError, ValueError):
+        return []
+
+
+def _clock(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
+
+
+def _workers(record: Record) -> int:
+    return int(record.configs[0].get("resources", {}).get("workers", 1)) if record.configs else 1
+
+
+def _facts(config: SweepConfig, records: Records) -> list[tuple[str, str]]:
+    counts = Counter(record.status or record.state for record in records.trials)
+    metrics = ", ".join(f"{m.name} ({m.mode}, window {m.window})" for m in config.metric)
+    budget = ", ".join(f"{key} {value:g}" for key, value in config.budget.model_dump().items() if value is not None)
+    return [
+        ("Trials", f"{len(records.trials)}: " + ", ".join(f"{count} {kind}" for kind, count in counts.most_common())),
+        ("Metric", metrics),
+        ("Seeds", ", ".join(map(str, config.seeds))),
+        ("Search", config.search.kind),
+        ("Scheduler", config.scheduler.kind),
+        ("Budget", budget or "none"),
+        ("Steps played", f"{records.played:,}"),
+        ("Wall time", _clock(records.seconds)),
+        ("Worker time", _clock(sum(r.seconds * _workers(r) for r in records.trials))),
+        ("MLflow run", records.mlflow_run_id or "none"),
+    ]
+
+
+def _budgets(records: Records) -> int:
+    """How many budgets a trial has, at most."""
+    return max((len(budgets_of(record.configs)) for record in records.trials), default=0)
+
+
+def _cost_charts(config: SweepConfig, best: Sequence[Record], rows: AllRows) -> list[dict[str, Any]]:
+    """Of each budget, the trials' mean costs of an episode over their steps."""
+    found = []
+    for k in range(max((len(budgets_of(record.configs)) for record in best), default=0)):
+        metric = MetricConfig(name=f"eval/episode_cost_{k}", mode="min")
+        costs = {_name(r): (c, ()) for r in best if (c := curve_of(rows[r.number], config.seeds, metric)) is not None}
+        budgets = sorted({own[k] for record in best if len(own := budgets_of(record.configs)) > k})
+        drawn = strokes(costs) if len(costs) == len(best) else {}  # else the colours would be others
+        charts = [(size, curve_chart(drawn, width, height, budgets)) for size, width, height in _SIZES]
+        found.append({"name": metric.name, "budgets": budgets, "charts": charts})
+    return found
+
+
+def _winner(folder: Folder, config: SweepConfig, records: Records, winner: Record, rows: AllRows) -> dict[str, Any]:
+    where = folder.uri if "://" in folder.uri else shlex.quote(folder.uri)
+    found = winner_config(records)
+    return {
+        "name": _name(winner),
+        "values": shown(winner.values),
+        "scores": [(m.name, v) for m, v in zip(config.metric, winner.objectives or [], strict=False)],
+        "seed": records.winner_seed,
+        "summary": [] if found is None else seed_summary(rows[winner.number], found),
+        "model": records.winner_model,
+        "yaml": "" if found is None else yaml.safe_dump(found, sort_keys=False),
+        "train": f"marl-ray train {where}/{WINNER}",
+        "deploy": f"marl-ray deploy --from-sweep {where}",
+        "remote": "://" in folder.uri,
+        "exploits": len(winner.exploits),
+        "finished": winner.status == "finished",
+    }
+
+
+def _trials(
+    config: SweepConfig,
+    records: Records,
+    order: Sequence[Record],
+    curves: Mapping[int, Curve],
+    colours: Mapping[int, str],
+    rows: AllRows,
+) -> list[dict[str, Any]]:
+    """Rows of the table: those with a result, the best first; then the others."""
+    ends = {number: end_of(curve) for number, curve in curves.items()}
+    places = spans(ends)
+    front = _front(config, order)
+    rest = [record for record in records.trials if record not in order]
+    return [
+        {
+            "name": _name(record),
+            "values": shown(record.values) or "as given",
+            "unread": ", ".join(key.removeprefix("hyper.") for key in record.unread),
+            "colour": colours.get(record.number, "other"),
+            "status": record.status or record.state,
+            "why": why(record, records),
+            "best": record.number == records.winner,
+            "front": record.number in front,
+            "scores": record.objectives if record in order else None,
+            "end": ends.get(record.number),
+            "span": places.get(record.number),
+            "costs": cost_cells(rows[record.number], config.seeds, budgets_of(record.configs)),
+            "shares": share_cells(rows[record.number], config.seeds),
+            "exploits": [f"{exploit['donor']:04d}" for exploit in record.exploits],
+            "steps": record.steps,
+            "played": record.played,
+            "seconds": record.seconds,
+            "worker_seconds": record.seconds * _workers(record),
+            "cpus": record.cpus,
+            "gpus": record.gpus,
+        }
+        for record in [*order, *rest]
+    ]
+
+
+def _front(config: SweepConfig, order: Sequence[Record]) -> set[int]:
+    """Numbers of the trials that no other beats in all metrics; none of one metric alone."""
+    if len(config.metric) == 1:
+        return set()
+    scores = {record.number: signed(config.metric, record.objectives) or [] for record in order}
+
+    def beaten(ours: list[float]) -> bool:
+        return any(other != ours and all(a >= b for a, b in zip(other, ours, strict=True)) for other in scores.values())
+
+    return {number for number, ours in scores.items() if not beaten(ours)}
+
+
+def _matrix(
+    config: SweepConfig, best: Sequence[Record], curves: Mapping[int, Curve], colours: Mapping[int, str]
+) -> list[dict[str, Any]]:
+    """Rows of the probability of improvement, each with a cell per column; none of fewer than two trials."""
+    if len(best) < 2:
+        return []
+    found: list[dict[str, Any]] = []
+    for ours in best:
+        cells: list[dict[str, Any] | None] = []
+        for theirs in best:
+            if ours is theirs:
+                cells.append(None)
+                continue
+            chance = improvement(curves[ours.number], curves[theirs.number], config.metric[0])
+            at = min(curves[ours.number].steps[-1], curves[theirs.number].steps[-1])
+            cells.append(
+                {
+                    "value": chance.value,
+                    "shade": round(100 * abs(2 * chance.value - 1)),
+                    "sure": differ(curves[ours.number], curves[theirs.number]),
+                    "text": f"{_name(ours)} over {_name(theirs)} at {at:,.0f} steps: "
+                    f"{chance.value:.2f} [{chance.low:.2f}, {chance.high:.2f}]",
+                }
+            )
+        found.append({"name": _name(ours), "colour": colours.get(ours.number, "other"), "cells": cells})
+    return found
+
+
+def _exploits(records: Records) -> list[dict[str, Any]]:
+    found = [
+        {
+            "at": exploit["at"],
+            "name": _name(record),
+            "donor": f"{exploit['donor']:04d}",
+            "before": shown(record.history.get(exploit["at"], {})),
+            "after": shown(exploit["values"]),
+        }
+        for record in records.trials
+        for exploit in record.exploits
+    ]
+    return sorted(found, key=lambda exploit: (exploit["at"], exploit["name"]))

@@ -1,0 +1,366 @@
+"""The driver of a sweep: checks it, runs its trials by Ray Tune, tracks them, registers the winner.
+
+Tune runs, retries and shows the trials. What runs next is decided by `Plan`, as Tune's searcher: a Tune trial is one leg of
+one of our trials, from its checkpoint to the next decision point. Tune's own schedulers are not used. With Ray Train V2 they
+see no checkpoint, so that nothing that pauses or copies a trial works. Their state, and Tune's, is a pickle, and so is what
+`Tuner.restore` reads; ours are JSON records.
+"""
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from marl_ray.config import RunConfig
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.training.driver import check_run
+from marl_ray.training.interruption import answering
+from marl_ray.tuning.reporting.event_files import EventFiles
+from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
+from marl_ray.tuning.reporting.progress import Progress
+from marl_ray.tuning.reporting.records import (
+    FAILED,
+    REPORT,
+    Record,
+    Records,
+    identity_of,
+    load_records,
+    middle_seed,
+    ranked,
+    save_records,
+    shown,
+    why,
+)
+from marl_ray.tuning.reporting.report import write_report
+from marl_ray.tuning.running.capacity import Need, need_of, resources_of, slots
+from marl_ray.tuning.running.folder import Folder, absolute, trial_folder
+from marl_ray.tuning.running.trials import Leg, named_trial, read_state, write_state
+from marl_ray.tuning.search.plan import Plan
+from marl_ray.tuning.search.schedulers import Exploit
+from marl_ray.tuning.search.spaces import check_space
+
+LOST_RETRIES = 3
+"""How often a leg is taken up again after its process was lost."""
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """A sweep that has ended."""
+
+    name: str
+    folder: str
+    """Folder or URI; `sweep.json` in it has everything."""
+    records: Records
+    report: str
+    """Path or URI of `report.html`; empty where it could not be written."""
+
+
+def check_sweep(config: SweepConfig) -> None:
+    """Everything that can be known before a cluster is used; raises MarlRayError."""
+    from marl_ray.tuning.search.spaces import SEARCHES
+
+    check_space(config)
+    first = SEARCHES[config.search.kind](config).ask(0)
+    assert first is not None
+    _claim(config, Folder(config.storage, config.name))
+    check_run(config.run_config(first, config.name, config.seeds[0]))
+
+
+def run_sweep(
+    config: SweepConfig, retry: bool = False, cluster: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> SweepOutcome:
+    """Run, or go on with, a sweep on the Ray that this process is connected to, or that `cluster` makes.
+
+    `cluster` is not asked for where nothing is left to train. `retry` takes up failed and lost trials again. Raises
+    MarlRayError if nothing can run at all; a trial that fails is noted in the records, and the others go on.
+    """
+    folder = Folder(config.storage, config.name)
+    records = _claim(config, folder)
+    if retry:
+        for record in records.trials:
+            if record.status in FAILED:
+                record.state, record.status, record.error = "running", "", ""
+    sweep = _Sweep(config, folder, records)
+    shield = ExitStack()
+    try:
+        shield.enter_context(answering(sweep.interrupted))
+        if sweep.plan.left():
+            # Ray puts handlers of its own over ours when it starts.
+            with cluster(), answering(sweep.interrupted), sweep.progress:
+                sweep.run()
+        sweep.finish()
+    except Exception as error:
+        records.status, records.error = "failed", named(error)
+        raise
+    except BaseException:
+        records.status, records.error = "cut", "interrupted; the same command goes on with it"
+        raise
+    finally:
+        with shield:
+            sweep.close()
+    return SweepOutcome(config.name, folder.uri, records, sweep.report)
+
+
+def _claim(config: SweepConfig, folder: Folder) -> Records:
+    """The sweep's records; raises MarlRayError if they are another sweep's."""
+    identity = identity_of(config)
+    try:
+        found = load_records(folder)
+    except (ValueError, TypeError, KeyError) as error:
+        raise MarlRayError(f"name: {folder.uri}/sweep.json is not the record of a sweep: {one_line(error)}") from error
+    if found is None:
+        return Records(config.name, config.resolved(), identity)
+    differing = sorted(key for key in identity if found.identity.get(key) != identity[key])
+    if differing:
+        raise MarlRayError(
+            f"name: sweep {config.name!r} exists under {config.storage!r} with another {', '.join(differing)}; "
+            "choose another name, or the same config to go on with it"
+        )
+    found.status, found.error, found.config = "running", "", config.resolved()
+    return found
+
+
+class _Sweep:
+    """What a sweep's driver holds while it runs."""
+
+    def __init__(self, config: SweepConfig, folder: Folder, records: Records):
+        self.config, self.folder, self.records = config, folder, records
+        self.needs: dict[int, Need] = {}
+        self.unsaved = self.report = ""
+        self.progress = Progress(config, records)
+        self.plan = Plan(config, records, self.exploit, self.refuse, self.changed)
+        self.tracker = SweepTracker(config, records)
+        self.events = EventFiles(folder, self.warn)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles its callbacks into a file that nobody reads."""
+        return {}
+
+    def run(self) -> None:
+        import ray.tune
+
+        from marl_ray.tuning.running.ray_tune import Searcher, Watch, stopper
+
+        first = next((r.values for r in self.records.trials if r.state != "ended"), None)
+        need = self._biggest_need() if first is None else self._need(first)
+        concurrent = min(slots(need), self.config.max_concurrent or sys.maxsize)
+        settings = {
+            "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # ours writes into the sweep's folder
+            "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C leaves at once; the same command goes on
+            "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # Tune's own pickled state is never read
+            "RAY_AIR_NEW_OUTPUT": "0",
+        }
+        for name in ("ray.tune.analysis.experiment_analysis", "ray.tune.execution.experiment_state"):
+            logging.getLogger(name).setLevel(logging.ERROR)  # they miss the files that nobody reads
+        before = {key: os.environ.get(key) for key in settings}
+        os.environ.update(settings)
+        scratch = tempfile.mkdtemp(prefix="marl-ray-tune-")
+        try:
+            tuner = ray.tune.Tuner(
+                ray.tune.with_resources(named_trial(self.config.name), resources_of),
+                tune_config=ray.tune.TuneConfig(
+                    search_alg=Searcher(self.plan, self.begin, self.ended),
+                    num_samples=-1,
+                    max_concurrent_trials=concurrent,
+                    reuse_actors=True,
+                    trial_name_creator=lambda t: Leg(**t.config["leg"]).name,
+                    trial_dirname_creator=lambda t: Leg(**t.config["leg"]).name,
+                ),
+                run_config=ray.tune.RunConfig(
+                    name=self.config.name,
+                    storage_path=scratch,
+                    failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
+                    callbacks=[Watch(self.heard)],
+                    stop=stopper(self.plan),
+                    verbose=0,
+                ),
+            )
+            tuner.fit()
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    os.environ.pop(key, None)
+                else:
+                    os.environ[key] = value
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _biggest_need(self) -> Need:
+        """Of the configurations that a grid has, the one that occupies most; of another search, the first."""
+        first: Need | None = None
+        problem = ""
+        for number in range(len(self.records.trials), len(self.records.trials) + 1000):
+            values = self.plan.search.ask(number) if self.config.search.kind != "tpe" else {}
+            if values is None:
+                break
+            try:
+                need = self._need(values)
+            except MarlRayError as error:
+                problem = str(error)
+                continue
+            if first is None or need.total["CPU"] > first.total["CPU"]:
+                first = need
+            if self.config.search.kind == "tpe":
+                break
+        if first is None:
+            if problem:
+                raise MarlRayError(problem)
+            return Need(1, 1.0, False)
+        return first
+
+    def _need(self, values: Mapping[str, Any]) -> Need:
+        return need_of(self.run_config(values, self.config.seeds[0]))
+
+    def run_config(self, values: Mapping[str, Any], seed: int) -> RunConfig:
+        return self.config.run_config(values, self.config.name, seed)
+
+    def refuse(self, values: Mapping[str, Any]) -> str:
+        """Why a configuration can never run here; empty if it can."""
+        self._need(values)
+        return ""
+
+    def begin(self, record: Record) -> Leg:
+        """The record's next leg, which begins now."""
+        leg = self.leg(record)
+        self.save()
+        return leg
+
+    def heard(self, leg: Leg, rows: list[dict[str, float]]) -> None:
+        """A leg has sent rows of metrics."""
+        self.plan.note(leg.number, {"steps": int(rows[-1]["steps"]), "played": int(rows[-1]["played"])})
+        record = self.records.trials[leg.number]
+        names = [f"objective/{metric.name}" for metric in self.config.metric]
+        if all(rows[-1].get(name) is not None for name in names):
+            record.objectives = [rows[-1][name] for name in names]
+        self.tracker.log(record, rows)
+        self.events.log(leg.name, rows)
+        self.progress.show()
+
+    def ended(self, leg: Leg, outcome: Mapping[str, Any] | None, failed: bool) -> None:
+        """A leg has ended, with an outcome unless its process was lost."""
+        self.events.end(leg.name)
+        self.tracker.flush(leg.number)
+        lost = {"error": "its process was lost again and again"} if failed else {}
+        self.plan.done(leg.number, outcome or lost or None, failed, leg.until)
+
+    def leg(self, record: Record) -> Leg:
+        """The record's next leg."""
+        configs = []
+        for seed in self.config.seeds:
+            config = self.run_config(record.values, seed)
+            name = f"{self.config.name}-{record.number:04d}-seed-{seed}"
+            configs.append(config.model_copy(update={"name": name}).given() | {"name": name})
+        need = self._need(record.values)
+        record.configs, record.cpus = configs, need.total["CPU"]
+        record.gpus = need.total.get("GPU", 0.0)
+        return Leg(
+            self.config.name,
+            absolute(self.config.storage),
+            record.number,
+            record.legs,
+            configs,
+            [metric.model_dump() for metric in self.config.metric],
+            self.plan.until(record),
+            need.nested,
+            need.use_gpu,
+            need.cpus,
+            self.tracker.parent.uri,
+            os.getcwd(),
+        )
+
+    def exploit(self, recipient: Record, donor: Record, what: Exploit, at: int) -> None:
+        """Copy the donor's checkpoint and bundles into the recipient's folder. Both wait, so no process writes there."""
+        source = trial_folder(self.config.storage, self.config.name, donor.number)
+        target = trial_folder(self.config.storage, self.config.name, recipient.number)
+        state = read_state(target)
+        if any(exploit["at"] == at for exploit in state.exploits):
+            return  # done before the last driver was killed
+        name = f"exploit-{at}"
+        target.copy_from(source, read_state(source).checkpoints[-1], name)
+        if source.exists("bundles"):
+            target.copy_from(source, "bundles", "bundles")
+        state.checkpoints.append(name)
+        state.exploits.append({"at": at, "donor": donor.number, "values": dict(what.values)})
+        state.foreign = True
+        write_state(target, state)
+        print(
+            f"{self.config.name}: trial {recipient.number:04d} takes over {donor.number:04d} at {at:,} steps: "
+            f"{shown(what.values)}",
+            flush=True,
+        )
+
+    def changed(self, ended: Record | None) -> None:
+        """The records have changed."""
+        self.save()
+        if ended is not None:
+            self.tracker.end(ended)
+            print(f"{self.config.name}: {self.line(ended)}", flush=True)
+        self.progress.show()
+
+    def save(self) -> None:
+        """A full disk must not end the sweep: what was not written is written with the next change."""
+        try:
+            save_records(self.folder, self.records)
+            self.unsaved = ""
+        except OSError as error:
+            if not self.unsaved:
+                self.warn(f"sweep.json is not up to date: {one_line(error)}")
+            self.unsaved = one_line(error)
+
+    def line(self, record: Record) -> str:
+        """How a trial ended."""
+        told = f"trial {record.number:04d} ({shown(record.values)}) {record.status}"
+        if record.error:
+            return f"{told}: {record.error}"
+        found = zip(self.config.metric, record.objectives or [], strict=False)
+        scores = ", ".join(f"{metric.name} {value:.4g}" for metric, value in found)
+        told += f": {scores or 'no result'} after {record.steps:,} steps, {record.seconds:.0f} s"
+        reason = why(record, self.records)
+        return f"{told} ({reason})" if reason else told
+
+    def warn(self, text: str) -> None:
+        print(f"{self.config.name}: {text}", file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        """Choose and register the winner."""
+        records = self.records
+        records.seconds = self.plan.seconds()
+        over = self.plan.over()
+        records.status, records.error = ("cut", f"{over} is used up") if over else ("finished", "")
+        found = ranked(records, self.config.metric)
+        if found:
+            winner = found[0]
+            home = trial_folder(self.config.storage, self.config.name, winner.number)
+            records.winner = winner.number
+            records.winner_seed = middle_seed(home.read_rows(), self.config.seeds, self.config.metric[0])
+            bundle = f"bundles/seed-{records.winner_seed}"
+            if home.exists(bundle):
+                with home.local(bundle) as local:
+                    assert local is not None
+                    records.winner_model = self.tracker.register(winner, local)
+        self.save()
+
+    def close(self) -> None:
+        """Save, report, and end what is tracked, whatever came before."""
+        self.records.seconds = self.plan.seconds()
+        self.save()
+        try:
+            self.report = write_report(self.folder, self.records)
+            self.tracker.report(self.folder.read(REPORT))
+        except Exception as error:  # a page is no reason to lose a sweep
+            self.warn(f"no report: {named(error)}; `marl-ray report {self.folder.uri}` makes one later")
+        self.events.close()
+        self.tracker.close(self.records.status)
+
+    def interrupted(self) -> None:
+        """Say at once what is kept."""
+        ended = sum(record.state == "ended" for record in self.records.trials)
+        kept = (
+            f"{ended} of {len(self.records.trials)} trials have ended, the others' checkpoints are in {self.folder.uri}"
+        )
+        self.warn(f"interrupted; {kept}; the same command goes on with them")

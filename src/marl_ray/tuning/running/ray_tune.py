@@ -1,0 +1,81 @@
+"""The seams to Ray Tune: who is asked for trials, who watches them, who stops them all."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import ray.tune
+from ray.tune.search import Searcher as TuneSearcher
+from ray.tune.stopper import Stopper
+
+from marl_ray.tuning.reporting.records import Record
+from marl_ray.tuning.running.trials import Leg
+from marl_ray.tuning.search.plan import ENDED, Plan
+
+
+class Searcher(TuneSearcher):
+    """Hands out legs as the plan says."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        begin: Callable[[Record], Leg],
+        ended: Callable[[Leg, Mapping[str, Any] | None, bool], None],
+    ):
+        """`begin` makes a record's next leg. `ended` gets a leg's outcome (None: there is none) and whether it failed."""
+        super().__init__()
+        self.plan, self.begin, self.ended = plan, begin, ended
+        self.legs: dict[str, Leg] = {}
+
+    def set_search_properties(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        record = self.plan.next()
+        if record is ENDED:
+            return TuneSearcher.FINISHED
+        if record is None:
+            return None
+        leg = self.begin(record)
+        self.legs[trial_id] = leg
+        return {"leg": asdict(leg)}
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        text = (result or {}).get("outcome")
+        self.ended(self.legs.pop(trial_id), json.loads(text) if text else None, error)
+
+    def save(self, checkpoint_path: str) -> None:
+        pass  # the sweep's records are the state
+
+    def restore(self, checkpoint_path: str) -> None:
+        pass
+
+
+class Watch(ray.tune.Callback):
+    """Sees every row."""
+
+    def __init__(self, heard: Callable[[Leg, list[dict[str, float]]], None]):
+        """`heard` gets the rows that a leg has just sent."""
+        self.heard = heard
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
+        rows = json.loads(result.get("rows", "[]"))
+        if rows:
+            self.heard(Leg(**trial.config["leg"]), rows)
+
+    def get_state(self) -> None:
+        return None
+
+
+def stopper(plan: Plan) -> Stopper:
+    """Ends all trials once a budget is used up."""
+
+    class Budget(Stopper):
+        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+            return False
+
+        def stop_all(self) -> bool:
+            return bool(plan.over())
+
+    return Budget()

@@ -1,0 +1,189 @@
+"""Several seeds of one configuration, trained side by side in one process (or worker group) and judged as one.
+
+The seeds take turns, an iteration each, in the same order on every worker. So a scheduler sees their interquartile mean at
+equal progress, and never the lucky seed. No Ray in here.
+"""
+
+import json
+import math
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from marl_ray.config import RunConfig
+from marl_ray.config.sweep import MetricConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.statistics import iqm
+from marl_ray.training.learner.prepared_batch import Diverged
+from marl_ray.training.loop import UNKNOWN, Metrics, Run
+
+LATER = ("return", "episode_", "within_budget", "score", "eval/", "best/")
+"""Metrics that are missing until training episodes are released, or until the next evaluation."""
+EVALUATED = ("eval/", "best/")
+"""Metrics that rows have of every seed, beside those that the sweep is judged by."""
+
+
+class Unit:
+    """The runs of all seeds; the process group is up, and every worker makes the same calls."""
+
+    def __init__(
+        self,
+        configs: Sequence[RunConfig],
+        metrics: Sequence[MetricConfig],
+        device: torch.device,
+        resume_from: Path | None,
+        own_hyper: bool = False,
+    ):
+        """`resume_from` is what `save` wrote; with `own_hyper` it may be another configuration's."""
+        self.metrics = metrics
+        self.runs = {}
+        for config in configs:
+            folder = None if resume_from is None else resume_from / f"seed-{config.seed}"
+            self.runs[config.seed] = Run(config, device, folder, lambda row: None, own_hyper=own_hyper)
+        state = {} if resume_from is None else json.loads((resume_from / "unit.json").read_text())
+        self.iteration: int = state.get("iteration", 0)
+        saved = state.get("recent", {})
+        self.recent = {
+            seed: [
+                deque(old, metric.window)
+                for metric, old in zip(metrics, saved.get(str(seed), [()] * len(metrics)), strict=True)
+            ]
+            for seed in self.runs
+        }
+        self.every = configs[0].checkpoint.every
+        self.fresh = resume_from is None
+        """Whether no seed has played yet."""
+        self.reported: set[str] = set()
+        """Names of all metrics until now."""
+
+    @property
+    def done(self) -> bool:
+        return all(run.done for run in self.runs.values())
+
+    @property
+    def steps(self) -> int:
+        """Environment steps that every seed has made."""
+        return int(min(run.steps for run in self.runs.values()))
+
+    @property
+    def played(self) -> int:
+        """Environment steps of all seeds."""
+        return int(sum(run.steps for run in self.runs.values()))
+
+    def objectives(self) -> list[float] | None:
+        """IQM over the seeds of each smoothed metric; None while one has not been reported."""
+        if not all(values for queues in self.recent.values() for values in queues):
+            return None
+        columns = zip(*self.recent.values(), strict=True)
+        return [iqm(np.array([np.mean(values) for values in column])) for column in columns]
+
+    @property
+    def save_due(self) -> bool:
+        """Whether the seeds must be kept as they are."""
+        return self.done or self.iteration % self.every == 0 or any(run.best for run in self.runs.values())
+
+    def begin(self) -> Metrics:
+        """Evaluate what every seed starts from; the row of step 0, empty without evaluations."""
+        self.fresh = False
+        if not all(self._seed(seed, run.begin) for seed, run in self.runs.items()):
+            return {}
+        return self._row()
+
+    def step(self, until: int | None = None) -> Metrics:
+        """One iteration of every seed that has not ended; the IQM of each metric, and each seed's own objectives.
+
+        A seed that has come to `until` environment steps is evaluated, because it is judged there.
+        """
+        for seed, run in self.runs.items():
+            if run.done:
+                continue
+            row = self._seed(seed, partial(run.step, until))
+            self._note(seed, row)
+        self.iteration += 1
+        return self._row()
+
+    def _seed(self, seed: int, action: Callable[[], Metrics]) -> Metrics:
+        """A row of one seed, with its score."""
+        run = self.runs[seed]
+        try:
+            row = action()
+        except Diverged as error:
+            raise Diverged(f"seed {seed}: {error}") from error
+        score = run.score()
+        row |= {"score": score} if row and score > UNKNOWN else {}
+        self.reported |= set(row)
+        return row
+
+    def _row(self) -> Metrics:
+        rows = {seed: run.metrics for seed, run in self.runs.items()}
+        shared = set.intersection(*(set(row) for row in rows.values()))
+        whole: Metrics = {key: iqm(np.array([row[key] for row in rows.values()])) for key in sorted(shared)}
+        whole |= {"iteration": self.iteration, "steps": self.steps, "played": self.played}
+        names = {metric.name for metric in self.metrics}
+        for seed, row in rows.items():
+            shown = {key: value for key, value in row.items() if key in names or key.startswith(EVALUATED)}
+            whole |= {f"seed-{seed}/{key}": value for key, value in shown.items()}
+        objectives = self.objectives()
+        if objectives is not None:
+            whole |= {f"objective/{m.name}": value for m, value in zip(self.metrics, objectives, strict=True)}
+        return whole
+
+    def _note(self, seed: int, row: Metrics) -> None:
+        for metric, values in zip(self.metrics, self.recent[seed], strict=True):
+            value = row.get(metric.name)
+            if value is None:
+                if not metric.name.startswith(LATER):
+                    raise never_reported(metric.name, self.reported)
+            elif not math.isfinite(value):
+                raise Diverged(f"seed {seed}: metric {metric.name!r} is {value} at step {row['steps']:,}")
+            else:
+                values.append(value)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of every seed, `seed-SEED`, and what is judged."""
+        for seed, run in self.runs.items():
+            run.save(folder / f"seed-{seed}")
+        state = {"iteration": self.iteration, "recent": {s: [list(v) for v in q] for s, q in self.recent.items()}}
+        if next(iter(self.runs.values())).rank == 0:
+            (folder / "unit.json").write_text(json.dumps(state))
+
+    def close(self) -> None:
+        for run in self.runs.values():
+            run.close()
+
+
+def run_leg(
+    unit: Unit, until: int | None, emit: Callable[[Metrics], None], keep: Callable[[Path], None], fresh: bool
+) -> None:
+    """Train until every seed has `until` environment steps, or to the end.
+
+    `emit` gets each row, `keep` each checkpoint's folder; the last is made at the leg's end. `fresh`: make
+    one first, of what was taken over from another trial.
+    """
+
+    def checkpoint() -> None:
+        with tempfile.TemporaryDirectory(prefix="marl-ray-checkpoint-") as folder:
+            unit.save(Path(folder))
+            keep(Path(folder))
+
+    if fresh:
+        checkpoint()
+    if unit.fresh:
+        row = unit.begin()
+        if row:
+            emit(row)
+            checkpoint()
+    while not unit.done and (until is None or unit.steps < until):
+        emit(unit.step(until))
+        if unit.save_due or (until is not None and unit.steps >= until):
+            checkpoint()
+
+
+def never_reported(name: str, reported: Iterable[str]) -> MarlRayError:
+    """The error for a metric that no row has."""
+    return MarlRayError(f"metric {name!r} is never reported; a run reports {', '.join(sorted(reported))}")

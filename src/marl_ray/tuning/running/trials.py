@@ -1,0 +1,358 @@
+"""What a Ray Tune trial runs: one leg of one configuration, with all its seeds.
+
+One worker on a CPU trains inside the trial's own process. More workers, or a GPU, are a Ray Train worker group that this
+process drives (it needs no CPU itself). Either way the trial's folder says where to begin and gets every checkpoint, so a
+leg whose process is lost is taken up from the last one.
+"""
+
+import json
+import os
+import queue as queues
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marl_ray.config import RunConfig
+from marl_ray.config.sweep import MetricConfig
+from marl_ray.config.tracking import TRACKING_URI
+from marl_ray.errors import MarlRayError, named
+from marl_ray.training.dashboard_names import metrics_queue, named_workers
+from marl_ray.training.run_folder import work_in
+from marl_ray.tuning.running.folder import Folder, trial_folder
+from marl_ray.tuning.running.seeds_as_one import Unit, never_reported, run_leg
+
+REPORT_S = 0.5
+"""Least time between two reports to Tune: each is a round trip to the sweep's driver."""
+QUEUE_GET_S = 0.5
+GROUP_START_S = 300
+"""How long a worker group may take to start."""
+STATE = "trial.json"
+ERROR = "error.txt"
+
+
+@dataclass(frozen=True)
+class Leg:
+    """From a checkpoint (or the beginning) to the next decision point."""
+
+    sweep: str
+    storage: str
+    number: int
+    leg: int
+    """Counts the legs of the trial from 1."""
+    configs: list[dict[str, Any]]
+    """The run config of each seed."""
+    metrics: list[dict[str, Any]]
+    until: int | None
+    """Environment steps; None: to the end."""
+    nested: bool
+    """On a worker group of its own."""
+    use_gpu: bool
+    cpus: float
+    """Per worker."""
+    tracking_uri: str
+    """Where bundles of the registry are looked up."""
+    folder: str = ""
+    """The sweep's driver's; relative paths of the configs count from it."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:04d}-{self.leg}"
+
+
+@dataclass
+class State:
+    """What a trial has: `trial.json`."""
+
+    checkpoints: list[str] = field(default_factory=list)
+    """Folders, the newest last."""
+    attempts: int = 0
+    """Processes that have worked on it; names the folders they write to."""
+    steps: int = 0
+    """Environment steps that every seed has made, at the newest checkpoint."""
+    played: int = 0
+    """Environment steps that this trial has played, over all seeds."""
+    seconds: float = 0.0
+    """Wall time."""
+    exploits: list[dict[str, Any]] = field(default_factory=list)
+    """Takeovers of other trials: `at`, `donor`, `values`."""
+    foreign: bool = False
+    """Whether the newest checkpoint was written with other hyper-parameters."""
+
+
+def read_state(folder: Folder) -> State:
+    found = folder.read_json(STATE)
+    return State(**found) if found else State()
+
+
+def write_state(folder: Folder, state: State) -> None:
+    folder.write_json(STATE, asdict(state))
+
+
+def trial(config: dict[str, Any]) -> None:
+    """The function that Tune runs. What a trial itself does wrong is its result; only a lost process is Tune's affair."""
+    import ray.tune
+
+    leg = Leg(**config["leg"])
+    sender = _Sender(ray.tune.report)
+    try:
+        outcome = run(leg, sender.add)
+    except Exception as error:  # whatever the algorithm, the environment or the storage raise, the other trials go on
+        outcome = {"status": "failed", "error": named(error) + _traceback_file(leg, error)}
+    sender.flush({"outcome": outcome | _counts(leg)})
+
+
+def named_trial(sweep: str) -> Callable[[dict[str, Any]], None]:
+    """`trial` under the sweep's name, which the Ray dashboard shows. Processes serve one trial after another, so that no
+    trial's own name would stay true."""
+
+    def named(config: dict[str, Any]) -> None:
+        trial(config)
+
+    named.__name__ = f"{sweep}-trial"
+    return named
+
+
+def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:
+    """Run a leg; its outcome."""
+    os.environ[TRACKING_URI] = leg.tracking_uri
+    work_in(leg.folder)
+    folder = trial_folder(leg.storage, leg.sweep, leg.number)
+    configs = [RunConfig.model_validate(data) for data in leg.configs]
+    book = _Book(folder, configs[0].checkpoint.keep, [config.seed for config in configs], emit)
+    ended = (_nested if leg.nested else _alone)(leg, configs, book)
+    objectives, done = ended["objectives"], ended["done"]
+    if objectives is None and done:
+        missing = next(m["name"] for m in leg.metrics if not any(m["name"] in row for row in book.rows))
+        raise never_reported(missing, {key for row in book.rows for key in row})
+    return {"status": "finished" if done else "waiting", "error": "", "objectives": objectives}
+
+
+class _Book:
+    """What a trial's process writes down: rows, checkpoints, bundles, the time."""
+
+    def __init__(self, folder: Folder, keep: int, seeds: list[int], emit: Callable[[dict[str, float]], None]):
+        self.folder, self.keep, self.seeds, self.emit = folder, keep, seeds, emit
+        self.state = read_state(folder)
+        self.state.attempts += 1
+        write_state(folder, self.state)
+        self.place = f"attempt-{self.state.attempts}"
+        """Where this process writes: never where a predecessor, perhaps not quite dead, still might."""
+        self.rows = folder.read_rows()
+        self.origin: int | None = None
+        self.before, self.since = self.state.seconds, time.monotonic()
+
+    @property
+    def start(self) -> str | None:
+        return self.state.checkpoints[-1] if self.state.checkpoints else None
+
+    def begun(self, played: int) -> None:
+        if self.origin is None:
+            self.origin = played - self.state.played
+
+    def row(self, row: dict[str, float]) -> None:
+        """A row; it replaces rows from its iteration on, which a restart plays again."""
+        taken = len(self.state.exploits)
+        row = row | {"played": row["played"] - (self.origin or 0), "exploits": taken}
+        while self.rows and self.rows[-1]["iteration"] >= row["iteration"] and self.rows[-1]["exploits"] == taken:
+            self.rows.pop()
+        self.rows.append(row)
+        self.emit(row)
+
+    def kept(self, name: str, steps: int, played: int) -> None:
+        """A checkpoint lies in the folder under `name`."""
+        for seed in self.seeds:  # the newest bundle of a seed is its best; keep it beyond its checkpoint
+            if self.folder.exists(f"{name}/seed-{seed}/bundle"):
+                self.folder.copy_from(self.folder, f"{name}/seed-{seed}/bundle", f"bundles/seed-{seed}")
+        whole = [*self.state.checkpoints, name]
+        self.state.checkpoints, self.state.foreign = whole[-self.keep :], False
+        self.state.steps, self.state.played = steps, played - (self.origin or 0)
+        self.state.seconds = self.before + time.monotonic() - self.since
+        self.folder.write_rows(self.rows)
+        write_state(self.folder, self.state)
+        for old in whole[: -self.keep]:
+            self.folder.remove(old)
+
+
+def _alone(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
+    """In this process."""
+    from marl_ray.training.single_process import process_group
+
+    def keep(local: Path) -> None:
+        name = f"{book.place}/checkpoint-{unit.iteration:06d}"
+        book.folder.upload(local, name)
+        book.kept(name, unit.steps, unit.played)
+
+    metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
+    with process_group(), book.folder.local(book.start) as start:
+        unit = Unit(configs, metrics, torch.device("cpu"), start, book.state.foreign)
+        book.begun(unit.played)
+        run_leg(unit, leg.until, book.row, keep, book.state.foreign)
+        unit.close()
+        return {"objectives": unit.objectives(), "done": unit.done}
+
+
+def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
+    """On a worker group of its own. Raises MarlRayError with the cause of a failure."""
+    from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
+    from ray.train import RunConfig as RayRunConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.util.queue import Empty
+
+    from marl_ray.training.driver import cause, poll_often, without_datasets
+
+    # Other trials may hold the workers' places a while longer than Ray Train waits by itself.
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
+    poll_often()
+    need = configs[0].resources
+    name = f"{leg.sweep}-{leg.number:04d}"
+    queue = metrics_queue(name)
+    payload = asdict(leg) | {"queue": queue, "start": book.start, "foreign": book.state.foreign}
+    trainer = TorchTrainer(
+        worker,
+        train_loop_config=payload,
+        torch_config=TorchConfig(backend="nccl" if leg.use_gpu else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=need.workers,
+            use_gpu=leg.use_gpu,
+            resources_per_worker={"CPU": need.cpus_per_worker} | ({"GPU": 1} if leg.use_gpu else {}),
+        ),
+        run_config=RayRunConfig(
+            name=book.place,
+            storage_path=book.folder.uri,
+            failure_config=FailureConfig(max_failures=need.max_failures),
+            callbacks=[named_workers(name)],
+        ),
+    )
+    without_datasets(trainer)
+    ended: list[Any] = []
+
+    def fit() -> None:
+        try:
+            result: Any = trainer.fit()
+            ended.append(result.return_value)
+        except BaseException as error:
+            ended.append(error)
+
+    # Reports to Tune must come from this thread, while the workers train.
+    thread = threading.Thread(target=fit, name="train", daemon=True)
+    thread.start()
+    try:
+        while True:
+            over = not thread.is_alive()
+            try:
+                message = queue.get(timeout=QUEUE_GET_S)
+            except (Empty, queues.Empty):
+                if over:
+                    break
+                continue
+            _hear(book, message)
+    finally:
+        queue.shutdown(force=True)
+    result = ended[0]
+    if isinstance(result, TrainingFailedError):
+        raise MarlRayError(cause(result)) from result
+    if isinstance(result, BaseException):
+        raise result
+    if "failed" in result:
+        raise MarlRayError(result["failed"])
+    return dict(result)
+
+
+def _hear(book: _Book, message: dict[str, Any]) -> None:
+    if "begun" in message:
+        book.begun(message["begun"])
+    elif "kept" in message:
+        book.kept(f"{book.place}/{message['kept']}", message["steps"], message["played"])
+    else:
+        book.row(message)
+
+
+def worker(payload: dict[Any, Any]) -> Any:
+    """What Ray Train starts in every worker of a nested trial."""
+    import ray.train
+    import ray.train.torch
+
+    from marl_ray.training.collectives import gather, world
+
+    leg = Leg(**{key: payload[key] for key in Leg.__dataclass_fields__})
+    os.environ[TRACKING_URI] = leg.tracking_uri
+    work_in(leg.folder)
+    queue, (rank, _) = payload["queue"], world()
+    folder = trial_folder(leg.storage, leg.sweep, leg.number)
+    configs = [RunConfig.model_validate(data) for data in leg.configs]
+    metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
+
+    def tell(message: dict[str, Any]) -> None:
+        if rank == 0:
+            queue.put(message)
+
+    def keep(local: Path) -> None:
+        name = f"checkpoint-{unit.iteration:06d}-{time.time_ns()}"  # rank 0's counts for all
+        ray.train.report(
+            {"iteration": unit.iteration},
+            checkpoint=ray.train.Checkpoint.from_directory(local),
+            checkpoint_dir_name=name,
+        )
+        gather(None)  # every worker's part is there
+        tell({"kept": name, "steps": unit.steps, "played": unit.played})
+
+    latest = ray.train.get_checkpoint()  # of this leg, after a worker has died
+    foreign = payload["foreign"] and latest is None
+    try:
+        with latest.as_directory() if latest else folder.local(payload["start"]) as start:
+            unit = Unit(configs, metrics, ray.train.torch.get_device(), Path(start) if start else None, foreign)
+        tell({"begun": unit.played})
+        run_leg(unit, leg.until, tell, keep, foreign)
+        unit.close()
+    except MarlRayError as error:  # all workers meet it together, and would again after every restart
+        return {"failed": str(error)}
+    return {"objectives": unit.objectives(), "done": unit.done}
+
+
+def _traceback_file(leg: Leg, error: Exception) -> str:
+    """Leave the traceback in the trial's folder; where it is, in words. Our own errors say all there is to say."""
+    if isinstance(error, MarlRayError) and error.__cause__ is None:
+        return ""
+    try:
+        trial_folder(leg.storage, leg.sweep, leg.number).write(
+            ERROR, "".join(traceback.format_exception(error)).encode()
+        )
+    except (OSError, MarlRayError):
+        return ""
+    return f" (traceback in trials/{leg.number:04d}/{ERROR})"
+
+
+class _Sender:
+    """Rows on their way to Tune, several at once."""
+
+    def __init__(self, report: Callable[[dict[str, Any]], None]):
+        self.report, self.sent = report, time.monotonic()
+        self.rows: list[dict[str, float]] = []
+
+    def add(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+        if time.monotonic() - self.sent > REPORT_S:
+            self.flush()
+
+    def flush(self, more: dict[str, Any] | None = None) -> None:
+        if self.rows or more:
+            last = self.rows[-1] if self.rows else {}
+            # As text: Tune flattens nested results, and its loggers take a list for numbers.
+            packed = {key: json.dumps(value) for key, value in ({"rows": self.rows} | (more or {})).items()}
+            self.report(last | packed)
+            self.rows, self.sent = [], time.monotonic()
+
+
+def _counts(leg: Leg) -> dict[str, Any]:
+    """What the folder says of the trial's progress."""
+    try:
+        state = read_state(trial_folder(leg.storage, leg.sweep, leg.number))
+    except (OSError, ValueError, MarlRayError):
+        return {}
+    return {"steps": state.steps, "played": state.played, "seconds": state.seconds}

@@ -1,0 +1,1 @@
+"""What a sweep tries next: search spaces, schedulers and the plan."""

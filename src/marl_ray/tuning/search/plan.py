@@ -1,0 +1,188 @@
+"""What runs next: the search, the scheduler and the budget over the records. No Ray in here.
+
+The records are all the state there is. A sweep whose driver was killed is planned on from them.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.tuning.reporting.records import FAILED, Record, Records, signed
+from marl_ray.tuning.search.schedulers import Exploit, make_rule
+from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
+
+WORST = -1e300
+"""Score of a trial that has not reported its metric yet; JSON has no infinity."""
+ENDED: Any = object()
+"""Nothing will run any more."""
+
+
+class Plan:
+    def __init__(
+        self,
+        config: SweepConfig,
+        records: Records,
+        exploit: Callable[[Record, Record, Exploit, int], None],
+        refuse: Callable[[Mapping[str, Any]], str],
+        changed: Callable[[Record | None], None],
+    ):
+        """`exploit(recipient, donor, what, at)` hands weights over; `refuse(values)` says why a configuration cannot run,
+        or nothing; `changed` is called after every change of the records, with the trial that has just ended if any."""
+        self.config, self.records, self.changed = config, records, changed
+        self.exploit, self.refuse = exploit, refuse
+        self.search = SEARCHES[config.search.kind](config)
+        steps = config.example().train.total_steps
+        self.rule = make_rule(config, steps)
+        self.before, self.since = records.seconds, time.monotonic()
+        self.active: set[int] = set()
+        self.exhausted = False
+        for record in records.trials:
+            if record.status == "cut" and not self.over():
+                record.state, record.status = "running", ""
+            if record.state == "ended":
+                self._tell(record)
+        self.ready = [record.number for record in records.trials if record.state == "running"]
+
+    def seconds(self) -> float:
+        """Wall time of all sittings until now."""
+        return self.before + time.monotonic() - self.since
+
+    def over(self) -> str:
+        """Which budget is used up; empty while none is."""
+        budget = self.config.budget
+        if budget.hours is not None and self.seconds() >= budget.hours * 3600:
+            return f"budget.hours={budget.hours:g}"
+        if budget.steps is not None and self.records.played >= budget.steps:
+            return f"budget.steps={budget.steps}"
+        return ""
+
+    def next(self) -> Any:
+        """The record whose next leg is to run, None while all wait for those that run, ENDED when there is no more."""
+        while True:
+            if self.over():
+                return None if self.active else ENDED
+            if not self.ready:
+                self._decide()
+            if self.ready:
+                return self._start(self.records.trials[self.ready.pop(0)])
+            record = self._more()
+            if record is not None:
+                return self._start(record)
+            if self.active:
+                return None
+            if not any(record.state == "waiting" for record in self.records.trials):
+                return ENDED
+            before = [record.state for record in self.records.trials]
+            self._decide()
+            if [record.state for record in self.records.trials] == before:
+                return ENDED  # the scheduler has nothing to say
+
+    def left(self) -> bool:
+        """Whether anything is to be done; False for a sweep that has ended."""
+        return not self.over() and (any(record.state != "ended" for record in self.records.trials) or self.more() != 0)
+
+    def more(self) -> int | None:
+        """How many configurations may still be started; None where only the budget of hours or steps ends them."""
+        number, most = len(self.records.trials), self.config.budget.trials
+        if self.exhausted:
+            return 0
+        if isinstance(self.search, GridSearch):
+            most = min(len(self.search.found), sys.maxsize if most is None else most)
+        return None if most is None else max(0, most - number)
+
+    def until(self, record: Record) -> int | None:
+        """Where the record's next leg ends."""
+        return self.rule.next_stop(max(record.scores, default=0))
+
+    def done(self, number: int, outcome: Mapping[str, Any] | None, died: bool, until: int | None) -> None:
+        """A leg has ended: with an outcome, or `died` with its process, or was cut short by the budget."""
+        record = self.records.trials[number]
+        self.active.discard(number)
+        self.note(number, outcome or {})
+        status = "lost" if died else "cut" if outcome is None else outcome["status"]
+        if status == "waiting":
+            record.objectives = outcome["objectives"] if outcome else None
+            assert until is not None
+            found = signed(self.config.metric, record.objectives)
+            record.scores[until] = WORST if found is None else found[0]
+            record.state = "waiting"
+        else:
+            self._end(record, status, (outcome or {}).get("error", ""))
+            if outcome is not None and outcome.get("objectives") is not None:
+                record.objectives = outcome["objectives"]
+            self._tell(record)
+        self.records.seconds = self.seconds()
+        self.changed(record if record.state == "ended" else None)
+
+    def note(self, number: int, counts: Mapping[str, Any]) -> None:
+        """Progress of a running trial."""
+        record = self.records.trials[number]
+        for key in ("steps", "played", "seconds"):
+            if key in counts:
+                setattr(record, key, counts[key])
+
+    def _start(self, record: Record) -> Record:
+        record.state, record.legs = "running", record.legs + 1
+        self.active.add(record.number)
+        self.changed(None)
+        return record
+
+    def _more(self) -> Record | None:
+        """A new configuration; one that cannot run is noted and the next is asked for."""
+        while not self.exhausted:
+            number = len(self.records.trials)
+            values = None if self.more() == 0 else self.search.ask(number)
+            if values is None:
+                self.exhausted = True
+                return None
+            record = Record(number, values, unread=self.config.unread(values))
+            self.records.trials.append(record)
+            try:
+                reason = self.refuse(values)
+            except MarlRayError as error:
+                reason = str(error)
+            if not reason:
+                return record
+            self._end(record, "refused", reason)
+            self.changed(record)
+        return None
+
+    def _decide(self) -> None:
+        """Let the scheduler look."""
+        standings = {r.number: r.standing() for r in self.records.trials if r.status not in FAILED}
+        if not any(standing.state == "waiting" for standing in standings.values()):
+            return
+        verdicts = self.rule.decide(standings, self.more())
+        for number, what in verdicts.exploits.items():
+            record, donor = self.records.trials[number], self.records.trials[what.donor]
+            at = max(record.scores)
+            try:
+                self.exploit(record, donor, what, at)
+            except OSError as error:  # a full disk; the recipient could only go on as it was
+                self._end(record, "failed", f"exploit of trial {what.donor:04d}: {one_line(error)}")
+                self.changed(record)
+                continue
+            record.history[at] = dict(record.values)
+            record.exploits.append({"at": at, "donor": what.donor, "values": dict(what.values)})
+            record.values = dict(what.values)
+        for number in sorted(verdicts.stop):
+            record = self.records.trials[number]
+            self._end(record, "stopped", "")
+            self._tell(record)
+            self.changed(record)
+        for number in sorted(number for number in verdicts.go if self.records.trials[number].state == "waiting"):
+            self.records.trials[number].state = "running"
+            self.ready.append(number)
+        if verdicts.go:
+            self.changed(None)
+
+    def _end(self, record: Record, status: str, error: str) -> None:
+        record.state, record.status, record.error = "ended", status, error
+
+    def _tell(self, record: Record) -> None:
+        if record.status != "cut":
+            scores = None if record.status in FAILED else signed(self.config.metric, record.objectives)
+            self.search.tell(record.number, record.values, scores)

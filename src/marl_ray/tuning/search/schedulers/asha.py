@@ -1,0 +1,48 @@
+"""Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934).
+
+Rungs lie at grace * reduction^k environment steps; of n_k trials that reach rung k, n_k / reduction go on. Unlike in Ray's
+ASHA, which only stops, trials wait at their rung and are promoted later, so those that come first have no advantage.
+
+Where the number of configurations is known, a trial goes on as soon as no trial still to come can take its place. Then the
+same trials are promoted in whatever order they arrive. Where it is not (a budget of hours or steps), a trial goes on when it
+is among the best floor(n_k / reduction) of those that have arrived, as in the paper's algorithm 2.
+"""
+
+from collections.abc import Mapping
+
+from marl_ray.config.sweep import Asha
+from marl_ray.tuning.search.schedulers.base import Standing, Verdicts
+
+
+class AshaRule:
+    def __init__(self, config: Asha, total_steps: int):
+        self.config = config
+        self.rungs: list[int] = []
+        rung = config.grace
+        while rung < total_steps:
+            self.rungs.append(rung)
+            rung *= config.reduction
+
+    def next_stop(self, steps: int) -> int | None:
+        return next((rung for rung in self.rungs if rung > steps), None)
+
+    def decide(self, trials: Mapping[int, Standing], more: int | None) -> Verdicts:
+        go: set[int] = set()
+        coming = 0 if more is None else more
+        size = len(trials) + coming
+        for rung in self.rungs:
+            ranked = self._ranked(trials, rung)
+            places = len(ranked) // self.config.reduction
+            if more is not None:
+                places = max(1, size // self.config.reduction) - (size - len(ranked))
+                size = max(1, size // self.config.reduction)
+            best = ranked[: max(places, 0)]
+            go |= {number for number in best if trials[number].state == "waiting" and trials[number].at == rung}
+        idle = not go and more == 0 and not any(trial.state == "running" for trial in trials.values())
+        waiting = {number for number, trial in trials.items() if trial.state == "waiting"}
+        return Verdicts(frozenset(go), frozenset(waiting) if idle else frozenset())
+
+    def _ranked(self, trials: Mapping[int, Standing], rung: int) -> list[int]:
+        """Trials that have reached the rung, best first, the earlier first among equals."""
+        reached = [number for number, trial in trials.items() if rung in trial.scores]
+        return sorted(reached, key=lambda number: (-trials[number].scores[rung], number))

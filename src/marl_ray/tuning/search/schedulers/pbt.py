@@ -1,0 +1,70 @@
+"""Population-based training (Jaderberg et al. 2017, arXiv 1711.09846), synchronous.
+
+At every decision point all living trials wait for the last. Then each of the worst `quantile` takes over weights, optimiser
+state and progress of one of the best `quantile` (truncation selection), and goes on with that donor's hyper-parameters,
+each multiplied by one of `factors`, or with probability `resample` drawn anew. Random numbers belong to (seed, decision
+point, recipient), so the same scores give the same exploits.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from marl_ray.config.sweep import DimensionConfig, Pb2, Pbt
+from marl_ray.tuning.search.schedulers.base import Exploit, Standing, Verdicts
+from marl_ray.tuning.search.spaces import clip_value, draw_value
+
+
+class Population:
+    """What PBT and PB2 share: when to exploit, who copies from whom."""
+
+    def __init__(self, config: Pbt | Pb2, space: Mapping[str, DimensionConfig], total_steps: int, seed: int):
+        self.interval, self.quantile = config.interval, config.quantile
+        self.space, self.total_steps, self.seed = space, total_steps, seed
+
+    def next_stop(self, steps: int) -> int | None:
+        stop = (steps // self.interval + 1) * self.interval
+        return stop if stop < self.total_steps else None
+
+    def decide(self, trials: Mapping[int, Standing], more: int | None) -> Verdicts:
+        waiting = {number: trial for number, trial in trials.items() if trial.state == "waiting"}
+        if more != 0 or not waiting or any(trial.state == "running" for trial in trials.values()):
+            return Verdicts()
+        # Those behind (one was taken up again) catch up first.
+        at = min(trial.at for trial in waiting.values())
+        if any(trial.at > at for trial in waiting.values()):
+            return Verdicts(frozenset(number for number, trial in waiting.items() if trial.at == at))
+        ranked = sorted(waiting, key=lambda number: (-waiting[number].scores[at], number))
+        count = min(max(1, int(len(ranked) * self.quantile)), len(ranked) // 2)
+        exploits = {}
+        for number in ranked[len(ranked) - count :]:
+            rng = np.random.default_rng((self.seed, at, number))
+            donor = ranked[int(rng.integers(count))]
+            exploits[number] = Exploit(donor, self.explore(trials, donor, at, rng))
+        return Verdicts(frozenset(waiting), exploits=exploits)
+
+    def explore(self, trials: Mapping[int, Standing], donor: int, at: int, rng: np.random.Generator) -> dict[str, Any]:
+        """The recipient's new hyper-parameters."""
+        raise NotImplementedError
+
+
+class PbtRule(Population):
+    def __init__(self, config: Pbt, space: Mapping[str, DimensionConfig], total_steps: int, seed: int):
+        super().__init__(config, space, total_steps, seed)
+        self.config = config
+
+    def explore(self, trials: Mapping[int, Standing], donor: int, at: int, rng: np.random.Generator) -> dict[str, Any]:
+        return {key: self._perturbed(key, value, rng) for key, value in trials[donor].values.items()}
+
+    def _perturbed(self, key: str, value: Any, rng: np.random.Generator) -> Any:
+        dimension = self.space[key]
+        if rng.random() < self.config.resample:
+            return draw_value(dimension, rng)
+        if dimension.values is not None:  # a neighbour in the list
+            place = dimension.values.index(value) + (1 if rng.random() < 0.5 else -1)
+            return dimension.values[min(max(place, 0), len(dimension.values) - 1)]
+        changed = value * self.config.factors[int(rng.integers(2))]
+        if dimension.int is not None and round(changed) == value:
+            changed = value + (1 if changed > value else -1)
+        return clip_value(dimension, changed)
