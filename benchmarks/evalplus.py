@@ -17,7 +17,7 @@ from typing import Any
 
 from judge_agreement import RESULTS, mutants
 
-from marl_ray.evaluation.benchmarks import BENCHMARKS, Mode, Problem, Source
+from marl_ray.evaluation.benchmarks import BENCHMARKS, Mode, ModelAnswer, Problem
 from marl_ray.evaluation.data_files import load
 from marl_ray.evaluation.scoring.scoring import make_pool
 from marl_ray.sandbox import Level, Pool
@@ -33,7 +33,7 @@ def scored(pool: Pool, programs: Sequence[tuple[Problem, str]], timeout_s: float
 
     def one(program: tuple[Problem, str]) -> dict[str, Any]:
         problem, text = program
-        verdicts = problem.score(pool, Source("solution", text), MODES, timeout_s)
+        verdicts = problem.score(pool, ModelAnswer("solution", text), MODES, timeout_s)
         found = {
             mode: {"plus": verdict.passed, **verdict.scores, "result": verdict.result}
             for mode, verdict in verdicts.items()

@@ -13,7 +13,7 @@ from experiment_streams import CHUNK, Looks
 
 from marl_ray.experiments.evidence.looks import look_at
 from marl_ray.experiments.evidence.running_sums import Design, Moments, Totals
-from marl_ray.experiments.lifecycle import Plan
+from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import ALARM
 from marl_ray.experiments.statistics.sequential import harm
@@ -151,7 +151,7 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
             values["outcome", 1, name, "", True] = moments
     exposed = {key[:3]: n for key, n in judged.items()}
     look = look_at(Totals(exposed, judged, values), Design(), 0.0)
-    plan = Plan("c", {"c": 1.0, "t": 1.0})
+    plan = RolloutPlan("c", {"c": 1.0, "t": 1.0})
     measure = Measure("outcome", "higher", margin, False, None, None)
     asked: Any = {"alpha": 0.05, "min_outcomes": MIN_OUTCOMES, "excluding": True}
     found = ask(sign, look, measure, "t", plan, **asked).test

@@ -93,8 +93,8 @@ def train(options: argparse.Namespace) -> None:
     from marl_ray.config.run.model import GenerationConfig, ModelConfig
     from marl_ray.policies.engines.sampler import Prompt, make_engine
     from marl_ray.policies.language.token_policy import build_token_policy
-    from marl_ray.rollout.text.episode import Turn
-    from marl_ray.rollout.text.responses import Row, TokenPlayer, to_trajectories
+    from marl_ray.rollout.text.episode import EpisodeTurn
+    from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
     from marl_ray.training.learner.learner import Learner
     from marl_ray.training.learner.prepared_batch import CostStats
 
@@ -139,8 +139,8 @@ def train(options: argparse.Namespace) -> None:
             for prompt, completion in zip(prompts, completions, strict=True):
                 text = tokenizer.decode(completion.ids, skip_special_tokens=True)
                 score = sum(character.isalnum() for character in text) / max(1, len(text))
-                turn = Turn("agent", 0, list(prompt.ids), completion, text, score, np.zeros(0))
-                rows.append(Row(turn, prompt.stream, prompt.stream // GROUP, False))
+                turn = EpisodeTurn("agent", 0, list(prompt.ids), completion, text, score, np.zeros(0))
+                rows.append(ResponseRow(turn, prompt.stream, prompt.stream // GROUP, False))
             batch = to_trajectories(player, rows, 0)
             if step == 0:
                 with torch.no_grad():

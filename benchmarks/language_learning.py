@@ -23,7 +23,7 @@ from gridworld import RESULTS, machine
 from language_runs import COPIES, EVERY, GROUP, HYPER, KINDS, OWN, SAMPLES, Job, train, warm_start
 from numpy.typing import NDArray
 
-from marl_ray.evaluation.statistics import Interval
+from marl_ray.evaluation.statistics import BootstrapInterval
 
 LEAST, MOST_SECONDS = 20.0, 600.0
 """Points of pass@1 that each seed must gain, and seconds that its warm start and run may take together."""
@@ -34,7 +34,7 @@ RESAMPLES = 10_000
 SETTINGS = {"kinds": KINDS, "hyper": HYPER, "own": OWN, "every": EVERY, "samples": SAMPLES}
 
 
-def crossed_bootstrap(values: NDArray[np.float64], seed: int = 0) -> Interval:
+def crossed_bootstrap(values: NDArray[np.float64], seed: int = 0) -> BootstrapInterval:
     """Mean of (runs, tasks) with its 95 % percentile interval; runs and tasks are both drawn anew (Owen 2007)."""
     runs, tasks = values.shape
     random = np.random.default_rng(seed)
@@ -42,7 +42,7 @@ def crossed_bootstrap(values: NDArray[np.float64], seed: int = 0) -> Interval:
     columns = random.multinomial(tasks, np.full(tasks, 1 / tasks), RESAMPLES) / tasks
     means = np.einsum("br,rt,bt->b", rows, values, columns)
     low, high = np.quantile(means, [0.025, 0.975])
-    return Interval(float(values.mean()), float(low), float(high))
+    return BootstrapInterval(float(values.mean()), float(low), float(high))
 
 
 def passes(runs: list[dict[str, Any]], when: str, what: str = "passes") -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from typing import Any
 from marl_ray.cluster.local import local_ray
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig, combinations, load_sweep
-from marl_ray.tuning.reporting.records import Records
+from marl_ray.tuning.reporting.records import SweepRecords
 from marl_ray.tuning.running.driver import check_sweep, run_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ def shipped(storage: str, steps: int, fifo: bool = False) -> SweepConfig:
     return load_sweep(FILE, [f"storage={storage}", f"set={json.dumps(changes)}", scheduler])
 
 
-def sweep(config: SweepConfig) -> tuple[float, Records]:
+def sweep(config: SweepConfig) -> tuple[float, SweepRecords]:
     """Seconds from the start of Ray until the winner is registered."""
     began = time.perf_counter()
     check_sweep(config)
@@ -67,7 +67,7 @@ def alone() -> None:
         train_alone(parse_config(RunConfig, run))
 
 
-def winner(records: Records) -> Any:
+def winner(records: SweepRecords) -> Any:
     return None if records.winner is None else records.trials[records.winner].values
 
 

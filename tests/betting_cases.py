@@ -12,15 +12,15 @@ from store_cases import Clock, act, config, over
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.evidence import judged_units
-from marl_ray.experiments.evidence.judged_units import Question
+from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.statistics.bets import BettingTest, Claim
 from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report
 
 ASKED = (
-    Question("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1)),
-    Question("cost", "b", "a", Claim(-1, -1.0, 1.0, 0.0, False)),
-    Question("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1, missing="high")),
+    BetQuestion("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1)),
+    BetQuestion("cost", "b", "a", Claim(-1, -1.0, 1.0, 0.0, False)),
+    BetQuestion("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1, missing="high")),
 )
 
 
@@ -64,7 +64,7 @@ def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
             assert found[question].log_e == pytest.approx(test.evidence().log_e, rel=1e-9)
             assert found[question].bound(0.3) == pytest.approx(test.evidence().bound(0.3))
     # A question that is asked later, or otherwise, begins with the first unit.
-    other = Question("outcome", "b", "a", Claim(-1, 0.0, 2.0, 0.1))
+    other = BetQuestion("outcome", "b", "a", Claim(-1, 0.0, 2.0, 0.1))
     assert store.look(store.experiment("exp"), questions=(*ASKED, other)).bets[other].n == tests[ASKED[0]].memory.n
     assert not store.look(store.experiment("exp")).bets
     late.close()

@@ -18,7 +18,7 @@ from store_cases import act, config, exposure, gradual, look
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.population import population_of
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable
-from marl_ray.experiments.lifecycle import Action, StaleEpochError, Status
+from marl_ray.experiments.lifecycle import Action, ExperimentStatus, StaleEpochError
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.store.store import ExperimentStore, Outcome, Production
 
@@ -37,7 +37,12 @@ def test_a_gradual_rollout_from_draft_to_promotion(url):
     act(store, Action.PROMOTE)
     again = ExperimentStore(url)  # another process
     table = again.table("exp")
-    assert (table.status, table.weights, table.epoch, table.stage) == (Status.PROMOTED, {"a": 0, "b": 1}, 7, 2)
+    assert (table.status, table.weights, table.epoch, table.stage) == (
+        ExperimentStatus.PROMOTED,
+        {"a": 0, "b": 1},
+        7,
+        2,
+    )
     entries = again.audit("exp")
     assert [entry.action for entry in entries] == [
         "open",
@@ -83,7 +88,7 @@ def test_a_rolled_back_arm_stays_at_zero_in_its_experiment(url):
         store.open_experiment("exp", config(b=1, a=1, c=2))
     with pytest.raises(MarlRayError, match="rolled back and cannot be promoted"):
         act(store, Action.PROMOTE, arm="b")
-    assert act(store, Action.ROLLBACK).state.status is Status.ROLLED_BACK
+    assert act(store, Action.ROLLBACK).state.status is ExperimentStatus.ROLLED_BACK
     assert store.table("exp").weights == {"a": 1, "b": 0, "c": 0, "d": 0}
 
 
@@ -376,7 +381,11 @@ def test_a_database_without_migrations_is_taken_over_whole(empty_url):
     store = ExperimentStore(url)
     record = store.experiment("exp")
     assert (record.config, record.epoch, record.created) == (config(a=1, b=3), 3, 12.5)
-    assert (record.state.status, record.state.stage_since, record.weights) == (Status.RUNNING, 12.5, {"a": 1, "b": 3})
+    assert (record.state.status, record.state.stage_since, record.weights) == (
+        ExperimentStatus.RUNNING,
+        12.5,
+        {"a": 1, "b": 3},
+    )
     assert store.assignment("exp", "u") == Assignment("a", 2, 0.5)
     assert list(store.outcomes("exp")) == [Outcome("v", "b", 3, 0.75, 14.0, 0.25, 9_000.0)]
     assert look(store).exposed == {2: {"a": 1}, 3: {"b": 1}}

@@ -9,7 +9,7 @@ from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
-from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.actor_critic.collector import CollectPlan
 from marl_ray.rollout.text.collector import TextCollector
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.trajectories import Trajectories
@@ -65,9 +65,9 @@ def players(agents: dict[str, list[str]], engine: Engine | None = None, model: T
 
 
 def collector(
-    make: Callable, agents: dict[str, list[str]], copies: range = range(8), plan: Plan | None = None, **kwargs
+    make: Callable, agents: dict[str, list[str]], copies: range = range(8), plan: CollectPlan | None = None, **kwargs
 ) -> TextCollector:
-    return TextCollector(make, agents, copies, plan or Plan(6, episodes=True), 3, **kwargs)
+    return TextCollector(make, agents, copies, plan or CollectPlan(6, episodes=True), 3, **kwargs)
 
 
 def texts(data: Trajectories) -> list[str]:

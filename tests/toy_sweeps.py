@@ -10,7 +10,7 @@ from toy_envs import Countdown
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.evaluation.statistics import iqm
-from marl_ray.tuning.reporting.records import Record, Records, identity_of, ranked, save_records
+from marl_ray.tuning.reporting.records import SweepRecords, TrialRecord, identity_of, ranked, save_records
 from marl_ray.tuning.running.folder import Folder, trial_folder
 
 TOTAL = 50_000
@@ -32,14 +32,16 @@ class ToySweep:
     def __init__(self, storage: Path, name: str = "toy", **keys: Any):
         data = {"name": name, "run": RUN, "space": SPACE, "search": "random", "budget": {"trials": 40}, "seeds": 5}
         self.config = parse_config(SweepConfig, data | {"storage": str(storage)} | keys)
-        self.records = Records(name, self.config.resolved(), identity_of(self.config), seconds=754.0)
+        self.records = SweepRecords(name, self.config.resolved(), identity_of(self.config), seconds=754.0)
         self.folder = Folder(str(storage), name)
         self.noise = np.random.default_rng(0)
 
-    def add(self, values: dict[str, Any], status: str = "finished", error: str = "", **keys: Any) -> Record:
+    def add(self, values: dict[str, Any], status: str = "finished", error: str = "", **keys: Any) -> TrialRecord:
         """A trial without rows."""
         state = status if status in ("running", "waiting") else "ended"
-        record = Record(len(self.records.trials), values, state, "" if state == status else status, error, cpus=2.0)
+        record = TrialRecord(
+            len(self.records.trials), values, state, "" if state == status else status, error, cpus=2.0
+        )
         if status != "refused":
             name = f"{self.config.name}-{record.number:04d}-seed"
             configs = [self.config.run_config(values, f"{name}-{seed}", seed) for seed in self.config.seeds]
@@ -50,7 +52,7 @@ class ToySweep:
         self.records.trials.append(record)
         return record
 
-    def train(self, record: Record, level: float, steps: int = TOTAL, every: int = 500) -> Record:
+    def train(self, record: TrialRecord, level: float, steps: int = TOTAL, every: int = 500) -> TrialRecord:
         """Rows of a trial that climbs to about this level."""
         seeds, at = self.config.seeds, np.arange(every, steps + 1, every)
         rise = 1 - np.exp(-at / 12_000)

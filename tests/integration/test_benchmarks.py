@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import BENCHMARKS, Problem, Row, Source
+from marl_ray.evaluation.benchmarks import BENCHMARKS, FileRow, ModelAnswer, Problem
 from marl_ray.evaluation.benchmarks.codecontests import ContestProblem
 from marl_ray.evaluation.data_files import ANY, load
-from marl_ray.evaluation.scoring.scoring import MAX_SOURCE_BYTES, Job, make_pool, score
+from marl_ray.evaluation.scoring.scoring import MAX_SOURCE_BYTES, ScoringJob, make_pool, score
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.rewards import outputs_match
 from marl_ray.sandbox import Level, Pool
@@ -48,7 +48,7 @@ def pool() -> Iterator[Pool]:
 
 def judged(pool: Pool, problem: Problem, text: str, kind="solution", timeout_s=3.0):
     """Passed, by mode, and the whole result."""
-    job = Job("sample", Sample(problem, 0, Source(kind, text)), problem.modes, timeout_s)
+    job = ScoringJob("sample", Sample(problem, 0, ModelAnswer(kind, text)), problem.modes, timeout_s)
     row = score(pool, job)
     return {mode: row[mode]["passed"] for mode in problem.modes}, row
 
@@ -68,7 +68,7 @@ def test_references_pass_in_every_mode_they_can_be_judged_in(pool, name):
 
 def test_a_humaneval_program_is_the_prompt_the_sample_the_test_and_the_check(pool):
     problem = problems("humaneval")["own/0"]
-    assert problem.program(Source("completion", "    return 1")).startswith("from typing import List")
+    assert problem.program(ModelAnswer("completion", "    return 1")).startswith("from typing import List")
     for kind, text in (
         ("completion", "    return sum(n for n in numbers if n % 2 == 0)"),
         ("solution", "def total(numbers: List[int]):\n    return sum(n for n in numbers if n % 2 == 0)"),
@@ -237,11 +237,13 @@ def test_hardened_evalplus_is_not_forged(pool, body):
 
 def test_a_reference_that_fails_decides_about_no_sample(pool):
     row = json.loads((FIXTURES / "humaneval_plus.jsonl").read_text().splitlines()[0])
-    problem = BENCHMARKS["humaneval_plus"].parse([Row("f:1", row | {"canonical_solution": "    return 1 / 0\n"})])[0]
+    problem = BENCHMARKS["humaneval_plus"].parse([FileRow("f:1", row | {"canonical_solution": "    return 1 / 0\n"})])[
+        0
+    ]
     with pytest.raises(
         MarlRayError, match=r"^HumanEval/900: its reference fails on its base inputs here \(ZeroDiv[^\n]*\)$"
     ):
-        problem.score(pool, Source("solution", "def mean(xs): return 1"), ["hardened"], 3.0)
+        problem.score(pool, ModelAnswer("solution", "def mean(xs): return 1"), ["hardened"], 3.0)
 
 
 def test_bigcodebench_prompts_and_the_part_that_needs_no_packages():
@@ -362,7 +364,7 @@ def test_bad_codecontests_rows_are_refused(change, message):
     row = json.loads((FIXTURES / "codecontests.jsonl").read_text().splitlines()[1]) | change
     row = change if "content" in change else row
     with pytest.raises(MarlRayError, match=f"^f:1: .*{message}"):
-        BENCHMARKS["codecontests"].parse([Row("f:1", row)])
+        BENCHMARKS["codecontests"].parse([FileRow("f:1", row)])
 
 
 @pytest.mark.parametrize(
@@ -376,7 +378,7 @@ def test_bad_codecontests_rows_are_refused(change, message):
 def test_bad_rows_of_our_own_format_are_refused(change, message):
     row = json.loads((FIXTURES / "own.jsonl").read_text().splitlines()[0]) | change
     with pytest.raises(MarlRayError, match=f"^f:1: {message}"):
-        BENCHMARKS["jsonl"].parse([Row("f:1", row)])
+        BENCHMARKS["jsonl"].parse([FileRow("f:1", row)])
 
 
 @pytest.mark.parametrize(

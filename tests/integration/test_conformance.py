@@ -10,8 +10,8 @@ from marl_ray.cli import app
 from marl_ray.config import SPECS
 from marl_ray.conformance import properties, truth
 from marl_ray.conformance.check import check_algorithm
-from marl_ray.conformance.games import SIGNALS, STATES, Rules, TinyGame
-from marl_ray.conformance.trial import Case
+from marl_ray.conformance.games import SIGNALS, STATES, GameRules, TinyGame
+from marl_ray.conformance.trial import GridPoint
 from marl_ray.training.single_process import process_group
 
 UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0.9], *[[0.5, 0.5]] * 4]]
@@ -27,16 +27,16 @@ def test_every_algorithm_does_what_its_formulas_say(algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("name", "check", "case"),
     [
-        ("HOPEFUL", properties.no_drift, Case(below=True)),
-        ("HOPEFUL", properties.no_drift_of_texts, Case()),
-        ("BY_LENGTH", properties.uneven_lengths, Case()),
-        ("CLIPPED_AROUND_ZERO", properties.value_clip, Case()),
-        ("BACKWARDS", properties.reward_gradient, Case(2, 3)),
-        ("BACKWARDS", properties.cost_gradient, Case(1, 3)),
-        ("SHORT_SIGHTED", properties.reward_gradient, Case(2, 1, below=True)),
+        ("HOPEFUL", properties.no_drift, GridPoint(below=True)),
+        ("HOPEFUL", properties.no_drift_of_texts, GridPoint()),
+        ("BY_LENGTH", properties.uneven_lengths, GridPoint()),
+        ("CLIPPED_AROUND_ZERO", properties.value_clip, GridPoint()),
+        ("BACKWARDS", properties.reward_gradient, GridPoint(2, 3)),
+        ("BACKWARDS", properties.cost_gradient, GridPoint(1, 3)),
+        ("SHORT_SIGHTED", properties.reward_gradient, GridPoint(2, 1, below=True)),
     ],
 )
-def test_a_mistake_is_found(name: str, check: Callable[[str, Case], str | None], case: Case) -> None:
+def test_a_mistake_is_found(name: str, check: Callable[[str, GridPoint], str | None], case: GridPoint) -> None:
     with process_group():
         assert check(f"broken_algorithms:{name}", case) is not None
 
@@ -54,16 +54,16 @@ def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differ
 def test_truth_of_the_smallest_game_by_hand() -> None:
     """Probabilities 1/2: the first move earns 0.125 and costs 0.75, the second 0.1875 and 1; the other signal likewise."""
     uniform = [[[0.5, 0.5]] * STATES]
-    j, first, second = truth.expected(Rules(), uniform, truth.nothing())
+    j, first, second = truth.expected(GameRules(), uniform, truth.nothing())
     assert (j, first, second) == pytest.approx((0.3125, 1.75, 2.15))
-    assert truth.decisions(Rules(), uniform, 0) == 2
-    assert truth.values(Rules(), uniform, truth.nothing())[0] == pytest.approx([j, first, second])
+    assert truth.decisions(GameRules(), uniform, 0) == 2
+    assert truth.values(GameRules(), uniform, truth.nothing())[0] == pytest.approx([j, first, second])
 
 
 @pytest.mark.parametrize(("ends", "most"), list(itertools.product((True, False), (1, 2))))
 def test_gradients_are_those_of_the_expectations(ends: bool, most: int) -> None:
     """dJ / d logit_1 = p_0 p_1 (dJ / dp_1 - dJ / dp_0), by differences of the probabilities."""
-    rules = Rules(policies=2, ends=ends)
+    rules = GameRules(policies=2, ends=ends)
     after = {state: (0.1 * state, 1.0, 0.5 * state) for state in range(STATES)}
     for kind in range(1 + SIGNALS):
         found = truth.gradient(rules, UNEVEN, kind, after, most)

@@ -14,11 +14,11 @@ from command_line import PROGRAM, ROOT, marl_ray
 
 from marl_ray.cluster.local import LocalRay
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import BENCHMARKS, Source
+from marl_ray.evaluation.benchmarks import BENCHMARKS, ModelAnswer
 from marl_ray.evaluation.data_files import ANY, load
 from marl_ray.evaluation.scoring.evaluate import Options, evaluate, plan
 from marl_ray.evaluation.scoring.ray_scoring import Node, ray_scorer, score_batches
-from marl_ray.evaluation.scoring.scoring import Job
+from marl_ray.evaluation.scoring.scoring import ScoringJob
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level
 
@@ -191,10 +191,10 @@ def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster: LocalRay
     import ray
 
     problems = load(BENCHMARKS["humaneval"], str(FIXTURES / "humaneval.jsonl"), sha256=ANY).problems
-    source = Source(
+    source = ModelAnswer(
         "completion", "    import time\n    time.sleep(0.1)\n    return sum(n for n in numbers if n % 2 == 0)"
     )
-    jobs = [Job("sample", Sample(problems[0], number, source), ("official",), 5.0) for number in range(24)]
+    jobs = [ScoringJob("sample", Sample(problems[0], number, source), ("official",), 5.0) for number in range(24)]
     remote: Any = ray.remote(Node)
     nodes = {name: (remote.options(num_cpus=1).remote(1, frozenset(), Level.LIMITS), 1) for name in ("one", "two")}
     dying = nodes["one"][0]

@@ -13,7 +13,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS
 from marl_ray.evaluation.data_files import load
 from marl_ray.evaluation.writing.ray_writing import ray_writers
-from marl_ray.evaluation.writing.requests import Request
+from marl_ray.evaluation.writing.requests import WritingRequest
 from marl_ray.evaluation.writing.writer import Writer
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.language import save_token_bundle
@@ -84,14 +84,14 @@ def test_mistakes_are_one_line_and_status_2(
 
 def test_on_ray_the_samples_are_those_of_one_process(ray_cluster: LocalRay, team: str) -> None:
     problems = load(BENCHMARKS["jsonl"], str(DATA)).problems
-    request, jobs = Request(team, samples=2), [(problem, sample) for problem in problems for sample in range(2)]
+    request, jobs = WritingRequest(team, samples=2), [(problem, sample) for problem in problems for sample in range(2)]
     here = Writer(request, BENCHMARKS["jsonl"])
     with ray_writers(request, "jsonl") as source:
         assert source.manifest(problems) == here.manifest(problems)
         rows = [row for batch in source.write(jobs) for row in batch]
     assert sorted(rows, key=lambda row: (row["task_id"], row["sample"])) == here.rows(jobs)
     with (
-        ray_writers(Request(team, agent="x"), "jsonl") as source,
+        ray_writers(WritingRequest(team, agent="x"), "jsonl") as source,
         pytest.raises(MarlRayError, match="--agent 'x': the bundle has generator, reviewer"),
     ):
         source.manifest(problems)

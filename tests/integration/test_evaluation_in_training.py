@@ -14,7 +14,7 @@ from marl_ray.config import RunConfig, parse_config
 from marl_ray.envs.copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.actor_critic.fixed_episodes import Arena, Start
+from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart
 from marl_ray.training import loop
 from marl_ray.training.evaluate import evaluate
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
@@ -104,7 +104,7 @@ def arena(copies: int, cap: int = 100, **kwargs) -> tuple:
 def test_an_episode_depends_on_its_number_and_on_nothing_beside_it():
     torch.manual_seed(0)
     many, players = arena(7)
-    starts = [Start(number, kind, greedy) for kind in (0, 1) for greedy in (False, True) for number in range(5)]
+    starts = [FixedStart(number, kind, greedy) for kind in (0, 1) for greedy in (False, True) for number in range(5)]
     whole = many.play(players, starts)
     few, _ = arena(2)
     assert few.play(players, starts[::-1])[::-1] == whole
@@ -114,7 +114,9 @@ def test_an_episode_depends_on_its_number_and_on_nothing_beside_it():
 
 def test_an_episode_that_never_ends_is_cut_and_said_to_be():
     one, players = arena(2, cap=4, length=100)
-    assert [(e.length, e.cut) for e in one.play(players, [Start(k, 0, False) for k in range(3)])] == [(4, True)] * 3
+    assert [(e.length, e.cut) for e in one.play(players, [FixedStart(k, 0, False) for k in range(3)])] == [
+        (4, True)
+    ] * 3
 
 
 def test_without_a_schedule_evaluations_are_few_where_episodes_are_long():

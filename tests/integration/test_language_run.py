@@ -10,14 +10,14 @@ from two_workers import two_workers
 from marl_ray.cluster.local import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.training.driver import Outcome, check_run, train
+from marl_ray.training.driver import RunResult, check_run, train
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 TWO = "resources.workers=2"
 WARM = "warm_start={data: environment, count: 16, batch: 8, epochs: 2, lr: 0.003}"
 
 
-def run(storage: Path, *overrides: str) -> tuple[RunConfig, Outcome]:
+def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
     whole = config(TWO, f"storage={storage}", "tracking.progress=false", WARM, *overrides)
     check_run(whole)
     return whole, train(whole)

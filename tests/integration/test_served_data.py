@@ -28,8 +28,8 @@ from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.prompting.prompts import encode_prompt
-from marl_ray.rollout.actor_critic.collector import Plan
-from marl_ray.rollout.served.collector import Response, ServedCollector
+from marl_ray.rollout.actor_critic.collector import CollectPlan
+from marl_ray.rollout.served.collector import ServedCollector, ServedResponse
 from marl_ray.rollout.served.texts import file_of
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.serving.logs.export import export
@@ -96,7 +96,7 @@ def collector(data: dict[str, list[Any]], state: dict[str, Any] | None = None) -
     def make() -> Any:
         return make_env(EnvConfig(id="toy_texts:echo", kwargs={"agents": ["writer"]}), ())
 
-    plan = Plan(1, True)
+    plan = CollectPlan(1, True)
     return ServedCollector(make, {"speaker": ["writer"]}, range(1), plan, 0, 0, state, lambda own: [own], data, 16)
 
 
@@ -139,7 +139,9 @@ def test_a_resumed_run_reads_on_and_refuses_other_data(tmp_path, bundle):
 
 
 def test_a_checkpoint_of_a_run_that_played_is_refused():
-    block = (Response("writer", np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32), 0.0, True),)
+    block = (
+        ServedResponse("writer", np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32), 0.0, True),
+    )
     with pytest.raises(MarlRayError, match=r"^data: is not what this run began to learn from"):
         collector({"speaker": [block]}, {"position": 3})
 
@@ -150,7 +152,7 @@ def test_a_group_is_a_block_whichever_worker_has_it(bundle):
     player = TokenPlayer(policy, TorchEngine(policy), ["writer"], ValueNorm())
     prompt, ids = np.array([5, 6], np.int32), np.array([7], np.int32)
     blocks = [
-        tuple(Response("writer", prompt, ids, np.zeros(1, np.float32), reward, True) for reward in rewards)
+        tuple(ServedResponse("writer", prompt, ids, np.zeros(1, np.float32), reward, True) for reward in rewards)
         for rewards in ((0.0, 1.0), (1.0, 1.0, 4.0))
     ]
     batch = collector({"speaker": blocks}).collect({"speaker": player}, 0).trajectories["speaker"]
@@ -219,7 +221,7 @@ def test_decisions_are_where_export_put_them(data, path):
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=9))
 def test_pairs_are_of_different_outcomes_and_of_different_responses(rewards):
     nothing = np.zeros(1, np.int32)
-    group = [Response("a", nothing, nothing + k, nothing, reward, True) for k, reward in enumerate(rewards)]
+    group = [ServedResponse("a", nothing, nothing + k, nothing, reward, True) for k, reward in enumerate(rewards)]
     pairs = preferred_pairs(group)
     assert all(better.reward > worse.reward for better, worse in pairs)
     used = [int(one.ids[0]) for pair in pairs for one in pair]

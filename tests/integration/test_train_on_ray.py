@@ -18,7 +18,7 @@ from marl_ray.cluster.local import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.training.driver import Outcome, check_run, finished, train
+from marl_ray.training.driver import RunResult, check_run, finished, train
 from marl_ray.training.run_folder import kept
 from marl_ray.training.tracking.mlflow_run import Tracker
 
@@ -32,13 +32,13 @@ def fragile(marker: Path) -> str:
     return f'env={{"id": "toy_envs:fragile", "kwargs": {{"marker": "{marker}", "at": 35}}}}'
 
 
-def run(storage: Path, *overrides: str) -> tuple[RunConfig, Outcome]:
+def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
     whole = config(TWO, FEW, fragile(storage / "died"), f"storage={storage}", "tracking.progress=false", *overrides)
     check_run(whole)
     return whole, train(whole)
 
 
-def returns(whole: RunConfig, outcome: Outcome) -> list[tuple[int, float]]:
+def returns(whole: RunConfig, outcome: RunResult) -> list[tuple[int, float]]:
     return Tracker(whole, outcome.run_id).history("return")
 
 
@@ -48,14 +48,14 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def died(ray_cluster: LocalRay, storage: Path) -> tuple[RunConfig, Outcome]:
+def died(ray_cluster: LocalRay, storage: Path) -> tuple[RunConfig, RunResult]:
     """A run of which a worker dies."""
     found = run(storage)
     assert (storage / "died").exists()
     return found
 
 
-def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfig, Outcome], tmp_path: Path):
+def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfig, RunResult], tmp_path: Path):
     (tmp_path / "died").touch()
     calm = two_workers(trained, str(tmp_path / "calm"), TWO, FEW, fragile(tmp_path / "died"))
     whole, outcome = died
@@ -68,7 +68,7 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfi
     assert load_bundle(tmp_path / "calm" / same / "bundle").manifest.policies == best.policies
 
 
-def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, Outcome], storage: Path):
+def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResult], storage: Path):
     whole, outcome = died
     client = mlflow.MlflowClient(tracking_uri=outcome.tracking_uri)
     record = client.get_run(outcome.run_id)

@@ -17,7 +17,7 @@ from toy_gateways import LINEAGE, serving, until
 from marl_ray.config import BreakerConfig, ExperimentConfig, GatewayConfig, NetworkConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.lifecycle import Status, Step
+from marl_ray.experiments.lifecycle import ExperimentStatus, RolloutStep
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import harm
 from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report, StoreError
@@ -91,7 +91,7 @@ def test_inputs_that_no_arm_can_take_end_nothing(tmp_path):
     assert {answer.json()["error"]["field"] for answer in bad} == {"observations"}
     assert Counter(answer.json()["arm"] for answer in good).keys() == {"one", "four"}
     assert set(states.values()) == {CLOSED} and errors == {}
-    assert (state.status, state.rolled_back) == (Status.RUNNING, frozenset())
+    assert (state.status, state.rolled_back) == (ExperimentStatus.RUNNING, frozenset())
 
 
 def test_an_input_that_one_arm_alone_cannot_take_is_that_arms_failure(tmp_path):
@@ -497,12 +497,12 @@ def test_a_treatment_that_fails_a_tenth_of_its_sessions_is_rolled_back_unless_th
     failing = [f"u{k}" for k in range(1_000) if k // 2 % 10 == 0 and (also_control or arms[f"u{k}"] == "b")]
     store.record("exp", [Report(unit, {"error": 1.0}) for unit in failing], "gateway")
     decision = decide(store, config)
-    assert decision is not None and decision.step is Step.HOLD  # no session's window is over
+    assert decision is not None and decision.step is RolloutStep.HOLD  # no session's window is over
     now[0] += config.outcome_window_s + 2
     decision = decide(store, config)
     assert decision is not None
     assert (decision.step, decision.reason == "harm proven by error") == (
-        (Step.HOLD, False) if also_control else (Step.ROLLBACK, True)
+        (RolloutStep.HOLD, False) if also_control else (RolloutStep.ROLLBACK, True)
     )
     store.close()
 

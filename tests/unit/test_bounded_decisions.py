@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.lifecycle import Action, Step
+from marl_ray.experiments.lifecycle import Action, RolloutStep
 from marl_ray.experiments.statistics import sequential
 from marl_ray.experiments.statistics.bets import BettingTest, Claim, ends
 from marl_ray.experiments.store.store import ExperimentStore, Report
@@ -70,13 +70,13 @@ def test_a_rare_large_loss_promotes_a_worse_arm_unless_the_outcome_has_bounds(st
     assert not found.test.proven and found.test.bound < -0.4 and found.test.gain > -0.2
     config = opened(store, margin=0.4, strategy="gradual", stages=[0.5, 1.0], winsorize=[-4, 4])
     assert look(store, config).promotion[0].test.proven
-    assert decide(store, config).step is Step.NEXT_STAGE
+    assert decide(store, config).step is RolloutStep.NEXT_STAGE
 
 
 def test_harm_is_proven_by_the_bets_and_rolls_back(store, clock):
     config = opened(store, bounds=[0, 1])
     sessions(store, 600, lambda arm, k: k % 10 < (4 if arm == "b" else 8))
-    assert decide(store, config).step is Step.HOLD
+    assert decide(store, config).step is RolloutStep.HOLD
     clock.now += 2 * WINDOW
     (found,) = look(store, config).harm
     assert found.test.proven and found.test.e_value >= 20
@@ -85,7 +85,7 @@ def test_harm_is_proven_by_the_bets_and_rolls_back(store, clock):
     low, high = report["arms"]["b"]["difference_interval"]
     assert -0.6 < low < report["arms"]["b"]["difference"] < high < 0
     assert report["arms"]["b"]["verdict"] == "worse"
-    assert decide(store, config).step is Step.ROLLBACK
+    assert decide(store, config).step is RolloutStep.ROLLBACK
 
 
 def test_values_outside_bounds_are_refused_and_winsorized_ones_kept_as_they_came(store, clock):
@@ -168,7 +168,7 @@ def test_silence_that_counts_as_zeros_promotes_nobody(store, clock, strategy):
     sessions(store, 1_000, lambda arm, k: None)
     clock.now += 2 * WINDOW
     decision = decide(store, config)
-    assert (decision.step, decision.reason) == (Step.HOLD, "no client has sent an outcome of any session")
+    assert (decision.step, decision.reason) == (RolloutStep.HOLD, "no client has sent an outcome of any session")
     assert told(store, config)["warnings"][0] == decision.reason
 
 

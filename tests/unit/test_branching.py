@@ -19,12 +19,12 @@ from marl_ray.envs.text.code_team import CodeTeam
 from marl_ray.envs.text.react import React
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.actor_critic.collector import CollectPlan
 from marl_ray.rollout.response_streams import TRAINING, response_stream
 from marl_ray.training.single_process import process_group, train_alone
 
 WORDS = ("a", "cat", "dog", "no", "banana", "stop")
-PLAN = Plan(6, episodes=True, group_size=4, branch_turns=2, comparing=("shared",))
+PLAN = CollectPlan(6, episodes=True, group_size=4, branch_turns=2, comparing=("shared",))
 TALK = partial(Talk, 5)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pettingzoo import ParallelEnv
 
 from marl_ray.config.run.sections import EnvConfig
-from marl_ray.envs.batch import EnvBatch, Step
+from marl_ray.envs.batch import BatchStep, EnvBatch
 from marl_ray.envs.copies import EnvLoop, make_batch
 from marl_ray.envs.gridworld.batch import GridworldBatch
 from marl_ray.envs.gridworld.gridworld import DONE, FORWARD, IDS, PICKUP, TOGGLE
@@ -247,7 +247,7 @@ def scripted(infos: dict[str, Any] | None = None, after: dict[str, Any] | None =
     return make_batch(EnvConfig(id="test_env_batch:Scripted", kwargs=kwargs), 2, [["b"], ["a"]], **options)
 
 
-def play(batch: EnvBatch, b: int = 1, a: int = 2) -> Step:
+def play(batch: EnvBatch, b: int = 1, a: int = 2) -> BatchStep:
     return batch.step([np.array([[b], [b]]), np.array([[a], [a]])])
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import BENCHMARKS, Row
+from marl_ray.evaluation.benchmarks import BENCHMARKS, FileRow
 from marl_ray.evaluation.benchmarks.mbpp_inputs import mbpp_inputs
 from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import (
     Late,
@@ -179,9 +179,9 @@ def test_mbpp_inputs_are_what_the_tasks_mean(number, given_to, meant):
     assert mbpp_inputs(number, given_to) == meant
 
 
-def row(name: str, **change) -> list[Row]:
+def row(name: str, **change) -> list[FileRow]:
     record = json.loads((FIXTURES / f"{name}.jsonl").read_text().splitlines()[0]) | change
-    return [Row("f:1", {key: value for key, value in record.items() if value is not ...})]
+    return [FileRow("f:1", {key: value for key, value in record.items() if value is not ...})]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from marl_ray.experiments.lifecycle import (
     ArmEvidence,
     Evidence,
     ExperimentRecord,
-    Plan,
-    State,
-    Status,
-    Step,
+    ExperimentState,
+    ExperimentStatus,
+    RolloutPlan,
+    RolloutStep,
     advance,
     plan_of,
     reconfigured,
@@ -27,13 +27,13 @@ from marl_ray.experiments.lifecycle import (
     weights_of,
 )
 
-PLAN = Plan("a", {"a": 1.0, "b": 1.0, "c": 3.0}, "gradual", (0.2, 0.5, 1.0), min_exposures=10, min_duration_s=60)
-RUNNING = State(Status.RUNNING, stage_since=1_000.0)
+PLAN = RolloutPlan("a", {"a": 1.0, "b": 1.0, "c": 3.0}, "gradual", (0.2, 0.5, 1.0), min_exposures=10, min_duration_s=60)
+RUNNING = ExperimentState(ExperimentStatus.RUNNING, stage_since=1_000.0)
 
 
 def test_every_action_is_possible_exactly_where_the_table_says():
-    for status, action in product(Status, Action):
-        state = replace(RUNNING, status=status, winner="b" if status is Status.PROMOTED else None)
+    for status, action in product(ExperimentStatus, Action):
+        state = replace(RUNNING, status=status, winner="b" if status is ExperimentStatus.PROMOTED else None)
         arm = "b" if action is Action.PROMOTE else None
         if status in ALLOWED[action]:
             assert transition(state, action, PLAN, 1.0, arm).epoch == 2
@@ -68,24 +68,27 @@ def test_weights_follow_the_state():
     assert weights_of(shadow, RUNNING) == control
     assert shadows_of(shadow, RUNNING) == ("b", "c")
     assert shadows_of(shadow, replace(RUNNING, rolled_back=frozenset("b"))) == ("c",)
-    assert shadows_of(shadow, replace(RUNNING, status=Status.PAUSED)) == shadows_of(ab, RUNNING) == ()
-    for status in set(Status) - {Status.RUNNING, Status.PROMOTED}:
+    assert shadows_of(shadow, replace(RUNNING, status=ExperimentStatus.PAUSED)) == shadows_of(ab, RUNNING) == ()
+    for status in set(ExperimentStatus) - {ExperimentStatus.RUNNING, ExperimentStatus.PROMOTED}:
         assert weights_of(ab, replace(RUNNING, status=status)) == control
-    promoted = replace(RUNNING, status=Status.PROMOTED, winner="c")
+    promoted = replace(RUNNING, status=ExperimentStatus.PROMOTED, winner="c")
     assert weights_of(PLAN, promoted) == {"a": 0.0, "b": 0.0, "c": 1.0}
     assert weights_of(PLAN, transition(promoted, Action.ROLLBACK, PLAN, 1.0, "c")) == control
 
 
 def test_a_rollback_leaves_the_other_treatments_shares_alone():
     state = transition(RUNNING, Action.ROLLBACK, PLAN, 1.0, "c")
-    assert (state.status, weights_of(PLAN, state)) == (Status.RUNNING, pytest.approx({"a": 0.95, "b": 0.05, "c": 0.0}))
+    assert (state.status, weights_of(PLAN, state)) == (
+        ExperimentStatus.RUNNING,
+        pytest.approx({"a": 0.95, "b": 0.05, "c": 0.0}),
+    )
     assert transition(state, Action.ROLLBACK, PLAN, 1.0, "c") is state
-    assert transition(state, Action.ROLLBACK, PLAN, 1.0).status is Status.ROLLED_BACK
-    without_control = Plan("a", {"a": 0.0, "b": 1.0})
+    assert transition(state, Action.ROLLBACK, PLAN, 1.0).status is ExperimentStatus.ROLLED_BACK
+    without_control = RolloutPlan("a", {"a": 0.0, "b": 1.0})
     state = transition(RUNNING, Action.ROLLBACK, without_control, 1.0, "b")
-    assert (state.status, weights_of(without_control, state)) == (Status.ROLLED_BACK, {"a": 1.0, "b": 0.0})
-    stopped = replace(RUNNING, status=Status.STOPPED)
-    assert transition(stopped, Action.ROLLBACK, PLAN, 1.0).status is Status.STOPPED
+    assert (state.status, weights_of(without_control, state)) == (ExperimentStatus.ROLLED_BACK, {"a": 1.0, "b": 0.0})
+    stopped = replace(RUNNING, status=ExperimentStatus.STOPPED)
+    assert transition(stopped, Action.ROLLBACK, PLAN, 1.0).status is ExperimentStatus.STOPPED
 
 
 def test_a_stage_begins_with_its_start_its_resumption_and_its_config():
@@ -110,12 +113,12 @@ def test_a_stage_begins_with_its_start_its_resumption_and_its_config():
     st.dictionaries(st.sampled_from("abcd"), st.sampled_from([0.0, 1.0, 7.5]), min_size=2).map(
         lambda w: w | {"a": 0.0}
     ),
-    st.sampled_from([Status.DRAFT, Status.RUNNING]),
+    st.sampled_from([ExperimentStatus.DRAFT, ExperimentStatus.RUNNING]),
     st.lists(st.tuples(st.sampled_from(list(Action)), st.sampled_from([None, "b", "c", "d"])), max_size=30),
 )
 def test_no_sequence_of_actions_gives_a_rolled_back_arm_traffic(strategy, weights, status, steps):
-    plan = Plan("a", weights, strategy, (0.3, 0.6) if strategy == "gradual" else (1.0,))
-    state, barred = State(status), frozenset[str]()
+    plan = RolloutPlan("a", weights, strategy, (0.3, 0.6) if strategy == "gradual" else (1.0,))
+    state, barred = ExperimentState(status), frozenset[str]()
     for now, (action, arm) in enumerate(steps):
         before = state
         try:
@@ -133,7 +136,13 @@ def test_no_sequence_of_actions_gives_a_rolled_back_arm_traffic(strategy, weight
         assert not barred & set(shadows_of(plan, state))
 
 
-def decide(state: State = RUNNING, now: float = 1_060.0, plan: Plan = PLAN, srm: bool = False, **arms: ArmEvidence):
+def decide(
+    state: ExperimentState = RUNNING,
+    now: float = 1_060.0,
+    plan: RolloutPlan = PLAN,
+    srm: bool = False,
+    **arms: ArmEvidence,
+):
     enough = {arm: ArmEvidence(10) for arm in plan.weights}
     record = ExperimentRecord("exp", {}, 0.0, state, plan)
     decision = advance(record, Evidence(enough | arms, srm), now)
@@ -143,32 +152,38 @@ def decide(state: State = RUNNING, now: float = 1_060.0, plan: Plan = PLAN, srm:
 
 def test_harm_rolls_back_at_once_and_in_any_state():
     harmed = ArmEvidence(0, harm="cost", promotable=True)
-    for status in Status:
+    for status in ExperimentStatus:
         state = replace(RUNNING, status=status)
-        assert decide(state, 1_000.0, srm=True, c=harmed) == (Step.ROLLBACK, "c", "harm proven by cost")
-    assert decide(replace(RUNNING, rolled_back=frozenset("c")), c=harmed)[0] is Step.NEXT_STAGE
-    assert decide(a=replace(harmed, exposures=10))[0] is Step.NEXT_STAGE  # the control is what harm is measured against
+        assert decide(state, 1_000.0, srm=True, c=harmed) == (RolloutStep.ROLLBACK, "c", "harm proven by cost")
+    assert decide(replace(RUNNING, rolled_back=frozenset("c")), c=harmed)[0] is RolloutStep.NEXT_STAGE
+    assert (
+        decide(a=replace(harmed, exposures=10))[0] is RolloutStep.NEXT_STAGE
+    )  # the control is what harm is measured against
 
 
 def test_a_stage_needs_a_clean_split_exposures_and_time():
-    assert decide() == (Step.NEXT_STAGE, None, "no harm at 0.2 of the units")
-    assert decide(srm=True)[0] is Step.HOLD_SRM
-    assert decide(b=ArmEvidence(9)) == (Step.HOLD, None, "9 of 10 exposures in this stage")
-    assert decide(now=1_059.0) == (Step.HOLD, None, "59 of 60 s in this stage")
-    assert decide(replace(RUNNING, status=Status.PAUSED), srm=True) == (Step.HOLD, None, "the experiment is paused")
+    assert decide() == (RolloutStep.NEXT_STAGE, None, "no harm at 0.2 of the units")
+    assert decide(srm=True)[0] is RolloutStep.HOLD_SRM
+    assert decide(b=ArmEvidence(9)) == (RolloutStep.HOLD, None, "9 of 10 exposures in this stage")
+    assert decide(now=1_059.0) == (RolloutStep.HOLD, None, "59 of 60 s in this stage")
+    assert decide(replace(RUNNING, status=ExperimentStatus.PAUSED), srm=True) == (
+        RolloutStep.HOLD,
+        None,
+        "the experiment is paused",
+    )
     # An arm without traffic has no exposures to wait for.
-    assert decide(replace(RUNNING, rolled_back=frozenset("c")), c=ArmEvidence(0))[0] is Step.NEXT_STAGE
+    assert decide(replace(RUNNING, rolled_back=frozenset("c")), c=ArmEvidence(0))[0] is RolloutStep.NEXT_STAGE
     assert decide(replace(RUNNING, stage=2), a=ArmEvidence(0))[2] == "the promotion bound does not hold yet"
 
 
 def test_the_best_promotable_arm_is_promoted_after_the_last_stage():
     good, better = ArmEvidence(10, promotable=True, estimate=0.1), ArmEvidence(10, promotable=True, estimate=0.2)
     last = replace(RUNNING, stage=2)
-    assert decide(b=good)[0] is Step.NEXT_STAGE
-    assert decide(last, b=good)[:2] == (Step.PROMOTE, "b")
-    assert decide(last, b=good, c=better)[:2] == (Step.PROMOTE, "c")
-    assert decide(last, srm=True, b=good)[0] is Step.HOLD_SRM
-    assert decide(last)[0] is Step.HOLD
+    assert decide(b=good)[0] is RolloutStep.NEXT_STAGE
+    assert decide(last, b=good)[:2] == (RolloutStep.PROMOTE, "b")
+    assert decide(last, b=good, c=better)[:2] == (RolloutStep.PROMOTE, "c")
+    assert decide(last, srm=True, b=good)[0] is RolloutStep.HOLD_SRM
+    assert decide(last)[0] is RolloutStep.HOLD
 
 
 def experiment(**more) -> ExperimentConfig:
@@ -181,11 +196,11 @@ def test_a_config_makes_the_plan():
     assert (cost.name, cost.better, cost.margin, cost.alpha, cost.is_binary) == ("cost", "lower", 0.5, 0.05, False)
     assert experiment(guardrails=[{"name": "error"}]).guardrails[0].is_binary
     assert experiment(guardrails=[{"name": "outcome"}]).guardrails[0].better == "higher"
-    assert plan_of(one.resolved()) == Plan("a", {"a": 1.0, "b": 1.0}, "gradual", (0.1, 0.4), 100, 60.0)
+    assert plan_of(one.resolved()) == RolloutPlan("a", {"a": 1.0, "b": 1.0}, "gradual", (0.1, 0.4), 100, 60.0)
     assert plan_of(experiment().resolved()).stages == (1.0,)
     assert parse_config(ExperimentConfig, one.resolved()) == one  # as Serve hands it on
     older = {"salt": "s", "arms": {"a": {"digest": "x", "weight": 1}, "b": {"digest": "y", "weight": 3}}}
-    assert plan_of(older) == Plan("a", {"a": 1.0, "b": 3.0})
+    assert plan_of(older) == RolloutPlan("a", {"a": 1.0, "b": 3.0})
 
 
 @pytest.mark.parametrize(

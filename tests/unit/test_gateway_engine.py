@@ -14,7 +14,7 @@ import pytest
 from toy_gateways import SEES, bearer, make_bundle, serving, until, windows_end, with_gateway, write_keys
 
 from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
-from marl_ray.experiments.lifecycle import Action, Status
+from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving.logs.act_log import read_decisions
 
@@ -59,7 +59,7 @@ def test_an_arm_that_fails_is_answered_for_by_the_control(bundles, broken, tmp_p
         async with serving(config) as (client, app):
             client.headers.update(OPS)
             answers = await sessions(client, [f"s{k}" for k in range(40)])
-            assert app.service.endpoints.routers["exp"].state.status is Status.RUNNING
+            assert app.service.endpoints.routers["exp"].state.status is ExperimentStatus.RUNNING
             metrics = (await client.get("/metrics")).text
             app.service.exposures.flush()
             return answers, metrics, {arm: s.exposures for arm, s in app.service.store.summary("exp").items()}

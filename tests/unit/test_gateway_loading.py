@@ -13,7 +13,7 @@ from toy_gateways import act, bearer, make_bundle, serving, until, windows_end, 
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.lifecycle import Action, Status
+from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving import loading
@@ -271,11 +271,13 @@ def test_states_are_read_again_only_after_a_change(folder):
     assert store.states() is first
     end(folder, "exp", Action.PAUSE)
     second = store.states()
-    assert second is not first and second["exp"].status is Status.PAUSED
+    assert second is not first and second["exp"].status is ExperimentStatus.PAUSED
     store.close()
 
 
-def state(name: str, status: Status, created: float, weights: dict[str, float], **more: Any) -> AssignmentState:
+def state(
+    name: str, status: ExperimentStatus, created: float, weights: dict[str, float], **more: Any
+) -> AssignmentState:
     given: dict[str, Any] = {"experiment": name, "epoch": 1, "status": status, "stage": 0, "weights": weights}
     given |= {"control": "a", "salt": name, "shadows": (), "rolled_back": frozenset(), "cut": False, "layer": None}
     given |= {
@@ -290,17 +292,17 @@ def state(name: str, status: Status, created: float, weights: dict[str, float], 
 
 def test_what_is_needed_is_what_serves_and_what_may_still_have_sessions():
     now, day = 1e9, 86_400.0
-    open_one = state("open", Status.RUNNING, now - day, {"a": 0.5, "b": 0.5})
-    won = state("won", Status.PROMOTED, now - 2 * day, {"a": 0.0, "b": 1.0, "c": 0.0})
-    stopped = state("stopped", Status.STOPPED, now - 3 * day, {"a": 1.0, "b": 0.0})
+    open_one = state("open", ExperimentStatus.RUNNING, now - day, {"a": 0.5, "b": 0.5})
+    won = state("won", ExperimentStatus.PROMOTED, now - 2 * day, {"a": 0.0, "b": 1.0, "c": 0.0})
+    stopped = state("stopped", ExperimentStatus.STOPPED, now - 3 * day, {"a": 1.0, "b": 0.0})
     assert needed([open_one, won, stopped], now) == {"open": {"a", "b"}, "won": set(), "stopped": set()}
     assert needed([won, stopped], now) == {"won": {"a", "b"}, "stopped": set()}
     assert needed([won, stopped], now, {"won": now - 60}) == {"won": {"a", "b", "c"}, "stopped": set()}
-    draft = state("draft", Status.DRAFT, now, {"a": 1.0, "d": 0.0})
+    draft = state("draft", ExperimentStatus.DRAFT, now, {"a": 1.0, "d": 0.0})
     assert needed([draft, won], now) == {"draft": {"a", "d"}, "won": {"a", "b"}}  # which serves until the draft starts
-    older = state("older", Status.STOPPED, now - 3 * day, {"a": 1.0, "e": 0.0})
-    successor = state("successor", Status.RUNNING, now - 60, {"a": 1.0})
+    older = state("older", ExperimentStatus.STOPPED, now - 3 * day, {"a": 1.0, "e": 0.0})
+    successor = state("successor", ExperimentStatus.RUNNING, now - 60, {"a": 1.0})
     found = needed([older, successor, won], now)  # sessions of the last one finish there
     assert (found["won"], found["older"]) == ({"a", "b", "c"}, set())
-    gone = state("gone", Status.RUNNING, now, {"a": 1.0, "b": 0.0}, rolled_back=frozenset("b"), cut=True)
+    gone = state("gone", ExperimentStatus.RUNNING, now, {"a": 1.0, "b": 0.0}, rolled_back=frozenset("b"), cut=True)
     assert needed([gone], now) == {"gone": {"a"}}

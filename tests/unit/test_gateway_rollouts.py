@@ -10,7 +10,7 @@ from toy_gateways import SEES, act, bearer, gateway_config, serving, until, wind
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.lifecycle import Status
+from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.store import StoreError
 from marl_ray.serving import store_follower
 from marl_ray.serving.evidence.rollout_control import decide
@@ -63,7 +63,7 @@ def test_a_bad_arm_is_rolled_back_by_itself_for_good(bundles, tmp_path, on_rollb
             router = app.service.endpoints.routers["exp"]
             arms = await play(client, [f"s{k}" for k in range(120)], lambda arm, k: k % 3 - 5 * (arm == "four"), app)
             await until(lambda: "four" in router.state.rolled_back)
-            assert router.state.status is Status.ROLLED_BACK
+            assert router.state.status is ExperimentStatus.ROLLED_BACK
             later = await play(client, [f"t{k}" for k in range(40)], lambda arm, k: 0)
             assert set(later.values()) == {"one"}
             old = next(name for name, arm in arms.items() if arm == "four")
@@ -97,9 +97,12 @@ def test_a_good_arm_climbs_its_stages_and_is_promoted(bundles, tmp_path):
                 await play(client, names, lambda arm, k: k % 3 + 4 * (arm == "four"), app)
                 app.service.follower.decide()
                 app.service.follower.look()
-                if router.state.status is Status.PROMOTED:
+                if router.state.status is ExperimentStatus.PROMOTED:
                     break
-            assert router.state.status is Status.PROMOTED and router.state.weights == {"one": 0.0, "four": 1.0}
+            assert router.state.status is ExperimentStatus.PROMOTED and router.state.weights == {
+                "one": 0.0,
+                "four": 1.0,
+            }
             return [entry["action"] for entry in (await client.get("/v1/experiments/exp/audit")).json()["audit"]]
 
     assert asyncio.run(body()) == ["open", "next_stage", "promote"]
@@ -131,7 +134,7 @@ def test_an_ab_test_is_promoted_by_hand_only(bundles, tmp_path):
             decision = decide(app.service.store, app.service.endpoints.routers["exp"].config)
             return decision.step.value, app.service.endpoints.routers["exp"].state.status
 
-    assert asyncio.run(body()) == ("promote", Status.RUNNING)
+    assert asyncio.run(body()) == ("promote", ExperimentStatus.RUNNING)
 
 
 def test_people_change_experiments_with_an_admin_key_only(bundles, tmp_path, keys):
@@ -248,7 +251,7 @@ def test_without_its_database_a_gateway_goes_on_with_the_last_weights(bundles, t
             assert {name: app.service.store.assignment("exp", name).arm for name in arms} == arms
             return router.state.status
 
-    assert asyncio.run(body()) is Status.RUNNING
+    assert asyncio.run(body()) is ExperimentStatus.RUNNING
 
 
 def test_a_file_of_keys_is_checked(tmp_path, bundles):

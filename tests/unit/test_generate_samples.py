@@ -17,7 +17,7 @@ from marl_ray.envs.text.tasks import CodeRecord, read_code, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, Problem
 from marl_ray.evaluation.data_files import ANY, load
-from marl_ray.evaluation.writing.requests import FOLDER, SAMPLES, Request, generate
+from marl_ray.evaluation.writing.requests import FOLDER, SAMPLES, WritingRequest, generate
 from marl_ray.evaluation.writing.writer import Writer
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.language import save_token_bundle
@@ -56,28 +56,28 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("who", ["one", "team"])
 def test_a_sample_depends_on_nothing_but_weights_seed_task_and_number(who: str, request: pytest.FixtureRequest) -> None:
     bundle = request.getfixturevalue(who)
-    writer = Writer(Request(bundle), OWN)
+    writer = Writer(WritingRequest(bundle), OWN)
     jobs = [(problem, sample) for problem in problems() for sample in range(2 if who == "one" else 1)]
     rows = writer.rows(jobs)
     assert [(row["task_id"], row["sample"]) for row in rows] == [(p.task_id, n) for p, n in jobs]
     assert [writer.rows([job])[0] for job in reversed(jobs)] == rows[::-1]
     assert len({json.dumps(row.get("turns", row.get("output"))) for row in rows}) == len(rows)
-    assert Writer(Request(bundle, seed=1), OWN).rows(jobs[:1])[0] != rows[0]
+    assert Writer(WritingRequest(bundle, seed=1), OWN).rows(jobs[:1])[0] != rows[0]
 
 
 def test_a_code_team_plays_its_environment_and_its_last_program_is_the_sample(team: str) -> None:
-    writer = Writer(Request(team), OWN)
+    writer = Writer(WritingRequest(team), OWN)
     row = writer.rows([(problems()[0], 0)])[0]
     assert [agent for agent, _ in row["turns"]] == ["generator", "reviewer", "generator"]
     assert row["solution"] == row["turns"][-1][1] and not row["cut"]
-    alone = Writer(Request(team, agent="generator"), OWN)
+    alone = Writer(WritingRequest(team, agent="generator"), OWN)
     first = alone.rows([(problems()[0], 0)])[0]
     assert first["solution"] == row["turns"][0][1] and "turns" not in first
     assert alone.manifest(problems())["writer"] == "generator" and writer.manifest(problems())["writer"] == "team"
 
 
 def test_a_team_goes_on_until_the_public_tests_pass_and_sees_no_others(team: str) -> None:
-    problem, writer = problems()[0], Writer(Request(team), OWN)
+    problem, writer = problems()[0], Writer(WritingRequest(team), OWN)
     turns = writer._turns(problem)
     assert next(turns) == ("generator", "Write add(a, b).\nassert add(1, 1) == 2\n")
     agent, seen = turns.send("def add(a, b): return a - b")
@@ -94,9 +94,9 @@ def test_a_team_goes_on_until_the_public_tests_pass_and_sees_no_others(team: str
 
 def test_a_team_whose_next_prompt_is_too_long_hands_in_what_it_has(tmp_path: Path) -> None:
     problem = problems()[0]
-    length = len(next(Writer(Request(save(tmp_path / "a", {"generator": "g"}, TEAM)), OWN)._turns(problem))[1])
+    length = len(next(Writer(WritingRequest(save(tmp_path / "a", {"generator": "g"}, TEAM)), OWN)._turns(problem))[1])
     bundle = save(tmp_path / "b", {"generator": "g", "reviewer": "g"}, TEAM, context=length + 1 + 8)
-    row = Writer(Request(bundle), OWN).rows([(problem, 0)])[0]
+    row = Writer(WritingRequest(bundle), OWN).rows([(problem, 0)])[0]
     assert row["cut"] and "turns" not in row and row["solution"]
 
 
@@ -124,18 +124,18 @@ def test_what_an_answer_is_without_being_asked(one: str, team: str, tmp_path: Pa
         (team, "humaneval", "solution"),
         (blocks, "humaneval", "output"),
     ]:
-        assert Writer(Request(bundle), BENCHMARKS[benchmark]).kind == kind
-    assert Writer(Request(one, answer="solution"), OWN).kind == "solution"
+        assert Writer(WritingRequest(bundle), BENCHMARKS[benchmark]).kind == kind
+    assert Writer(WritingRequest(one, answer="solution"), OWN).kind == "solution"
 
 
 def test_a_completion_ends_where_the_benchmark_says(tmp_path: Path) -> None:
-    writer = Writer(Request(save(tmp_path, {"a": "p"}, {}, chat=False), max_tokens=30), BENCHMARKS["humaneval"])
+    writer = Writer(WritingRequest(save(tmp_path, {"a": "p"}, {}, chat=False), max_tokens=30), BENCHMARKS["humaneval"])
     writer.benchmark = replace(writer.benchmark, stop=("e", "a", " "))
     rows = writer.rows([(problems("humaneval", "humaneval.jsonl")[0], n) for n in range(8)])
     assert not any(set("ea ") & set(row["completion"]) for row in rows)
     cut = [row for row in rows if "turns" in row]
     assert cut and all(row["turns"][0][1].startswith(row["completion"]) for row in cut)
-    stops = Writer(Request(writer.request.bundle), BENCHMARKS["mbpp"]).generations["p"].stop
+    stops = Writer(WritingRequest(writer.request.bundle), BENCHMARKS["mbpp"]).generations["p"].stop
     assert stops == ("[DONE]",)
 
 
@@ -155,7 +155,7 @@ class Dies:
 
 
 def test_what_was_written_before_a_kill_is_not_written_again(one: str, tmp_path: Path) -> None:
-    request, of = Request(one, samples=2), {"benchmark": "jsonl", "data_sha256": "x"}
+    request, of = WritingRequest(one, samples=2), {"benchmark": "jsonl", "data_sha256": "x"}
     writer = Writer(request, OWN)
     dies = Dies(writer)
     with pytest.raises(KeyboardInterrupt):
@@ -200,17 +200,17 @@ def test_options_that_do_not_fit_are_one_line(
     bundle: str, options: dict[str, Any], message: str, request: pytest.FixtureRequest
 ) -> None:
     with pytest.raises(MarlRayError, match=message) as caught:
-        Writer(Request(request.getfixturevalue(bundle), **options), OWN)
+        Writer(WritingRequest(request.getfixturevalue(bundle), **options), OWN)
     assert "\n" not in str(caught.value)
 
 
 def test_bundles_that_cannot_answer(tmp_path: Path, one: str) -> None:
     with pytest.raises(MarlRayError, match="holds actor-critics, expected language models"):
-        Writer(Request(make_bundle(tmp_path, 1)), OWN)
+        Writer(WritingRequest(make_bundle(tmp_path, 1)), OWN)
     with pytest.raises(
         MarlRayError, match=r"add: prompt: \d+ tokens and generation.max_tokens=510 exceed model.context=512"
     ):
-        Writer(Request(one, max_tokens=510), OWN).manifest(problems())
+        Writer(WritingRequest(one, max_tokens=510), OWN).manifest(problems())
 
 
 def test_made_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_path: Path, capsys: Any) -> None:

@@ -14,7 +14,7 @@ from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.decoding.decoder import Decoder
-from marl_ray.policies.engines.decoding.json_guide import DEPTH, OBJECT, Guides, State, advance, framed, guides_of
+from marl_ray.policies.engines.decoding.json_guide import DEPTH, OBJECT, Guides, GuideState, advance, framed, guides_of
 from marl_ray.policies.engines.torch_engine import cached_model
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
@@ -28,7 +28,7 @@ VALUES = st.recursive(
 )
 
 
-def read(text: str, state: State | None = OBJECT) -> State | None:
+def read(text: str, state: GuideState | None = OBJECT) -> GuideState | None:
     for character in text:
         state = None if state is None else advance(state, character)
     return state

@@ -10,13 +10,13 @@ import pytest
 from marl_ray.config.serving.measures import RelativeMargin
 from marl_ray.experiments.evidence.looks import Look, look_at
 from marl_ray.experiments.evidence.running_sums import Design, Moments, Totals
-from marl_ray.experiments.lifecycle import Plan
+from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
 from marl_ray.experiments.statistics.sequential import harm, promotion, scaled
 from marl_ray.serving.evidence.questions import HARM, PROMOTION, Finding, Measure, ask
 
-PLAN = Plan("c", {"c": 9.0, "t": 1.0})
+PLAN = RolloutPlan("c", {"c": 9.0, "t": 1.0})
 PLAIN = Measure("outcome", "higher", 0.02, False, None, None)
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from marl_ray.agents.calls import parse
 from marl_ray.agents.errors import ToolFailed, ToolTimeout
-from marl_ray.agents.react_format import Turn, act, instructions, signature, transcript
+from marl_ray.agents.react_format import ReactTurn, act, instructions, signature, transcript
 from marl_ray.agents.tools import MOST_ABANDONED, Tool, cut, make_tool, make_tools, tool_of
 from marl_ray.errors import MarlRayError
 
@@ -217,7 +217,7 @@ def test_instructions_name_tools_and_arguments() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.text("ab", max_size=40), st.text("ab", max_size=40)), max_size=6), st.integers(0, 500))
 def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs: list[tuple[str, str]], extra: int) -> None:
-    turns = [Turn(*pair) for pair in pairs]
+    turns = [ReactTurn(*pair) for pair in pairs]
     fixed = len(transcript("head\n", "what?", [], 0, "foot\n"))
     text = transcript("head\n", "what?", turns, fixed + 40 + extra, "foot\n")
     assert len(text) <= fixed + 40 + extra
@@ -231,7 +231,7 @@ def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs: list[tuple[str, st
 
 
 def test_the_oldest_turns_go_first() -> None:
-    turns = [Turn(f"said {i}", f"saw {i}") for i in range(9)]
+    turns = [ReactTurn(f"said {i}", f"saw {i}") for i in range(9)]
     text = transcript("", "q", turns, 110)
     kept = [i for i in range(9) if f"said {i}" in text]
     assert kept == list(range(kept[0], 9))

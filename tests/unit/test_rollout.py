@@ -12,7 +12,7 @@ from marl_ray.envs.copies import make_batch
 from marl_ray.policies.actor_critic.actor_critic import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import Collector, Plan
+from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
 from marl_ray.rollout.rng import EVALUATION, action_noise, episode_seed, permutation
 
 FIELDS = ("observations", "actions", "log_probs", "values", "bootstrap", "rewards", "costs", "mask", "terminated")
@@ -36,7 +36,7 @@ def collector(
 ) -> Collector:
     env = EnvConfig(id="toy_envs:countdown", kwargs=kwargs)
     envs = make_batch(env, len(copies), list(agents.values()))
-    return Collector(Countdown(**kwargs), envs, agents, copies, plan or Plan(steps), seed, state=state)
+    return Collector(Countdown(**kwargs), envs, agents, copies, plan or CollectPlan(steps), seed, state=state)
 
 
 @pytest.mark.parametrize("critic", ["local", "central"])
@@ -144,7 +144,7 @@ def test_an_episode_knows_its_start_and_all_its_decisions_whatever_batches_and_w
         found = again.collect(team, 2).episodes
         assert [(e.copy, e.start, e.decisions) for e in found] == [(c, 6, {"first": 6, "second": 3}) for c in range(2)]
         assert again.running == [(12, 0)] * 2
-    whole = collector(range(2), agents=agents, plan=Plan(8, episodes=True))
+    whole = collector(range(2), agents=agents, plan=CollectPlan(8, episodes=True))
     assert [(e.start, e.decisions["second"]) for e in whole.collect(team, 5).episodes] == [(40, 3)] * 2
     assert whole.running == []
 

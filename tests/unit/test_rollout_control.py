@@ -14,7 +14,7 @@ from store_cases import Clock, over
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw
-from marl_ray.experiments.lifecycle import Action, Status, Step
+from marl_ray.experiments.lifecycle import Action, ExperimentStatus, RolloutStep
 from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report
 from marl_ray.serving.evidence.report import curves, describe
 from marl_ray.serving.evidence.rollout_control import config_of, decide, findings
@@ -83,7 +83,7 @@ def test_weights_that_change_within_a_stage_are_no_mismatch(store):
     table = AssignmentTable({"a": 1.0, "b": 4.0, "c": 0.0}, "s", 2)
     store.record_exposures([Exposure("exp", f"x{k}", table.assign(f"x{k}"), 0.0) for k in range(600)])
     assert found(store, config).srm.alarm
-    assert decide(store, config).step is Step.HOLD_SRM
+    assert decide(store, config).step is RolloutStep.HOLD_SRM
 
 
 def test_a_mismatch_of_clusters_counts_clusters(store):
@@ -112,9 +112,9 @@ def test_a_few_bad_clusters_are_no_proof_where_clusters_are_assigned(store, rand
     sessions(store, 600, value, lambda k: f"match{k // 50}")
     decision = decide(store, config)
     if randomize == "session":
-        assert (decision.step, decision.arm) == (Step.ROLLBACK, "b")
+        assert (decision.step, decision.arm) == (RolloutStep.ROLLBACK, "b")
     else:
-        assert decision.step is Step.HOLD
+        assert decision.step is RolloutStep.HOLD
         assert found(store, config).harm[0].treatment.n + found(store, config).harm[0].control.n == 12
 
 
@@ -133,8 +133,8 @@ def test_a_switchback_rolls_back_on_blocks_that_are_over(store):
     assert blocks.treatment.n + blocks.control.n == 100
     assert abs(blocks.treatment.n - blocks.control.n) <= 2  # half a pair at either end
     assert blocks.test.gain == pytest.approx(-2.0, abs=0.5)
-    assert decide(store, config).step is Step.ROLLBACK
-    assert store.experiment("exp").state.status is Status.ROLLED_BACK
+    assert decide(store, config).step is RolloutStep.ROLLBACK
+    assert store.experiment("exp").state.status is ExperimentStatus.ROLLED_BACK
 
 
 @pytest.mark.parametrize("randomize", ["session", "cluster"])
@@ -150,29 +150,29 @@ def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(store,
     assert (reports.metric, reports.arm, reports.test.alarm) == ("outcome", "b", True)
     assert reports.reported < 60 < 300 < reports.judged and reports.control_reported == reports.control_judged
     decision = decide(store, config)
-    assert decision.step is Step.HOLD_REPORTING
+    assert decision.step is RolloutStep.HOLD_REPORTING
     sentence = f"'b' reports 'outcome' of {reports.reported} of {reports.judged} sessions, 'a' reports 'outcome' of "
     assert decision.reason.startswith(sentence)
     assert look.warnings == (decision.reason,)
-    assert store.experiment("exp").state.status is Status.RUNNING
+    assert store.experiment("exp").state.status is ExperimentStatus.RUNNING
 
 
 def test_reports_of_few_that_are_as_few_in_both_arms_are_no_alarm(store):
     config = opened(store, promotion="automatic")
     sessions(store, 4_000, lambda arm, k: None if k % 10 else 1.0 + k % 3 / 10 + (arm == "b"))
     assert not found(store, config).reporting[0].test.alarm
-    assert decide(store, config).step is Step.PROMOTE
+    assert decide(store, config).step is RolloutStep.PROMOTE
 
 
 def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric_is(store):
     config = opened(store, guardrails=[{"name": "cost"}, {"name": "stress", "better": "lower"}])
     sessions(store, 820, lambda arm, k: None if arm == "b" and k % 2 else k % 3 / 10 - (arm == "b"))
     assert found(store, config).harm[0].test.proven
-    assert decide(store, config).step is Step.HOLD_REPORTING
+    assert decide(store, config).step is RolloutStep.HOLD_REPORTING
     metrics(store, 820, lambda arm, k: {"stress": k % 5 + 3.0 * (arm == "b")})
     fresh = ExperimentStore(str(store._engine.url), store.clock)
     decision = decide(fresh, config)
-    assert (decision.step, decision.reason) == (Step.ROLLBACK, "harm proven by stress")
+    assert (decision.step, decision.reason) == (RolloutStep.ROLLBACK, "harm proven by stress")
     fresh.close()
 
 
@@ -189,7 +189,7 @@ def test_equal_arms_whose_successes_come_later_are_not_judged_before_their_windo
             wait = 9 if row.assignment.arm == "b" and k % 2 else 0
             late.append((minute + wait, row.unit, float(k % 2)))
         store.record("exp", [Report(unit, {"outcome": value}) for when, unit, value in late if when == minute])
-        assert decide(store, config).step is Step.HOLD
+        assert decide(store, config).step is RolloutStep.HOLD
         store.clock.now += 60.0
     look = found(store, config)
     assert look.look.units["b"].judged == look.harm[0].treatment.n > 500
@@ -218,9 +218,9 @@ def test_a_guardrail_that_knows_nothing_holds_promotion_and_the_last_stage(store
     metrics(store, 600, lambda arm, k: sent(arm))
     decision = decide(store, config)
     if reason is None:
-        assert decision.step is Step.NEXT_STAGE
+        assert decision.step is RolloutStep.NEXT_STAGE
     else:
-        assert decision.step in (Step.HOLD, Step.HOLD_REPORTING)
+        assert decision.step in (RolloutStep.HOLD, RolloutStep.HOLD_REPORTING)
         assert decision.reason.startswith(reason)
         assert decision.reason in found(store, config).warnings
 
@@ -247,12 +247,12 @@ def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
 def test_without_news_a_stage_still_ends_in_time(store, tmp_path):
     config = opened(store, strategy="gradual", stages=[0.5, 0.9], min_duration_s=3_600.0)
     sessions(store, 400, lambda arm, k: float(k % 2))
-    assert decide(store, config).step is Step.HOLD
+    assert decide(store, config).step is RolloutStep.HOLD
     later = sa.create_engine(f"sqlite:///{tmp_path}/experiments.db")  # an hour passes
     with later.begin() as connection:
         connection.execute(sa.text("UPDATE experiments SET stage_since = stage_since - 3600"))
     later.dispose()
-    assert decide(store, config).step is Step.NEXT_STAGE
+    assert decide(store, config).step is RolloutStep.NEXT_STAGE
 
 
 def test_a_promoted_arm_is_not_judged_by_what_comes_after(store):
@@ -265,12 +265,12 @@ def test_a_promoted_arm_is_not_judged_by_what_comes_after(store):
     look = found(store, config)
     assert look.look.units["b"].exposures > 500
     assert not look.harm[0].test.proven and look.harm[0].test.gain == pytest.approx(1.0, abs=0.5)
-    assert decide(store, config).step is Step.HOLD
+    assert decide(store, config).step is RolloutStep.HOLD
     # Late outcomes of the experiment's own sessions still count.
     store.record_exposures([Exposure("exp", f"x{k}", Assignment("b", 1, 0.5), 0.0) for k in range(200)])
     store.record("exp", [Report(f"x{k}", {"outcome": -9.0}) for k in range(200)])
     over(store)
-    assert decide(store, config).step is Step.ROLLBACK
+    assert decide(store, config).step is RolloutStep.ROLLBACK
 
 
 def told(store: ExperimentStore, config: ExperimentConfig, arms: dict | None = None) -> dict[str, Any]:

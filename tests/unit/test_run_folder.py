@@ -14,7 +14,7 @@ from marl_ray.cli import main
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
-from marl_ray.training.driver import Outcome, check_run, finished, train, worker
+from marl_ray.training.driver import RunResult, check_run, finished, train, worker
 from marl_ray.training.interruption import answering, within
 from marl_ray.training.run_folder import CHECKPOINTS, kept, record_of, traceback_of, write_record, write_traceback
 
@@ -44,7 +44,7 @@ def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: P
     assert finished(whole) is None
     ended(whole)
     told = finished(whole)
-    assert told == Outcome(**OUTCOME | {"curve": Path("/there/return.png")}, trained=False)
+    assert told == RunResult(**OUTCOME | {"curve": Path("/there/return.png")}, trained=False)
     assert finished(config(*keys, "resources.workers=2", "train.total_steps=64")) == told
     assert train(whole) == told  # though there is no Ray here
     assert finished(config(*keys, "train.total_steps=256")) is None

@@ -17,7 +17,7 @@ import pytest
 from marl_ray.agents.errors import ToolFailed
 from marl_ray.agents.made_up_country import documents, questions
 from marl_ray.agents.search import ASKED, KEY_VARIABLE, Corpus, Document, search_function
-from marl_ray.agents.search_cache import Cache
+from marl_ray.agents.search_cache import SearchCache
 from marl_ray.agents.tools import make_tools
 from marl_ray.errors import MarlRayError
 
@@ -165,16 +165,16 @@ def test_a_question_is_asked_once(tmp_path: Path) -> None:
 
 def test_the_cache_is_bounded_and_survives(tmp_path: Path) -> None:
     path = str(tmp_path / "c.db")
-    cache = Cache(path, 3)
+    cache = SearchCache(path, 3)
     for i in range(10):
         cache.put(str(i), f"text {i}")
     cache.put("8", "newer")
     assert (len(cache), cache.get("7"), cache.get("8"), cache.get("6")) == (3, "text 7", "newer", None)
     cache.put("10", "x")
-    assert (Cache(path, 3).get("7"), Cache(path, 3).get("8")) == (None, "newer")
+    assert (SearchCache(path, 3).get("7"), SearchCache(path, 3).get("8")) == (None, "newer")
     (tmp_path / "junk").write_bytes(b"this is no database, whatever its name says" * 100)
     with pytest.raises(MarlRayError, match=r"cache: .*junk cannot be opened as SQLite"):
-        Cache(str(tmp_path / "junk"))
+        SearchCache(str(tmp_path / "junk"))
 
 
 def test_many_threads_may_search(tmp_path: Path) -> None:

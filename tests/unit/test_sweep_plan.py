@@ -10,8 +10,8 @@ import pytest
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.reporting.records import Record, Records, identity_of
-from marl_ray.tuning.search.plan import ENDED, Plan
+from marl_ray.tuning.reporting.records import SweepRecords, TrialRecord, identity_of
+from marl_ray.tuning.search.plan import ENDED, SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit, Standing, make_rule
 from marl_ray.tuning.search.schedulers.pb2 import upper_bounds
 
@@ -32,20 +32,20 @@ class Bench:
 
     def __init__(self, config: SweepConfig, score: Callable[[dict[str, Any], int], float], records: Any = None):
         self.config, self.score = config, score
-        self.records = records or Records(config.name, config.resolved(), identity_of(config))
+        self.records = records or SweepRecords(config.name, config.resolved(), identity_of(config))
         self.exploits: list[tuple[int, int, Exploit, int]] = []
-        self.snapshots: list[Records] = []
+        self.snapshots: list[SweepRecords] = []
         self.failing: dict[int, str] = {}
-        self.plan = Plan(config, self.records, self.exploited, lambda values: "", self.changed)
+        self.plan = SweepPlan(config, self.records, self.exploited, lambda values: "", self.changed)
 
-    def exploited(self, recipient: Record, donor: Record, what: Exploit, at: int) -> None:
+    def exploited(self, recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
         self.exploits.append((recipient.number, donor.number, what, at))
 
-    def changed(self, ended: Record | None) -> None:
+    def changed(self, ended: TrialRecord | None) -> None:
         self.snapshots.append(copy.deepcopy(self.records))
 
     def run(self, slots: int = 2, most: int = 10**6) -> "Bench":
-        running: list[tuple[Record, int | None]] = []
+        running: list[tuple[TrialRecord, int | None]] = []
         for _ in range(most):
             while len(running) < slots:
                 record = self.plan.next()
@@ -201,7 +201,7 @@ def test_a_trial_cut_by_the_budget_is_taken_up_again_under_a_bigger_one():
 
 
 def test_standings_survive_json():
-    trial = Record(0, {"hyper.lr": 0.1}, scores={125: 1.0}, history={125: {"hyper.lr": 0.2}})
+    trial = TrialRecord(0, {"hyper.lr": 0.1}, scores={125: 1.0}, history={125: {"hyper.lr": 0.2}})
     assert isinstance(trial.standing(), Standing)
     assert json.loads(json.dumps(trial.scores)) == {"125": 1.0}
 

@@ -15,8 +15,16 @@ from marl_ray.cli import main
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.tuning.reporting import progress
-from marl_ray.tuning.reporting.progress import Progress
-from marl_ray.tuning.reporting.records import Record, Records, find_sweep, load_records, ranked, why, winner_of
+from marl_ray.tuning.reporting.progress import SweepProgress
+from marl_ray.tuning.reporting.records import (
+    SweepRecords,
+    TrialRecord,
+    find_sweep,
+    load_records,
+    ranked,
+    why,
+    winner_of,
+)
 from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.folder import Folder
 
@@ -181,12 +189,12 @@ def test_several_metrics_have_their_own_columns_and_a_front(tmp_path: Path):
 
 
 def test_why_a_trial_did_not_train_to_its_end():
-    trials = [Record(k, {}, scores={10: float(k)}, status="stopped") for k in range(3)]
-    records = Records("s", {"scheduler": {"kind": "median"}}, {}, trials=trials)
+    trials = [TrialRecord(k, {}, scores={10: float(k)}, status="stopped") for k in range(3)]
+    records = SweepRecords("s", {"scheduler": {"kind": "median"}}, {}, trials=trials)
     assert [why(trial, records) for trial in trials] == [f"median: place {3 - k} of 3 at 10 steps" for k in range(3)]
-    assert why(Record(3, {}, status="failed", error="broken"), records) == "broken"
-    assert why(Record(3, {}, status="cut"), records) == "the sweep's budget was used up"
-    assert why(Record(3, {}, status="finished"), records) == ""
+    assert why(TrialRecord(3, {}, status="failed", error="broken"), records) == "broken"
+    assert why(TrialRecord(3, {}, status="cut"), records) == "the sweep's budget was used up"
+    assert why(TrialRecord(3, {}, status="finished"), records) == ""
 
 
 def test_a_sweep_is_found_by_folder_by_name_and_otherwise_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -233,7 +241,7 @@ def test_the_live_table_shows_each_trial_where_it_is_and_marks_the_best(tmp_path
     sweep = whole(tmp_path, trials=4)
     sweep.add(PLAIN, "running", steps=25_000)
     console = screen()
-    with Progress(sweep.config, sweep.records, console):
+    with SweepProgress(sweep.config, sweep.records, console):
         pass
     shown = console.file.getvalue()
     best = max(sweep.records.trials[:4], key=lambda record: record.objectives[0])
@@ -249,7 +257,7 @@ def test_a_table_of_many_trials_fits_the_terminal(tmp_path: Path):
     for k in range(60):
         sweep.add(PLAIN | {"hyper.lr": 0.001 + k * 1e-5}, "running" if k == 7 else "finished", objectives=[float(-k)])
     console = screen(height=20)
-    console.print(Progress(sweep.config, sweep.records, console).table())
+    console.print(SweepProgress(sweep.config, sweep.records, console).table())
     lines = console.file.getvalue().splitlines()
     assert len(lines) <= 20
     assert any("and 48 more" in line for line in lines)
@@ -262,7 +270,7 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(
 ):
     sweep = whole(tmp_path, trials=4)
     console = Console(file=io.StringIO())
-    with Progress(sweep.config, sweep.records, console) as shown:
+    with SweepProgress(sweep.config, sweep.records, console) as shown:
         shown.show()
         assert capsys.readouterr().out == ""
         monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
@@ -271,7 +279,7 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(
     assert line.startswith("toy: 3 ") or line.startswith("toy: 2 ")
     assert re.search(r"steps, \d+ s; best 000\d: eval/return \d", line)
     quiet = ToySweep(tmp_path, "quiet", run={"env": {"id": "toy_envs:countdown"}, "tracking": {"progress": False}})
-    with Progress(quiet.config, quiet.records, screen()) as silent:
+    with SweepProgress(quiet.config, quiet.records, screen()) as silent:
         silent.show()
     assert capsys.readouterr().out == silent.console.file.getvalue() == ""
 

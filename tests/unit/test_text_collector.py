@@ -27,7 +27,7 @@ from toy_text_envs import Broken, Echo, Quitter, Slow, Strict, Talk
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.sampler import make_engine
-from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.actor_critic.collector import CollectPlan
 from marl_ray.rollout.response_streams import EVALUATION, TRAINING, response_stream
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.rollout.text.transcripts import means
@@ -113,7 +113,7 @@ def test_a_row_gets_what_its_agent_receives_from_its_turn_on(iteration, make):
 
 
 def test_episodes_are_cut_after_horizon_turns():
-    batch = collector(partial(Talk, 9), BOTH, plan=Plan(3, episodes=True)).collect(
+    batch = collector(partial(Talk, 9), BOTH, plan=CollectPlan(3, episodes=True)).collect(
         players(BOTH, Scripted(["no", "cat"])), 0
     )
     assert [(e.length, e.step, e.cut, e.solved) for e in batch.episodes] == [(3, 2, True, None)] * 8
@@ -123,7 +123,7 @@ def test_episodes_are_cut_after_horizon_turns():
 @pytest.mark.parametrize("scripted", [True, False])
 def test_data_does_not_depend_on_the_number_of_workers(scripted):
     engine = Scripted() if scripted else make_engine(POLICY)
-    plan = Plan(6, episodes=True, group_size=2, greedy=True)
+    plan = CollectPlan(6, episodes=True, group_size=2, greedy=True)
     whole = collector(Talk, EACH, range(8), plan).collect(players(EACH, engine), 2)
     parts = on_two_workers(
         lambda rank, gather: collector(Talk, EACH, range(4 * rank, 4 * rank + 4), plan, gather=gather).collect(
@@ -150,7 +150,7 @@ def test_data_does_not_depend_on_the_number_of_workers(scripted):
 
 def test_a_policy_answers_all_copies_in_one_call_per_wave():
     engine = Scripted(["no"])
-    collector(Talk, EACH, plan=Plan(4, episodes=True)).collect(players(EACH, engine), 0)
+    collector(Talk, EACH, plan=CollectPlan(4, episodes=True)).collect(players(EACH, engine), 0)
     assert [len(call) for call in engine.calls] == [8] * 4
     assert len({prompt.stream for call in engine.calls for prompt in call}) == 32
 
@@ -345,7 +345,7 @@ def test_an_episode_that_nobody_can_begin_is_empty():
 def test_an_episode_that_was_cut_is_not_solved():
     """Where others of the batch are: the share is of all episodes, on any number of workers."""
     engine = Scripted(["stop", "no"])
-    short = Plan(2, episodes=True)
+    short = CollectPlan(2, episodes=True)
     batch = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, engine), 0)
     cut = sum(episode.cut for episode in batch.episodes)
     assert 0 < cut < 40 and all(episode.solved is None for episode in batch.episodes if episode.cut)

@@ -14,11 +14,11 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import (
     Action,
     Allocation,
-    Plan,
+    ExperimentState,
+    ExperimentStatus,
+    RolloutPlan,
+    RolloutStep,
     StaleEpochError,
-    State,
-    Status,
-    Step,
     reallocated,
     reconfigured,
     transition,
@@ -29,8 +29,8 @@ from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving.evidence.rollout_control import decide
 
 THOMPSON: dict[str, Any] = {"strategy": "thompson", "reweigh_s": 1e-3, "floor": 0.1}
-PLAN = Plan("a", {"a": 1.0, "b": 1.0, "c": 1.0}, "thompson")
-RUNNING = State(Status.RUNNING)
+PLAN = RolloutPlan("a", {"a": 1.0, "b": 1.0, "c": 1.0}, "thompson")
+RUNNING = ExperimentState(ExperimentStatus.RUNNING)
 
 
 def test_weights_are_the_configs_until_there_are_others():
@@ -72,7 +72,7 @@ def test_traffic_follows_the_evidence_and_the_tests_stay_right(store: Experiment
         decide(store, config)
         assert store.experiment("exp").epoch == epoch  # nothing more is judged yet
         clock.now += 2 * WINDOW
-        assert decide(store, config).step is Step.HOLD
+        assert decide(store, config).step is RolloutStep.HOLD
     record = store.experiment("exp")
     assert record.epoch >= 3 and record.weights["b"] > 0.7 and math.fsum(record.weights.values()) == pytest.approx(1)
     entry = store.audit("exp")[-1]

@@ -12,7 +12,7 @@ from toy_tokenizers import CHATML, LLAMA31, MISTRAL, QWEN, bytes_with
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.decoding.json_guide import advance
-from marl_ray.policies.prompting.tool_template import HERMES, Call, call_guide, calls_in, encode_tool_chat
+from marl_ray.policies.prompting.tool_template import HERMES, WrittenCall, call_guide, calls_in, encode_tool_chat
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
 from marl_ray.serving.logs.act_log import read_decisions
 
@@ -125,7 +125,7 @@ def test_all_but_the_first_call_are_dropped_where_they_may_not_be_parallel():
 
 def test_hermes_is_its_own_form():
     text = f"{HERMES.before}f{HERMES.between}{{}}{HERMES.behind}"
-    assert calls_in(text.removeprefix("<tool_call>").removesuffix("</tool_call>")) == [Call("f", "{}")]
+    assert calls_in(text.removeprefix("<tool_call>").removesuffix("</tool_call>")) == [WrittenCall("f", "{}")]
 
 
 @pytest.fixture(scope="module")

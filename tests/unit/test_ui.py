@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_ray.experiments.lifecycle import ALLOWED, Action, Status
+from marl_ray.experiments.lifecycle import ALLOWED, Action, ExperimentStatus
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.pages.charts import curve_chart, resolution, shown, spans, towards
 from marl_ray.serving.pages.render import FIELDS, HEADERS, experiment_page, index_page, parse_form, stylesheet
@@ -145,7 +145,7 @@ def test_each_arm_has_a_line_and_a_band_in_both_charts():
     )
 
 
-@pytest.mark.parametrize("status", list(Status))
+@pytest.mark.parametrize("status", list(ExperimentStatus))
 def test_the_forms_offer_what_the_state_allows(status):
     report = REPORT | {"status": status.value}
     offered = {str(b["formaction"]).rpartition("/")[2] for b in page(report).all("button") if "formaction" in b}
@@ -249,7 +249,7 @@ def test_nothing_comes_from_elsewhere_and_nothing_runs():
     assert b"script-src" not in policy
 
 
-@pytest.mark.parametrize("status", list(Status))
+@pytest.mark.parametrize("status", list(ExperimentStatus))
 def test_an_experiment_of_which_nothing_is_known_is_a_page_of_dashes(status):
     text = page({"name": "x", "status": status.value, "arms": {"a": {}, "b": None}}, {}, [], "").text
     assert "No outcomes yet." in text

@@ -10,7 +10,7 @@ from marl_ray.envs.budget.dag import BudgetDag
 from marl_ray.envs.copies import make_batch
 from marl_ray.policies.actor_critic.actor_critic import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import Collector, Plan
+from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
 
 AGENTS = {"shared": ["a", "b"]}
 
@@ -25,13 +25,13 @@ def team(env, agents, critic="local", signals=0):
     return players
 
 
-def collector(copies: range, plan: Plan, **kwargs) -> Collector:
+def collector(copies: range, plan: CollectPlan, **kwargs) -> Collector:
     env = EnvConfig(id="toy_envs:countdown", kwargs=kwargs)
     return Collector(Countdown(**kwargs), make_batch(env, len(copies), list(AGENTS.values())), AGENTS, copies, plan, 3)
 
 
 def test_members_of_a_group_share_their_start_and_nothing_else():
-    plan = Plan(8, episodes=True, group_size=4)
+    plan = CollectPlan(8, episodes=True, group_size=4)
     batch, episodes, steps = collector(range(8), plan).collect(team(Countdown(), AGENTS), 0)
     data = batch["shared"]
     assert data.group.tolist() == [0] * 8 + [1] * 8
@@ -46,7 +46,7 @@ def test_members_of_a_group_share_their_start_and_nothing_else():
 
 
 def test_the_first_member_plays_greedily():
-    plan = Plan(8, episodes=True, group_size=4, greedy=True)
+    plan = CollectPlan(8, episodes=True, group_size=4, greedy=True)
     players = team(Countdown(), AGENTS)
     data = collector(range(8), plan).collect(players, 0).trajectories["shared"]
     assert data.greedy.reshape(2, 4, 2).all(2).tolist() == [[True, False, False, False]] * 2
@@ -58,7 +58,7 @@ def test_the_first_member_plays_greedily():
 
 
 def test_long_episodes_are_cut_and_valued():
-    plan = Plan(4, episodes=True)
+    plan = CollectPlan(4, episodes=True)
     envs = make_batch(EnvConfig(id="toy_envs:countdown", kwargs={"length": 9, "agents": ["a"]}), 2, [["a"]])
     env = Countdown(length=9, agents=("a",))
     batch, episodes, _ = Collector(env, envs, {"one": ["a"]}, range(2), plan, 3).collect(team(env, {"one": ["a"]}), 0)
@@ -68,8 +68,8 @@ def test_long_episodes_are_cut_and_valued():
 
 
 def test_groups_that_teach_nothing_are_played_again_from_other_starts():
-    plan = Plan(8, episodes=True, group_size=2, refills=6, judges=("shared",))
-    once = Plan(8, episodes=True, group_size=2)
+    plan = CollectPlan(8, episodes=True, group_size=2, refills=6, judges=("shared",))
+    once = CollectPlan(8, episodes=True, group_size=2)
 
     def uninformative(data) -> list[int]:
         scores = data.rewards.sum(1).reshape(-1, 2, 2)  # group, member, agent
@@ -94,7 +94,9 @@ def test_a_forced_move_is_no_decision():
     agents = {"shared": list(env.possible_agents)}
     config = EnvConfig(id="budget_dag", kwargs={"workers": 2})
     envs = make_batch(config, 3, list(agents.values()))
-    played = Collector(env, envs, agents, range(3), Plan(8, episodes=True), 0).collect(team(env, agents, signals=1), 0)
+    played = Collector(env, envs, agents, range(3), CollectPlan(8, episodes=True), 0).collect(
+        team(env, agents, signals=1), 0
+    )
     data = played.trajectories["shared"]
     assert data.mask.reshape(3, 2, 8).sum(1).eq(1).all()
     assert data.action_masks.shape == (6, 8, 3) and torch.equal(data.action_masks.sum(-1) > 1, data.mask)
@@ -126,7 +128,7 @@ def test_masked_actions_are_never_drawn():
 def test_groups_say_how_their_members_differ():
     from marl_ray.rollout.group_spread import GroupSums
 
-    play = collector(range(8), Plan(8, episodes=True, group_size=4))
+    play = collector(range(8), CollectPlan(8, episodes=True, group_size=4))
     data = play.collect(team(Countdown(), AGENTS), 0).trajectories["shared"]
     scores = data.rewards.sum(1).reshape(2, 4, 2).numpy()  # group, member, agent
     found = play.group_sums["shared"].metrics()

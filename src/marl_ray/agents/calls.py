@@ -58,7 +58,7 @@ _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input")
 
 
 @dataclass(frozen=True)
-class Call:
+class ParsedCall:
     """What a response asks for.
 
     said: the response up to the end of its call; what follows was never read, and no later prompt repeats it.
@@ -75,7 +75,7 @@ class Call:
     code: str | None = None
 
 
-def parse(text: str) -> Call:
+def parse(text: str) -> ParsedCall:
     """Read a response. Case of the words does not matter; never raises, and takes time linear in the text.
 
     A line `Observation:` ends the response: what an agent makes up after it counts for nothing.
@@ -89,9 +89,13 @@ def parse(text: str) -> Call:
     found += [(tag.start(), _tagged(spoken, tag))] if tag else []
     calls = [call for _, call in sorted(found, key=lambda one: one[0])]
     if not calls:
-        calls = [_bare(spoken) or Call(spoken.rstrip(), _thought(spoken), "", None, "no_call", "no line `Action:`")]
+        calls = [
+            _bare(spoken) or ParsedCall(spoken.rstrip(), _thought(spoken), "", None, "no_call", "no line `Action:`")
+        ]
     call = next((call for call in calls if not call.problem), calls[0])
-    return Call(text[: len(call.said)], call.thought, call.tool, call.arguments, call.problem, call.why, call.code)
+    return ParsedCall(
+        text[: len(call.said)], call.thought, call.tool, call.arguments, call.problem, call.why, call.code
+    )
 
 
 def _without_thinking(text: str) -> str:
@@ -118,7 +122,7 @@ def _closes(tag: re.Match[str]) -> bool:
     return bool(tag["end"] or tag["off"])
 
 
-def _react(text: str) -> Call:
+def _react(text: str) -> ParsedCall:
     """A call of lines `Action:` and `Input:`."""
     action = _ACTION.search(text)
     given = _INPUT.search(text, action.end() if action else 0)
@@ -128,67 +132,67 @@ def _react(text: str) -> Call:
     if action and (whole := _whole(text, action.end(), thought)):
         return whole
     if action and (called := as_in_python(text, action.end())):
-        return Call(text[: called[2]], thought, called[0], called[1])
+        return ParsedCall(text[: called[2]], thought, called[0], called[1])
     tool = _name(text[action.end() :].split("\n", 1)[0]) if action else ""
     second = _ACTION.search(text, action.end()) if action else None
     if given is None or (second is not None and second.start() < given.start()):
         said = text[: second.start()] if second else text
-        return Call(said.rstrip(), thought, tool, None, "bad_json", "no line `Input:` after `Action:`")
+        return ParsedCall(said.rstrip(), thought, tool, None, "bad_json", "no line `Input:` after `Action:`")
     value, end, why = _object(text, given.end())
     if value is None:
         code, end = _fenced(text, given.end()) if end is None else (None, end)
-        return Call(text[:end].rstrip(), thought, tool, None, "bad_json", why, code)
+        return ParsedCall(text[:end].rstrip(), thought, tool, None, "bad_json", why, code)
     inside = value.get("arguments", value.get("parameters"))
     if len(value) == 2 and "name" in value and isinstance(inside, dict):
         tool, value = tool or _name(str(value["name"])), inside
     elif not tool and (named := _named(value)):
         tool, value = named
     if not tool:
-        return Call(text[:end], thought, "", None, "no_call", "no line `Action:`")
-    return Call(text[:end], thought, tool, value)
+        return ParsedCall(text[:end], thought, "", None, "no_call", "no line `Action:`")
+    return ParsedCall(text[:end], thought, tool, value)
 
 
-def _whole(text: str, start: int, thought: str) -> Call | None:
+def _whole(text: str, start: int, thought: str) -> ParsedCall | None:
     """A call that is one object, name and arguments, such as stands behind `Action:` in LangChain's format."""
     value, end, _ = _object(text, start)
     named = _named(value) if value is not None else None
     if named is None or end is None:
         return None
     closing = _CLOSE.match(text, end)
-    return Call(text[: closing.end() if closing else end], thought, *named)
+    return ParsedCall(text[: closing.end() if closing else end], thought, *named)
 
 
-def _tagged(text: str, tag: re.Match[str]) -> Call:
+def _tagged(text: str, tag: re.Match[str]) -> ParsedCall:
     """A call behind one of the marks of Hermes, Llama and Mistral."""
     thought, start, tool = _thought(text[: tag.start()]), tag.end(), ""
     marked = in_marks(text, tag.start() if tag[0].startswith("<function=") else start)
     if marked is None and tag[0].lower() == "<|python_tag|>":
         marked = as_in_python(text, start)
     if marked is not None:
-        return Call(text[: marked[2]], thought, marked[0], marked[1])
+        return ParsedCall(text[: marked[2]], thought, marked[0], marked[1])
     if tag[0].startswith("<function="):
         tool = tag[0][len("<function=") : -1]
     elif tag[0].upper() == "[TOOL_CALLS]" and (name := _NAMED.match(text, start)):
         tool, start = name[1], name.end()
     value, end, why = _object(text, start)
     if value is None or end is None:
-        return Call(text[:end].rstrip(), thought, tool, None, "bad_json", why)
+        return ParsedCall(text[:end].rstrip(), thought, tool, None, "bad_json", why)
     if not tool:
         named = _named(value, optional=True)
         if named is None:
-            return Call(text[:end], thought, "", None, "bad_json", 'expected {"name": ..., "arguments": {...}}')
+            return ParsedCall(text[:end], thought, "", None, "bad_json", 'expected {"name": ..., "arguments": {...}}')
         tool, value = named
     closing = _CLOSE.match(text, end)
-    return Call(text[: closing.end() if closing else end], thought, tool, value)
+    return ParsedCall(text[: closing.end() if closing else end], thought, tool, value)
 
 
-def _bare(text: str) -> Call | None:
+def _bare(text: str) -> ParsedCall | None:
     """A call of JSON alone, such as Llama's and Mistral's without the special tokens before it."""
     name = _BARE_NAME.match(text)
     if name is not None:
         value, end, _ = _object(text, name.end())
         if value is not None:
-            return Call(text[:end], "", name[1], value)
+            return ParsedCall(text[:end], "", name[1], value)
     for number, found in enumerate(_BARE.finditer(text)):
         if number == MOST_TRIED:
             break
@@ -200,7 +204,7 @@ def _bare(text: str) -> Call | None:
         if called := as_in_python(text, found.end()):
             closing = _CLOSE.match(text, called[2])
             end = closing.end() if closing else called[2]
-            return Call(text[:end], _thought(text[: found.start()]), called[0], called[1])
+            return ParsedCall(text[:end], _thought(text[: found.start()]), called[0], called[1])
     return None
 
 

@@ -36,7 +36,7 @@ class Person(NamedTuple):
     town: Town
 
 
-class Step(NamedTuple):
+class QuestionStep(NamedTuple):
     """A call that leads to the answer, and the thought before it."""
 
     thought: str
@@ -45,14 +45,14 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Question:
+class CountryQuestion:
     """A question, its answer, and how an expert with the tools finds it."""
 
     task_id: str
     kind: str
     prompt: str
     answer: str
-    plan: tuple[Step, ...]
+    plan: tuple[QuestionStep, ...]
     """Its last step gives the answer."""
     test: bool
 
@@ -84,25 +84,25 @@ def documents() -> list[tuple[str, str]]:
 
 
 @functools.cache
-def questions() -> tuple[Question, ...]:
+def questions() -> tuple[CountryQuestion, ...]:
     """Every question, in a fixed order."""
     _, people = _country()
     draw = random.Random(1921)
     asked = [("arithmetic", *_sum(draw), i % HELD_OUT == 0) for i in range(SUMS)]
     asked += [(*about, i % HELD_OUT == 0) for i, person in enumerate(people) for about in _about(person)]
     return tuple(
-        Question(f"towns/{number}", kind, text, answer, (*steps, _answer(answer)), test)
+        CountryQuestion(f"towns/{number}", kind, text, answer, (*steps, _answer(answer)), test)
         for number, (kind, text, answer, steps, test) in enumerate(asked)
     )
 
 
-def _sum(draw: random.Random) -> tuple[str, str, list[Step]]:
+def _sum(draw: random.Random) -> tuple[str, str, list[QuestionStep]]:
     a, b, c, sign = draw.randint(12, 99), draw.randint(12, 99), draw.randint(100, 999), draw.choice((1, -1))
     text = f"{a} * {b} {'+' if sign > 0 else '-'} {c}"
     return f"What is {text}?", str(a * b + sign * c), [_compute(text)]
 
 
-def _about(person: Person) -> list[tuple[str, str, str, list[Step]]]:
+def _about(person: Person) -> list[tuple[str, str, str, list[QuestionStep]]]:
     """Kind, question, answer and the steps before the answer."""
     name, town = person.name, person.town
     first, second = _search(name), _search(town.name)
@@ -121,13 +121,13 @@ def _about(person: Person) -> list[tuple[str, str, str, list[Step]]]:
     ]
 
 
-def _search(what: str) -> Step:
-    return Step(f"I look up {what}.", "google_search_serper", {"query": what})
+def _search(what: str) -> QuestionStep:
+    return QuestionStep(f"I look up {what}.", "google_search_serper", {"query": what})
 
 
-def _compute(text: str) -> Step:
-    return Step(f"I compute {text}.", "code_interpreter", {"code": f"print({text})"})
+def _compute(text: str) -> QuestionStep:
+    return QuestionStep(f"I compute {text}.", "code_interpreter", {"code": f"print({text})"})
 
 
-def _answer(text: str) -> Step:
-    return Step(f"It is {text}.", "answer", {"answer": text})
+def _answer(text: str) -> QuestionStep:
+    return QuestionStep(f"It is {text}.", "answer", {"answer": text})

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marl_ray.agents.calls import Call, Problem
+from marl_ray.agents.calls import ParsedCall, Problem
 from marl_ray.agents.errors import ToolFailed, ToolTimeout, WrongArguments
 from marl_ray.agents.tools import Tool, cut
 from marl_ray.errors import one_line
@@ -26,7 +26,7 @@ _LEFT_OUT = "(earlier turns are left out)\n"
 
 
 @dataclass(frozen=True)
-class Result:
+class CallResult:
     """What came of a call. `problem` is empty where the tool did what it is for."""
 
     observation: str
@@ -40,38 +40,38 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ReactTurn:
     """One turn as later prompts show it."""
 
     said: str
     observation: str
 
 
-def act(call: Call, tools: Mapping[str, Tool], timeout_s: float, limit: int = 1000) -> Result:
+def act(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: int = 1000) -> CallResult:
     """Make a call, and say what came of it in at most `limit` characters.
 
     `tools` by their names. Every failure of the call or the tool is an observation. MarlRayError only where a tool cannot
     be had on this machine at all.
     """
     if call.problem == "no_call":
-        return Result(cut(f"No call found: {call.why}. Write Action: and Input: lines.", limit), call.problem)
+        return CallResult(cut(f"No call found: {call.why}. Write Action: and Input: lines.", limit), call.problem)
     if call.problem == "bad_json" and not call.tool:
-        return Result(cut(f"The call is not JSON of a name and arguments: {call.why}.", limit), call.problem)
+        return CallResult(cut(f"The call is not JSON of a name and arguments: {call.why}.", limit), call.problem)
     tool = find(tools, call.tool)
     if tool is None:
         known = ", ".join(tools)
-        return Result(cut(f"No tool {cut(call.tool, _SHOWN)!r}. Tools: {known}.", limit), "unknown_tool")
+        return CallResult(cut(f"No tool {cut(call.tool, _SHOWN)!r}. Tools: {known}.", limit), "unknown_tool")
     expected = f"Expected {signature(tool)}."
     arguments = _only_text(tool, call.code) if call.arguments is None else call.arguments
     if arguments is None:
-        return Result(cut(f"Input is not a JSON object: {call.why}. {expected}", limit), "bad_json")
+        return CallResult(cut(f"Input is not a JSON object: {call.why}. {expected}", limit), "bad_json")
     tool.prepare()
     problem: Problem = ""
     began = time.monotonic()
     try:
         said = tool.call(arguments, began + timeout_s)
     except WrongArguments as error:
-        return Result(cut(f"Wrong arguments: {error}. {expected}", limit), "wrong_arguments")
+        return CallResult(cut(f"Wrong arguments: {error}. {expected}", limit), "wrong_arguments")
     except ToolTimeout:
         said, problem = f"{tool.name} gave no result within {timeout_s:g} s.", "timeout"
     except ToolFailed as error:
@@ -79,7 +79,7 @@ def act(call: Call, tools: Mapping[str, Tool], timeout_s: float, limit: int = 10
     except Exception as error:  # whatever a tool of the user's raises is the agent's to read, not the run's to die of
         said, problem = f"{tool.name} failed: {type(error).__name__}: {one_line(error)}", "crash"
     ends = tool.ends and not problem
-    return Result(cut(said, _LONGEST if ends else limit), problem, tool.name, ends, time.monotonic() - began)
+    return CallResult(cut(said, _LONGEST if ends else limit), problem, tool.name, ends, time.monotonic() - began)
 
 
 def find(tools: Mapping[str, Tool], name: str) -> Tool | None:
@@ -116,7 +116,7 @@ def _only_text(tool: Tool, code: str | None) -> dict[str, Any] | None:
     return {names[0]: code} if code is not None and len(names) == len(properties) == 1 else None
 
 
-def transcript(head: str, question: str, turns: Sequence[Turn], limit: int, foot: str = "") -> str:
+def transcript(head: str, question: str, turns: Sequence[ReactTurn], limit: int, foot: str = "") -> str:
     """The next prompt: head, question, turns, foot. At most `limit` characters, for which the earliest turns are left out.
 
     The latest turn always stands, cut in its middle if it must be; so do head, question and foot, whatever their length.

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marl_ray.agents.errors import ToolFailed
 from marl_ray.agents.made_up_country import documents
-from marl_ray.agents.search_cache import Cache
+from marl_ray.agents.search_cache import SearchCache
 from marl_ray.errors import MarlRayError
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ Backend = Callable[[str, float], Found]
 class Serper:
     """Client of Serper's API or one like it; safe to use from several threads."""
 
-    def __init__(self, key: str, base_url: str = SERPER, cache: Cache | None = None):
+    def __init__(self, key: str, base_url: str = SERPER, cache: SearchCache | None = None):
         self._key, self._cache = key, cache
         self._url = f"{base_url.rstrip('/')}/search"
         self._client = httpx.Client(headers={"X-API-KEY": key})
@@ -242,7 +242,7 @@ def _serper(base_url: str, key: str, cache: str | None, entries: int) -> Backend
         raise MarlRayError(f"base_url: {base_url!r} is no URL") from error
     if url.scheme != "https" and not (url.scheme == "http" and url.host in _LOCAL):
         raise MarlRayError(f"base_url: {base_url!r}; expected https, for the key travels with every request")
-    return Serper(key, base_url, Cache(cache, entries))
+    return Serper(key, base_url, SearchCache(cache, entries))
 
 
 def _key(path: str | None) -> str:

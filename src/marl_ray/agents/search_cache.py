@@ -12,7 +12,7 @@ _WAIT_S = 5.0
 """Longest wait for another process that writes to the same file."""
 
 
-class Cache:
+class SearchCache:
     """Texts by key, at most `entries` of them: the oldest go first. Safe to use from several threads and processes.
 
     A store that fails later (disk full, locked for too long) finds and keeps nothing; MarlRayError if it cannot be opened.

@@ -16,7 +16,7 @@ from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
     from marl_ray.config import RunConfig, Spec
-    from marl_ray.training.driver import Outcome
+    from marl_ray.training.driver import RunResult
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells report it."""
@@ -207,7 +207,7 @@ def demo(
     run_demo(folder, episodes, keep)
 
 
-def _train_here(run: "RunConfig") -> "Outcome":
+def _train_here(run: "RunConfig") -> "RunResult":
     from marl_ray.cluster.local import ray_here
     from marl_ray.training.driver import check_run, finished, say_kept
     from marl_ray.training.driver import train as train_on_ray

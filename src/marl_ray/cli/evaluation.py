@@ -17,9 +17,9 @@ from marl_ray.errors import MarlRayError
 if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
     from marl_ray.evaluation.benchmarks import Benchmark
-    from marl_ray.evaluation.scoring.evaluate import Plan
+    from marl_ray.evaluation.scoring.evaluate import EvaluationPlan
     from marl_ray.evaluation.scoring.scoring import Scorer
-    from marl_ray.evaluation.writing.requests import Request, Source
+    from marl_ray.evaluation.writing.requests import SampleWriter, WritingRequest
 
 PROGRESS_S = 10.0
 
@@ -94,7 +94,7 @@ def evaluate(
     from marl_ray.evaluation.pass_at_k import possible_ks
     from marl_ray.evaluation.scoring.evaluate import Options, plan, task_of
     from marl_ray.evaluation.scoring.evaluate import evaluate as run
-    from marl_ray.evaluation.writing.requests import SAMPLES, Request, generate
+    from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
     from marl_ray.sandbox import Level
 
     asked: dict[str, Any] = {
@@ -121,7 +121,7 @@ def evaluate(
     with nullcontext() if local else _ray():
         if policy is not None:
             # Writers may run on other machines, whose environment and folder are not these.
-            request, problems = Request(policy, default_uri(tracking_uri), **asked), task.data.problems
+            request, problems = WritingRequest(policy, default_uri(tracking_uri), **asked), task.data.problems
             possible_ks({problem.task_id: request.samples for problem in problems}, options.ks, ())
             of = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
             with _writers(request, task.benchmark, local) as source:
@@ -232,7 +232,7 @@ def _ray() -> Iterator[None]:
 
 
 @contextmanager
-def _writers(request: "Request", benchmark: "Benchmark", local: bool) -> Iterator["Source"]:
+def _writers(request: "WritingRequest", benchmark: "Benchmark", local: bool) -> Iterator["SampleWriter"]:
     if local:
         from marl_ray.evaluation.writing.writer import Writer
 
@@ -245,7 +245,7 @@ def _writers(request: "Request", benchmark: "Benchmark", local: bool) -> Iterato
 
 
 @contextmanager
-def _scorer(workers: int | None, planned: "Plan", local: bool) -> Iterator["Scorer"]:
+def _scorer(workers: int | None, planned: "EvaluationPlan", local: bool) -> Iterator["Scorer"]:
     if not local:
         from marl_ray.evaluation.scoring.ray_scoring import ray_scorer
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from marl_ray.config import spec_of
 from marl_ray.conformance import truth
 from marl_ray.conformance.games import STATES
-from marl_ray.conformance.trial import STILL, UNLIMITED, Case, Trial, whole_episodes
+from marl_ray.conformance.trial import STILL, UNLIMITED, GridPoint, Trial, whole_episodes
 from marl_ray.trajectories import Trajectories
 
 Difference = str | None
@@ -41,7 +41,7 @@ AFTER = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STA
 """What follows a cut."""
 
 
-def begin(algorithm: str, case: Case, rewarded: bool = True, priced: bool = True, **options: Any) -> Trial:
+def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> Trial:
     """A trial in which a cut episode goes on, if the algorithm is to count that."""
     after = truth.nothing()
     if not (case.ends or whole_episodes(algorithm)):
@@ -73,7 +73,7 @@ def parallel(what: str, found: Tensor, true: Tensor, least: float = 0.9999) -> D
 
 
 @lru_cache(maxsize=16)
-def first_update(algorithm: str, case: Case) -> tuple[Trial, dict[str, Trajectories]]:
+def first_update(algorithm: str, case: GridPoint) -> tuple[Trial, dict[str, Trajectories]]:
     """A trial after its first gradient step, which moved nothing, and the batch of that step."""
     hyper = FIRST | (FIT if spec_of(algorithm).critic_first else {})
     trial = begin(algorithm, case, hyper=hyper, mixed=True)

@@ -9,11 +9,11 @@ import torch
 from marl_ray.config import spec_of
 from marl_ray.conformance import seams, truth
 from marl_ray.conformance.comparing import BUDGETS, FIRST, MOVING, Difference, begin, compare, first_update, parallel
-from marl_ray.conformance.games import POLICIES, SIGNALS, STATES, Rules
-from marl_ray.conformance.trial import UNLIMITED, Case, Trial
+from marl_ray.conformance.games import POLICIES, SIGNALS, STATES, GameRules
+from marl_ray.conformance.trial import UNLIMITED, GridPoint, Trial
 
 
-def cost_gradient(algorithm: str, case: Case) -> Difference:
+def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
     """Over its budget and without rewards, the first gradient step goes down the true gradient of J_c."""
     trial = begin(
         algorithm,
@@ -49,7 +49,7 @@ class _Batch(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _accounts(algorithm: str, case: Case) -> list[_Batch]:
+def _accounts(algorithm: str, case: GridPoint) -> list[_Batch]:
     """Batches of copies that all stand at the same step, over two episodes where one outlasts the horizon."""
     trial = begin(algorithm, case, hyper=FIRST | {"multiplier_init": 0.5}, budgets=BUDGETS)
     found = []
@@ -66,10 +66,10 @@ def _accounts(algorithm: str, case: Case) -> list[_Batch]:
     return found
 
 
-def budget_units(algorithm: str, case: Case) -> Difference:
+def budget_units(algorithm: str, case: GridPoint) -> Difference:
     """A violation counts per decision: over the budget by D, an episode of L decisions is over by D / L in each; also in
     batches in which no episode ends."""
-    rules = Rules(case.policies, case.agents, case.ends)
+    rules = GameRules(case.policies, case.agents, case.ends)
     measured = truth.expected(rules, _uniform(case), truth.nothing())[1:]
     for batch, account in enumerate(_accounts(algorithm, case)):
         for number, violations in enumerate(account.violations):
@@ -82,7 +82,7 @@ def budget_units(algorithm: str, case: Case) -> Difference:
     return None
 
 
-def old_costs(algorithm: str, case: Case) -> Difference:
+def old_costs(algorithm: str, case: GridPoint) -> Difference:
     """A multiplier does not move on a J_c that it has moved on: none is new where no episode ended in a batch."""
     for batch, account in enumerate(_accounts(algorithm, case)):
         if account.moved and not account.ended:
@@ -90,7 +90,7 @@ def old_costs(algorithm: str, case: Case) -> Difference:
     return None
 
 
-def moved_costs(algorithm: str, case: Case) -> Difference:
+def moved_costs(algorithm: str, case: GridPoint) -> Difference:
     """The cost that an episode is expected to have after some policies moved is what it has, to first order."""
     trial, batches = first_update(algorithm, case)
     before = truth.expected(trial.rules, trial.uniform, trial.after)
@@ -113,14 +113,14 @@ def moved_costs(algorithm: str, case: Case) -> Difference:
 
 
 @lru_cache(maxsize=16)
-def _once(algorithm: str, case: Case) -> Trial:
+def _once(algorithm: str, case: GridPoint) -> Trial:
     """A trial after one gradient step that moved the policies."""
     trial = begin(algorithm, case, hyper=FIRST | MOVING, budgets=BUDGETS, mixed=True)
     trial.step()
     return trial
 
 
-def multipliers(algorithm: str, case: Case) -> Difference:
+def multipliers(algorithm: str, case: GridPoint) -> Difference:
     """A multiplier moves by the J_c of the policies as they are when it moves."""
     trial = _once(algorithm, case)
     measured = truth.expected(trial.rules, trial.uniform, truth.nothing())
@@ -141,7 +141,7 @@ def multipliers(algorithm: str, case: Case) -> Difference:
     return None
 
 
-def multiplier_steps(algorithm: str, case: Case) -> Difference:
+def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
     """A multiplier that moves after every gradient step moves by the J_c that the steps before have led to."""
     once = _once(algorithm, case)
     twice = begin(algorithm, case, hyper=FIRST | MOVING | {"epochs": 2}, budgets=BUDGETS, mixed=True)
@@ -169,10 +169,10 @@ def _shift(what: str, found: float, true: float) -> Difference:
     return f"{what} is {found:.5f}, the true one {true:.5f}" + (f", {found / true:.2f} times" if true else "")
 
 
-def lands_on_budget(algorithm: str, case: Case) -> Difference:
+def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
     """A trust-region step from just above a budget ends at the budget, though rewards pull the other way."""
     off = 6e-4
-    measured = truth.expected(Rules(case.policies, case.agents, case.ends), _uniform(case), truth.nothing())[1]
+    measured = truth.expected(GameRules(case.policies, case.agents, case.ends), _uniform(case), truth.nothing())[1]
     trial = begin(
         algorithm,
         case,
@@ -196,5 +196,5 @@ def lands_on_budget(algorithm: str, case: Case) -> Difference:
     return None
 
 
-def _uniform(case: Case) -> truth.Tables:
+def _uniform(case: GridPoint) -> truth.Tables:
     return [[[0.5, 0.5]] * STATES for _ in range(case.policies * case.agents)]

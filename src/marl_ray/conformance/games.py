@@ -35,7 +35,7 @@ class Moved(NamedTuple):
     over: bool
 
 
-class Step(NamedTuple):
+class GameStep(NamedTuple):
     """One step of a path."""
 
     state: int
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rules:
+class GameRules:
     """A game: `agents` agents of each of `policies` policies, all with the team's reward.
 
     At the first step every agent decides but a sixth one, at the second the first agent alone; other moves are forced.
@@ -94,11 +94,11 @@ class Rules:
             over,
         )
 
-    def paths(self, most: int = LENGTH) -> Iterator[list[Step]]:
+    def paths(self, most: int = LENGTH) -> Iterator[list[GameStep]]:
         """Every path of at most `most` steps from the start."""
         yield from self._onward(0, most)
 
-    def _onward(self, state: int, most: int) -> Iterator[list[Step]]:
+    def _onward(self, state: int, most: int) -> Iterator[list[GameStep]]:
         time = 0 if state == 0 else 1
         for step in self.steps(state):
             if step.moved.over or time + 1 == most:
@@ -106,14 +106,14 @@ class Rules:
             else:
                 yield from ([step, *rest] for rest in self._onward(step.moved.state, most))
 
-    def steps(self, state: int) -> Iterator[Step]:
+    def steps(self, state: int) -> Iterator[GameStep]:
         """Every joint move in a state."""
         deciding = self.decisions(0 if state == 0 else 1)
         for chosen in itertools.product((0, 1), repeat=len(deciding)):
             actions = [0] * self.count
             for agent, action in zip(deciding, chosen, strict=True):
                 actions[agent] = action
-            yield Step(state, tuple(actions), self.move(state, tuple(actions)))
+            yield GameStep(state, tuple(actions), self.move(state, tuple(actions)))
 
 
 class TinyGame(ParallelEnv):
@@ -122,7 +122,7 @@ class TinyGame(ParallelEnv):
     metadata = {"name": "tiny_game", "render_modes": []}
 
     def __init__(self, **rules: Any):
-        self.rules = Rules(**rules)
+        self.rules = GameRules(**rules)
         self.possible_agents = self.rules.names
         self.agents: list[str] = []
         self.state_number = 0
@@ -172,7 +172,7 @@ class TinyGame(ParallelEnv):
 
 
 @lru_cache(maxsize=64)
-def _observations(rules: Rules) -> list[list[np.ndarray]]:
+def _observations(rules: GameRules) -> list[list[np.ndarray]]:
     """By state and agent."""
     return [[np.array([state, number % rules.agents]) for number in range(rules.count)] for state in range(STATES)]
 
@@ -181,7 +181,7 @@ class TinyTalk(TextEnv):
     """Every agent answers the same prompt once; nothing is earned and nothing costs."""
 
     def __init__(self, policies: int = 1, agents: int = 1, cost: Sequence[str] = ()):
-        super().__init__(Rules(policies, agents).names, cost=cost)
+        super().__init__(GameRules(policies, agents).names, cost=cost)
 
     def begin(self) -> None:
         self.left = list(self.possible_agents)

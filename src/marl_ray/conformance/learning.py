@@ -13,10 +13,10 @@ from marl_ray.conformance.comparing import (
     most_steps,
     parallel,
 )
-from marl_ray.conformance.trial import UNLIMITED, Case, Trial, defaults, reads, whole_episodes
+from marl_ray.conformance.trial import UNLIMITED, GridPoint, Trial, defaults, reads, whole_episodes
 
 
-def reward_gradient(algorithm: str, case: Case) -> Difference:
+def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
     """The first gradient step goes up the true gradient of J."""
     trial, _ = first_update(algorithm, case)
     true = truth.gradient(trial.rules, trial.uniform, 0, trial.after, most_steps(trial), seams.row_weight(trial))
@@ -29,7 +29,7 @@ def reward_gradient(algorithm: str, case: Case) -> Difference:
     return None
 
 
-def no_drift(algorithm: str, case: Case) -> Difference:
+def no_drift(algorithm: str, case: GridPoint) -> Difference:
     """Without rewards and costs nothing moves the policy, whether episodes end or are cut at the horizon."""
     hyper = DRIFT | (CERTAIN if spec_of(algorithm).critic_first else {})
     trial = begin(
@@ -52,7 +52,7 @@ def no_drift(algorithm: str, case: Case) -> Difference:
     return None
 
 
-def no_drift_of_texts(algorithm: str, case: Case) -> Difference:
+def no_drift_of_texts(algorithm: str, case: GridPoint) -> Difference:
     """Without rewards nothing moves a language model, though some responses end and some are cut."""
     hyper = DRIFT | {"lr": 1e-4} | (CERTAIN if spec_of(algorithm).critic_first else {})
     trial = Trial(algorithm, case, hyper=hyper, budgets=(1.0, 1.0), scripted=False, text=True)
@@ -73,7 +73,7 @@ def _still(movement: float, iteration: int) -> Difference:
     return f"a log-probability moved by {movement:.4f} in iteration {iteration + 1}, without any reward"
 
 
-def value_clip(algorithm: str, case: Case) -> Difference:
+def value_clip(algorithm: str, case: GridPoint) -> Difference:
     """Before any gradient step the value clip takes no gradient away."""
     trials = [begin(algorithm, case, hyper=FIRST | {"value_clip": clip}, mixed=True) for clip in (0.2, UNLIMITED)]
     for iteration in range(2):
@@ -87,7 +87,7 @@ def value_clip(algorithm: str, case: Case) -> Difference:
     return None
 
 
-def empty_batch(algorithm: str, case: Case) -> Difference:
+def empty_batch(algorithm: str, case: GridPoint) -> Difference:
     """A batch without decisions moves no normaliser."""
     trial = begin(algorithm, case, hyper=FIRST)
     trial.step()
@@ -98,7 +98,7 @@ def empty_batch(algorithm: str, case: Case) -> Difference:
     return None if before == after else f"an empty batch moved the normalisers from {before[0]} to {after[0]}"
 
 
-def adaptive_kl(algorithm: str, case: Case) -> Difference:
+def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
     """The divergence's coefficient follows the number of sequences, however the batch is cut into minibatches."""
     hyper = FIRST | {"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100_000}
     found = []
@@ -110,7 +110,7 @@ def adaptive_kl(algorithm: str, case: Case) -> Difference:
     return None if found[0] == found[1] else f"one minibatch led to {found[0]}, two to {found[1]}"
 
 
-def micro_batches(algorithm: str, case: Case) -> Difference:
+def micro_batches(algorithm: str, case: GridPoint) -> Difference:
     """How a batch is cut into passes changes no gradient."""
     hyper = FIRST | {"multiplier_init": 1.0}
     whole, cut = (
@@ -126,7 +126,7 @@ def micro_batches(algorithm: str, case: Case) -> Difference:
     return None
 
 
-def uneven_lengths(algorithm: str, case: Case) -> Difference:
+def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
     """The gradient of J is right where episodes differ in length, or the config refuses the aggregation."""
     default = defaults(algorithm)
     levels = seams.choices("ratio_level") if "ratio_level" in reads(algorithm) else (default.ratio_level,)
@@ -149,7 +149,7 @@ def uneven_lengths(algorithm: str, case: Case) -> Difference:
     return None
 
 
-def entropy_bonus(algorithm: str, case: Case) -> Difference:
+def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
     """Where nothing is earned, `entropy_coef` makes the policy more random."""
     hyper = DRIFT | {"entropy_coef": 1.0}
     trial = begin(algorithm, case, rewarded=False, priced=False, hyper=hyper)
@@ -163,7 +163,7 @@ def entropy_bonus(algorithm: str, case: Case) -> Difference:
     return f"probabilities {before[0]:.3f}, {before[1]:.3f} became {after[0]:.3f}, {after[1]:.3f} with entropy_coef=1"
 
 
-def divergence_penalty(algorithm: str, case: Case) -> Difference:
+def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
     """Where nothing is earned, `kl_coef` in the loss pulls the policy to the reference, by every estimator that is taken."""
     for estimator in seams.choices("kl_estimator"):
         own = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}
@@ -181,7 +181,7 @@ def divergence_penalty(algorithm: str, case: Case) -> Difference:
     return None
 
 
-def refusals(algorithm: str, case: Case) -> Difference:
+def refusals(algorithm: str, case: GridPoint) -> Difference:
     """A config refuses hyper-parameters that the algorithm does not read, and lengths of rows that have none."""
     if not seams.accepted(algorithm, {}):
         return "no config takes the algorithm"

@@ -29,15 +29,15 @@ from marl_ray.conformance.learning import (
     uneven_lengths,
     value_clip,
 )
-from marl_ray.conformance.trial import Case, reads
+from marl_ray.conformance.trial import GridPoint, reads
 
 
 class Property(NamedTuple):
     """One line of the report."""
 
-    check: Callable[[str, Case], Difference]
+    check: Callable[[str, GridPoint], Difference]
     applies: Callable[[str], bool]
-    cases: tuple[Case, ...]
+    cases: tuple[GridPoint, ...]
 
     @property
     def name(self) -> str:
@@ -57,8 +57,8 @@ class Property(NamedTuple):
         return None
 
 
-GRID = tuple(Case(*point) for point in itertools.product((1, 2), (1, 3), (False, True), (True, False)))
-LONE = (Case(),)
+GRID = tuple(GridPoint(*point) for point in itertools.product((1, 2), (1, 3), (False, True), (True, False)))
+LONE = (GridPoint(),)
 
 
 def _reads(key: str) -> Callable[[str], bool]:
@@ -85,7 +85,7 @@ def _speaks(algorithm: str) -> bool:
 
 PROPERTIES = (
     Property(reward_gradient, _descends, GRID),
-    Property(uneven_lengths, _counts_lengths, (Case(1, 1), Case(2, 1))),
+    Property(uneven_lengths, _counts_lengths, (GridPoint(1, 1), GridPoint(2, 1))),
     Property(cost_gradient, lambda name: _is(costs=True)(name) and _descends(name), GRID),
     Property(budget_units, _is(costs=True), GRID),
     Property(moved_costs, _is(costs=True), GRID),
@@ -94,11 +94,11 @@ PROPERTIES = (
     Property(old_costs, _is(constraint="multiplier"), GRID),
     Property(lands_on_budget, _is(constraint="trust_region"), GRID),
     Property(no_drift, lambda name: True, GRID),
-    Property(no_drift_of_texts, _speaks, (Case(1, 1), Case(2, 1))),
-    Property(value_clip, _reads("value_clip"), (Case(1, 3), Case(2, 1, True, False))),
+    Property(no_drift_of_texts, _speaks, (GridPoint(1, 1), GridPoint(2, 1))),
+    Property(value_clip, _reads("value_clip"), (GridPoint(1, 3), GridPoint(2, 1, True, False))),
     Property(empty_batch, lambda name: True, LONE),
-    Property(adaptive_kl, _reads("kl_target"), (Case(1, 3), Case(2, 1))),
-    Property(micro_batches, lambda name: True, (Case(1, 3), Case(2, 1, True, False))),
+    Property(adaptive_kl, _reads("kl_target"), (GridPoint(1, 3), GridPoint(2, 1))),
+    Property(micro_batches, lambda name: True, (GridPoint(1, 3), GridPoint(2, 1, True, False))),
     Property(entropy_bonus, _reads("entropy_coef"), LONE),
     Property(divergence_penalty, _reads("kl_coef"), LONE),
     Property(refusals, lambda name: True, LONE),

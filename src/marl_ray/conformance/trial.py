@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
 from marl_ray.conformance import truth
-from marl_ray.conformance.games import LENGTH, POLICIES, STATES, Rules
+from marl_ray.conformance.games import LENGTH, POLICIES, STATES, GameRules
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.policies.actor_critic.networks import Network
@@ -37,7 +37,7 @@ _AHEAD: dict[Any, dict[str, Any]] = {}
 """Collectors' states by the game and the number of cost signals: they depend on nothing else."""
 
 
-class Case(NamedTuple):
+class GridPoint(NamedTuple):
     """One point of the grid."""
 
     policies: int = 1
@@ -87,7 +87,7 @@ class Trial:
     """One algorithm on one tiny game, a batch at a time."""
 
     algorithm: str
-    case: Case
+    case: GridPoint
     hyper: Mapping[str, Any] = field(default_factory=dict)
     budgets: Sequence[float] = (UNLIMITED, UNLIMITED)
     game: Mapping[str, Any] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Trial:
     def __post_init__(self) -> None:
         case, spec = self.case, spec_of(self.algorithm)
         self.game = {"priced": spec.costs, **self.game}
-        self.rules = Rules(case.policies, case.agents, case.ends, **self.game)
+        self.rules = GameRules(case.policies, case.agents, case.ends, **self.game)
         self.whole = whole_episodes(self.algorithm)
         bits = sum(len(self.rules.decisions(time)) for time in range(LENGTH))
         self.paths = 1 << bits if self.scripted else 8
@@ -284,13 +284,13 @@ class Trial:
         return torch.cat([cast(Tensor, p.grad).reshape(-1).double() for p in actor.parameters()])
 
 
-def own_rows(rules: Rules) -> Tensor:
+def own_rows(rules: GameRules) -> Tensor:
     """What an agent of a policy may see: (STATES * agents, 2)."""
     pairs = [(state, number) for state in range(STATES) for number in range(rules.agents)]
     return torch.tensor(pairs)
 
 
-def joint_rows(rules: Rules) -> Tensor:
+def joint_rows(rules: GameRules) -> Tensor:
     """What all agents together may see: (STATES, 2 * all agents)."""
     rows = [
         [entry for _ in range(rules.policies) for k in range(rules.agents) for entry in (state, k)]

@@ -7,7 +7,7 @@ An episode that is not over at the last step of a path goes on by what `after` s
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from marl_ray.conformance.games import LENGTH, SIGNALS, STATES, Rules, Step
+from marl_ray.conformance.games import LENGTH, SIGNALS, STATES, GameRules, GameStep
 
 Tables = Sequence[Sequence[Sequence[float]]]
 """By agent, state and action."""
@@ -21,7 +21,7 @@ def nothing() -> After:
     return dict.fromkeys(range(STATES), (0.0,) * KINDS)
 
 
-def ended(rules: Rules, path: Sequence[Step]) -> bool:
+def ended(rules: GameRules, path: Sequence[GameStep]) -> bool:
     """Whether a path ends by the rules, so that nothing follows."""
     last = path[-1]
     return last.moved.over and (rules.ends or last.state == 0)
@@ -32,7 +32,7 @@ def time_of(state: int) -> int:
     return (state + 1) // 2
 
 
-def probability(rules: Rules, tables: Tables, path: Sequence[Step]) -> float:
+def probability(rules: GameRules, tables: Tables, path: Sequence[GameStep]) -> float:
     """Of a path, forced moves being certain."""
     product = 1.0
     for step in path:
@@ -41,7 +41,7 @@ def probability(rules: Rules, tables: Tables, path: Sequence[Step]) -> float:
     return product
 
 
-def worth(rules: Rules, path: Sequence[Step], after: After) -> Triple:
+def worth(rules: GameRules, path: Sequence[GameStep], after: After) -> Triple:
     """Undiscounted sums along a path."""
     sums = [0.0 if ended(rules, path) else after[path[-1].moved.state][k] for k in range(KINDS)]
     for step in path:
@@ -50,7 +50,7 @@ def worth(rules: Rules, path: Sequence[Step], after: After) -> Triple:
     return sums
 
 
-def expected(rules: Rules, tables: Tables, after: After, most: int = LENGTH) -> Triple:
+def expected(rules: GameRules, tables: Tables, after: After, most: int = LENGTH) -> Triple:
     """J and J_c from the start over at most `most` steps."""
     sums = [0.0] * KINDS
     for path in rules.paths(most):
@@ -59,7 +59,7 @@ def expected(rules: Rules, tables: Tables, after: After, most: int = LENGTH) -> 
     return sums
 
 
-def values(rules: Rules, tables: Tables, after: After) -> After:
+def values(rules: GameRules, tables: Tables, after: After) -> After:
     """What follows every state: the exact critics."""
     found = {state: list(after[state]) for state in range(STATES)}
     for state in reversed(range(2 * LENGTH - 1)):
@@ -74,7 +74,7 @@ def values(rules: Rules, tables: Tables, after: After) -> After:
 
 
 def gradient(
-    rules: Rules,
+    rules: GameRules,
     tables: Tables,
     kind: int,
     after: After,
@@ -99,7 +99,7 @@ def gradient(
     return found
 
 
-def decisions(rules: Rules, tables: Tables, policy: int) -> float:
+def decisions(rules: GameRules, tables: Tables, policy: int) -> float:
     """Mean number of decisions that one policy makes in an episode."""
     members = range(policy * rules.agents, (policy + 1) * rules.agents)
     total = 0.0
@@ -109,7 +109,7 @@ def decisions(rules: Rules, tables: Tables, policy: int) -> float:
     return total
 
 
-def divergence_gradient(rules: Rules, tables: Tables, reference: Tables) -> list[list[Triple]]:
+def divergence_gradient(rules: GameRules, tables: Tables, reference: Tables) -> list[list[Triple]]:
     """d / d logit of the mean KL(policy || reference) of the decisions along the paths, states as visited now."""
     found = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
     for path in rules.paths():

@@ -8,7 +8,7 @@ import numpy as np
 from marl_ray.errors import MarlRayError
 
 
-class Step(NamedTuple):
+class BatchStep(NamedTuple):
     """What one step gave to the agents that acted in it; zeros for the others."""
 
     rewards: np.ndarray
@@ -21,7 +21,7 @@ class Step(NamedTuple):
     """(copies, agents) bool; False where terminated."""
 
     @classmethod
-    def zeros(cls, copies: int, agents: int, signals: int) -> "Step":
+    def zeros(cls, copies: int, agents: int, signals: int) -> "BatchStep":
         """A step in which nobody acted."""
         shape = (copies, agents)
         costs = np.zeros((*shape, signals), np.float32)
@@ -44,7 +44,7 @@ class EnvBatch(Protocol):
     def reset(self, copy: int, seed: int) -> None:
         """Begin an episode in one copy."""
 
-    def step(self, actions: Sequence[np.ndarray]) -> Step:
+    def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
         """Step every copy in which somebody is alive; the others are left alone.
 
         `actions[g]` is (copies, agents of the group, *action shape), as the environment takes them.

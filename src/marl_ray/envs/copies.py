@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
-from marl_ray.envs.batch import EnvBatch, Step, grouped
+from marl_ray.envs.batch import BatchStep, EnvBatch, grouped
 from marl_ray.envs.registry import first_step, make_env
 from marl_ray.errors import MarlRayError
 
@@ -76,16 +76,16 @@ class EnvLoop:
         self.observations[copy], infos = self.envs[copy].reset(seed=seed)
         self._after(copy, infos)
 
-    def step(self, actions: Sequence[np.ndarray]) -> Step:
+    def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
         taken = [self._taken(g, group_actions) for g, group_actions in enumerate(actions)]
-        step = Step.zeros(len(self.envs), len(self.agents), self.signals)
+        step = BatchStep.zeros(len(self.envs), len(self.agents), self.signals)
         for c in range(len(self.envs)):
             self._step(c, [choices[c] for choices in taken], step)
         return step
 
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         self.reset(copy, seed)
-        unused = Step.zeros(len(self.envs), len(self.agents), self.signals)
+        unused = BatchStep.zeros(len(self.envs), len(self.agents), self.signals)
         for choices in actions:
             self._step(copy, [self._taken(g, chosen) for g, chosen in enumerate(choices)], unused)
 
@@ -104,7 +104,7 @@ class EnvLoop:
         """Actions as environments take them; they compare Python integers much faster than NumPy scalars."""
         return np.asarray(actions).tolist() if self.discrete[g] else actions
 
-    def _step(self, c: int, choices: Sequence[Any], step: Step) -> None:
+    def _step(self, c: int, choices: Sequence[Any], step: BatchStep) -> None:
         """Step one copy; `choices` are the actions per group and agent."""
         env = self.envs[c]
         alive = set(env.agents)

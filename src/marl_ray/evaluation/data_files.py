@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_ray.envs.text.record_files import Row, read_bytes, rows
+from marl_ray.envs.text.record_files import FileRow, read_bytes, rows
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.benchmarks.base import Benchmark, Problem
 
@@ -77,7 +77,7 @@ def _package_file() -> str:
     return str(Path(found.submodule_search_locations[0], "data", "HumanEval.jsonl.gz"))
 
 
-def _from_hub(benchmark: Benchmark, source: str) -> tuple[list[Row], str, str]:
+def _from_hub(benchmark: Benchmark, source: str) -> tuple[list[FileRow], str, str]:
     if benchmark.hub is None:
         raise MarlRayError(f"--data {source}: {benchmark.name} is not on the hub; give its file")
     try:
@@ -86,11 +86,11 @@ def _from_hub(benchmark: Benchmark, source: str) -> tuple[list[Row], str, str]:
         raise MarlRayError(f"--data {source}: needs datasets; install marl-ray[hub]") from error
     name, configuration, splits = benchmark.hub
     name = source.partition(":")[2] or name
-    found: list[Row] = []
+    found: list[FileRow] = []
     try:
         for split in splits:
             part = datasets.load_dataset(name, configuration, split=split)
-            found += [Row(f"{name}/{split}[{number}]", values) for number, values in enumerate(part)]
+            found += [FileRow(f"{name}/{split}[{number}]", values) for number, values in enumerate(part)]
     except Exception as error:  # the library raises its own, those of HTTP clients and of file systems
         raise MarlRayError(f"--data {source}: {name} cannot be loaded: {one_line(error)}") from error
     digest = hashlib.sha256(json.dumps([row.values for row in found], sort_keys=True, default=str).encode()).hexdigest()

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.statistics import Interval
+from marl_ray.evaluation.statistics import BootstrapInterval
 
 RESAMPLES = 10_000
 _CHUNK = 500
@@ -30,7 +30,7 @@ def possible_ks(counts: Mapping[str, int], wanted: Sequence[int] | None, default
 
 def bootstrap(
     groups: Sequence[np.ndarray], weights: Sequence[float], confidence: float = 0.95, seed: int = 0
-) -> Interval:
+) -> BootstrapInterval:
     """Weighted mean of the groups' means, with its percentile bootstrap interval over problems.
 
     A group is a benchmark: (problems,) scores in [0, 1], drawn anew within it. Weights are relative. The interval says
@@ -48,4 +48,4 @@ def bootstrap(
             drawn = group[generator.integers(len(group), size=(_CHUNK, len(group)))]
             means[begin : begin + _CHUNK] += part * drawn.mean(axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(value, float(low), float(high))
+    return BootstrapInterval(value, float(low), float(high))

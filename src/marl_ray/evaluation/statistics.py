@@ -13,7 +13,7 @@ from scipy.stats import trim_mean
 from marl_ray.algorithms.constraints.budgets import certified_rate as certified_rate
 
 
-class Interval(NamedTuple):
+class BootstrapInterval(NamedTuple):
     """A value with a confidence interval."""
 
     value: float
@@ -28,7 +28,7 @@ def iqm(scores: np.ndarray) -> float:
 
 def stratified_bootstrap(
     scores: np.ndarray, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Interval:
+) -> BootstrapInterval:
     """`iqm` of scores (runs, tasks) with its percentile interval; runs are drawn anew within each task."""
     scores = np.asarray(scores, float)
     runs, tasks = scores.shape
@@ -36,7 +36,7 @@ def stratified_bootstrap(
     drawn = np.sort(scores[chosen, np.arange(tasks)].reshape(resamples, -1), axis=1)
     means = trim_mean(drawn, 0.25, axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(iqm(scores), float(low), float(high))
+    return BootstrapInterval(iqm(scores), float(low), float(high))
 
 
 def marl_eval(

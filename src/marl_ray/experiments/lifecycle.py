@@ -21,7 +21,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import staged_weights
 
 
-class Status(StrEnum):
+class ExperimentStatus(StrEnum):
     DRAFT = "draft"
     RUNNING = "running"
     PAUSED = "paused"
@@ -40,15 +40,15 @@ class Action(StrEnum):
     STOP = "stop"
 
 
-ALLOWED: Mapping[Action, frozenset[Status]] = {
-    Action.START: frozenset({Status.DRAFT}),
-    Action.NEXT_STAGE: frozenset({Status.RUNNING}),
-    Action.PAUSE: frozenset({Status.RUNNING}),
-    Action.RESUME: frozenset({Status.PAUSED}),
-    Action.PROMOTE: frozenset({Status.RUNNING}),
+ALLOWED: Mapping[Action, frozenset[ExperimentStatus]] = {
+    Action.START: frozenset({ExperimentStatus.DRAFT}),
+    Action.NEXT_STAGE: frozenset({ExperimentStatus.RUNNING}),
+    Action.PAUSE: frozenset({ExperimentStatus.RUNNING}),
+    Action.RESUME: frozenset({ExperimentStatus.PAUSED}),
+    Action.PROMOTE: frozenset({ExperimentStatus.RUNNING}),
     # Late outcomes can prove harm when all is over, and an arm's mark must then still be possible.
-    Action.ROLLBACK: frozenset(Status),
-    Action.STOP: frozenset({Status.DRAFT, Status.RUNNING, Status.PAUSED}),
+    Action.ROLLBACK: frozenset(ExperimentStatus),
+    Action.STOP: frozenset({ExperimentStatus.DRAFT, ExperimentStatus.RUNNING, ExperimentStatus.PAUSED}),
 }
 """Which states an action is possible in."""
 
@@ -61,7 +61,7 @@ class StaleEpochError(MarlRayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RolloutPlan:
     """What an experiment's config says about its traffic."""
 
     control: str
@@ -80,10 +80,10 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ExperimentState:
     """Where an experiment stands."""
 
-    status: Status
+    status: ExperimentStatus
     epoch: int = 1
     """Counts every change of state and every change of the config that concerns assignment, from 1."""
     stage: int = 0
@@ -114,8 +114,8 @@ class ExperimentRecord:
     name: str
     config: dict[str, Any]
     created: float
-    state: State
-    plan: Plan
+    state: ExperimentState
+    plan: RolloutPlan
 
     @property
     def epoch(self) -> int:
@@ -132,10 +132,10 @@ class ExperimentRecord:
         return tuple(arm for arm, w in self.plan.weights.items() if w > 0 and arm in self.state.rolled_back)
 
 
-def plan_of(config: Mapping[str, Any]) -> Plan:
+def plan_of(config: Mapping[str, Any]) -> RolloutPlan:
     """The plan in an experiment's stored config; keys that older configs lack mean the plain A/B test."""
     arms, strategy = config["arms"], config.get("strategy", "ab")
-    return Plan(
+    return RolloutPlan(
         control=config.get("control") or next(iter(arms)),
         weights={arm: float(part["weight"]) for arm, part in arms.items()},
         strategy=strategy,
@@ -145,16 +145,16 @@ def plan_of(config: Mapping[str, Any]) -> Plan:
     )
 
 
-def weights_of(plan: Plan, state: State) -> dict[str, float]:
+def weights_of(plan: RolloutPlan, state: ExperimentState) -> dict[str, float]:
     """Arm -> weight in force.
 
     The control inherits the weight of rolled-back arms, so that the other treatments keep their shares: a rollback
     must not expose anyone to another treatment.
     """
     barred = state.rolled_back
-    if state.status is Status.PROMOTED and state.winner in plan.weights and state.winner not in barred:
+    if state.status is ExperimentStatus.PROMOTED and state.winner in plan.weights and state.winner not in barred:
         return _only(plan, str(state.winner))
-    if state.status is not Status.RUNNING or plan.strategy == "shadow":
+    if state.status is not ExperimentStatus.RUNNING or plan.strategy == "shadow":
         return _only(plan, plan.control)
     given = dict(plan.weights)
     if plan.strategy == "thompson":
@@ -167,18 +167,20 @@ def weights_of(plan: Plan, state: State) -> dict[str, float]:
     return kept if any(kept.values()) else _only(plan, plan.control)
 
 
-def _only(plan: Plan, arm: str) -> dict[str, float]:
+def _only(plan: RolloutPlan, arm: str) -> dict[str, float]:
     return {other: float(other == arm) for other in plan.weights}
 
 
-def shadows_of(plan: Plan, state: State) -> tuple[str, ...]:
+def shadows_of(plan: RolloutPlan, state: ExperimentState) -> tuple[str, ...]:
     """Arms that get a copy of the traffic and answer nobody."""
-    if state.status is not Status.RUNNING or plan.strategy != "shadow":
+    if state.status is not ExperimentStatus.RUNNING or plan.strategy != "shadow":
         return ()
     return tuple(arm for arm in plan.treatments if arm not in state.rolled_back)
 
 
-def transition(state: State, action: Action, plan: Plan, now: float, arm: str | None = None) -> State:
+def transition(
+    state: ExperimentState, action: Action, plan: RolloutPlan, now: float, arm: str | None = None
+) -> ExperimentState:
     """The state after an action; `arm` says which treatment to promote (needed if there are several) or to roll back
     (all of them when not given). Raises MarlRayError if `ALLOWED` or the plan forbids it.
 
@@ -191,7 +193,7 @@ def transition(state: State, action: Action, plan: Plan, now: float, arm: str | 
         _check_treatment(action, plan, arm)
     epoch = state.epoch + 1
     here = replace(state, epoch=epoch)
-    begun = replace(here, status=Status.RUNNING, stage_since=now, stage_epoch=epoch)
+    begun = replace(here, status=ExperimentStatus.RUNNING, stage_since=now, stage_epoch=epoch)
     match action:
         case Action.START | Action.RESUME:
             # A resumed stage begins anew: time and units of the pause prove nothing about it.
@@ -201,19 +203,19 @@ def transition(state: State, action: Action, plan: Plan, now: float, arm: str | 
                 raise MarlRayError(f"next_stage: stage {state.stage + 1} of {len(plan.stages)} is the last")
             return replace(begun, stage=state.stage + 1)
         case Action.PAUSE:
-            return replace(here, status=Status.PAUSED)
+            return replace(here, status=ExperimentStatus.PAUSED)
         case Action.STOP:
-            return replace(here, status=Status.STOPPED)
+            return replace(here, status=ExperimentStatus.STOPPED)
         case Action.PROMOTE:
-            return replace(here, status=Status.PROMOTED, winner=_winner(state, plan, arm))
+            return replace(here, status=ExperimentStatus.PROMOTED, winner=_winner(state, plan, arm))
         case Action.ROLLBACK:
             return _rolled_back(state, plan, (arm,) if arm else plan.treatments)
 
 
-def reallocated(state: State, plan: Plan, weights: Mapping[str, float], now: float) -> State:
+def reallocated(state: ExperimentState, plan: RolloutPlan, weights: Mapping[str, float], now: float) -> ExperimentState:
     """The state of a running `thompson` experiment with other weights, which are a new epoch of the same stage. Rolled-back
     arms must have none. Raises MarlRayError for another experiment, and for weights that are not of its arms."""
-    if state.status is not Status.RUNNING or plan.strategy != "thompson":
+    if state.status is not ExperimentStatus.RUNNING or plan.strategy != "thompson":
         raise MarlRayError(
             f"weights: expected a running experiment of strategy thompson, this is {state.status} {plan.strategy}"
         )
@@ -223,7 +225,7 @@ def reallocated(state: State, plan: Plan, weights: Mapping[str, float], now: flo
     return replace(state, epoch=state.epoch + 1, allocation=Allocation(dict(weights), now))
 
 
-def _check_treatment(action: Action, plan: Plan, arm: str) -> None:
+def _check_treatment(action: Action, plan: RolloutPlan, arm: str) -> None:
     if action not in (Action.PROMOTE, Action.ROLLBACK):
         raise MarlRayError(f"arm: {action} concerns the whole experiment, got arm {arm!r}")
     if arm not in plan.treatments:
@@ -231,7 +233,7 @@ def _check_treatment(action: Action, plan: Plan, arm: str) -> None:
         raise MarlRayError(f"arm: expected a treatment to {action} ({', '.join(plan.treatments)}), got {what}")
 
 
-def _winner(state: State, plan: Plan, arm: str | None) -> str:
+def _winner(state: ExperimentState, plan: RolloutPlan, arm: str | None) -> str:
     left = _left(plan, state.rolled_back)
     if arm is None and len(left) != 1:
         raise MarlRayError(f"arm: expected which treatment to promote, one of {', '.join(left) or 'none that is left'}")
@@ -240,22 +242,22 @@ def _winner(state: State, plan: Plan, arm: str | None) -> str:
     return arm or left[0]
 
 
-def _rolled_back(state: State, plan: Plan, arms: tuple[str, ...]) -> State:
+def _rolled_back(state: ExperimentState, plan: RolloutPlan, arms: tuple[str, ...]) -> ExperimentState:
     barred = state.rolled_back | set(arms)
     if barred == state.rolled_back:
         return state
-    over = state.winner in barred if state.status is Status.PROMOTED else not _left(plan, barred)
-    status = Status.ROLLED_BACK if over and state.status is not Status.STOPPED else state.status
+    over = state.winner in barred if state.status is ExperimentStatus.PROMOTED else not _left(plan, barred)
+    status = ExperimentStatus.ROLLED_BACK if over and state.status is not ExperimentStatus.STOPPED else state.status
     return replace(state, status=status, epoch=state.epoch + 1, rolled_back=barred)
 
 
-def _left(plan: Plan, barred: frozenset[str]) -> list[str]:
+def _left(plan: RolloutPlan, barred: frozenset[str]) -> list[str]:
     """Treatments that take part and are not rolled back."""
     in_play = [arm for arm in plan.treatments if plan.strategy == "shadow" or plan.weights[arm] > 0]
     return [arm for arm in in_play if arm not in barred]
 
 
-def reconfigured(state: State, before: Plan, after: Plan, now: float) -> State:
+def reconfigured(state: ExperimentState, before: RolloutPlan, after: RolloutPlan, now: float) -> ExperimentState:
     """The state under a config that assigns otherwise: the next epoch, with the stage begun anew; other stages or
     another strategy begin with the first one. Raises MarlRayError if the new plan has no place for the state."""
     if after.control in state.rolled_back:
@@ -268,7 +270,7 @@ def reconfigured(state: State, before: Plan, after: Plan, now: float) -> State:
     return replace(state, epoch=epoch, stage=stage, stage_since=now, stage_epoch=epoch, allocation=None)
 
 
-class Step(StrEnum):
+class RolloutStep(StrEnum):
     """What a look at the evidence calls for."""
 
     HOLD = "hold"
@@ -310,16 +312,16 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RolloutDecision:
     """A step, the arm it concerns, why, and the epoch it was decided on."""
 
-    step: Step
+    step: RolloutStep
     epoch: int
     reason: str
     arm: str | None = None
 
 
-def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Decision:
+def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> RolloutDecision:
     """What to do next. `now` is seconds since 1970.
 
     Harm comes first and waits for nothing, not even for a clean traffic split. Then a suspicious split holds
@@ -332,33 +334,41 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Decisio
     left = [arm for arm in plan.treatments if arm not in state.rolled_back]
     for arm in left:
         if known[arm].harm is not None:
-            return Decision(Step.ROLLBACK, state.epoch, f"harm proven by {known[arm].harm}", arm)
-    if state.status is not Status.RUNNING:
-        return Decision(Step.HOLD, state.epoch, f"the experiment is {state.status}")
+            return RolloutDecision(RolloutStep.ROLLBACK, state.epoch, f"harm proven by {known[arm].harm}", arm)
+    if state.status is not ExperimentStatus.RUNNING:
+        return RolloutDecision(RolloutStep.HOLD, state.epoch, f"the experiment is {state.status}")
     if evidence.srm_alarm:
-        return Decision(Step.HOLD_SRM, state.epoch, "sample ratio mismatch")
+        return RolloutDecision(RolloutStep.HOLD_SRM, state.epoch, "sample ratio mismatch")
     unequal = [found for arm in left if record.weights[arm] > 0 and (found := known[arm].unequal) is not None]
     if unequal:
-        return Decision(Step.HOLD_REPORTING, state.epoch, unequal[0])
+        return RolloutDecision(RolloutStep.HOLD_REPORTING, state.epoch, unequal[0])
     exposed = min((known[arm].exposures for arm, weight in record.weights.items() if weight > 0), default=0)
     if exposed < plan.min_exposures:
-        return Decision(Step.HOLD, state.epoch, f"{exposed} of {plan.min_exposures} exposures in this stage")
+        return RolloutDecision(
+            RolloutStep.HOLD, state.epoch, f"{exposed} of {plan.min_exposures} exposures in this stage"
+        )
     if now - state.stage_since < plan.min_duration_s:
-        return Decision(
-            Step.HOLD, state.epoch, f"{now - state.stage_since:.0f} of {plan.min_duration_s:g} s in this stage"
+        return RolloutDecision(
+            RolloutStep.HOLD,
+            state.epoch,
+            f"{now - state.stage_since:.0f} of {plan.min_duration_s:g} s in this stage",
         )
     untested = [arm for arm in left if record.weights[arm] > 0 and not known[arm].tested]
     if untested:  # no proof of harm means nothing yet
         told = next((lack for arm in untested if (lack := known[arm].unguarded)), None)
-        return Decision(Step.HOLD, state.epoch, told or f"too few outcomes to test {', '.join(untested)} for harm")
+        return RolloutDecision(
+            RolloutStep.HOLD, state.epoch, told or f"too few outcomes to test {', '.join(untested)} for harm"
+        )
     proven = [arm for arm in left if known[arm].promotable]
     promotable = [arm for arm in proven if known[arm].unguarded is None]
     more = plan.stages[state.stage + 1 :]
     # Where the control gets nothing any more, the comparison cannot grow: the proof must come before.
     if more and (more[0] < 1 or promotable):
-        return Decision(Step.NEXT_STAGE, state.epoch, f"no harm at {plan.stages[state.stage]:g} of the units")
+        return RolloutDecision(
+            RolloutStep.NEXT_STAGE, state.epoch, f"no harm at {plan.stages[state.stage]:g} of the units"
+        )
     if not promotable:
         lacking = known[proven[0]].unguarded if proven else None
-        return Decision(Step.HOLD, state.epoch, lacking or "the promotion bound does not hold yet")
+        return RolloutDecision(RolloutStep.HOLD, state.epoch, lacking or "the promotion bound does not hold yet")
     best = max(promotable, key=lambda arm: known[arm].estimate)
-    return Decision(Step.PROMOTE, state.epoch, "the promotion bound holds", best)
+    return RolloutDecision(RolloutStep.PROMOTE, state.epoch, "the promotion bound holds", best)

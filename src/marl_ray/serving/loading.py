@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from marl_ray.config import ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.lifecycle import ExperimentRecord, Status
+from marl_ray.experiments.lifecycle import ExperimentRecord, ExperimentStatus
 from marl_ray.experiments.store.records import OPEN, AssignmentState
 from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.policies.actor_critic.spaces import space_to_json
@@ -89,7 +89,7 @@ def needed(
     newest: dict[str, AssignmentState] = {}
     successors: dict[str, float] = {}
     """Experiment -> when the next one at its endpoint began."""
-    begun = (state for state in states if state.status is not Status.DRAFT)
+    begun = (state for state in states if state.status is not ExperimentStatus.DRAFT)
     for state in sorted(begun, key=lambda state: state.created):
         if state.endpoint in newest:
             successors[newest[state.endpoint].experiment] = state.created

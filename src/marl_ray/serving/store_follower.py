@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.lifecycle import Status
+from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.experiments.store.store import AssignmentState, StoreError
 from marl_ray.serving.arms.protocol import Arm, TextArm
@@ -160,7 +160,7 @@ class StoreFollower:
         if now >= self._winners_at:
             self._winners_at = now + WINNER_S
             serving = (routers[name] for name, arms in self._wanted.items() if arms)
-            names |= {router.config.name for router in serving if router.state.status is Status.PROMOTED}
+            names |= {router.config.name for router in serving if router.state.status is ExperimentStatus.PROMOTED}
         return [routers[name] for name in routers if name in names]
 
     def look(self, waits: bool = False) -> None:

@@ -49,7 +49,7 @@ another one wait, so that Ray's own 2 s would be the pace of short iterations.""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """A finished run."""
 
     name: str
@@ -116,7 +116,7 @@ def _check_environment(config: RunConfig) -> None:
         env.close()
 
 
-def finished(config: RunConfig) -> Outcome | None:
+def finished(config: RunConfig) -> RunResult | None:
     """The outcome of a run that has played `train.total_steps` already, None of any other.
 
     Raises MarlRayError if the folder under its name is another run's.
@@ -125,10 +125,10 @@ def finished(config: RunConfig) -> Outcome | None:
     if found is None or found["total_steps"] < config.train.total_steps:
         return None
     outcome = found["outcome"]
-    return Outcome(**outcome | {"curve": None if outcome["curve"] is None else Path(outcome["curve"])}, trained=False)
+    return RunResult(**outcome | {"curve": None if outcome["curve"] is None else Path(outcome["curve"])}, trained=False)
 
 
-def train(config: RunConfig) -> Outcome:
+def train(config: RunConfig) -> RunResult:
     """Run to the end on the Ray that this process is connected to; a run that is finished is not run again.
 
     Raises MarlRayError with the cause of a failure. On Ctrl-C and SIGTERM it says what is kept and raises on.
@@ -317,7 +317,7 @@ def _end(sink: Sink, status: str) -> None:
         print(f"tracking.also: {one_line(error)}", file=sys.stderr)
 
 
-def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> Outcome:
+def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> RunResult:
     """Register the best bundle, draw the curve."""
     from marl_ray.policies.bundles.actor_critic import load_bundle
     from marl_ray.training.loop import BUNDLE
@@ -337,7 +337,7 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
             target.write(source.read())
     is_local = "://" not in config.storage
     last = result.return_value or {}
-    return Outcome(
+    return RunResult(
         name=config.name,
         model=model,
         bundle=best,

@@ -7,7 +7,7 @@ from marl_ray.config import RunConfig
 from marl_ray.envs.copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.fixed_episodes import Arena, Start, WholeEpisode
+from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, WholeEpisode
 from marl_ray.training.team.team import build_models, team_agents
 
 
@@ -27,7 +27,7 @@ def evaluate(
     copies = min(config.train.env_copies, episodes)
     envs = make_batch(config.env, copies, list(agents.values()), config.signals, config.constraints)
     arena = Arena(env, envs, agents, copies, seed, config.signals, steps)
-    played = arena.play(players, [Start(number, 0, greedy) for number in range(episodes)])
+    played = arena.play(players, [FixedStart(number, 0, greedy) for number in range(episodes)])
     arena.close()
     env.close()
     return played

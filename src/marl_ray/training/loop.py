@@ -16,7 +16,7 @@ from marl_ray.algorithms.constraints.budgets import mean_costs
 from marl_ray.config import RunConfig
 from marl_ray.envs.copies import make_batch
 from marl_ray.envs.registry import make_env
-from marl_ray.rollout.actor_critic.collector import Collector, Plan
+from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
 from marl_ray.rollout.group_spread import GroupSums
 from marl_ray.rollout.rng import team_order
 from marl_ray.training import checkpoint
@@ -286,7 +286,7 @@ def build_collector(
     refills = {
         name: config.hyper_of(name).dynamic_sampling for name, policy in config.team.items() if not policy.frozen
     }
-    plan = Plan(
+    plan = CollectPlan(
         config.train.horizon,
         config.whole_episodes,
         config.train.group_size,

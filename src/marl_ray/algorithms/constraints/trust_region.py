@@ -135,7 +135,7 @@ def fisher_vector_product(
     return fisher_product(function, parameters, weights, sizes)(vector)
 
 
-class Step(NamedTuple):
+class TrustRegionStep(NamedTuple):
     """What to add to the weights, and why."""
 
     step: Tensor
@@ -220,7 +220,7 @@ def constrained_step(
     product: Product,
     iterations: int = 10,
     tolerance: float = 1e-10,
-) -> Step:
+) -> TrustRegionStep:
     """The step for loss gradient (D,), cost gradients (K, D) and violations (K,), K >= 0, within KL `delta`.
 
     If no point of the trust region meets the constraints, the step lowers the cost that is furthest out of reach, relative
@@ -236,7 +236,7 @@ def constrained_step(
         gram = (torch.cat([gradient.unsqueeze(0), cost_gradients]).double() @ directions.double().T).cpu()
         c = violations.detach().double().cpu()
         if not bool(gram.isfinite().all() and c.isfinite().all()):
-            return Step(torch.full_like(gradient, math.nan), "unconstrained", (0.0,) * len(c), 0.0)
+            return TrustRegionStep(torch.full_like(gradient, math.nan), "unconstrained", (0.0,) * len(c), 0.0)
         resolution = torch.finfo(gradient.dtype).eps
         # Column 0 holds B v, the exact change along v; row 0 equals it only once conjugate gradients have converged.
         solution = _solve(float(gram[0, 0]), gram[1:, 0], gram[1:, 1:], c, delta, resolution)
@@ -245,10 +245,10 @@ def constrained_step(
         square = float(step.dot(product(step)))
         if square > 2 * delta:
             step = step * math.sqrt(2 * delta / square)
-    return Step(step, solution.case, solution.multipliers, solution.trust_multiplier)
+    return TrustRegionStep(step, solution.case, solution.multipliers, solution.trust_multiplier)
 
 
-class Search(NamedTuple):
+class LineSearch(NamedTuple):
     """Where a line search ended."""
 
     vector: Tensor
@@ -269,7 +269,7 @@ def backtracking(
     delta: float,
     coefficient: float = 0.8,
     steps: int = 10,
-) -> Search:
+) -> LineSearch:
     """The first of old + coefficient^j step, j = 0 .. steps - 1, that keeps what the step promised; else `old` itself.
 
     Kept means: KL <= delta; every cost surrogate rises by at most max(-c_k, 0); and the reward loss does not rise, unless
@@ -291,5 +291,5 @@ def backtracking(
             continue
         kept = all(rise <= most for rise, most in zip(changes, allowed, strict=True))
         if kl <= delta and kept and (change <= 0 or not feasible):
-            return Search(vector, j, change, changes, float(kl))
-    return Search(old, None, 0.0, (0.0,) * len(allowed), 0.0)
+            return LineSearch(vector, j, change, changes, float(kl))
+    return LineSearch(old, None, 0.0, (0.0,) * len(allowed), 0.0)

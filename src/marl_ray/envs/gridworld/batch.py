@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from marl_ray.config.run.sections import EnvConfig
-from marl_ray.envs.batch import Step, grouped
+from marl_ray.envs.batch import BatchStep, grouped
 from marl_ray.envs.gridworld.moves import BLOCK, DONE, X, Y, observe, play, price
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
@@ -46,7 +46,7 @@ class GridworldBatch:
         self.times[copy], self.missions[copy] = 0, env.world.mission_index
         self.alive[copy] = self.observed[copy] = True
 
-    def step(self, actions: Sequence[np.ndarray]) -> Step:
+    def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
         for members, chosen in zip(self.members, actions, strict=True):
             self.moves[:, members] = chosen
         return self._play(self.all)
@@ -68,9 +68,9 @@ class GridworldBatch:
         for env in self.envs:
             env.close()
 
-    def _play(self, copies: np.ndarray) -> Step:
+    def _play(self, copies: np.ndarray) -> BatchStep:
         """One step of `copies` by `moves`."""
-        step = Step.zeros(len(self.envs), self.agents, self.signals)
+        step = BatchStep.zeros(len(self.envs), self.agents, self.signals)
         if self.agents > 1:
             for c in copies[self.times[copies] % BLOCK == 0]:
                 world = self.envs[c].world
@@ -85,7 +85,7 @@ class GridworldBatch:
             self._play_by_objects(int(c), step)
         return step
 
-    def _play_by_objects(self, c: int, step: Step) -> None:
+    def _play_by_objects(self, c: int, step: BatchStep) -> None:
         """One step of a copy by its `World`."""
         env, alive = self.envs[c], self.alive[c].copy()
         world = env.world

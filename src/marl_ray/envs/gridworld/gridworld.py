@@ -26,7 +26,7 @@ from marl_ray.envs.gridworld.moves import (
     TERMINATED,
     TOGGLE,
     Prices,
-    Rules,
+    WorldRules,
     X,
     Y,
     enter,
@@ -67,7 +67,7 @@ class World(MultiGridEnv):
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
-        self.rules = Rules(
+        self.rules = WorldRules(
             bool(self.allow_agent_overlap),
             bool(self.joint_reward),
             self.success_termination_mode == "all",

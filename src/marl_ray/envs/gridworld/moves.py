@@ -33,7 +33,7 @@ BLOCK = 32
 """Steps whose action order is drawn at once."""
 
 
-class Rules(NamedTuple):
+class WorldRules(NamedTuple):
     """What an environment's keyword arguments choose."""
 
     overlap: bool
@@ -76,7 +76,7 @@ def uses_object(grid: np.ndarray, agents: np.ndarray, i: int, action: int) -> bo
 
 
 @numba.njit(cache=True)
-def enter(grid: np.ndarray, agents: np.ndarray, i: int, rules: Rules, reward: float, rewards: np.ndarray) -> None:
+def enter(grid: np.ndarray, agents: np.ndarray, i: int, rules: WorldRules, reward: float, rewards: np.ndarray) -> None:
     """Agent i moves to the cell before it, which does not bar it, unless another agent does. A success puts `reward`
     into `rewards` (agents,)."""
     dx, dy = STEP[agents[i, DIR]]
@@ -101,7 +101,7 @@ def enter(grid: np.ndarray, agents: np.ndarray, i: int, rules: Rules, reward: fl
 
 @numba.njit(cache=True)
 def move(
-    grid: np.ndarray, agents: np.ndarray, i: int, action: int, rules: Rules, reward: float, rewards: np.ndarray
+    grid: np.ndarray, agents: np.ndarray, i: int, action: int, rules: WorldRules, reward: float, rewards: np.ndarray
 ) -> bool:
     """Agent i acts. False, and nothing happens, if the action needs the package's objects."""
     if agents[i, TERMINATED]:
@@ -125,7 +125,7 @@ def turn(
     agents: np.ndarray,
     actions: np.ndarray,
     draws: np.ndarray,
-    rules: Rules,
+    rules: WorldRules,
     reward: float,
     rewards: np.ndarray,
 ) -> bool:
@@ -169,7 +169,7 @@ def play(
     alive: np.ndarray,
     observed: np.ndarray,
     gone: np.ndarray,
-    rules: Rules,
+    rules: WorldRules,
     prices: Prices,
     max_steps: int,
     rewards: np.ndarray,

@@ -8,8 +8,8 @@ from typing import Any
 
 from marl_ray.agents import react_format
 from marl_ray.agents.calls import parse
-from marl_ray.agents.made_up_country import KINDS, Question, Step, questions
-from marl_ray.agents.react_format import Result, Turn, find, transcript
+from marl_ray.agents.made_up_country import KINDS, CountryQuestion, QuestionStep, questions
+from marl_ray.agents.react_format import CallResult, ReactTurn, find, transcript
 from marl_ray.agents.tools import make_tools
 from marl_ray.envs.text.base import Demonstration, Task, TextEnv, find_tasks, place
 from marl_ray.envs.text.tasks import MathTask, read_math
@@ -87,7 +87,7 @@ class React(TextEnv):
             )
 
     def begin(self) -> None:
-        self._past: list[Turn] = []
+        self._past: list[ReactTurn] = []
         self._calls = self._problems = 0
         self._ask()
 
@@ -96,7 +96,7 @@ class React(TextEnv):
         ran = bool(result.tool) and not result.ends
         self._calls += ran
         self._problems += bool(result.problem)
-        self._past.append(Turn(said, result.observation))
+        self._past.append(ReactTurn(said, result.observation))
         self.spend(agent, calls=ran, seconds=result.seconds)
         if not result.ends and len(self._past) < self.max_turns:
             return self._ask()
@@ -114,26 +114,26 @@ class React(TextEnv):
         found = []
         for index in range(count):
             task = self.train[place(len(self.train), seed, index)]
-            past: list[Turn] = []
+            past: list[ReactTurn] = []
             for step in _plan(task):
                 response = _written(step)
                 found.append(Demonstration(self.possible_agents[0], self._prompt(task, past, len(past)), response))
                 said, result = self._respond(response, len(past))
-                past.append(Turn(said, result.observation))
+                past.append(ReactTurn(said, result.observation))
         return found
 
-    def _respond(self, text: str, calls: int) -> tuple[str, Result]:
+    def _respond(self, text: str, calls: int) -> tuple[str, CallResult]:
         """What later prompts repeat of a response, and what came of it, after this many calls."""
         call = parse(text)
         tool = find(self.tools, call.tool)
         if self.max_calls is not None and calls >= self.max_calls and tool is not None and not tool.ends:
-            return call.said, Result(_NO_CALLS, "no_calls_left")
+            return call.said, CallResult(_NO_CALLS, "no_calls_left")
         return call.said, react_format.act(call, self.tools, self.timeout_s, self.observation_limit)
 
     def _ask(self) -> None:
         self.ask(self.possible_agents[0], self._prompt(self.task, self._past, self._calls))
 
-    def _prompt(self, task: Task, past: Sequence[Turn], calls: int) -> str:
+    def _prompt(self, task: Task, past: Sequence[ReactTurn], calls: int) -> str:
         left = f"{self.max_turns - len(past)} turns"
         if self.max_calls is not None:
             left += f" and {self.max_calls - calls} tool calls"
@@ -181,17 +181,17 @@ def _bare(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", words).split())
 
 
-def _made_up(kinds: Sequence[str], split: str) -> tuple[Question, ...]:
+def _made_up(kinds: Sequence[str], split: str) -> tuple[CountryQuestion, ...]:
     return tuple(one for one in questions() if one.kind in kinds and one.test == (split == "test"))
 
 
-def _plan(task: Any) -> tuple[Step, ...]:
+def _plan(task: Any) -> tuple[QuestionStep, ...]:
     if isinstance(task, MathTask):
-        return (Step(task.solution or "I know this.", "answer", {"answer": task.answer}),)
-    plan: tuple[Step, ...] = task.plan
+        return (QuestionStep(task.solution or "I know this.", "answer", {"answer": task.answer}),)
+    plan: tuple[QuestionStep, ...] = task.plan
     return plan
 
 
-def _written(step: Step) -> str:
+def _written(step: QuestionStep) -> str:
     """A step as `parse` reads it."""
     return f"Thought: {step.thought}\nAction: {step.tool}\nInput: {json.dumps(step.arguments)}"

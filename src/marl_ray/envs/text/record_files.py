@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from marl_ray.errors import MarlRayError, one_line
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """One record of a file, and where it stands, for messages."""
 
     where: str
@@ -34,7 +34,7 @@ def read_bytes(uri: str) -> bytes:
         raise MarlRayError(f"{uri}: cannot be read: {one_line(error)}") from error
 
 
-def rows(name: str, data: bytes) -> Iterator[Row]:
+def rows(name: str, data: bytes) -> Iterator[FileRow]:
     """Records of a .jsonl, .json (an array) or .parquet file, each perhaps in gzip.
 
     Raises MarlRayError naming the file and the line (or the element) that is not JSON or not UTF-8.
@@ -50,16 +50,16 @@ def rows(name: str, data: bytes) -> Iterator[Row]:
             table = parquet.read_table(io.BytesIO(data))
         except (OSError, pa.ArrowException) as error:
             raise MarlRayError(f"{name}: not Parquet: {one_line(error)}") from error
-        yield from (Row(f"{name}[{number}]", values) for number, values in enumerate(table.to_pylist()))
+        yield from (FileRow(f"{name}[{number}]", values) for number, values in enumerate(table.to_pylist()))
     elif path.endswith(".json"):
         whole = _decoded(name, data)
         if not isinstance(whole, list):
             raise MarlRayError(f"{name}: expected a JSON array")
-        yield from (Row(f"{name}[{number}]", values) for number, values in enumerate(whole))
+        yield from (FileRow(f"{name}[{number}]", values) for number, values in enumerate(whole))
     else:
         for number, line in enumerate(data.split(b"\n"), 1):
             if line.strip():
-                yield Row(f"{name}:{number}", _decoded(f"{name}:{number}", line))
+                yield FileRow(f"{name}:{number}", _decoded(f"{name}:{number}", line))
 
 
 def _decoded(where: str, data: bytes) -> Any:
@@ -77,7 +77,7 @@ def _decoded(where: str, data: bytes) -> Any:
 R = TypeVar("R", bound=BaseModel)
 
 
-def read_record(model: type[R], row: Row) -> R:
+def read_record(model: type[R], row: FileRow) -> R:
     """A checked record. Raises MarlRayError naming file, line and field."""
     try:
         return model.model_validate(row.values)

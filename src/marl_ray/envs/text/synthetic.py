@@ -96,7 +96,7 @@ def _sum(source: random.Random, level: int) -> tuple[str, int]:
     return f"{a}{sign}{b}=", {"+": a + b, "-": a - b, "*": a * b}[sign]
 
 
-class Family(NamedTuple):
+class TaskFamily(NamedTuple):
     """Functions of one kind. The capitals A, B and C are constants in the text and in the code."""
 
     level: int
@@ -107,7 +107,7 @@ class Family(NamedTuple):
 
 
 FAMILIES = tuple(
-    Family(int(level), kind, text, code)
+    TaskFamily(int(level), kind, text, code)
     for level, kind, text, code in (
         [part.strip() for part in line.split("|")]
         for line in """
@@ -213,7 +213,7 @@ def _function(source: random.Random, level: int) -> tuple[str, str, str]:
     return f"{family.kind} {text}", family.kind, body
 
 
-def _filled(source: random.Random, family: Family) -> tuple[str, str]:
+def _filled(source: random.Random, family: TaskFamily) -> tuple[str, str]:
     """Text and code with constants. Positions in sequences are small, for the sequences are short."""
     most = 20 if family.kind in "np" else 6
     names = [name for name in "ABC" if re.search(rf"\b{name}\b", family.text)]

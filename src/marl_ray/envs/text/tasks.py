@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from marl_ray.envs.text.base import Task
-from marl_ray.envs.text.record_files import Row, read_bytes, read_record, rows
+from marl_ray.envs.text.record_files import FileRow, read_bytes, read_record, rows
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
 
@@ -42,7 +42,7 @@ class MathRecord(Strict):
     level: float = 0.0
 
 
-class Case(Strict):
+class InputOutput(Strict):
     """What a program reads and prints."""
 
     stdin: str
@@ -58,8 +58,8 @@ class CodeRecord(Strict):
     setup: str = ""
     tests: list[str] = []
     public_tests: list[str] = []
-    cases: list[Case] = []
-    public_cases: list[Case] = []
+    cases: list[InputOutput] = []
+    public_cases: list[InputOutput] = []
     reference: str = ""
     level: float = 0.0
 
@@ -138,11 +138,13 @@ def code_task(record: CodeRecord, where: str) -> CodeTask:
     return CodeTask(_stdio(record.cases), _stdio(record.public_cases), reference=record.reference)
 
 
-def _stdio(cases: Iterable[Case]) -> tuple[StdioTest, ...]:
+def _stdio(cases: Iterable[InputOutput]) -> tuple[StdioTest, ...]:
     return tuple(StdioTest(case.stdin.encode(), case.stdout.encode()) for case in cases)
 
 
-def _unique(path: str, found: Iterable[Row], model: type[R], make: Callable[[str, R, str], Made]) -> tuple[Made, ...]:
+def _unique(
+    path: str, found: Iterable[FileRow], model: type[R], make: Callable[[str, R, str], Made]
+) -> tuple[Made, ...]:
     """A task of every row; one without an id is called by its number."""
     tasks: dict[str, Made] = {}
     seen: dict[str, str] = {}
@@ -158,8 +160,8 @@ def _unique(path: str, found: Iterable[Row], model: type[R], make: Callable[[str
     return tuple(tasks.values())
 
 
-def _without_nulls(row: Row) -> Row:
+def _without_nulls(row: FileRow) -> FileRow:
     """A column of a Parquet file has a value in every row: null where a record does not have the field."""
     if not isinstance(row.values, dict):
         return row
-    return Row(row.where, {key: value for key, value in row.values.items() if value is not None})
+    return FileRow(row.where, {key: value for key, value in row.values.items() if value is not None})

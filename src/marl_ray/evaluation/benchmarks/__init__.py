@@ -1,15 +1,15 @@
 """Code benchmarks behind one interface; an explicit dictionary registers them."""
 
-from marl_ray.envs.text.record_files import Row
+from marl_ray.envs.text.record_files import FileRow
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     KINDS,
     Benchmark,
     Kind,
     Mode,
+    ModelAnswer,
     Problem,
-    Source,
-    Verdict,
+    SampleVerdict,
     Verdicts,
     program_of,
 )
@@ -47,12 +47,12 @@ __all__ = [
     "BENCHMARKS",
     "KINDS",
     "Benchmark",
+    "FileRow",
     "Kind",
     "Mode",
+    "ModelAnswer",
     "Problem",
-    "Row",
-    "Source",
-    "Verdict",
+    "SampleVerdict",
     "Verdicts",
     "benchmark",
     "program_of",

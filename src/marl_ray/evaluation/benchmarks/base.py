@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from marl_ray.envs.text.record_files import Row
+from marl_ray.envs.text.record_files import FileRow
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.rewards.extraction import extract
@@ -23,7 +23,7 @@ NO_TESTS = (CallTest("pass"),)
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelAnswer:
     """What a model gave for a problem: the continuation of its prompt, a whole program, or an answer with code in it."""
 
     kind: Kind
@@ -31,7 +31,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SampleVerdict:
     """What one mode said of one sample."""
 
     passed: bool
@@ -47,7 +47,7 @@ class Verdict:
     """Whether further scores of the benchmark count it as passed, by their names: `base` of EvalPlus."""
 
 
-Verdicts = Mapping[Mode, Verdict]
+Verdicts = Mapping[Mode, SampleVerdict]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Problem(ABC):
         return CodeTask(NO_TESTS if self.entry_point else (), entry_point=self.entry_point)
 
     @abstractmethod
-    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+    def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """Run the tests on a sample, once for each of these modes. `source` is a completion or a solution."""
 
 
@@ -96,7 +96,7 @@ class Benchmark:
 
     name: str
     title: str
-    parse: Callable[[Iterable[Row]], tuple[Problem, ...]]
+    parse: Callable[[Iterable[FileRow]], tuple[Problem, ...]]
     """Rows of a file to problems, in the file's order. Raises MarlRayError naming the row."""
     modes: tuple[Mode, ...]
     timeout_s: float
@@ -123,15 +123,15 @@ class Benchmark:
     """What else makes the number this number; part of the variant's name."""
 
 
-def program_of(problem: Problem, source: Source) -> Source | None:
+def program_of(problem: Problem, source: ModelAnswer) -> ModelAnswer | None:
     """The source to score: code is extracted from an answer. None where the answer has no complete block."""
     if source.kind != "output":
         return source
     code = extract(source.text, problem.entry_point)
-    return None if code is None else Source("solution", code)
+    return None if code is None else ModelAnswer("solution", code)
 
 
-class Record(BaseModel):
+class BenchmarkRecord(BaseModel):
     """Base of the records of official files. A field that is not listed is refused: it may hold tests that would not run.
 
     A field that is listed and not used has the type `Unused`.
@@ -149,7 +149,7 @@ def syntax(code: str) -> ast.Module:
         return ast.parse(code)
 
 
-def unique(problems: Iterable[tuple[Row, Problem]]) -> tuple[Problem, ...]:
+def unique(problems: Iterable[tuple[FileRow, Problem]]) -> tuple[Problem, ...]:
     """The problems. Raises MarlRayError where a task id comes twice, or there is none."""
     seen: dict[str, str] = {}
     found = []

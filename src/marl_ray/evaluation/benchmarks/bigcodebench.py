@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
 
-from marl_ray.envs.text.record_files import Row, read_record
+from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
+    BenchmarkRecord,
     Mode,
+    ModelAnswer,
     Problem,
-    Record,
-    Source,
+    SampleVerdict,
     Unused,
-    Verdict,
     Verdicts,
     syntax,
     unique,
@@ -62,7 +62,7 @@ SUSPICIOUS = (
 _SUSPICIOUS = re.compile("|".join(map(re.escape, SUSPICIOUS)))
 
 
-class BigCodeBenchRecord(Record):
+class BigCodeBenchRecord(BenchmarkRecord):
     """A line of the data set."""
 
     task_id: str
@@ -91,7 +91,7 @@ class BigCodeBenchProblem(Problem):
     def packages(self) -> frozenset[str]:
         return self.libraries - sys.stdlib_module_names
 
-    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+    def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """Both modes run tests and program in one interpreter; hardened adds the guards of `unittest_driver`."""
         solution = self.complete_prompt + source.text if source.kind == "completion" else source.text
         code = f"{self.code_prompt}\n    pass\n{solution}"
@@ -99,7 +99,7 @@ class BigCodeBenchProblem(Problem):
         flags = tuple(sorted(set(_SUSPICIOUS.findall(source.text))))
         return {mode: self._run(pool, code, mode, limits, flags) for mode in modes}
 
-    def _run(self, pool: Pool, code: str, mode: Mode, limits: Limits, flags: tuple[str, ...]) -> Verdict:
+    def _run(self, pool: Pool, code: str, mode: Mode, limits: Limits, flags: tuple[str, ...]) -> SampleVerdict:
         nonce = secrets.token_hex(32).encode()
         job = {"code": code, "test": self.test, "tests": self.tests, "hardened": mode == "hardened"}
         payload = json.dumps(job).encode()
@@ -113,7 +113,7 @@ class BigCodeBenchProblem(Problem):
                 message = str(verdict["message"]).encode("utf-8", "backslashreplace").decode()
                 passed = verdict["passed"] is True
                 result = "passed" if passed else f"failed: {message}"
-        return Verdict(passed, result, done.wall_s, done.cpu_s, done.level.name.lower(), flags)
+        return SampleVerdict(passed, result, done.wall_s, done.cpu_s, done.level.name.lower(), flags)
 
 
 @cache
@@ -121,7 +121,7 @@ def _driver() -> str:
     return resources.files("marl_ray.evaluation.benchmarks").joinpath("unittest_driver.py").read_text()
 
 
-def parse(prompt: str, rows: Iterable[Row]) -> tuple[Problem, ...]:
+def parse(prompt: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Problems of a BigCodeBench file; `prompt` is `complete` or `instruct`."""
     return unique((row, _problem(read_record(BigCodeBenchRecord, row), prompt, row.where)) for row in rows)
 

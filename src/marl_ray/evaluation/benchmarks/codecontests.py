@@ -11,16 +11,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from marl_ray.envs.text.record_files import Row, read_record
+from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
+    BenchmarkRecord,
     Mode,
+    ModelAnswer,
     Problem,
-    Record,
-    Source,
+    SampleVerdict,
     Unused,
-    Verdict,
     Verdicts,
     unique,
 )
@@ -57,7 +57,7 @@ class Solutions(BaseModel):
     solution: list[str]
 
 
-class ContestRecord(Record):
+class ContestRecord(BenchmarkRecord):
     """A row of the data set on the hub."""
 
     name: str
@@ -83,7 +83,7 @@ class ContestRecord(Record):
     output_file: Unused = None
 
 
-class FusionRecord(Record):
+class FusionRecord(BenchmarkRecord):
     """A line of SandboxFusion's sample: some fields are JSON in strings. It has no solutions."""
 
     content: str
@@ -104,7 +104,7 @@ class ContestProblem(Problem):
     def runs(self) -> float:
         return WALL_FACTOR * len(self.tests)
 
-    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+    def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """Runs tests until one has failed in every mode asked for."""
         found = run_stdio(pool, source.text, self.tests, timeout_s, self.memory_bytes)
         return {mode: found[mode] for mode in modes}
@@ -112,7 +112,7 @@ class ContestProblem(Problem):
 
 def run_stdio(
     pool: Pool, program: str, tests: Sequence[StdioTest], timeout_s: float, memory_bytes: int = MEMORY_FLOOR
-) -> dict[Mode, Verdict]:
+) -> dict[Mode, SampleVerdict]:
     """Verdicts of both modes. `timeout_s` is the CPU time of one test."""
     limits = Limits(cpu_s=timeout_s, wall_s=WALL_FACTOR * timeout_s, memory_bytes=memory_bytes)
     failed: dict[Mode, str] = {}
@@ -131,15 +131,15 @@ def run_stdio(
         if "official" in failed:
             break
     modes: tuple[Mode, Mode] = ("official", "hardened")
-    return {mode: Verdict(mode not in failed, failed.get(mode, "passed"), wall_s, cpu_s, level) for mode in modes}
+    return {mode: SampleVerdict(mode not in failed, failed.get(mode, "passed"), wall_s, cpu_s, level) for mode in modes}
 
 
-def parse(rows: Iterable[Row]) -> tuple[Problem, ...]:
+def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Problems of the hub's format, or of SandboxFusion's."""
     return unique((row, _problem(row)) for row in rows)
 
 
-def _problem(row: Row) -> Problem:
+def _problem(row: FileRow) -> Problem:
     if isinstance(row.values, dict) and "content" in row.values:
         return _fusion_problem(row)
     record = read_record(ContestRecord, row)
@@ -163,7 +163,7 @@ def _problem(row: Row) -> Problem:
     )
 
 
-def _fusion_problem(row: Row) -> Problem:
+def _fusion_problem(row: FileRow) -> Problem:
     record = read_record(FusionRecord, row)
     try:
         name = str(json.loads(record.labels)["name"])
@@ -177,7 +177,7 @@ def _fusion_test(test: Any) -> StdioTest:
     return StdioTest(test["input"]["stdin"].encode(), test["output"]["stdout"].encode())
 
 
-def _some(tests: Sequence[StdioTest], row: Row) -> tuple[StdioTest, ...]:
+def _some(tests: Sequence[StdioTest], row: FileRow) -> tuple[StdioTest, ...]:
     if not tests:
         raise MarlRayError(f"{row.where}: expected at least one test")
     return tuple(tests)

@@ -13,16 +13,16 @@ from functools import cache, lru_cache, partial
 from importlib import resources
 from typing import Any
 
-from marl_ray.envs.text.record_files import Row, read_record
+from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     NO_TESTS,
     Benchmark,
+    BenchmarkRecord,
     Mode,
+    ModelAnswer,
     Problem,
-    Record,
-    Source,
-    Verdict,
+    SampleVerdict,
     Verdicts,
     syntax,
     unique,
@@ -52,7 +52,7 @@ def {0}(*given):
 """Behind a program whose outputs, matches of patterns, cannot cross to the judge: only whether there is one counts."""
 
 
-class EvalPlusRecord(Record):
+class EvalPlusRecord(BenchmarkRecord):
     """A line of HumanEvalPlus.jsonl.gz or MbppPlus.jsonl.gz."""
 
     task_id: str
@@ -99,12 +99,12 @@ class EvalPlusProblem(Problem):
     def shown(self) -> CodeTask:
         return CodeTask(NO_TESTS, tuple(map(CallTest, self.examples)), self.entry_point, "import math")
 
-    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+    def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """A completion continues the prompt, a solution stands alone. Plus inputs only follow where base ones passed."""
         program = self.prompt + source.text if source.kind == "completion" else source.text
         return {mode: self._verdict(pool, program, mode, timeout_s) for mode in modes}
 
-    def _verdict(self, pool: Pool, program: str, mode: Mode, timeout_s: float) -> Verdict:
+    def _verdict(self, pool: Pool, program: str, mode: Mode, timeout_s: float) -> SampleVerdict:
         wall_s = cpu_s = 0.0
         result, base = "passed", False
         for part, inputs in zip(PARTS, (self.base, self.plus), strict=True):
@@ -124,7 +124,7 @@ class EvalPlusProblem(Problem):
             if result != "passed":
                 break
             base = True
-        return Verdict(result == "passed", result, wall_s, cpu_s, pool.level.name.lower(), scores={"base": base})
+        return SampleVerdict(result == "passed", result, wall_s, cpu_s, pool.level.name.lower(), scores={"base": base})
 
     def _arguments(self, part: str, inputs: str, expected: Expected, slower: float) -> str:
         """The arguments of `check` behind the function, as Python."""
@@ -151,7 +151,7 @@ def _driver() -> str:
     return resources.files(__package__).joinpath("evalplus_driver.py").read_text(encoding="utf-8")
 
 
-def parse(prefix: str, rows: Iterable[Row]) -> tuple[Problem, ...]:
+def parse(prefix: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Problems of an EvalPlus file; `prefix` begins its task ids."""
     return unique((row, _problem(prefix, read_record(EvalPlusRecord, row), row.where)) for row in rows)
 

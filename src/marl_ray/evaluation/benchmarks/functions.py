@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from marl_ray.evaluation.benchmarks.base import Mode, Verdict, Verdicts
+from marl_ray.evaluation.benchmarks.base import Mode, SampleVerdict, Verdicts
 from marl_ray.sandbox import Limits, Pool
 
 
@@ -23,14 +23,14 @@ def score_function(
     `setup` is trusted code that the tests of the hardened judge may need, such as imports and helpers.
     """
     limits = Limits(cpu_s=timeout_s)
-    found: dict[Mode, Verdict] = {}
+    found: dict[Mode, SampleVerdict] = {}
     if "official" in modes:
         begin = time.perf_counter()
         result = pool.official(official, limits)
         wall_s = time.perf_counter() - begin
-        found["official"] = Verdict(result == "passed", result, wall_s, level=pool.level.name.lower())
+        found["official"] = SampleVerdict(result == "passed", result, wall_s, level=pool.level.name.lower())
     if "hardened" in modes:
         done = pool.judge(candidate, tests, entry_point=entry_point, setup=setup, limits=limits)
         result = done.verdict if not done.message else f"{done.verdict}: {done.message}"
-        found["hardened"] = Verdict(done.passed, result, done.wall_s, done.cpu_s, done.level.name.lower())
+        found["hardened"] = SampleVerdict(done.passed, result, done.wall_s, done.cpu_s, done.level.name.lower())
     return found

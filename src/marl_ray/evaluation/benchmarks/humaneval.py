@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from marl_ray.envs.text.record_files import Row, read_record
+from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.evaluation.benchmarks.base import (
     Benchmark,
+    BenchmarkRecord,
     Mode,
+    ModelAnswer,
     Problem,
-    Record,
-    Source,
     Verdicts,
     unique,
 )
@@ -17,7 +17,7 @@ from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.sandbox import Pool
 
 
-class HumanEvalRecord(Record):
+class HumanEvalRecord(BenchmarkRecord):
     """A line of HumanEval.jsonl.gz."""
 
     task_id: str
@@ -33,7 +33,7 @@ class HumanEvalProblem(Problem):
 
     test: str
 
-    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+    def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """Official: `prompt + completion`, the test and `check(entry_point)` in one interpreter; hardened: two."""
         program, tests = self.program(source), f"{self.test}\ncheck({self.entry_point})"
         return score_function(
@@ -47,12 +47,12 @@ class HumanEvalProblem(Problem):
             timeout_s=timeout_s,
         )
 
-    def program(self, source: Source) -> str:
+    def program(self, source: ModelAnswer) -> str:
         """A whole program comes after the prompt, whose imports and helpers it may count on; its definition wins."""
         return self.prompt + ("\n" if source.kind == "solution" else "") + source.text
 
 
-def parse(rows: Iterable[Row]) -> tuple[Problem, ...]:
+def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Problems of a HumanEval file."""
     return unique((row, _problem(read_record(HumanEvalRecord, row))) for row in rows)
 

@@ -11,9 +11,9 @@ reads the same files (see `marl_ray.envs.text.tasks`).
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from marl_ray.envs.text.record_files import Row, read_record
+from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.envs.text.tasks import CodeRecord, code_task
-from marl_ray.evaluation.benchmarks.base import NO_TESTS, Benchmark, Mode, Problem, Source, Verdicts, unique
+from marl_ray.evaluation.benchmarks.base import NO_TESTS, Benchmark, Mode, ModelAnswer, Problem, Verdicts, unique
 from marl_ray.evaluation.benchmarks.codecontests import WALL_FACTOR, run_stdio
 from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
@@ -44,7 +44,7 @@ class OwnProblem(Problem):
     def shown(self) -> CodeTask:
         return CodeTask(NO_TESTS if self.entry_point else (), self.task.public, self.entry_point, self.task.setup)
 
-    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+    def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """All hidden tests; a completion continues the prompt."""
         program = self.prompt + source.text if source.kind == "completion" else source.text
         if not self.entry_point:
@@ -63,7 +63,7 @@ class OwnProblem(Problem):
         )
 
 
-def parse(rows: Iterable[Row]) -> tuple[Problem, ...]:
+def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Problems of our own format. Raises MarlRayError where a line is neither of its two kinds."""
     return unique((row, _problem(read_record(OwnRecord, row), row.where)) for row in rows)
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from marl_ray.envs.text.record_files import Row, read_record
+from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     NO_TESTS,
     Benchmark,
+    BenchmarkRecord,
     Mode,
+    ModelAnswer,
     Problem,
-    Record,
-    Source,
     Unused,
     Verdicts,
     syntax,
@@ -33,7 +33,7 @@ NOT_SPLIT = frozenset({367, 601, 927})
 BEGIN, DONE = "[BEGIN]", "[DONE]"
 
 
-class MbppRecord(Record):
+class MbppRecord(BenchmarkRecord):
     """A line of mbpp.jsonl."""
 
     task_id: int
@@ -50,7 +50,7 @@ class MbppRecord(Record):
         return self.test_setup_code
 
 
-class SanitizedRecord(Record):
+class SanitizedRecord(BenchmarkRecord):
     """An element of sanitized-mbpp.json."""
 
     task_id: int
@@ -90,7 +90,7 @@ class MbppProblem(Problem):
         setup = f"{self.references[0]}\n{self.setup}"
         return CodeTask(NO_TESTS, tuple(map(CallTest, self.tests)), self.entry_point, setup)
 
-    def score(self, pool: Pool, source: Source, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
+    def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """A completion ends where the prompt's stop word stands."""
         program = source.text.split(DONE)[0] if source.kind == "completion" else source.text
         tests = "\n".join(self.tests)
@@ -106,7 +106,7 @@ class MbppProblem(Problem):
         )
 
 
-def parse(model: type[MbppRecord] | type[SanitizedRecord], rows: Iterable[Row]) -> tuple[Problem, ...]:
+def parse(model: type[MbppRecord] | type[SanitizedRecord], rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Problems of an MBPP file. Raises MarlRayError where one of the prompt's shots is missing."""
     records = [(row, read_record(model, row)) for row in rows]
     by_number = {record.task_id: record for _, record in records}

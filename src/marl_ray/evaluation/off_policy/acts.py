@@ -36,7 +36,7 @@ MOST_ERRORS, ROUNDING = 3.0, 0.01
 
 
 @dataclass(frozen=True)
-class Judgement:
+class OffPolicyEstimate:
     """What the logged units say of a bundle, and whether it may be exposed."""
 
     value: Value
@@ -53,7 +53,9 @@ class Judgement:
     gate: Gate
 
 
-def judge(bundle: Bundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05) -> Judgement:
+def judge(
+    bundle: Bundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
+) -> OffPolicyEstimate:
     """Estimate a bundle's mean outcome from exported decisions (file, folder or URI) and hold it against `floor`.
 
     The gate passes if the one-sided lower bound at level `alpha` lies above `floor`, on at least `min_effective` effective
@@ -68,11 +70,11 @@ def judge(bundle: Bundle, path: str, *, floor: float, min_effective: float = 100
 
 def judged(
     value: Value, robust: Value, outcomes: np.ndarray, used: np.ndarray, floor: float, min_effective: float
-) -> Judgement:
+) -> OffPolicyEstimate:
     """What two estimates on the units `used`, (units,) bool, come to."""
     units = int(used.sum())
     gate = _gate(value, units, floor, min_effective)
-    return Judgement(value, robust, float(outcomes[used].mean()), units, len(used) - units, gate)
+    return OffPolicyEstimate(value, robust, float(outcomes[used].mean()), units, len(used) - units, gate)
 
 
 def _gate(value: Value, units: int, floor: float, min_effective: float) -> Gate:

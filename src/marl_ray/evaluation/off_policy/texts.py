@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.off_policy.acts import MOST_FEATURES, Judgement, cross_fitted, judged
+from marl_ray.evaluation.off_policy.acts import MOST_FEATURES, OffPolicyEstimate, cross_fitted, judged
 from marl_ray.experiments.statistics.off_policy import doubly_robust, snips
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.language.token_policy import TokenPolicy
@@ -31,7 +31,7 @@ ROWS = 16
 
 def judge_texts(
     bundle: TokenBundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
-) -> Judgement:
+) -> OffPolicyEstimate:
     """As `off_policy.judge`, of exported texts (file, folder or URI)."""
     served = read_served(path)
     units = sorted({one.unit for one in served})

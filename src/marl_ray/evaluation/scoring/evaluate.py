@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import Benchmark, Mode, Problem, Source, benchmark
+from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
 from marl_ray.evaluation.data_files import Data, load
 from marl_ray.evaluation.pass_at_k import possible_ks
 from marl_ray.evaluation.scoring.report import MARKDOWN, REPORT, make_report, markdown
 from marl_ray.evaluation.scoring.results import Results, open_results, write_whole
-from marl_ray.evaluation.scoring.scoring import Job, ResultRow, Scorer, What
+from marl_ray.evaluation.scoring.scoring import ResultRow, Scorer, ScoringJob, What
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
 from marl_ray.sandbox import Level
 
@@ -41,7 +41,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Task:
+class ScoringTask:
     """What samples are scored on, checked."""
 
     benchmark: Benchmark
@@ -51,7 +51,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """A checked evaluation: everything that can be wrong with its input has been looked at."""
 
     benchmark: Benchmark
@@ -70,7 +70,7 @@ class Plan:
         return frozenset().union(*(problem.packages for problem in self.data.problems))
 
 
-def task_of(options: Options) -> Task:
+def task_of(options: Options) -> ScoringTask:
     """Read and check everything but samples. Raises MarlRayError naming the option, or the file and line."""
     name, colon, file = options.benchmark.partition(":")
     if colon and (name != JSONL.name or options.data is not None):
@@ -80,10 +80,10 @@ def task_of(options: Options) -> Task:
     timeout_s = chosen.timeout_s if options.timeout_s is None else options.timeout_s
     if not 0 < timeout_s < 86_400:
         raise MarlRayError(f"--timeout {timeout_s}: expected seconds, more than 0 and less than a day")
-    return Task(chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s)
+    return ScoringTask(chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s)
 
 
-def plan(options: Options, task: Task | None = None, made: str = "") -> Plan:
+def plan(options: Options, task: ScoringTask | None = None, made: str = "") -> EvaluationPlan:
     """Read and check everything. `task` is what was read before; `made` says what the samples are, if that is known.
 
     Raises MarlRayError naming the option, or the file and line.
@@ -106,7 +106,7 @@ def plan(options: Options, task: Task | None = None, made: str = "") -> Plan:
         "min_level": options.min_level.name.lower(),
     }
     folder = options.out or Path("runs/evaluations", f"{chosen.name}-{samples.sha256[:12]}")
-    return Plan(chosen, data, samples, modes, ks, timeout_s, options.min_level, folder, manifest)
+    return EvaluationPlan(chosen, data, samples, modes, ks, timeout_s, options.min_level, folder, manifest)
 
 
 def _modes(chosen: Benchmark, asked: str | None) -> tuple[Mode, ...]:
@@ -120,7 +120,7 @@ def _modes(chosen: Benchmark, asked: str | None) -> tuple[Mode, ...]:
 
 
 def evaluate(
-    planned: Plan, scorer: AbstractContextManager[Scorer], progress: Progress = lambda what, done, total: None
+    planned: EvaluationPlan, scorer: AbstractContextManager[Scorer], progress: Progress = lambda what, done, total: None
 ) -> dict[str, Any]:
     """Score what is not scored yet, then write and return the report.
 
@@ -148,13 +148,15 @@ def evaluate(
     return report
 
 
-def _failing_references(planned: Plan, results: Results, run: Scorer, progress: Progress) -> list[str]:
+def _failing_references(planned: EvaluationPlan, results: Results, run: Scorer, progress: Progress) -> list[str]:
     """Problems all of whose references fail. A problem's next reference is tried only after the one before failed."""
     open_problems = [problem for problem in planned.data.problems if problem.references]
     failing: list[Problem] = []
     number = 0
     while open_problems:
-        tried = [Sample(problem, number, Source("solution", problem.references[number])) for problem in open_problems]
+        tried = [
+            Sample(problem, number, ModelAnswer("solution", problem.references[number])) for problem in open_problems
+        ]
         _score(planned, results, run, "reference", tried, progress)
         failed = [p for p in open_problems if not _passes(planned, results.rows["reference", p.task_id, number])]
         number += 1
@@ -164,12 +166,12 @@ def _failing_references(planned: Plan, results: Results, run: Scorer, progress: 
     return [problem.task_id for problem in planned.data.problems if problem.task_id in names]
 
 
-def _passes(planned: Plan, row: ResultRow) -> bool:
+def _passes(planned: EvaluationPlan, row: ResultRow) -> bool:
     return all(row[mode]["passed"] for mode in planned.modes if row[mode])
 
 
 def _score(
-    planned: Plan,
+    planned: EvaluationPlan,
     results: Results,
     run: Scorer,
     what: What,
@@ -177,7 +179,7 @@ def _score(
     progress: Progress,
 ) -> None:
     jobs = [
-        Job(what, sample, planned.modes, planned.timeout_s)
+        ScoringJob(what, sample, planned.modes, planned.timeout_s)
         for sample in samples
         if (what, sample.problem.task_id, sample.number) not in results.rows
     ]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.evaluation.scoring.scoring import SLACK_S, Job, ResultRow, Scorer, make_pool, score_here
+from marl_ray.evaluation.scoring.scoring import SLACK_S, ResultRow, Scorer, ScoringJob, make_pool, score_here
 from marl_ray.sandbox import Level
 
 IN_FLIGHT = 2
@@ -27,7 +27,7 @@ class Node:
         self._workers = workers
         self._pool = make_pool(workers, packages, min_level)
 
-    def score(self, jobs: Sequence[Job]) -> list[ResultRow]:
+    def score(self, jobs: Sequence[ScoringJob]) -> list[ResultRow]:
         """Results of a batch, in any order."""
         return [row for rows in score_here(self._pool, jobs, self._workers) for row in rows]
 
@@ -56,7 +56,7 @@ def ray_scorer(workers: int | None, packages: frozenset[str], min_level: Level) 
             ray.kill(actor)
 
 
-def score_batches(nodes: Nodes, jobs: Sequence[Job]) -> Iterator[list[ResultRow]]:
+def score_batches(nodes: Nodes, jobs: Sequence[ScoringJob]) -> Iterator[list[ResultRow]]:
     """Results as they come; a node that dies gives its batches to the others. Raises MarlRayError when none is left."""
     import ray
     from ray.exceptions import RayActorError, RayTaskError
@@ -68,7 +68,7 @@ def score_batches(nodes: Nodes, jobs: Sequence[Job]) -> Iterator[list[ResultRow]
     size = BATCH_PER_WORKER * max(count for _, count in nodes.values())
     size = max(1, min(size, math.ceil(len(jobs) / (IN_FLIGHT * len(nodes)))))
     waiting = deque((tuple(jobs[begin : begin + size]), 0) for begin in range(0, len(jobs), size))
-    running: dict[Any, tuple[str, tuple[Job, ...], int, float]] = {}
+    running: dict[Any, tuple[str, tuple[ScoringJob, ...], int, float]] = {}
     while waiting or running:
         for name in nodes:
             while waiting and sum(place == name for place, *_ in running.values()) < IN_FLIGHT:

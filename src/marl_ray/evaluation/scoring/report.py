@@ -13,7 +13,7 @@ from marl_ray import __version__
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import Mode
 from marl_ray.evaluation.pass_at_k import bootstrap
-from marl_ray.evaluation.statistics import Interval
+from marl_ray.evaluation.statistics import BootstrapInterval
 from marl_ray.rewards.pass_at_k import pass_at_k
 
 REPORT, MARKDOWN = "report.json", "report.md"
@@ -143,7 +143,7 @@ def _some(names: Sequence[str]) -> str:
 
 def aggregate(
     folders: Mapping[Path, float], number: str, mode: Mode
-) -> tuple[Interval, dict[str, tuple[float, float]]]:
+) -> tuple[BootstrapInterval, dict[str, tuple[float, float]]]:
     """Weighted mean of one number over evaluations: its interval, and each one's variant with value and share.
 
     Raises MarlRayError naming the folder that has no report, or not this number.

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks.base import Mode, Verdict, Verdicts, program_of
+from marl_ray.evaluation.benchmarks.base import Mode, SampleVerdict, Verdicts, program_of
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level, Pool
 from marl_ray.sandbox.client.pool import WARM
@@ -26,7 +26,7 @@ ResultRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Job:
+class ScoringJob:
     """One sample, or one reference solution, to score."""
 
     what: What
@@ -40,7 +40,7 @@ class Job:
         return len(self.modes) * self.sample.problem.runs * (WALL_FACTOR * self.timeout_s + START_S)
 
 
-Scorer = Callable[[Sequence[Job]], Iterator[list[ResultRow]]]
+Scorer = Callable[[Sequence[ScoringJob]], Iterator[list[ResultRow]]]
 """Yields results, in any order, in batches."""
 
 
@@ -50,15 +50,15 @@ def make_pool(workers: int, packages: Iterable[str], min_level: Level) -> Pool:
     return Pool(workers, warm=(*WARM, *installed), min_level=min_level)
 
 
-def score(pool: Pool, job: Job) -> ResultRow:
+def score(pool: Pool, job: ScoringJob) -> ResultRow:
     """The result of a sample, as a line of results.jsonl."""
     sample, problem = job.sample, job.sample.problem
     modes = [mode for mode in job.modes if mode in problem.modes]
     source = program_of(problem, sample.source)
     if source is None:
-        verdicts: Verdicts = dict.fromkeys(modes, Verdict(False, "no code"))
+        verdicts: Verdicts = dict.fromkeys(modes, SampleVerdict(False, "no code"))
     elif len(source.text.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
-        verdicts = dict.fromkeys(modes, Verdict(False, "too large"))
+        verdicts = dict.fromkeys(modes, SampleVerdict(False, "too large"))
     else:
         verdicts = problem.score(pool, source, modes, job.timeout_s)
     row: ResultRow = {
@@ -78,7 +78,7 @@ def suspected_hack(verdicts: Verdicts) -> bool:
     return len({verdict.passed for verdict in verdicts.values()}) > 1
 
 
-def score_here(pool: Pool, jobs: Sequence[Job], workers: int) -> Iterator[list[ResultRow]]:
+def score_here(pool: Pool, jobs: Sequence[ScoringJob], workers: int) -> Iterator[list[ResultRow]]:
     """Results as they come, in batches, from so many runs at a time."""
     remaining = iter(jobs)
     with ThreadPoolExecutor(workers, thread_name_prefix="score") as threads:

@@ -9,7 +9,7 @@ from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.benchmarks import Problem, benchmark
-from marl_ray.evaluation.writing.requests import Job, Request, Row, Source
+from marl_ray.evaluation.writing.requests import Job, Row, SampleWriter, WritingRequest
 from marl_ray.evaluation.writing.writer import CPU_BATCH, GPU_BATCH, Writer
 
 ATTEMPTS = 3
@@ -25,12 +25,12 @@ BATCH_S = 7200.0
 class Place:
     """Writes batches where it is; becomes a Ray actor."""
 
-    def __init__(self, request: Request, name: str) -> None:
+    def __init__(self, request: WritingRequest, name: str) -> None:
         self._asked = request, name
         self._writer: Writer | None = None
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """As `Source.manifest`; reads the bundle."""
+        """As `SampleWriter.manifest`; reads the bundle."""
         return self._here().manifest(problems)
 
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
@@ -46,7 +46,7 @@ class Place:
 
 
 @contextmanager
-def ray_writers(request: Request, name: str) -> Iterator[Source]:
+def ray_writers(request: WritingRequest, name: str) -> Iterator[SampleWriter]:
     """Writers for a benchmark by its name, on the Ray that is initialised here."""
     import ray
 
@@ -59,7 +59,7 @@ def ray_writers(request: Request, name: str) -> Iterator[Source]:
 
 
 class _OnRay:
-    def __init__(self, request: Request, name: str) -> None:
+    def __init__(self, request: WritingRequest, name: str) -> None:
         import ray
 
         remote: Any = ray.remote(Place)
@@ -74,7 +74,7 @@ class _OnRay:
         self._ready: list[Any] = []
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """As `Source.manifest`. Actors that are not there by then, for others hold their place, get nothing to do."""
+        """As `SampleWriter.manifest`. Actors that are not there by then, for others hold their place, get nothing to do."""
         import ray
 
         asked = {actor.manifest.remote(problems): actor for actor in self.actors}
@@ -87,7 +87,7 @@ class _OnRay:
         return found
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
-        """As `Source.write`; an actor that dies gives its batch to the others."""
+        """As `SampleWriter.write`; an actor that dies gives its batch to the others."""
         import ray
         from ray.exceptions import RayActorError
 

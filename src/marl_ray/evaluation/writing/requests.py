@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Request:
+class WritingRequest:
     """What is to be written, and by whom."""
 
     bundle: str
@@ -38,7 +38,7 @@ class Request:
     """What is read, with {prompt} in it."""
 
 
-class Source(Protocol):
+class SampleWriter(Protocol):
     """Who writes: this process, or a cluster's."""
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
@@ -49,8 +49,8 @@ class Source(Protocol):
 
 
 def generate(
-    source: Source,
-    request: Request,
+    source: SampleWriter,
+    request: WritingRequest,
     problems: Sequence[Problem],
     of: dict[str, Any],
     out: Path | None,

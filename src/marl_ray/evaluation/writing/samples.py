@@ -4,9 +4,9 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
-from marl_ray.envs.text.record_files import Row, read_bytes, rows
+from marl_ray.envs.text.record_files import FileRow, read_bytes, rows
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks.base import KINDS, Benchmark, Problem, Source
+from marl_ray.evaluation.benchmarks.base import KINDS, Benchmark, ModelAnswer, Problem
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Sample:
     problem: Problem
     number: int
     """From 0, in the file's order, among those of its problem."""
-    source: Source
+    source: ModelAnswer
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def read_samples(path: str, benchmark: Benchmark, problems: tuple[Problem, ...])
     return Samples(tuple(samples), path, hashlib.sha256(data).hexdigest())
 
 
-def _sample(row: Row) -> tuple[str, Source]:
+def _sample(row: FileRow) -> tuple[str, ModelAnswer]:
     if not isinstance(row.values, dict):
         raise MarlRayError(f"{row.where}: expected a JSON object")
     task_id = row.values.get("task_id")
@@ -67,4 +67,4 @@ def _sample(row: Row) -> tuple[str, Source]:
     text = row.values[given[0]]
     if not isinstance(text, str):
         raise MarlRayError(f"{row.where}: {given[0]}: expected a string")
-    return str(task_id), Source(given[0], text)
+    return str(task_id), ModelAnswer(given[0], text)

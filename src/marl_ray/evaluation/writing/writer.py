@@ -19,7 +19,7 @@ from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
 from marl_ray.envs.text.tasks import GivenProgram
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
-from marl_ray.evaluation.writing.requests import PROMPT, Job, Request, Row
+from marl_ray.evaluation.writing.requests import PROMPT, Job, Row, WritingRequest
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.base import Prompt
@@ -27,7 +27,7 @@ from marl_ray.policies.engines.sampler import Engine, make_engine
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.policies.prompting.prompts import PromptTooLong, check_fits, encode_prompt, fit_prompt
 from marl_ray.rollout.response_streams import EVALUATION, response_stream
-from marl_ray.rollout.text.deadline_threads import Late, side_by_side
+from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
 
 CPU_BATCH, GPU_BATCH = 64, 512
 """Samples that are written at once; those of a batch that was not finished are lost with the process."""
@@ -74,7 +74,7 @@ class Talk:
 class Writer:
     """The policies of a bundle, answering the problems of a benchmark in this process."""
 
-    def __init__(self, request: Request, benchmark: Benchmark):
+    def __init__(self, request: WritingRequest, benchmark: Benchmark):
         """Reads the bundle. What the answer is, where not given: of a code team a `solution`, or an `output` where it was
         trained to write fenced blocks; else an `output` of a policy with a chat template; else what the benchmark's
         own definition says (`Benchmark.writes`).
@@ -255,7 +255,7 @@ def _chats(policy: TokenPolicy) -> bool:
 def _go_on(talks: Sequence[Talk]) -> None:
     try:
         side_by_side([talk.go_on for talk in talks], THREADS, TURN_S)
-    except Late as late:
+    except DeadlineMissed as late:
         raise MarlRayError(f"{talks[late.index].problem.task_id}: a turn took over {TURN_S:g} s") from late
 
 

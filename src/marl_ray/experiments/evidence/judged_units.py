@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from marl_ray.experiments.designs.analysis import Units
 from marl_ray.experiments.evidence.running_sums import Design
-from marl_ray.experiments.statistics.bets import BettingTest, Claim, Evidence
+from marl_ray.experiments.statistics.bets import BetEvidence, BettingTest, Claim
 from marl_ray.experiments.store import schema
 from marl_ray.experiments.store.windows import grace_s
 
@@ -23,7 +23,7 @@ PAGE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BetQuestion:
     """What is asked of a bounded metric."""
 
     metric: str
@@ -83,8 +83,8 @@ class Bets:
     """One experiment's betting tests, up to the units that were judged at the last look."""
 
     design: Design
-    tests: dict[Question, BettingTest] = field(default_factory=dict)
-    upto: dict[Question, float] = field(default_factory=dict)
+    tests: dict[BetQuestion, BettingTest] = field(default_factory=dict)
+    upto: dict[BetQuestion, float] = field(default_factory=dict)
     """Question -> until when units were stored that it has bet on."""
     lacking: set[str] = field(default_factory=set)
     """Metrics that a unit has not reported which then does not count."""
@@ -93,10 +93,10 @@ class Bets:
         self,
         connection: sa.Connection,
         name: str,
-        questions: Iterable[Question],
+        questions: Iterable[BetQuestion],
         shares: Mapping[int, Mapping[str, float]],
         moment: float,
-    ) -> dict[Question, Evidence]:
+    ) -> dict[BetQuestion, BetEvidence]:
         """Bet on what has been judged until the moment; `shares` are the weights by epoch. Of both ends of what is missing
         nothing is returned while nothing is missing. What an error has interrupted must be thrown away."""
         asked = dict.fromkeys(questions)
@@ -114,11 +114,11 @@ class Bets:
         self,
         connection: sa.Connection,
         name: str,
-        questions: Iterable[Question],
+        questions: Iterable[BetQuestion],
         shares: Mapping[int, Mapping[str, float]],
         until: float,
     ) -> None:
-        groups: dict[tuple[str, float], list[Question]] = {}
+        groups: dict[tuple[str, float], list[BetQuestion]] = {}
         for question in questions:
             groups.setdefault((question.metric, self.upto.get(question, -math.inf)), []).append(question)
         for (metric, after), group in groups.items():
@@ -133,7 +133,7 @@ class Bets:
 
 
 def _bet(
-    test: BettingTest, question: Question, page: list[JudgedUnit], shares: Mapping[int, Mapping[str, float]]
+    test: BettingTest, question: BetQuestion, page: list[JudgedUnit], shares: Mapping[int, Mapping[str, float]]
 ) -> None:
     """Bet on the units of both arms that had a chance of either; on those without a value if the claim counts them."""
     chances: dict[int, float] = {}

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from marl_ray.experiments.assignment.rendezvous import block_group, block_span
-from marl_ray.experiments.evidence.judged_units import Question
+from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.evidence.running_sums import NONE, Design, Exposed, Judged, Moments, Totals, Valued, merged
-from marl_ray.experiments.statistics.bets import End, Evidence
+from marl_ray.experiments.statistics.bets import BetEvidence, End
 from marl_ray.experiments.statistics.clusters import Blocks, block_summaries, stratified, summary_of
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
@@ -97,7 +97,7 @@ class Look(Observations):
     """Of every metric that any unit has reported, and the outcome: 1 for a unit that did and 0 for one that did not."""
     reported: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """The same metrics -> arm -> its units that did."""
-    bets: Mapping[Question, Evidence] = field(default_factory=dict)
+    bets: Mapping[BetQuestion, BetEvidence] = field(default_factory=dict)
     """What the betting tests prove that were asked for."""
     sources: Sources | None = None
 

@@ -172,15 +172,15 @@ class BettingTest:
         y = y if claim.higher_is_better else 1 - y
         self.capital.bet(y, treated, share, *self.memory.centres(y))
 
-    def evidence(self) -> "Evidence":
+    def evidence(self) -> "BetEvidence":
         """What the units so far prove."""
         nulls, found, (least, most) = self.capital.nulls, self.capital.log_evidence(), self.claim.range
         log_e = float(found[np.searchsorted(nulls, self.claim.null)])
-        return Evidence(self.claim.side, self.memory.n, (most - least) * nulls, found, log_e)
+        return BetEvidence(self.claim.side, self.memory.n, (most - least) * nulls, found, log_e)
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class BetEvidence:
     """What a `BettingTest` proves at one moment."""
 
     side: int

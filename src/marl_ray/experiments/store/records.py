@@ -9,11 +9,19 @@ import sqlalchemy as sa
 from marl_ray.config.serving.gateway import counts_as
 from marl_ray.experiments.assignment.population import EVERYONE, Population, population_of
 from marl_ray.experiments.evidence.running_sums import Design
-from marl_ray.experiments.lifecycle import Allocation, ExperimentRecord, State, Status, plan_of, shadows_of, weights_of
+from marl_ray.experiments.lifecycle import (
+    Allocation,
+    ExperimentRecord,
+    ExperimentState,
+    ExperimentStatus,
+    plan_of,
+    shadows_of,
+    weights_of,
+)
 from marl_ray.experiments.store import schema
 from marl_ray.experiments.store.windows import WINDOW_S
 
-OPEN = frozenset({Status.DRAFT, Status.RUNNING, Status.PAUSED})
+OPEN = frozenset({ExperimentStatus.DRAFT, ExperimentStatus.RUNNING, ExperimentStatus.PAUSED})
 """States that end; in all others an experiment is over."""
 Configs = dict[str, tuple[int, dict[str, Any]]]
 """Experiment -> its config and which revision of it that is."""
@@ -25,7 +33,7 @@ class AssignmentState:
 
     experiment: str
     epoch: int
-    status: Status
+    status: ExperimentStatus
     stage: int
     weights: dict[str, float]
     control: str
@@ -135,8 +143,8 @@ def _rows(
 
 def _record(rows: list[Any], config: dict[str, Any]) -> ExperimentRecord:
     row = rows[0]
-    state = State(
-        status=Status(row.status),
+    state = ExperimentState(
+        status=ExperimentStatus(row.status),
         epoch=row.epoch,
         stage=row.stage,
         stage_since=row.stage_since,
@@ -204,7 +212,7 @@ def look_design(config: dict[str, Any]) -> Design:
     )
 
 
-def columns_of(state: State) -> dict[str, Any]:
+def columns_of(state: ExperimentState) -> dict[str, Any]:
     """The state as columns; its marks are rows of the arms."""
     return {
         "status": state.status.value,

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.population import population_of
 from marl_ray.experiments.designs.analysis import Units
-from marl_ray.experiments.evidence.judged_units import Bets, Question, all_judged, judged_until
+from marl_ray.experiments.evidence.judged_units import BetQuestion, Bets, all_judged, judged_until
 from marl_ray.experiments.evidence.looks import Look, look_at
 from marl_ray.experiments.evidence.running_sums import Design, Sums
 from marl_ray.experiments.evidence.series import Series, series
@@ -24,15 +24,15 @@ from marl_ray.experiments.lifecycle import (
     RETREATS,
     Action,
     ExperimentRecord,
+    ExperimentState,
+    ExperimentStatus,
     StaleEpochError,
-    State,
-    Status,
     plan_of,
     reallocated,
     reconfigured,
     transition,
 )
-from marl_ray.experiments.statistics.bets import Evidence
+from marl_ray.experiments.statistics.bets import BetEvidence
 from marl_ray.experiments.store import schema
 from marl_ray.experiments.store.records import (
     OPEN,
@@ -130,13 +130,13 @@ class ExperimentStore(UnitStore):
                 # One at a time, for what they check is each other; SQLite's writers are one at a time anyway.
                 key = sa.func.hashtext(endpoint)
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ENDPOINTS, key)))
-            status = Status.RUNNING if config.get("autostart", True) else Status.DRAFT
+            status = ExperimentStatus.RUNNING if config.get("autostart", True) else ExperimentStatus.DRAFT
             row = {
                 "name": name,
                 "config": config,
                 "endpoint": endpoint,
                 "created": now,
-                **columns_of(State(status, stage_since=now)),
+                **columns_of(ExperimentState(status, stage_since=now)),
             }
             # The insert comes first because it takes the write lock: of two replicas one waits here.
             fresh = self._is_new(connection, schema.experiments, row)
@@ -278,7 +278,7 @@ class ExperimentStore(UnitStore):
         with self._transaction() as connection:
             return read(connection, name)
 
-    def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[Question] = ()) -> Look:
+    def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[BetQuestion] = ()) -> Look:
         """What the experiment's units add up to at a moment (seconds since 1970; now if not given), and what the betting
         tests of the questions prove. The first look of a process reads every row, a later one those written since, and the
         units whose windows have ended since."""
@@ -303,9 +303,9 @@ class ExperimentStore(UnitStore):
         connection: sa.Connection,
         record: ExperimentRecord,
         design: Design,
-        questions: Collection[Question],
+        questions: Collection[BetQuestion],
         moment: float,
-    ) -> dict[Question, Evidence]:
+    ) -> dict[BetQuestion, BetEvidence]:
         """Continue the bets of the last look. After an error they begin anew."""
         bets = self._bets.pop(record.name, None)
         if bets is None or bets.design != design:
@@ -420,7 +420,7 @@ class ExperimentStore(UnitStore):
             record = None if name is None else read(connection, name)
         if record is None:
             return None
-        promoted = record.state.status is Status.PROMOTED
+        promoted = record.state.status is ExperimentStatus.PROMOTED
         arm = str(record.state.winner) if promoted else record.plan.control
         part = record.config["arms"][arm]
         bundle = part.get("bundle") or part.get("url") or part["digest"]

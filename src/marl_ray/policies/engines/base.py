@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.decoding.json_guide import State
+from marl_ray.policies.engines.decoding.json_guide import GuideState
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.policies.prompting.prompts import check_fits
 
@@ -21,7 +21,7 @@ class Prompt:
     """Number of the response's stream of random numbers (64 bits)."""
     greedy: bool = False
     """Take the most likely token each time."""
-    guide: State | None = None
+    guide: GuideState | None = None
     """What the response has to be; of a `Decoder` only."""
     top: int = 0
     """How many of the most likely tokens are told beside each; of a `Decoder` only."""

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from marl_ray.agents.lenient_json import decode
 from marl_ray.agents.named_arguments import in_marks
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.decoding.json_guide import State, framed
+from marl_ray.policies.engines.decoding.json_guide import GuideState, framed
 from marl_ray.policies.engines.decoding.stop_strings import special_tokens
 from marl_ray.policies.prompting.prompts import SHOWN, Message, encode_chat, rendered, uses_template
 
@@ -31,7 +31,7 @@ LIST = "[TOOL_CALLS]"
 """What Mistral's models write before a list of calls."""
 
 
-class Call(NamedTuple):
+class WrittenCall(NamedTuple):
     """What a model calls."""
 
     name: str
@@ -82,7 +82,7 @@ def encode_tool_chat(
     return encode_chat(tokenizer, messages, tools)
 
 
-def call_guide(tokenizer: Any, names: Sequence[str]) -> State:
+def call_guide(tokenizer: Any, names: Sequence[str]) -> GuideState:
     """The response is one call of one of these tools, in the template's own form."""
     form = _facts(tokenizer).form
     return framed(tuple(f"{form.before}{name}{form.between}" for name in names), form.behind)
@@ -116,7 +116,7 @@ def _form(tokenizer: Any, called: str) -> Form:
     return form if calls_in(written.removeprefix(OPEN).removesuffix(CLOSE)) else HERMES
 
 
-def calls_in(text: str) -> list[Call]:
+def calls_in(text: str) -> list[WrittenCall]:
     """The calls that a text consists of: a JSON object with `name` and `arguments` (or `parameters`), a list of such, or
     one call with its arguments in marks; none where it is something else."""
     text = text.strip().removeprefix(LIST).strip()
@@ -124,17 +124,17 @@ def calls_in(text: str) -> list[Call]:
         found, end = decode(text)
     except ValueError:
         marked = in_marks(text, 0)
-        return [] if marked is None else [Call(marked[0], json.dumps(marked[1], ensure_ascii=False))]
+        return [] if marked is None else [WrittenCall(marked[0], json.dumps(marked[1], ensure_ascii=False))]
     if end < len(text):
         return []
     calls = [_call(part) for part in (found if isinstance(found, list) else [found])]
     return [call for call in calls if call is not None] if all(calls) else []
 
 
-def _call(part: Any) -> Call | None:
+def _call(part: Any) -> WrittenCall | None:
     if not isinstance(part, dict) or not isinstance(part.get("name"), str) or not part["name"]:
         return None
     given = part.get("arguments", part.get("parameters", {}))
     if isinstance(given, str):
-        return Call(part["name"], given)
-    return Call(part["name"], json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None
+        return WrittenCall(part["name"], given)
+    return WrittenCall(part["name"], json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None

@@ -34,7 +34,7 @@ class Episode(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class CollectPlan:
     """What a batch is."""
 
     steps: int
@@ -73,7 +73,7 @@ class Collector:
         envs: EnvBatch,
         agents: Mapping[str, Sequence[str]],
         copies: range,
-        plan: Plan,
+        plan: CollectPlan,
         seed: int,
         signals: int = 1,
         state: Mapping[str, Any] | None = None,

@@ -21,7 +21,7 @@ BLOCK = 64
 _BLOCK_BITS = 20
 
 
-class Start(NamedTuple):
+class FixedStart(NamedTuple):
     """Which episode is played, and how."""
 
     number: int
@@ -67,7 +67,7 @@ class Arena:
     def close(self) -> None:
         self.envs.close()
 
-    def play(self, players: Mapping[str, Player], starts: Sequence[Start]) -> list[WholeEpisode]:
+    def play(self, players: Mapping[str, Player], starts: Sequence[FixedStart]) -> list[WholeEpisode]:
         """One episode of each start, in their order."""
         episodes: list[WholeEpisode] = []
         for first in range(0, len(starts), self.copies):
@@ -77,7 +77,7 @@ class Arena:
             episodes += self._play(players, padded)[: len(wave)]
         return episodes
 
-    def _play(self, players: Mapping[str, Player], starts: Sequence[Start]) -> list[WholeEpisode]:
+    def _play(self, players: Mapping[str, Player], starts: Sequence[FixedStart]) -> list[WholeEpisode]:
         """One episode in every copy."""
         envs, count = self.envs, self.copies
         buffers = [
@@ -107,7 +107,7 @@ class Arena:
             WholeEpisode(float(returns[c]), tuple(costs[c].tolist()), int(lengths[c]), cut[c]) for c in range(count)
         ]
 
-    def _noise(self, starts: Sequence[Start], block: int, width: int) -> torch.Tensor:
+    def _noise(self, starts: Sequence[FixedStart], block: int, width: int) -> torch.Tensor:
         """(BLOCK, copies, width) uniforms."""
         drawn = [
             action_noise(self.seed, EVALUATION + (start.kind << _BLOCK_BITS) + block, [start.number], BLOCK, width)

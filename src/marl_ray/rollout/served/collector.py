@@ -9,19 +9,19 @@ from pettingzoo import AECEnv
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion
-from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.actor_critic.collector import CollectPlan
 from marl_ray.rollout.group_spread import GroupSums
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
-from marl_ray.rollout.text.episode import Turn
-from marl_ray.rollout.text.responses import Row, TokenPlayer, to_trajectories
+from marl_ray.rollout.text.episode import EpisodeTurn
+from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
 from marl_ray.rollout.text.transcripts import Sums
 
 DATA_ORDER = (1 << 27) - 3
 """Number of the permutations that data are read in, where minibatch orders have their epoch."""
 
 
-class Response(NamedTuple):
+class ServedResponse(NamedTuple):
     """One response to learn from."""
 
     agent: str
@@ -36,7 +36,7 @@ class Response(NamedTuple):
     """By itself, and not by a limit or a client that left."""
 
 
-Block = tuple[Response, ...]
+Block = tuple[ServedResponse, ...]
 """What must be in one batch: responses to one prompt, or a pair of which the first was preferred."""
 
 
@@ -48,7 +48,7 @@ class ServedCollector(TextCollector):
         make: Callable[[], AECEnv],
         agents: Mapping[str, Sequence[str]],
         copies: range,
-        plan: Plan,
+        plan: CollectPlan,
         seed: int,
         signals: int,
         state: Mapping[str, Any] | None,
@@ -84,7 +84,7 @@ class ServedCollector(TextCollector):
             own = self._next(name)
             # A block is a group, so that what is compared does not depend on which blocks a worker has.
             rows = [
-                Row(_turn(response, self.signals), number, group, False)
+                ResponseRow(_turn(response, self.signals), number, group, False)
                 for number, (group, response) in enumerate((g, one) for g, block in enumerate(own) for one in block)
             ]
             trajectories[name] = to_trajectories(players[name], rows, self.signals)
@@ -112,10 +112,10 @@ class ServedCollector(TextCollector):
         return taken[bounds[0] : bounds[1]]
 
 
-def _turn(response: Response, signals: int) -> Turn:
+def _turn(response: ServedResponse, signals: int) -> EpisodeTurn:
     completion = Completion(response.ids.tolist(), response.log_probs.tolist(), response.ended)
     costs = np.zeros(signals)
-    return Turn(response.agent, 0, response.prompt_ids.tolist(), completion, "", "", costs, response.reward)
+    return EpisodeTurn(response.agent, 0, response.prompt_ids.tolist(), completion, "", "", costs, response.reward)
 
 
 def _digest(data: Mapping[str, Sequence[Block]]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from marl_ray.rollout.text.episode import TextCopy
-from marl_ray.rollout.text.responses import Row
+from marl_ray.rollout.text.responses import ResponseRow
 
 ATTEMPTS = 32
 """Bits of a stream's attempt below the turn that a branch begins with."""
@@ -27,9 +27,9 @@ class Branch(NamedTuple):
     """Turns, of all agents, that are not its own."""
 
     @property
-    def row(self) -> Row:
+    def row(self) -> ResponseRow:
         """Its answer to the prompt that it shares with the trunk."""
-        return Row(self.copy.turns[self.begun], self.copy.number, self.group, False)
+        return ResponseRow(self.copy.turns[self.begun], self.copy.number, self.group, False)
 
 
 def keep_state(copy: TextCopy, turns: int, agents: Collection[str]) -> None:

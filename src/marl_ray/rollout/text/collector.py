@@ -15,15 +15,15 @@ from marl_ray.envs.batch import grouped
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLong, fit_prompt
-from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.actor_critic.collector import CollectPlan
 from marl_ray.rollout.group_spread import GroupSums, informative
 from marl_ray.rollout.response_streams import EVALUATION, TRAINING, response_stream
 from marl_ray.rollout.rng import episode_seed, permutation
 from marl_ray.rollout.text.branching import Branch, branches, keep_state
 from marl_ray.rollout.text.curriculum import Curriculum
-from marl_ray.rollout.text.deadline_threads import Late, side_by_side
-from marl_ray.rollout.text.episode import Start, TextCopy, TextEpisode, Turn
-from marl_ray.rollout.text.responses import Row, TokenPlayer, to_trajectories
+from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
+from marl_ray.rollout.text.episode import EpisodeStart, EpisodeTurn, TextCopy, TextEpisode
+from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
 from marl_ray.rollout.text.transcripts import Sums, Transcript, metric_sums, transcript
 from marl_ray.trajectories import Trajectories
 
@@ -60,7 +60,7 @@ class TextCollector:
         make: Callable[[], AECEnv],
         agents: Mapping[str, Sequence[str]],
         copies: range,
-        plan: Plan,
+        plan: CollectPlan,
         seed: int,
         signals: int = 1,
         state: Mapping[str, Any] | None = None,
@@ -164,7 +164,7 @@ class TextCollector:
             playing = list(zip(self.copies, jobs[first : first + len(self.copies)], strict=False))
             for copy, (index, sample) in playing:
                 seed = episode_seed(self.seed, index, EVALUATION)
-                copy.begin(Start(index, split, seed, greedy, (EVALUATION, key, sample, index), sample))
+                copy.begin(EpisodeStart(index, split, seed, greedy, (EVALUATION, key, sample, index), sample))
             self._play(players, [copy for copy, _ in playing])
             episodes += [copy.episode() for copy, _ in playing]
         return episodes
@@ -175,17 +175,19 @@ class TextCollector:
         seed = episode_seed(self.seed, position, TRAINING)
         for copy in members:
             greedy = self.plan.greedy and copy.number % self.plan.group_size == 0
-            copy.begin(Start(index, "train", seed, greedy, (TRAINING, iteration, attempt, copy.number)))
+            copy.begin(EpisodeStart(index, "train", seed, greedy, (TRAINING, iteration, attempt, copy.number)))
 
-    def _rows(self, agents: Sequence[str], groups: Sequence[int], branched: Sequence[Branch]) -> list[Row]:
+    def _rows(self, agents: Sequence[str], groups: Sequence[int], branched: Sequence[Branch]) -> list[ResponseRow]:
         """The turns of these agents in the copies of these groups, and of branches those that they begin with.
 
         Group by group, so that the order of all workers' rows, which minibatches are drawn by, is that of one worker.
         """
-        rows: list[Row] = []
+        rows: list[ResponseRow] = []
         for group in groups:
             rows += [
-                Row(turn, copy.number, group, copy.start.greedy) for copy in self.groups[group] for turn in copy.turns
+                ResponseRow(turn, copy.number, group, copy.start.greedy)
+                for copy in self.groups[group]
+                for turn in copy.turns
             ]
             rows += [branch.row for branch in branched if branch.group == group]
         return [row for row in rows if row.turn.agent in agents]
@@ -239,13 +241,13 @@ class TextCollector:
             )
             costs = np.zeros(self.signals)
             said = copy.acting, number, list(prompt.ids), completion, copy.observation, response, costs
-            copy.turns.append(Turn(*said, shortened=shortened))
+            copy.turns.append(EpisodeTurn(*said, shortened=shortened))
 
     def _side_by_side(self, copies: Sequence[TextCopy], call: Callable[[TextCopy], None]) -> None:
         calls = [(lambda copy=copy: call(copy)) for copy in copies]
         try:
             side_by_side(calls, THREADS, self.deadline)
-        except Late as late:
+        except DeadlineMissed as late:
             copy = copies[late.index]
             raise MarlRayError(f"{copy.where()}: {call.__name__} took over {self.deadline:g} s") from late
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 
-class Late(Exception):
+class DeadlineMissed(Exception):
     """Call number `index` did not return before its deadline."""
 
     def __init__(self, index: int):
@@ -50,7 +50,7 @@ def side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline: fl
         except Empty:
             if oldest in began:
                 _drop(waiting)
-                raise Late(oldest) from None
+                raise DeadlineMissed(oldest) from None
     if errors:
         raise errors[min(errors)]
 

@@ -46,7 +46,7 @@ class TextEpisode(NamedTuple):
 
 
 @dataclass
-class Turn:
+class EpisodeTurn:
     """One response of one agent."""
 
     agent: str
@@ -65,7 +65,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Start:
+class EpisodeStart:
     """Which episode a copy plays, and with which random numbers."""
 
     index: int
@@ -93,7 +93,7 @@ class TextCopy:
     """Who acts next; None where no episode runs."""
     observation: str = ""
     """What that agent sees."""
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[EpisodeTurn] = field(default_factory=list)
     states: "list[TextCopy]" = field(default_factory=list)
     """The running episode as it was before some of its turns, in their order (see `keep`)."""
 
@@ -109,7 +109,7 @@ class TextCopy:
         assert self.agent is not None
         return self.agent
 
-    def begin(self, start: Start) -> None:
+    def begin(self, start: EpisodeStart) -> None:
         """Forget the last episode; `reset` begins the next."""
         self.start = start
         self.turns, self.states, self.cut = [], [], False

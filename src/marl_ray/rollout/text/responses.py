@@ -10,7 +10,7 @@ from torch import Tensor
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.policies.engines.base import Engine
 from marl_ray.policies.language.token_policy import TokenPolicy
-from marl_ray.rollout.text.episode import Turn
+from marl_ray.rollout.text.episode import EpisodeTurn
 from marl_ray.trajectories import Trajectories
 
 
@@ -28,16 +28,16 @@ class TokenPlayer:
     """Responses valued in one pass; never changes results."""
 
 
-class Row(NamedTuple):
+class ResponseRow(NamedTuple):
     """A response and whose it is."""
 
-    turn: Turn
+    turn: EpisodeTurn
     copy: int
     group: int
     greedy: bool
 
 
-def to_trajectories(player: TokenPlayer, rows: Sequence[Row], signals: int) -> Trajectories:
+def to_trajectories(player: TokenPlayer, rows: Sequence[ResponseRow], signals: int) -> Trajectories:
     """The batch of one policy; B = len(rows), which may be 0, T and P those of its longest response and prompt."""
     completions = [row.turn.completion for row in rows]
     lengths = torch.tensor([len(completion.ids) for completion in completions], dtype=torch.int64)

@@ -15,7 +15,7 @@ Sums = dict[str, tuple[float, int]]
 """Metric -> (sum, count), which may be added over workers."""
 
 
-class Line(NamedTuple):
+class TranscriptLine(NamedTuple):
     """One turn of a transcript."""
 
     agent: str
@@ -32,12 +32,12 @@ class Transcript(NamedTuple):
     task: int
     ret: float
     solved: bool | None
-    lines: list[Line]
+    lines: list[TranscriptLine]
 
 
 def transcript(copy: TextCopy) -> Transcript:
     """The episode that `copy` has played."""
-    lines = [Line(t.agent, _bounded(t.observation), _bounded(t.response), t.reward) for t in copy.turns]
+    lines = [TranscriptLine(t.agent, _bounded(t.observation), _bounded(t.response), t.reward) for t in copy.turns]
     episode = copy.episode()
     return Transcript(copy.number, episode.task, episode.ret, episode.solved, lines)
 

@@ -84,7 +84,7 @@ def confine(values: list[tuple[int, int]], confinement: Confinement, orphan_dies
 
 
 @dataclass(frozen=True)
-class Job:
+class ProgramJob:
     """A request, prepared before the fork: what a fork computes itself, it pays for in page faults.
 
     fds: payload, then stdin, stdout, stderr of a script or else the channel.
@@ -97,8 +97,8 @@ class Job:
     fds: list[int]
 
 
-def prepare(message: bytes, fds: list[int], confinement: Confinement) -> Job:
-    return Job(*_prepared(message, confinement.uid is not None), fds)
+def prepare(message: bytes, fds: list[int], confinement: Confinement) -> ProgramJob:
+    return ProgramJob(*_prepared(message, confinement.uid is not None), fds)
 
 
 @lru_cache(maxsize=64)
@@ -124,7 +124,7 @@ def rehearse() -> None:
     theirs.close()
 
 
-def become(job: Job, ready: int, confinement: Confinement) -> None:
+def become(job: ProgramJob, ready: int, confinement: Confinement) -> None:
     """Turn this forked process into the run. A byte is written to `ready` once it is confined, before the program starts."""
     program, *rest = wire.read_payload(job.fds[0])
     os.setsid()
@@ -154,7 +154,9 @@ def become(job: Job, ready: int, confinement: Confinement) -> None:
         run_script(source)
     elif job.kind == OFFICIAL:
         unbuffered = os.fdopen(CHANNEL, "wb", 0)
-        official.unsafe_execute(source, job.limits.cpu_s, job.limits.longest_s, official.Result(unbuffered.write))
+        official.unsafe_execute(
+            source, job.limits.cpu_s, job.limits.longest_s, official.OfficialResult(unbuffered.write)
+        )
     else:
         answer_calls(source, wire.text(rest[0]), job.limits.frame_bytes, job.kind == IN_PLACE)
     os._exit(0)

@@ -29,7 +29,7 @@ PREFIX = b"marl-ray:"
 _log = logging.getLogger(__name__)
 
 
-class Cache(Protocol):
+class ResponseCache(Protocol):
     """Answers by key. A key that was put may be missing at any time."""
 
     async def get(self, key: bytes) -> bytes | None: ...
@@ -39,7 +39,7 @@ class Cache(Protocol):
     async def close(self) -> None: ...
 
 
-def make_cache(config: CacheConfig | None) -> Cache | None:
+def make_cache(config: CacheConfig | None) -> ResponseCache | None:
     """The cache that the config asks for, if any. MarlRayError where Redis is asked for and its package is missing."""
     if config is None:
         return None

@@ -20,7 +20,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.engines.decoding.decoder import Decoder
-from marl_ray.policies.engines.decoding.json_guide import OBJECT, State, guides_of
+from marl_ray.policies.engines.decoding.json_guide import OBJECT, GuideState, guides_of
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES, cached_model
 from marl_ray.policies.prompting.prompts import encode_prompt, encode_text, uses_template
 from marl_ray.policies.prompting.tool_template import call_guide, encode_tool_chat
@@ -174,7 +174,7 @@ class _Model:
             return encode_prompt(tokenizer, "\n".join(message["content"] for message in messages), False)
         return encode_tool_chat(tokenizer, messages, request.tools, chat)
 
-    def guide(self, request: TextRequest) -> State | None:
+    def guide(self, request: TextRequest) -> GuideState | None:
         """What the response has to be; MarlRayError if this tokenizer cannot write it."""
         if not request.json_object and not request.must_call:
             return None

@@ -8,9 +8,9 @@ from typing import NamedTuple, get_args
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.serving.gateway import GuardrailConfig
 from marl_ray.config.serving.measures import RelativeMargin
-from marl_ray.experiments.evidence.judged_units import Question
+from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.evidence.looks import Look
-from marl_ray.experiments.lifecycle import Plan
+from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.bets import Claim, End, ends
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import nearer_end
@@ -70,12 +70,12 @@ class Measure:
         """The margin in units of the metric; 0 where it is relative, which `scale` says."""
         return self.margin if isinstance(self.margin, float) else 0.0
 
-    def question(self, side: int, treatment: str, control: str, missing: End | None = None) -> Question | None:
+    def question(self, side: int, treatment: str, control: str, missing: End | None = None) -> BetQuestion | None:
         """What the exact test is asked; None if another test answers."""
         if self.range is None:
             return None
         claim = Claim(side, *self.range, self.absolute, self.higher, self.scale, missing)
-        return Question(self.name, treatment, control, claim)
+        return BetQuestion(self.name, treatment, control, claim)
 
 
 def outcome_of(config: ExperimentConfig) -> Measure:
@@ -113,16 +113,16 @@ def excluding(config: ExperimentConfig) -> list[str]:
     return ["outcome", *rails] if config.missing == "exclude" else rails
 
 
-def questions_of(config: ExperimentConfig, plan: Plan) -> tuple[Question, ...]:
+def questions_of(config: ExperimentConfig, plan: RolloutPlan) -> tuple[BetQuestion, ...]:
     """Everything that the exact test is asked in one look."""
     asked = dict.fromkeys(_questions(config, plan))
     return tuple(question for question in asked if question is not None)
 
 
-def _questions(config: ExperimentConfig, plan: Plan) -> Iterator[Question | None]:
+def _questions(config: ExperimentConfig, plan: RolloutPlan) -> Iterator[BetQuestion | None]:
     missing = excluding(config)
 
-    def both(measure: Measure, side: int, arm: str) -> Iterator[Question | None]:
+    def both(measure: Measure, side: int, arm: str) -> Iterator[BetQuestion | None]:
         for end in (None, *ENDS) if measure.name in missing else (None,):
             yield measure.question(side, arm, plan.control, end)
 
@@ -139,7 +139,7 @@ def ask(
     look: Look,
     measure: Measure,
     arm: str,
-    plan: Plan,
+    plan: RolloutPlan,
     *,
     alpha: float,
     min_outcomes: int,
@@ -178,7 +178,7 @@ class Asked(NamedTuple):
     look: Look
     measure: Measure
     arm: str
-    plan: Plan
+    plan: RolloutPlan
     alpha: float
     min_outcomes: int
 

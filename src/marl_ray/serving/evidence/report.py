@@ -7,7 +7,7 @@ from typing import Any
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.evidence.looks import Look
-from marl_ray.experiments.lifecycle import ExperimentRecord, Plan, advance
+from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan, advance
 from marl_ray.experiments.statistics.intervals import Interval, Summary, verdict
 from marl_ray.experiments.statistics.sequential import mean_interval
 from marl_ray.experiments.store.units import NO_OUTCOME, ArmSummary
@@ -125,7 +125,7 @@ def _missing(found: Findings) -> list[str]:
     return list(lines.values())
 
 
-def _difference(arm: str, look: Look, config: ExperimentConfig, plan: Plan, alpha: float) -> Interval:
+def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPlan, alpha: float) -> Interval:
     """Bounds of treatment - control by the tests that decide, half of alpha each."""
     measure, missing = shown_outcome_of(config), "outcome" in excluding(config)
     rules: Any = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excluding": missing}

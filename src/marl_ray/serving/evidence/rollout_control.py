@@ -19,12 +19,12 @@ from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import (
     Action,
     ArmEvidence,
-    Decision,
     Evidence,
     ExperimentRecord,
+    ExperimentStatus,
+    RolloutDecision,
+    RolloutStep,
     StaleEpochError,
-    Status,
-    Step,
     advance,
 )
 from marl_ray.experiments.statistics.missing_outcomes import ALARM, Unequal, unequal_reporting
@@ -42,7 +42,11 @@ from marl_ray.serving.evidence.questions import (
 )
 
 ACTOR = "gateway"
-ACTIONS = {Step.NEXT_STAGE: Action.NEXT_STAGE, Step.PROMOTE: Action.PROMOTE, Step.ROLLBACK: Action.ROLLBACK}
+ACTIONS = {
+    RolloutStep.NEXT_STAGE: Action.NEXT_STAGE,
+    RolloutStep.PROMOTE: Action.PROMOTE,
+    RolloutStep.ROLLBACK: Action.ROLLBACK,
+}
 
 ERRORS = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
 """The guardrail of every experiment: of a hundred sessions a treatment may fail one more than the control does. A guardrail
@@ -196,13 +200,17 @@ def findings(store: ExperimentStore, record: ExperimentRecord, config: Experimen
     return find(store.look(record, questions=questions_of(config, record.plan)), record, config)
 
 
-def decide(store: ExperimentStore, config: ExperimentConfig) -> Decision | None:
+def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision | None:
     """Look once, and do what the look calls for. None for an experiment that is over or unknown.
 
     An experiment that promotes by hand keeps running when its promotion bound holds.
     """
     record = store.experiment(config.name)
-    if record is None or record.state.status not in (Status.RUNNING, Status.PAUSED, Status.PROMOTED):
+    if record is None or record.state.status not in (
+        ExperimentStatus.RUNNING,
+        ExperimentStatus.PAUSED,
+        ExperimentStatus.PROMOTED,
+    ):
         return None
     found, now = findings(store, record, config), time.time()
     decision = advance(record, found.evidence, now)
@@ -227,7 +235,7 @@ def _reallocate(
     since = state.stage_since if state.allocation is None else state.allocation.at
     left = [arm for arm in plan.weights if arm not in state.rolled_back]
     enough = all(found.look.summary("outcome", arm).n >= config.min_outcomes for arm in left)
-    if state.status is not Status.RUNNING or now - since < config.reweigh_s or len(left) < 2 or not enough:
+    if state.status is not ExperimentStatus.RUNNING or now - since < config.reweigh_s or len(left) < 2 or not enough:
         return
     if found.srm.alarm or any(one.test.alarm for one in found.reporting):
         return

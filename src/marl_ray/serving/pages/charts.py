@@ -25,7 +25,7 @@ _LEFT_OUT = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TimeLine:
     """One arm's curve as SVG path data."""
 
     arm: str
@@ -35,13 +35,13 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart(Frame):
+class TimeChart(Frame):
     """Curves over time."""
 
     times: tuple[Tick, ...]
     values: tuple[Tick, ...]
     first_day: str
-    lines: tuple[Line, ...]
+    lines: tuple[TimeLine, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def spans(intervals: Mapping[str, tuple[float, float, float]], margin: float) ->
 
 def curve_chart(
     curves: Mapping[str, Sequence[Sequence[float | None]]], width: float, height: float, character: float = 7.2
-) -> Chart | None:
+) -> TimeChart | None:
     """The chart of arm -> rows (seconds since 1970, n, mean, low or None, high or None); None without any mean.
 
     `character` is the width of a label's character in units of the chart.
@@ -131,12 +131,12 @@ def curve_chart(
         inside = min(max((value - low) / (high - low), -5.0), 6.0)
         return round(bottom - (bottom - top) * inside, 1)
 
-    def draw(arm: str, points: list[_Point]) -> Line:
+    def draw(arm: str, points: list[_Point]) -> TimeLine:
         line = line_path((x(p.at), y(p.mean)) for p in points)
-        return Line(arm, line, _bands(points, x, y), (x(points[-1].at), y(points[-1].mean)))
+        return TimeLine(arm, line, _bands(points, x, y), (x(points[-1].at), y(points[-1].mean)))
 
     begin = moment(max(first, 0.0))
-    return Chart(
+    return TimeChart(
         *(width, height, round(left, 1), right, top, bottom),
         times=tuple(Tick(x(at), label) for at, label in _times(first, last, (right - left) / (character * 9))),
         values=tuple(Tick(y(value), label) for value, label in zip(ticks, labels, strict=True)),

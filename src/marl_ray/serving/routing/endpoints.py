@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from marl_ray.experiments.lifecycle import Status
+from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.serving.arms.protocol import TextArm
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.routing.router import Arm, Router
@@ -87,9 +87,13 @@ def current(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Rou
     """Which of an endpoint's experiments a new unit enters: of the newest ones that run, that whose share of a layer it
     is in; else the newest that has begun."""
     for router in routers:
-        if not router.is_over and router.state.status is not Status.DRAFT and router.takes_part(unit, cluster_id):
+        if (
+            not router.is_over
+            and router.state.status is not ExperimentStatus.DRAFT
+            and router.takes_part(unit, cluster_id)
+        ):
             return router
-    return next((router for router in routers if router.state.status is not Status.DRAFT), routers[-1])
+    return next((router for router in routers if router.state.status is not ExperimentStatus.DRAFT), routers[-1])
 
 
 def remembering(routers: Iterable[Router], unit: str) -> Router | None:

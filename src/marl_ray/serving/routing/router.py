@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment.population import Attributes, Population
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables, draw, in_layer
-from marl_ray.experiments.lifecycle import Status
+from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.records import Past
 from marl_ray.experiments.store.store import AssignmentState, Exposure, StoreError
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
@@ -98,7 +98,7 @@ class Router:
     def production(self) -> str:
         """The arm that answers where no other may: the winner once it is promoted, else the control."""
         state = self.state
-        if state.status is not Status.PROMOTED:
+        if state.status is not ExperimentStatus.PROMOTED:
             return state.control
         return next((arm for arm, weight in state.weights.items() if weight > 0), state.control)
 
@@ -124,7 +124,7 @@ class Router:
 
     @property
     def is_over(self) -> bool:
-        return self.state.status in (Status.PROMOTED, Status.ROLLED_BACK, Status.STOPPED)
+        return self.state.status in (ExperimentStatus.PROMOTED, ExperimentStatus.ROLLED_BACK, ExperimentStatus.STOPPED)
 
     def follow(self, state: AssignmentState, told_at: float | None = None) -> None:
         """Assign by another state from now on; it must name arms of the config only. One reference is swapped at a time,

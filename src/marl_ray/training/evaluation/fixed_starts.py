@@ -14,7 +14,7 @@ from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
 from marl_ray.config import RunConfig
 from marl_ray.envs.copies import make_batch
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.fixed_episodes import Arena, Start, WholeEpisode
+from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, WholeEpisode
 from marl_ray.training.collectives import gather, world
 from marl_ray.training.learner.prepared_batch import Diverged
 
@@ -93,7 +93,7 @@ class Evaluator:
         """Of all workers, each of which plays every n-th: the sampled episodes, then the greedy ones."""
         count = self.config.evaluation_episodes
         ways = (False, True) if kind == SCORED else (False,)
-        starts = [Start(number, kind, greedy) for greedy in ways for number in range(count)]
+        starts = [FixedStart(number, kind, greedy) for greedy in ways for number in range(count)]
         rank, workers = world()
         own = range(rank, len(starts), workers)
         played = self._arena(len(starts)).play(players, [starts[k] for k in own])

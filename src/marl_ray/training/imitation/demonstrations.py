@@ -15,7 +15,7 @@ EPISODES = 2_000
 """Demonstrated by an environment where `warm_start.count` is not given."""
 
 
-class Line(BaseModel):
+class DemonstrationRecord(BaseModel):
     """One demonstration of a file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -77,7 +77,7 @@ def read_demonstrations(
 def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, Told]]:
     found = []
     for row in rows(path, read_bytes(path)):
-        line = read_record(Line, row)
+        line = read_record(DemonstrationRecord, row)
         if line.agent is None and len(agents) > 1:
             raise MarlRayError(f"{row.where}: agent: expected one of {', '.join(agents)}")
         found.append((line.agent or agents[0], Told(row.where, line.prompt, line.response)))

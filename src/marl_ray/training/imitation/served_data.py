@@ -11,7 +11,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.run.run import DECISIONS
 from marl_ray.envs.text.record_files import read_bytes, read_record, rows
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.served.collector import Block, Response
+from marl_ray.rollout.served.collector import Block, ServedResponse
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, file_of, read_served
 from marl_ray.training.imitation.demonstrations import Told, encode
 
@@ -70,11 +70,13 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
     assert model is not None
     vocabulary = reader.lm.get_input_embeddings().weight.shape[0]
     check_readable(name, reader.tokenizer, vocabulary, model.context, served)
-    prompts: dict[tuple[str, bytes], list[Response]] = {}
+    prompts: dict[tuple[str, bytes], list[ServedResponse]] = {}
     for one in served:
         # A preference needs no chances of what was written, an importance ratio does.
         if spec.pairs or one.sampled:
-            response = Response(one.agent, one.prompt_ids, one.ids, one.log_probs, one.outcome, one.finish == "stop")
+            response = ServedResponse(
+                one.agent, one.prompt_ids, one.ids, one.log_probs, one.outcome, one.finish == "stop"
+            )
             prompts.setdefault((one.agent, one.prompt_ids.tobytes()), []).append(response)
     groups = prompts.values()
     if spec.pairs:
@@ -82,7 +84,7 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
     return [block for group in groups for block in _cut(group, GROUP if spec.groups else 1)]
 
 
-def preferred_pairs(group: Sequence[Response]) -> list[Block]:
+def preferred_pairs(group: Sequence[ServedResponse]) -> list[Block]:
     """Pairs of responses to one prompt with different rewards, the better one first: the best with the worst, the second
     with the second last and so on, so that none is in two pairs."""
     ranked = sorted(group, key=lambda one: -one.reward)
@@ -90,7 +92,7 @@ def preferred_pairs(group: Sequence[Response]) -> list[Block]:
     return [(better, worse) for better, worse in pairs if better.reward > worse.reward]
 
 
-def _cut(group: Sequence[Response], size: int) -> list[Block]:
+def _cut(group: Sequence[ServedResponse], size: int) -> list[Block]:
     """A group in parts of at most `size` responses, as even as they can be."""
     parts = -(-len(group) // size)
     bounds = [len(group) * part // parts for part in range(parts + 1)]
@@ -119,6 +121,6 @@ def _pairs(config: RunConfig, name: str, pairs: Sequence[tuple[str, Pair]], read
     return blocks
 
 
-def _response(agent: str, prompt: Sequence[int], ids: Sequence[int], reward: float) -> Response:
+def _response(agent: str, prompt: Sequence[int], ids: Sequence[int], reward: float) -> ServedResponse:
     nothing = np.zeros(len(ids), np.float32)
-    return Response(agent, np.array(prompt, np.int32), np.array(ids, np.int32), nothing, reward, True)
+    return ServedResponse(agent, np.array(prompt, np.int32), np.array(ids, np.int32), nothing, reward, True)

@@ -33,7 +33,7 @@ class Copies(NamedTuple):
     """What the divergence is measured from; None where it is not."""
 
 
-class Family(Protocol):
+class PolicyFamily(Protocol):
     """The functions of a family's module. `model` is a trained or a reference module of it."""
 
     accumulates: bool

@@ -23,7 +23,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.actor_critic import ActorCritic
 from marl_ray.training.collectives import total, totals, world
 from marl_ray.training.learner import family_actor_critic, gradient_epochs, trust_region_step
-from marl_ray.training.learner.family import Copies, Family
+from marl_ray.training.learner.family import Copies, PolicyFamily
 from marl_ray.training.learner.minibatches import Cut, Shape, minibatches
 from marl_ray.training.learner.optimizers import optimizer_of
 from marl_ray.training.learner.prepared_batch import (
@@ -43,7 +43,7 @@ LEARNED = ("value", "first_moment", "second_moment", "updates", "integral", "err
 """Fields of a multiplier that are state; the others are its settings."""
 
 
-def family_of(model: Any) -> Family:
+def family_of(model: Any) -> PolicyFamily:
     """The family's functions, by the model's type."""
     if isinstance(model, ActorCritic):
         return family_actor_critic

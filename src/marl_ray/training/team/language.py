@@ -12,7 +12,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.language.token_policy import TokenPolicy, adopt, build_token_policy
-from marl_ray.rollout.actor_critic.collector import Plan
+from marl_ray.rollout.actor_critic.collector import CollectPlan
 from marl_ray.rollout.served.collector import Block, ServedCollector
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
 from marl_ray.rollout.text.transcripts import Transcript, means
@@ -62,7 +62,7 @@ def build_text_collector(
     config: RunConfig,
     agents: Mapping[str, Sequence[str]],
     copies: range,
-    plan: Plan,
+    plan: CollectPlan,
     state: Any = None,
     data: Mapping[str, Sequence[Block]] | None = None,
 ) -> TextCollector:

@@ -12,7 +12,7 @@ from marl_ray.config import RunConfig
 from marl_ray.errors import one_line
 from marl_ray.training.tracking.mlflow_run import Tracker
 from marl_ray.training.tracking.other_sinks import Sink
-from marl_ray.training.tracking.progress_bar import Progress
+from marl_ray.training.tracking.progress_bar import ProgressBar
 
 TRANSCRIPTS = "transcripts"
 """Key of episodes as text among rows of metrics on their way to the driver, and the folder of MLflow that they go to."""
@@ -50,7 +50,7 @@ class MetricsLog:
         from ray.exceptions import RayError
         from ray.util.queue import Empty
 
-        with Progress(self.config) as progress:
+        with ProgressBar(self.config) as progress:
             while True:
                 try:
                     rows = [self.queue.get(timeout=QUEUE_GET_S)]

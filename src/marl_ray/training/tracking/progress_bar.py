@@ -16,7 +16,7 @@ LINE_EVERY_S = 5.0
 """Seconds between lines where there is no terminal (a job's log)."""
 
 
-class Progress:
+class ProgressBar:
     """Shows the latest row of metrics; a context manager."""
 
     def __init__(self, config: RunConfig):
@@ -35,7 +35,7 @@ class Progress:
         )
         self.task = self.bar.add_task(config.name, total=config.train.total_steps, note="")
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressBar":
         self.bar.start()
         return self
 

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.stats import mannwhitneyu, trim_mean
 
 from marl_ray.config.sweep import DimensionConfig, MetricConfig
-from marl_ray.evaluation.statistics import Interval, iqm
+from marl_ray.evaluation.statistics import BootstrapInterval, iqm
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -91,13 +91,13 @@ def thinned(curve: Curve, most: int) -> Curve:
     return Curve(curve.steps[chosen], curve.seeds[:, chosen])
 
 
-def end_of(curve: Curve) -> Interval:
+def end_of(curve: Curve) -> BootstrapInterval:
     """Where a curve ends."""
     middle, low, high = bands(Curve(curve.steps[-1:], curve.seeds[:, -1:]))
-    return Interval(iqm(middle), float(low[0]), float(high[0]))
+    return BootstrapInterval(iqm(middle), float(low[0]), float(high[0]))
 
 
-def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> Interval:
+def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> BootstrapInterval:
     """Probability that a seed of ours scores more than a seed of theirs; a tie counts one half (Agarwal et al. 2021,
     section 4.3, with one task). Both are (seeds,), greater is better; the interval is a percentile bootstrap's."""
     wins = (ours[:, None] > theirs[None, :]) + 0.5 * (ours[:, None] == theirs[None, :])
@@ -106,10 +106,10 @@ def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> Interval
     columns = rng.integers(len(theirs), size=(RESAMPLES, len(theirs)))
     drawn = wins[rows[:, :, None], columns[:, None, :]].mean(axis=(1, 2))
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(wins.mean()), float(low), float(high))
+    return BootstrapInterval(float(wins.mean()), float(low), float(high))
 
 
-def improvement(ours: Curve, theirs: Curve, metric: MetricConfig) -> Interval:
+def improvement(ours: Curve, theirs: Curve, metric: MetricConfig) -> BootstrapInterval:
     """Probability of improvement at the steps that both have reached."""
     steps, sign = min(ours.steps[-1], theirs.steps[-1]), 1 if metric.mode == "max" else -1
     return probability_of_improvement(sign * ours.at(steps), sign * theirs.at(steps))

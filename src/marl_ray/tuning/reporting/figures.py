@@ -11,7 +11,7 @@ from scipy.stats import trim_mean
 
 from marl_ray.config.sweep import DimensionConfig
 from marl_ray.drawing import MINUS, Frame, Tick, band_path, line_path, multiples, round_step
-from marl_ray.evaluation.statistics import Interval
+from marl_ray.evaluation.statistics import BootstrapInterval
 from marl_ray.tuning.reporting.compare import Curve, bands, thinned
 
 MAX_POINTS = 200
@@ -23,7 +23,7 @@ SHADES = 9
 
 
 @dataclass(frozen=True)
-class Line:
+class CurveLine:
     name: str
     path: str
     band: str
@@ -35,12 +35,12 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart(Frame):
+class CurveChart(Frame):
     """Curves over environment steps."""
 
     steps: tuple[Tick, ...]
     values: tuple[Tick, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[CurveLine, ...]
     """Those that are drawn last, and so on top, come last."""
     levels: tuple[Tick, ...] = ()
     """Straight lines across: budgets."""
@@ -117,7 +117,7 @@ def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int =
 
 def curve_chart(
     curves: Mapping[str, Stroke], width: float, height: float, levels: Sequence[float] = ()
-) -> Chart | None:
+) -> CurveChart | None:
     """The best first; None without any. `levels` are values to draw across."""
     if not curves:
         return None
@@ -137,9 +137,9 @@ def curve_chart(
     def y(value: float) -> float:
         return round(bottom - (bottom - top) * (value - low) / (high - low), 1)
 
-    def line(name: str, curve: Stroke) -> Line:
+    def line(name: str, curve: Stroke) -> CurveLine:
         edges = [(x(at), y(low), y(high)) for at, low, high in zip(curve.steps, curve.low, curve.high, strict=True)]
-        return Line(
+        return CurveLine(
             name,
             line_path((x(at), y(value)) for at, value in zip(curve.steps, curve.middle, strict=True)),
             band_path(edges) if (curve.high > curve.low).any() else "",
@@ -148,7 +148,7 @@ def curve_chart(
             tuple((x(at), y(value)) for at, value in curve.marks),
         )
 
-    return Chart(
+    return CurveChart(
         *(width, height, round(left, 1), right, top, bottom),
         steps=tuple(Tick(x(at), number(at)) for at in ticks(first, last, int((right - left) // 90))),
         values=tuple(Tick(y(value), label) for value, label in zip(values, labels, strict=True)),
@@ -163,7 +163,7 @@ def padded(low: float, high: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def spans(intervals: Mapping[int, Interval]) -> dict[int, Interval]:
+def spans(intervals: Mapping[int, BootstrapInterval]) -> dict[int, BootstrapInterval]:
     """Intervals of trials by their numbers, on one scale from 4 to 96."""
     if not intervals:
         return {}
@@ -172,7 +172,7 @@ def spans(intervals: Mapping[int, Interval]) -> dict[int, Interval]:
     def on(value: float) -> float:
         return round(4 + 92 * (value - low) / (high - low), 2) if high > low else 50.0
 
-    return {trial: Interval(*map(on, interval)) for trial, interval in intervals.items()}
+    return {trial: BootstrapInterval(*map(on, interval)) for trial, interval in intervals.items()}
 
 
 def parallel(

@@ -13,7 +13,7 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
 from marl_ray.training.driver import best_score_of
 from marl_ray.training.tracking.mlflow_run import Tracker
-from marl_ray.tuning.reporting.records import Record, Records
+from marl_ray.tuning.reporting.records import SweepRecords, TrialRecord
 
 FLUSH_S = 5.0
 """Least time between two sendings of a trial's rows."""
@@ -23,7 +23,7 @@ PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
 
 
 class SweepTracker:
-    def __init__(self, config: SweepConfig, records: Records):
+    def __init__(self, config: SweepConfig, records: SweepRecords):
         """Opens the parent run; raises MarlRayError if the tracking server does not answer."""
         self.records, self.config = records, config
         self.base = config.example()
@@ -35,7 +35,7 @@ class SweepTracker:
         self.sent: dict[int, float] = {}
         self.problem = ""
 
-    def log(self, record: Record, rows: list[dict[str, float]]) -> None:
+    def log(self, record: TrialRecord, rows: list[dict[str, float]]) -> None:
         """Rows of a trial, sent now and then."""
         self.waiting.setdefault(record.number, []).extend(rows)
         if time.monotonic() - self.sent.get(record.number, float("-inf")) > FLUSH_S:
@@ -50,7 +50,7 @@ class SweepTracker:
             self.waiting[number] = []
         self.sent[number] = time.monotonic()
 
-    def end(self, record: Record) -> None:
+    def end(self, record: TrialRecord) -> None:
         """Close a trial's run."""
         child = self._child(record)
         if child is None:
@@ -59,7 +59,7 @@ class SweepTracker:
         self._try(lambda: child.tag(tags))
         self._try(lambda: child.end(ENDINGS.get(record.status, "FAILED")))
 
-    def register(self, record: Record, bundle: Path) -> str:
+    def register(self, record: TrialRecord, bundle: Path) -> str:
         """Register the winner's bundle as a version of the sweep's name; empty if that failed.
 
         Its `best_score` is its own, as of a single run: the metric of a sweep is a mean over seeds of what chose the
@@ -95,7 +95,7 @@ class SweepTracker:
         if self.problem:
             print(f"{self.config.name}: not all is in MLflow: {self.problem}", file=sys.stderr)
 
-    def _child(self, record: Record) -> Tracker | None:
+    def _child(self, record: TrialRecord) -> Tracker | None:
         if record.number not in self.children:
             config = self._config(record)
             if config is None:
@@ -110,7 +110,7 @@ class SweepTracker:
             self.children[record.number] = made[0]
         return self.children[record.number]
 
-    def _config(self, record: Record) -> RunConfig | None:
+    def _config(self, record: TrialRecord) -> RunConfig | None:
         """What the child's parameters are; none for a trial whose config is not even valid."""
         try:
             return self.config.run_config(

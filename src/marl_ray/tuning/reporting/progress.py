@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.reporting.records import FAILED, Record, Records, shown, signed, why
+from marl_ray.tuning.reporting.records import FAILED, SweepRecords, TrialRecord, shown, signed, why
 
 TABLE_EVERY_S = 0.5
 LINE_EVERY_S = 10.0
@@ -22,10 +22,10 @@ _AROUND = 8
 _COLOURS = {"finished": "green", "stopped": "yellow", "cut": "yellow", "running": "cyan", "waiting": "blue"}
 
 
-class Progress:
+class SweepProgress:
     """Shows the records as they are; a context manager. Not for several threads."""
 
-    def __init__(self, config: SweepConfig, records: Records, console: Console | None = None):
+    def __init__(self, config: SweepConfig, records: SweepRecords, console: Console | None = None):
         self.config, self.records = config, records
         run = config.example()
         self.total, self.wanted = run.train.total_steps, run.tracking.progress
@@ -33,7 +33,7 @@ class Progress:
         self.began = self.last = time.monotonic()
         self.live: Live | None = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "SweepProgress":
         if self.wanted and self.console.is_terminal:
             # What is printed goes above the table, unless it goes elsewhere than to the terminal.
             to_terminal = sys.stdout.isatty()
@@ -69,7 +69,7 @@ class Progress:
             text += f"; best {best.number:04d}: {self.config.metric[0].name} {best.objectives[0]:.4g}"
         return text
 
-    def best(self) -> Record | None:
+    def best(self) -> TrialRecord | None:
         """The trial with the best result until now, wherever it is."""
         metrics = self.config.metric
         scores = {
@@ -100,7 +100,7 @@ class Progress:
             table.add_row("", f"and {len(by_need) - most} more", "", "", "", "", style="dim")
         return table
 
-    def _row(self, record: Record, best: bool) -> list[str | Text]:
+    def _row(self, record: TrialRecord, best: bool) -> list[str | Text]:
         status = record.status or record.state
         score = f"{record.objectives[0]:.4g}" if record.objectives else "-"
         return [
@@ -113,6 +113,6 @@ class Progress:
         ]
 
 
-def _taken(record: Record) -> str:
+def _taken(record: TrialRecord) -> str:
     """Whom it took over last."""
     return f"took over {record.exploits[-1]['donor']:04d} at {record.exploits[-1]['at']:,}" if record.exploits else ""

@@ -16,7 +16,7 @@ FAILED = ("failed", "lost", "refused")
 
 
 @dataclass
-class Record:
+class TrialRecord:
     """One trial: a configuration with all its seeds."""
 
     number: int
@@ -59,7 +59,7 @@ class Record:
 
 
 @dataclass
-class Records:
+class SweepRecords:
     """A sweep."""
 
     name: str
@@ -78,14 +78,14 @@ class Records:
     """The seed of the winner's registered bundle: of middle score, so never the lucky one."""
     winner_model: str = ""
     """`models:/name/version`."""
-    trials: list[Record] = field(default_factory=list)
+    trials: list[TrialRecord] = field(default_factory=list)
 
     @property
     def played(self) -> int:
         return sum(record.played for record in self.trials)
 
 
-def find_sweep(sweep: str, storage: str = "runs") -> tuple[Folder, Records]:
+def find_sweep(sweep: str, storage: str = "runs") -> tuple[Folder, SweepRecords]:
     """A sweep by its folder (or URI), or by its name under the storage; raises MarlRayError if there is none."""
     parent, _, name = sweep.rstrip("/").rpartition("/")
     places = [Folder(parent or ".", name)] + ([] if parent else [Folder(storage, name)])
@@ -96,7 +96,7 @@ def find_sweep(sweep: str, storage: str = "runs") -> tuple[Folder, Records]:
     raise MarlRayError(f"sweep {sweep!r}: expected a sweep's folder or name, but there is no {tried}")
 
 
-def _load(folder: Folder) -> Records:
+def _load(folder: Folder) -> SweepRecords:
     try:
         records = load_records(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -128,25 +128,25 @@ def identity_of(config: SweepConfig) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in ("budget", "max_concurrent", "storage")}
 
 
-def load_records(folder: Folder) -> Records | None:
+def load_records(folder: Folder) -> SweepRecords | None:
     """Raises ValueError or TypeError if the file is not a sweep's."""
     data = folder.read_json(RECORDS)
     if data is None:
         return None
     data.pop("format", None)
     data["trials"] = [_record(trial) for trial in data["trials"]]
-    return Records(**data)
+    return SweepRecords(**data)
 
 
-def _record(data: dict[str, Any]) -> Record:
+def _record(data: dict[str, Any]) -> TrialRecord:
     for key in ("rows", "bundles"):
         data.pop(key, None)
     for key in ("scores", "history"):
         data[key] = {int(at): value for at, value in data[key].items()}
-    return Record(**data)
+    return TrialRecord(**data)
 
 
-def save_records(folder: Folder, records: Records) -> None:
+def save_records(folder: Folder, records: SweepRecords) -> None:
     """Write `sweep.json`, with the place of each trial's rows and bundles relative to it."""
     data = asdict(records)
     for trial in data["trials"]:
@@ -163,11 +163,11 @@ def signed(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) 
     return [value if m.mode == "max" else -value for m, value in zip(metrics, objectives, strict=True)]
 
 
-def ranked(records: Records, metrics: Sequence[MetricConfig]) -> list[Record]:
+def ranked(records: SweepRecords, metrics: Sequence[MetricConfig]) -> list[TrialRecord]:
     """The trials with a result: the finished ones by their first metric, then the others by how far they came."""
     scored = [record for record in records.trials if record.objectives is not None and record.status not in FAILED]
 
-    def merit(record: Record) -> tuple[bool, int, float]:
+    def merit(record: TrialRecord) -> tuple[bool, int, float]:
         found = signed(metrics, record.objectives)
         value = -math.inf if found is None else found[0]
         finished = record.status == "finished"
@@ -176,7 +176,7 @@ def ranked(records: Records, metrics: Sequence[MetricConfig]) -> list[Record]:
     return sorted(scored, key=merit, reverse=True)
 
 
-def why(record: Record, records: Records) -> str:
+def why(record: TrialRecord, records: SweepRecords) -> str:
     """Why a trial did not train to its end; empty where it did, or has not ended."""
     if record.status == "stopped" and record.scores:
         at = max(record.scores)

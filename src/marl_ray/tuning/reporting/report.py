@@ -21,7 +21,17 @@ from marl_ray.serving.pages.render import stylesheet
 from marl_ray.tuning.reporting.compare import LEAST_TRIALS, Curve, curve_of, differ, end_of, importances, improvement
 from marl_ray.tuning.reporting.costs import budgets_of, cost_cells, seed_summary, share_cells
 from marl_ray.tuning.reporting.figures import COLOURED, curve_chart, number, parallel, spans, strokes
-from marl_ray.tuning.reporting.records import FAILED, RECORDS, REPORT, Record, Records, ranked, shown, signed, why
+from marl_ray.tuning.reporting.records import (
+    FAILED,
+    RECORDS,
+    REPORT,
+    SweepRecords,
+    TrialRecord,
+    ranked,
+    shown,
+    signed,
+    why,
+)
 from marl_ray.tuning.running.folder import Folder
 
 WINNER = "winner.yaml"
@@ -34,7 +44,7 @@ _SIZES = (("wide", 1180.0, 420.0), ("narrow", 360.0, 300.0))
 """The window's width decides which chart shows: text must not shrink with it."""
 
 
-def write_report(folder: Folder, records: Records) -> str:
+def write_report(folder: Folder, records: SweepRecords) -> str:
     """Write `report.html`, and `winner.yaml` where there is a winner, into the sweep's folder; the report's path or URI.
 
     Raises MarlRayError if the records' config is not a sweep's, and OSError if the files cannot be written.
@@ -46,7 +56,7 @@ def write_report(folder: Folder, records: Records) -> str:
     return f"{folder.uri}/{REPORT}"
 
 
-def winner_config(records: Records) -> dict[str, Any] | None:
+def winner_config(records: SweepRecords) -> dict[str, Any] | None:
     """The run config of the winner's registered seed, as `marl-ray train` takes it."""
     if records.winner is None:
         return None
@@ -54,7 +64,7 @@ def winner_config(records: Records) -> dict[str, Any] | None:
     return next((config for config in configs if config["seed"] == records.winner_seed), None)
 
 
-def report_page(folder: Folder, records: Records) -> bytes:
+def report_page(folder: Folder, records: SweepRecords) -> bytes:
     """The report as HTML."""
     config = parse_config(SweepConfig, records.config, source=f"{folder.uri}/{RECORDS}")
     order = ranked(records, config.metric)
@@ -119,11 +129,11 @@ def _pages() -> Environment:
     return pages
 
 
-def _name(record: Record) -> str:
+def _name(record: TrialRecord) -> str:
     return f"{record.number:04d}"
 
 
-def _rows(folder: Folder, record: Record) -> list[dict[str, float]]:
+def _rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
     """A trial's rows; none where they cannot be read, as of one that failed before its first checkpoint."""
     try:
         return Folder(folder.uri, "trials", _name(record)).read_rows()
@@ -139,11 +149,11 @@ def _clock(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
 
 
-def _workers(record: Record) -> int:
+def _workers(record: TrialRecord) -> int:
     return int(record.configs[0].get("resources", {}).get("workers", 1)) if record.configs else 1
 
 
-def _facts(config: SweepConfig, records: Records) -> list[tuple[str, str]]:
+def _facts(config: SweepConfig, records: SweepRecords) -> list[tuple[str, str]]:
     counts = Counter(record.status or record.state for record in records.trials)
     metrics = ", ".join(f"{m.name} ({m.mode}, window {m.window})" for m in config.metric)
     budget = ", ".join(f"{key} {value:g}" for key, value in config.budget.model_dump().items() if value is not None)
@@ -161,12 +171,12 @@ def _facts(config: SweepConfig, records: Records) -> list[tuple[str, str]]:
     ]
 
 
-def _budgets(records: Records) -> int:
+def _budgets(records: SweepRecords) -> int:
     """How many budgets a trial has, at most."""
     return max((len(budgets_of(record.configs)) for record in records.trials), default=0)
 
 
-def _cost_charts(config: SweepConfig, best: Sequence[Record], rows: AllRows) -> list[dict[str, Any]]:
+def _cost_charts(config: SweepConfig, best: Sequence[TrialRecord], rows: AllRows) -> list[dict[str, Any]]:
     """Of each budget, the trials' mean costs of an episode over their steps."""
     found = []
     for k in range(max((len(budgets_of(record.configs)) for record in best), default=0)):
@@ -179,7 +189,9 @@ def _cost_charts(config: SweepConfig, best: Sequence[Record], rows: AllRows) -> 
     return found
 
 
-def _winner(folder: Folder, config: SweepConfig, records: Records, winner: Record, rows: AllRows) -> dict[str, Any]:
+def _winner(
+    folder: Folder, config: SweepConfig, records: SweepRecords, winner: TrialRecord, rows: AllRows
+) -> dict[str, Any]:
     where = folder.uri if "://" in folder.uri else shlex.quote(folder.uri)
     found = winner_config(records)
     return {
@@ -200,8 +212,8 @@ def _winner(folder: Folder, config: SweepConfig, records: Records, winner: Recor
 
 def _trials(
     config: SweepConfig,
-    records: Records,
-    order: Sequence[Record],
+    records: SweepRecords,
+    order: Sequence[TrialRecord],
     curves: Mapping[int, Curve],
     colours: Mapping[int, str],
     rows: AllRows,
@@ -238,7 +250,7 @@ def _trials(
     ]
 
 
-def _front(config: SweepConfig, order: Sequence[Record]) -> set[int]:
+def _front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
     """Numbers of the trials that no other beats in all metrics; none of one metric alone."""
     if len(config.metric) == 1:
         return set()
@@ -251,7 +263,7 @@ def _front(config: SweepConfig, order: Sequence[Record]) -> set[int]:
 
 
 def _matrix(
-    config: SweepConfig, best: Sequence[Record], curves: Mapping[int, Curve], colours: Mapping[int, str]
+    config: SweepConfig, best: Sequence[TrialRecord], curves: Mapping[int, Curve], colours: Mapping[int, str]
 ) -> list[dict[str, Any]]:
     """Rows of the probability of improvement, each with a cell per column; none of fewer than two trials."""
     if len(best) < 2:
@@ -278,7 +290,7 @@ def _matrix(
     return found
 
 
-def _exploits(records: Records) -> list[dict[str, Any]]:
+def _exploits(records: SweepRecords) -> list[dict[str, Any]]:
     found = [
         {
             "at": exploit["at"],

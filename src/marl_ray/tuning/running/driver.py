@@ -1,9 +1,9 @@
 """The driver of a sweep: checks it, runs its trials by Ray Tune, tracks them, registers the winner.
 
-Tune runs, retries and shows the trials. What runs next is decided by `Plan`, as Tune's searcher: a Tune trial is one leg of
-one of our trials, from its checkpoint to the next decision point. Tune's own schedulers are not used. With Ray Train V2 they
-see no checkpoint, so that nothing that pauses or copies a trial works. Their state, and Tune's, is a pickle, and so is what
-`Tuner.restore` reads; ours are JSON records.
+Tune runs, retries and shows the trials. What runs next is decided by `SweepPlan`, as Tune's searcher: a Tune trial is one
+leg of one of our trials, from its checkpoint to the next decision point. Tune's own schedulers are not used. With Ray Train
+V2 they see no checkpoint, so that nothing that pauses or copies a trial works. Their state, and Tune's, is a pickle, and so
+is what `Tuner.restore` reads; ours are JSON records.
 """
 
 import logging
@@ -23,12 +23,12 @@ from marl_ray.training.driver import check_run
 from marl_ray.training.interruption import answering
 from marl_ray.tuning.reporting.event_files import EventFiles
 from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
-from marl_ray.tuning.reporting.progress import Progress
+from marl_ray.tuning.reporting.progress import SweepProgress
 from marl_ray.tuning.reporting.records import (
     FAILED,
     REPORT,
-    Record,
-    Records,
+    SweepRecords,
+    TrialRecord,
     identity_of,
     load_records,
     middle_seed,
@@ -41,7 +41,7 @@ from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.capacity import Need, need_of, resources_of, slots
 from marl_ray.tuning.running.folder import Folder, absolute, trial_folder
 from marl_ray.tuning.running.trials import Leg, named_trial, read_state, write_state
-from marl_ray.tuning.search.plan import Plan
+from marl_ray.tuning.search.plan import SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit
 from marl_ray.tuning.search.spaces import check_space
 
@@ -56,7 +56,7 @@ class SweepOutcome:
     name: str
     folder: str
     """Folder or URI; `sweep.json` in it has everything."""
-    records: Records
+    records: SweepRecords
     report: str
     """Path or URI of `report.html`; empty where it could not be written."""
 
@@ -107,7 +107,7 @@ def run_sweep(
     return SweepOutcome(config.name, folder.uri, records, sweep.report)
 
 
-def _claim(config: SweepConfig, folder: Folder) -> Records:
+def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
     """The sweep's records; raises MarlRayError if they are another sweep's."""
     identity = identity_of(config)
     try:
@@ -115,7 +115,7 @@ def _claim(config: SweepConfig, folder: Folder) -> Records:
     except (ValueError, TypeError, KeyError) as error:
         raise MarlRayError(f"name: {folder.uri}/sweep.json is not the record of a sweep: {one_line(error)}") from error
     if found is None:
-        return Records(config.name, config.resolved(), identity)
+        return SweepRecords(config.name, config.resolved(), identity)
     differing = sorted(key for key in identity if found.identity.get(key) != identity[key])
     if differing:
         raise MarlRayError(
@@ -129,12 +129,12 @@ def _claim(config: SweepConfig, folder: Folder) -> Records:
 class _Sweep:
     """What a sweep's driver holds while it runs."""
 
-    def __init__(self, config: SweepConfig, folder: Folder, records: Records):
+    def __init__(self, config: SweepConfig, folder: Folder, records: SweepRecords):
         self.config, self.folder, self.records = config, folder, records
         self.needs: dict[int, Need] = {}
         self.unsaved = self.report = ""
-        self.progress = Progress(config, records)
-        self.plan = Plan(config, records, self.exploit, self.refuse, self.changed)
+        self.progress = SweepProgress(config, records)
+        self.plan = SweepPlan(config, records, self.exploit, self.refuse, self.changed)
         self.tracker = SweepTracker(config, records)
         self.events = EventFiles(folder, self.warn)
 
@@ -224,7 +224,7 @@ class _Sweep:
         self._need(values)
         return ""
 
-    def begin(self, record: Record) -> Leg:
+    def begin(self, record: TrialRecord) -> Leg:
         """The record's next leg, which begins now."""
         leg = self.leg(record)
         self.save()
@@ -248,7 +248,7 @@ class _Sweep:
         lost = {"error": "its process was lost again and again"} if failed else {}
         self.plan.done(leg.number, outcome or lost or None, failed, leg.until)
 
-    def leg(self, record: Record) -> Leg:
+    def leg(self, record: TrialRecord) -> Leg:
         """The record's next leg."""
         configs = []
         for seed in self.config.seeds:
@@ -273,7 +273,7 @@ class _Sweep:
             os.getcwd(),
         )
 
-    def exploit(self, recipient: Record, donor: Record, what: Exploit, at: int) -> None:
+    def exploit(self, recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
         """Copy the donor's checkpoint and bundles into the recipient's folder. Both wait, so no process writes there."""
         source = trial_folder(self.config.storage, self.config.name, donor.number)
         target = trial_folder(self.config.storage, self.config.name, recipient.number)
@@ -294,7 +294,7 @@ class _Sweep:
             flush=True,
         )
 
-    def changed(self, ended: Record | None) -> None:
+    def changed(self, ended: TrialRecord | None) -> None:
         """The records have changed."""
         self.save()
         if ended is not None:
@@ -312,7 +312,7 @@ class _Sweep:
                 self.warn(f"sweep.json is not up to date: {one_line(error)}")
             self.unsaved = one_line(error)
 
-    def line(self, record: Record) -> str:
+    def line(self, record: TrialRecord) -> str:
         """How a trial ended."""
         told = f"trial {record.number:04d} ({shown(record.values)}) {record.status}"
         if record.error:

@@ -9,9 +9,9 @@ import ray.tune
 from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.stopper import Stopper
 
-from marl_ray.tuning.reporting.records import Record
+from marl_ray.tuning.reporting.records import TrialRecord
 from marl_ray.tuning.running.trials import Leg
-from marl_ray.tuning.search.plan import ENDED, Plan
+from marl_ray.tuning.search.plan import ENDED, SweepPlan
 
 
 class Searcher(TuneSearcher):
@@ -19,8 +19,8 @@ class Searcher(TuneSearcher):
 
     def __init__(
         self,
-        plan: Plan,
-        begin: Callable[[Record], Leg],
+        plan: SweepPlan,
+        begin: Callable[[TrialRecord], Leg],
         ended: Callable[[Leg, Mapping[str, Any] | None, bool], None],
     ):
         """`begin` makes a record's next leg. `ended` gets a leg's outcome (None: there is none) and whether it failed."""
@@ -68,7 +68,7 @@ class Watch(ray.tune.Callback):
         return None
 
 
-def stopper(plan: Plan) -> Stopper:
+def stopper(plan: SweepPlan) -> Stopper:
     """Ends all trials once a budget is used up."""
 
     class Budget(Stopper):

@@ -66,7 +66,7 @@ class Leg:
 
 
 @dataclass
-class State:
+class TrialState:
     """What a trial has: `trial.json`."""
 
     checkpoints: list[str] = field(default_factory=list)
@@ -85,12 +85,12 @@ class State:
     """Whether the newest checkpoint was written with other hyper-parameters."""
 
 
-def read_state(folder: Folder) -> State:
+def read_state(folder: Folder) -> TrialState:
     found = folder.read_json(STATE)
-    return State(**found) if found else State()
+    return TrialState(**found) if found else TrialState()
 
 
-def write_state(folder: Folder, state: State) -> None:
+def write_state(folder: Folder, state: TrialState) -> None:
     folder.write_json(STATE, asdict(state))
 
 

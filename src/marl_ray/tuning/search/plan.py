@@ -10,7 +10,7 @@ from typing import Any
 
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.tuning.reporting.records import FAILED, Record, Records, signed
+from marl_ray.tuning.reporting.records import FAILED, SweepRecords, TrialRecord, signed
 from marl_ray.tuning.search.schedulers import Exploit, make_rule
 from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
 
@@ -20,14 +20,14 @@ ENDED: Any = object()
 """Nothing will run any more."""
 
 
-class Plan:
+class SweepPlan:
     def __init__(
         self,
         config: SweepConfig,
-        records: Records,
-        exploit: Callable[[Record, Record, Exploit, int], None],
+        records: SweepRecords,
+        exploit: Callable[[TrialRecord, TrialRecord, Exploit, int], None],
         refuse: Callable[[Mapping[str, Any]], str],
-        changed: Callable[[Record | None], None],
+        changed: Callable[[TrialRecord | None], None],
     ):
         """`exploit(recipient, donor, what, at)` hands weights over; `refuse(values)` says why a configuration cannot run,
         or nothing; `changed` is called after every change of the records, with the trial that has just ended if any."""
@@ -93,7 +93,7 @@ class Plan:
             most = min(len(self.search.found), sys.maxsize if most is None else most)
         return None if most is None else max(0, most - number)
 
-    def until(self, record: Record) -> int | None:
+    def until(self, record: TrialRecord) -> int | None:
         """Where the record's next leg ends."""
         return self.rule.next_stop(max(record.scores, default=0))
 
@@ -124,13 +124,13 @@ class Plan:
             if key in counts:
                 setattr(record, key, counts[key])
 
-    def _start(self, record: Record) -> Record:
+    def _start(self, record: TrialRecord) -> TrialRecord:
         record.state, record.legs = "running", record.legs + 1
         self.active.add(record.number)
         self.changed(None)
         return record
 
-    def _more(self) -> Record | None:
+    def _more(self) -> TrialRecord | None:
         """A new configuration; one that cannot run is noted and the next is asked for."""
         while not self.exhausted:
             number = len(self.records.trials)
@@ -138,7 +138,7 @@ class Plan:
             if values is None:
                 self.exhausted = True
                 return None
-            record = Record(number, values, unread=self.config.unread(values))
+            record = TrialRecord(number, values, unread=self.config.unread(values))
             self.records.trials.append(record)
             try:
                 reason = self.refuse(values)
@@ -179,10 +179,10 @@ class Plan:
         if verdicts.go:
             self.changed(None)
 
-    def _end(self, record: Record, status: str, error: str) -> None:
+    def _end(self, record: TrialRecord, status: str, error: str) -> None:
         record.state, record.status, record.error = "ended", status, error
 
-    def _tell(self, record: Record) -> None:
+    def _tell(self, record: TrialRecord) -> None:
         if record.status != "cut":
             scores = None if record.status in FAILED else signed(self.config.metric, record.objectives)
             self.search.tell(record.number, record.values, scores)

@@ -11,7 +11,7 @@ from torch import Tensor
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt, Token
-from marl_ray.policies.engines.decoding.json_guide import State, guides_of
+from marl_ray.policies.engines.decoding.json_guide import GuideState, guides_of
 from marl_ray.policies.engines.decoding.key_values import KeyValues
 from marl_ray.policies.engines.decoding.sampling import draw
 from marl_ray.policies.engines.decoding.stop_strings import StopStrings
@@ -36,7 +36,7 @@ class _Row:
     uniforms: np.ndarray
     """(max_tokens,)."""
     ids: list[int] = field(default_factory=list)
-    state: State | None = None
+    state: GuideState | None = None
     """Where the text stands, for its guide."""
     added: Tensor | None = None
     """(V,): what its prompt's bias adds to the next logits; from the first step on."""

@@ -1,8 +1,8 @@
 """Which tokens may come next, where a response has to be a JSON object: an automaton over characters (RFC 8259).
 
-A `State` is where the text stands. `advance` reads one character more, and `Guides` finds the tokens whose whole text the
-automaton can read from a state, as Willard and Louf do with the states of regular expressions (arXiv 2307.09702). What it
-lets through is JSON with three limits: an object is at most DEPTH levels deep, at most SPACES blanks stand together, and
+A `GuideState` is where the text stands. `advance` reads one character more, and `Guides` finds the tokens whose whole text
+the automaton can read from a state, as Willard and Louf do with the states of regular expressions (arXiv 2307.09702). What
+it lets through is JSON with three limits: an object is at most DEPTH levels deep, at most SPACES blanks stand together, and
 texts have no `\\u` escapes, because every character can be written as itself.
 """
 
@@ -38,7 +38,7 @@ _WHOLE = frozenset({"zero", "integer", "fraction", "exponent"})
 _WORDS = {"t": "rue", "f": "alse", "n": "ull"}
 
 
-class State(NamedTuple):
+class GuideState(NamedTuple):
     """Where a text stands."""
 
     mode: str = "start"
@@ -53,16 +53,16 @@ class State(NamedTuple):
     """Blanks just before."""
 
 
-OBJECT = State()
+OBJECT = GuideState()
 """The whole response is a JSON object."""
 
 
-def framed(before: tuple[str, ...], behind: str) -> State:
+def framed(before: tuple[str, ...], behind: str) -> GuideState:
     """The response is one of the texts `before`, none of which begins another, a JSON object, and the text `behind`."""
-    return State("before", texts=before, behind=behind)
+    return GuideState("before", texts=before, behind=behind)
 
 
-def advance(state: State, character: str) -> State | None:
+def advance(state: GuideState, character: str) -> GuideState | None:
     """The state behind one more character, or None if it may not come."""
     mode = state.mode
     if mode in ("before", "word", "after"):
@@ -86,7 +86,7 @@ def advance(state: State, character: str) -> State | None:
     return _structure(state._replace(spaces=0), character)
 
 
-def _exactly(state: State, character: str) -> State | None:
+def _exactly(state: GuideState, character: str) -> GuideState | None:
     left = tuple(text[1:] for text in state.texts if text[0] == character)
     if not left:
         return None
@@ -96,7 +96,7 @@ def _exactly(state: State, character: str) -> State | None:
     return state._replace(mode=ended, texts=())
 
 
-def _structure(state: State, character: str) -> State | None:
+def _structure(state: GuideState, character: str) -> GuideState | None:
     mode, stack = state.mode, state.stack
     if mode == "start":
         return state._replace(mode="first_key", stack="{") if character == "{" else None
@@ -117,7 +117,7 @@ def _structure(state: State, character: str) -> State | None:
     return _value(state, character) if mode in ("value", "first_value") else None
 
 
-def _value(state: State, character: str) -> State | None:
+def _value(state: GuideState, character: str) -> GuideState | None:
     if character in "{[":
         mode = "first_key" if character == "{" else "first_value"
         return state._replace(mode=mode, stack=state.stack + character) if len(state.stack) < DEPTH else None
@@ -156,16 +156,16 @@ class Guides:
                     self._plain[token] = True
         if lacking := sorted(NEEDED - {text for text in self._texts if len(text) == 1}):
             raise MarlRayError(f"the tokenizer has no token for {lacking[0]!r} alone, which JSON may need")
-        self._masks: dict[State, np.ndarray] = {}
+        self._masks: dict[GuideState, np.ndarray] = {}
         self._lock = Lock()
 
-    def after(self, state: State, token: int) -> State:
+    def after(self, state: GuideState, token: int) -> GuideState:
         """The state behind an allowed token."""
         found = self._read(state, token)
         assert found is not None
         return found
 
-    def allowed(self, state: State, size: int) -> np.ndarray:
+    def allowed(self, state: GuideState, size: int) -> np.ndarray:
         """(size,) bool: which tokens may come next, of as many as the model has."""
         with self._lock:
             mask = self._masks.get(state)
@@ -176,7 +176,7 @@ class Guides:
                 self._masks[state] = mask
         return np.pad(mask, (0, size - len(mask))) if size > len(mask) else mask
 
-    def _found(self, state: State) -> np.ndarray:
+    def _found(self, state: GuideState) -> np.ndarray:
         if state.mode in ("text", "key_text"):
             mask, some = self._plain.copy(), self._marked
         else:
@@ -187,7 +187,7 @@ class Guides:
             mask[token] = self._read(state, token) is not None
         return mask
 
-    def _read(self, state: State | None, token: int) -> State | None:
+    def _read(self, state: GuideState | None, token: int) -> GuideState | None:
         for character in self._texts[token]:
             if state is None:
                 break

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Collection
 from typing import Any
 
-from marl_ray.policies.prompting.tool_template import CLOSE, OPEN, Call, calls_in
+from marl_ray.policies.prompting.tool_template import CLOSE, OPEN, WrittenCall, calls_in
 
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 
@@ -63,7 +63,7 @@ class ToolCallReader:
         self._blank = text[len(kept) :]
         return kept
 
-    def _told(self, calls: list[Call]) -> list[dict[str, Any]]:
+    def _told(self, calls: list[WrittenCall]) -> list[dict[str, Any]]:
         if not self._parallel:
             calls = calls[: 1 - min(self.calls, 1)]
         told = [

@@ -7,7 +7,7 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.experiments.lifecycle import Status, Step
+from marl_ray.experiments.lifecycle import ExperimentStatus, RolloutStep
 from marl_ray.experiments.statistics.intervals import Verdict
 from marl_ray.experiments.store.store import AuditEntry, Production
 from marl_ray.policies.bundles.actor_critic import Lineage
@@ -39,8 +39,8 @@ OutcomeAnswer = TypedDict("OutcomeAnswer", {
 })
 OutcomesAnswer = TypedDict("OutcomesAnswer", {"answers": list[OutcomeAnswer | PartError]})
 ExperimentRow = TypedDict("ExperimentRow", {
-    "name": str, "endpoint": str, "status": Status, "strategy": str, "stage": int, "stages": list[float], "epoch": int,
-    "control": str, "arms": dict[str, float], "created": float,
+    "name": str, "endpoint": str, "status": ExperimentStatus, "strategy": str, "stage": int, "stages": list[float],
+    "epoch": int, "control": str, "arms": dict[str, float], "created": float,
 })
 ExperimentList = TypedDict("ExperimentList", {"experiments": list[ExperimentRow]})
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
@@ -61,14 +61,14 @@ ArmReport = TypedDict("ArmReport", {
     "difference": NotRequired[float | None], "difference_interval": NotRequired[Interval | None],
     "verdict": NotRequired[Verdict], "harm": NotRequired[TestReport], "promotion": NotRequired[TestReport],
 })
-DecisionReport = TypedDict("DecisionReport", {"step": Step, "arm": str | None, "reason": str})
+DecisionReport = TypedDict("DecisionReport", {"step": RolloutStep, "arm": str | None, "reason": str})
 SampleRatio = TypedDict("SampleRatio", {"p_value": float, "alarm": bool})
 ReportingReport = TypedDict("ReportingReport", {
     "metric": str, "arm": str, "reported": int, "judged": int, "control_reported": int, "control_judged": int,
     "p_value": float, "alarm": bool,
 })
 Report = TypedDict("Report", {
-    "name": str, "endpoint": str, "created": float, "status": Status, "winner": str | None, "strategy": str,
+    "name": str, "endpoint": str, "created": float, "status": ExperimentStatus, "winner": str | None, "strategy": str,
     "randomize": str, "stages": list[float], "stage": int, "epoch": int, "control": str, "decision": DecisionReport,
     "srm": SampleRatio, "reporting": list[ReportingReport], "warnings": list[str], "guardrails": list[GuardrailReport],
     "shadow": dict[str, dict[str, float]],
@@ -78,7 +78,7 @@ Audit = TypedDict("Audit", {"experiment": str, "audit": list[AuditEntry]})
 # Seconds since 1970, observations until then, their mean and its bounds.
 Point = Annotated[list[float | None], Field(min_length=5, max_length=5)]
 Curves = TypedDict("Curves", {"experiment": str, "curves": dict[str, list[Point]]})
-Changed = TypedDict("Changed", {"experiment": str, "status": Status, "epoch": int})
+Changed = TypedDict("Changed", {"experiment": str, "status": ExperimentStatus, "epoch": int})
 Endpoint = TypedDict("Endpoint", {"experiments": list[str], "production": Production | None})
 EndpointList = TypedDict("EndpointList", {"endpoints": dict[str, Endpoint]})
 Model = TypedDict("Model", {

@@ -19,7 +19,7 @@ from scipy.optimize import minimize
 
 from marl_ray.config.sweep import DimensionConfig
 from marl_ray.tuning.search.schedulers.base import Standing
-from marl_ray.tuning.search.schedulers.pbt import Population
+from marl_ray.tuning.search.schedulers.pbt import PopulationRule
 from marl_ray.tuning.search.spaces import clip_value
 
 CANDIDATES = 512
@@ -29,7 +29,7 @@ KAPPA = 2.0
 JITTER = 1e-6
 
 
-class Pb2Rule(Population):
+class Pb2Rule(PopulationRule):
     def explore(self, trials: Mapping[int, Standing], donor: int, at: int, rng: np.random.Generator) -> dict[str, Any]:
         keys = list(self.space)
         times, points, changes = self._observed(trials, keys)

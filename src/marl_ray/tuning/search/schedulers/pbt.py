@@ -16,7 +16,7 @@ from marl_ray.tuning.search.schedulers.base import Exploit, Standing, Verdicts
 from marl_ray.tuning.search.spaces import clip_value, draw_value
 
 
-class Population:
+class PopulationRule:
     """What PBT and PB2 share: when to exploit, who copies from whom."""
 
     def __init__(self, config: Pbt | Pb2, space: Mapping[str, DimensionConfig], total_steps: int, seed: int):
@@ -49,7 +49,7 @@ class Population:
         raise NotImplementedError
 
 
-class PbtRule(Population):
+class PbtRule(PopulationRule):
     def __init__(self, config: Pbt, space: Mapping[str, DimensionConfig], total_steps: int, seed: int):
         super().__init__(config, space, total_steps, seed)
         self.config = config

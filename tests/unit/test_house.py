@@ -1,0 +1,67 @@
+"""The layout: imports go in no circle, folders are small and say their purpose, a class name means one thing."""
+
+import ast
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import marl_ray
+
+SOURCES = Path(marl_ray.__file__).parent.parent
+FOLDERS = sorted({path.parent for path in SOURCES.glob("marl_ray/**/*.py")})
+FILES = 9
+"""Most files of a folder besides its `__init__.py`."""
+
+
+def trees() -> dict[str, ast.Module]:
+    """Module -> its syntax tree."""
+    found = {}
+    for path in SOURCES.glob("marl_ray/**/*.py"):
+        parts = list(path.relative_to(SOURCES).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+    return found
+
+
+def imports() -> dict[str, set[str]]:
+    """Module -> the modules of the product that it imports, wherever the import stands, also for types alone."""
+    modules, found = trees(), {}
+    for module, tree in modules.items():
+        named: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                whole = {f"{node.module}.{alias.name}" for alias in node.names}
+                named |= (whole & modules.keys()) or {node.module}
+        found[module] = (named & modules.keys()) - {module}
+    return found
+
+
+def test_no_file_imports_one_that_comes_back_to_it():
+    graph = imports()
+    assert len(graph) > 300
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(f"these import each other: {' -> '.join(error.args[1])}") from None
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(SOURCES)))
+def test_a_folder_is_small_and_says_its_purpose(folder):
+    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    if folder.name != "versions":  # migrations of the database only ever become more
+        assert len(files) <= FILES
+    purpose = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert purpose and purpose.split("\n")[0].endswith(".")
+
+
+def test_a_public_class_name_means_one_thing():
+    names = Counter(
+        node.name
+        for tree in trees().values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
