@@ -120,7 +120,7 @@ def measure(running: Running, seconds: int, observations: Path, connections: tup
 
 
 def soak(options: argparse.Namespace) -> dict[str, Any]:
-    """Many requests on one replica, its memory sampled all the while."""
+    """Many requests on one replica, its memory sampled all the while, also once it remembers as many sessions as it may."""
     samples: list[tuple[float, int, int]] = []
     sent, stop = 0, threading.Event()
     with short_folder() as folder:
@@ -142,19 +142,26 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
             finally:
                 stop.set()
                 thread.join(2 * SAMPLE_S)
-    seconds, _, rss = np.array(samples).T
-    late = seconds >= seconds[-1] / 4
-    slope, start = np.polyfit(seconds[late], rss[late], 1)
-    first = seconds[late][0]
-    sessions = {f"{'0' * 8}-31-{k}": Session(Assignment("", 1, 0.5), 1000 + k, k / 7) for k in range(REMEMBERED)}
-    parts = (part for name, known in sessions.items() for part in (name, known, known.acts, known.seconds))
+    requests, rss = np.array(samples).T[1:]
+    full = requests >= REMEMBERED * ACTS
+    if full.sum() < 2:
+        raise SystemExit(
+            f"--requests {options.requests}: expected well over {REMEMBERED * ACTS:,}, which fill the memory"
+        )
+    slope, start = np.polyfit(requests[full], rss[full], 1)
+    sessions = {
+        f"{'0' * 8}-31-{k}": Session(Assignment("", 1, 0.5), 1e3 + k, True, ACTS, k / 7) for k in range(REMEMBERED)
+    }
+    parts = (part for name, known in sessions.items() for part in (name, known, known.at, known.seconds))
     bound = sys.getsizeof(sessions) + sum(map(sys.getsizeof, parts))
     return {
         "requests": sent,
         "sessions": sent // ACTS,
-        "seconds": seconds[-1],
-        "start_mb": (start + slope * first) / 1e6,
-        "growth_mb": slope * (seconds[-1] - first) / 1e6,
+        "seconds": samples[-1][0],
+        "start_mb": samples[0][2] / 1e6,
+        "full_mb": (start + slope * requests[full][0]) / 1e6,
+        "requests_after": int(requests[-1] - requests[full][0]),
+        "growth_mb": slope * (requests[-1] - requests[full][0]) / 1e6,
         "remembered": REMEMBERED,
         "remembered_mb": bound / 1e6,
         "samples": samples,
@@ -264,7 +271,7 @@ def main() -> None:
         "--passes", type=int, default=4, help="of speed and epochs: how often all are measured in a round"
     )
     parser.add_argument("--seconds", type=int, default=5, help="of speed and epochs: of one measurement")
-    parser.add_argument("--requests", type=int, default=1_000_000, help="of soak")
+    parser.add_argument("--requests", type=int, default=3_000_000, help="of soak")
     parser.add_argument("--repeats", type=int, default=50, help="of rollback")
     parser.add_argument("--keys", type=int, default=1_000_000, help="of srm")
     parser.add_argument("--output", type=Path, default=RESULTS)
