@@ -20,7 +20,7 @@ from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.lifecycle import ExperimentStatus, RolloutStep
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import harm
-from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report, StoreError
+from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report
 from marl_ray.policies.actor_critic.actor_critic import ActorCritic
 from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, load_actor_critics, save_bundle
 from marl_ray.serving.arms import actor_critic
@@ -30,7 +30,6 @@ from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.evidence.rollout_control import ERRORS, config_of, decide, findings
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.routing.breaker import CircuitState
-from marl_ray.serving.routing.failures import FailedSessions
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -65,7 +64,7 @@ async def ask(client: httpx.AsyncClient, session: str, observation: list[float] 
 
 def errors_of(app: Gateway) -> dict[str, float]:
     """Session -> its `error`, of those that are stored."""
-    app.service.failed_sessions.write()
+    app.service.unit_reports.write()
     return dict(app.service.store.metric_values("exp", "error"))
 
 
@@ -404,7 +403,7 @@ def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
         async with serving(config_of_arms(tmp_path, arms)) as (client, app):
             for k in range(30):
                 await ask(client, f"s{k}")
-            app.service.failed_sessions.write()
+            app.service.unit_reports.write()
             record = app.service.store.experiment("exp")
             (found,) = findings(app.service.store, record, config_of(record)).guardrails
             return found, (await client.get("/v1/experiments/exp")).json()["guardrails"]
@@ -412,29 +411,6 @@ def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
     found, (told,) = asyncio.run(body())
     assert (found.name, found.arm, found.margin, found.alpha) == ("error", "four", 0.01, 0.01)
     assert (told["name"], told["margin"]) == ("error", 0.01)
-
-
-def test_failures_wait_for_the_database(tmp_path, monkeypatch):
-    arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False, broken=True)}
-
-    async def body():
-        async with serving(config_of_arms(tmp_path, arms)) as (client, app):
-            app.service.follower.close()
-
-            def away(*_: Any, **__: Any) -> None:
-                raise StoreError("experiment store: away")
-
-            with monkeypatch.context() as patch:
-                patch.setattr(type(app.service.store), "record", away)
-                for k in range(10):
-                    await ask(client, f"s{k}")
-                with pytest.raises(StoreError):
-                    app.service.failed_sessions.write()
-                with pytest.raises(StoreError):
-                    app.service.follower.decide()
-            return errors_of(app)
-
-    assert asyncio.run(body())
 
 
 def test_weights_that_were_rolled_back_are_refused_under_another_runs_name(tmp_path):
@@ -505,29 +481,3 @@ def test_a_treatment_that_fails_a_tenth_of_its_sessions_is_rolled_back_unless_th
         (RolloutStep.HOLD, False) if also_control else (RolloutStep.ROLLBACK, True)
     )
     store.close()
-
-
-def test_a_failure_that_is_noted_while_others_are_written_is_stored_too(tmp_path):
-    """Its exposure was not there yet when those of the others were written."""
-    config = config_of_arms(
-        tmp_path, {arm: bundle(tmp_path, k, fragile=False) for k, arm in enumerate(("one", "four"))}
-    )
-    service = Gateway(config, seed=0).service
-    log = service.exposures
-    met = [Exposure("exp", session, Assignment("four", 1, 0.5), 1.0) for session in ("early", "late")]
-
-    class Busy:
-        """Meets another session, which fails, as soon as exposures are written."""
-
-        def flush(self) -> None:
-            log.flush()
-            if len(met) == 2:
-                log.put(met.pop())
-                sessions.note("exp", "late")
-
-    sessions = FailedSessions(service.store, Busy())
-    log.put(met[0])
-    sessions.note("exp", "early")
-    sessions.write()
-    assert dict(service.store.metric_values("exp", "error")) == {"early": 1.0, "late": 1.0}
-    service.close()

@@ -30,9 +30,9 @@ from marl_ray.serving.logs.spool import Spool, spool_folder
 from marl_ray.serving.readings import Readings
 from marl_ray.serving.routing.assignment import Assigner
 from marl_ray.serving.routing.breaker import CircuitState
-from marl_ray.serving.routing.costs import Costs
-from marl_ray.serving.routing.failures import FailedSessions, Failures
+from marl_ray.serving.routing.failures import Failures
 from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.unit_reports import UnitReports
 from marl_ray.serving.store_follower import StoreFollower
 
 T = TypeVar("T")
@@ -65,9 +65,8 @@ class Service:
         self.holdings = Holdings(config, self.store, self.exposures, self.bundles, self._noise, host)
         self.endpoints = self.holdings.endpoints
         self.webhook = Webhook(config.webhook, self.notices, self.endpoints.by_experiment) if config.webhook else None
-        self.failed_sessions = FailedSessions(self.store, self.exposures)
-        self.costs = Costs(self.store, self.exposures)
-        self.failures = Failures(self.failed_sessions, self.metrics, self.roll_back)
+        self.unit_reports = UnitReports(self.store, self.exposures)
+        self.failures = Failures(self.unit_reports, self.metrics, self.roll_back)
         self.assigner = Assigner(self.store.assignments, config.holdouts, self.metrics)
         self.plots: dict[str, tuple[float, dict[str, list[list[float | None]]]]] = {}
         """Experiment -> until when its curves are not read again, and they."""
@@ -77,7 +76,7 @@ class Service:
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
         for part in loaded:
             self.holdings.open(part)
-        self.follower = StoreFollower(self.holdings, self.notices, self.failed_sessions, self.costs, self.webhook)
+        self.follower = StoreFollower(self.holdings, self.notices, self.unit_reports, self.webhook)
         self.follower.look(waits=True)
         for name in config.holdouts.keys() - set(self.endpoints.by_experiment().values()):
             _log.warning("holdouts.%s: no experiment serves this endpoint yet", name)
@@ -98,8 +97,7 @@ class Service:
         if self.webhook is not None:
             self.webhook.close()
         try:
-            self.failed_sessions.write()
-            self.costs.write()
+            self.unit_reports.write()
         except StoreError as error:
             _log.error("failures or costs of sessions are lost: %s", error)
         self.exposures.close()

@@ -19,10 +19,9 @@ from marl_ray.serving.evidence.rollout_control import config_of, decide
 from marl_ray.serving.evidence.webhook import Webhook
 from marl_ray.serving.holdings import Holdings
 from marl_ray.serving.loading import API, check_arms, load_arms, needed, ours
-from marl_ray.serving.routing.costs import Costs
 from marl_ray.serving.routing.endpoints import DRAIN_S
-from marl_ray.serving.routing.failures import FailedSessions
 from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.unit_reports import UnitReports
 
 POLL_S = 0.25
 """A change of weights or state reaches every replica within this and one short query."""
@@ -47,13 +46,12 @@ class StoreFollower:
         self,
         holdings: Holdings,
         notices: Notices,
-        failed_sessions: FailedSessions,
-        costs: Costs,
+        unit_reports: UnitReports,
         webhook: Webhook | None,
     ):
         """It changes the holdings, and pokes the webhook when the store has news."""
         self._holdings, self._notices, self._webhook = holdings, notices, webhook
-        self._failed_sessions, self._costs = failed_sessions, costs
+        self._unit_reports = unit_reports
         self._replica = secrets.token_hex(8)
         self._closing = threading.Event()
         self._looking = threading.Lock()
@@ -102,8 +100,7 @@ class StoreFollower:
         is over where there may be news."""
         problem: StoreError | None = None
         try:
-            self._failed_sessions.write()
-            self._costs.write()
+            self._unit_reports.write()
         except StoreError as error:  # a full disk, say, which must not keep anything from being rolled back
             problem = error
         for router in self._to_judge(time.monotonic()):

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -21,6 +21,8 @@ LARGEST_VALUE = 1e100
 METRIC_LENGTH = 100
 NO_TERMS = windows.Terms(0.0, {})
 NO_OUTCOME = Summary(0, math.nan, 0.0)
+NEVER = math.inf
+"""Arrival of a value that is incomplete: it lies after every window, so the value does not count."""
 Known = dict[tuple[str, str], tuple[float, float]]
 """(Unit, metric) -> its value, and when that arrived in seconds since 1970."""
 
@@ -70,6 +72,9 @@ class Report:
     """Metrics that never replace what is known."""
     added: Mapping[str, float] = field(default_factory=dict)
     """Amounts of metrics, each on top of what is known; after the unit's window they are dropped."""
+    incomplete: Collection[str] = ()
+    """Metrics of which an amount is unknown: what is known of them is kept, and never counts. After the unit's window this
+    changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,15 +379,20 @@ class _Changes:
             self.known[key], self.changed[key] = (value, self.now), report.at
         for metric, amount in report.added.items() if self.now <= closes_at else ():
             key = report.unit, metric
-            self.known[key] = self.known.get(key, (0.0, self.now))[0] + amount, self.now
+            value, arrived_at = self.known.get(key, (0.0, self.now))
+            self.known[key] = value + amount, max(arrived_at, self.now)  # what is incomplete stays so
+            self.changed[key] = report.at
+        for metric in report.incomplete if self.now <= closes_at else ():
+            key = report.unit, metric
+            self.known[key] = self.known.get(key, (0.0, self.now))[0], NEVER
             self.changed[key] = report.at
         arrived = [self.known[report.unit, metric][1] for metric in report.values]
         late = max(arrived, default=self.now) - closes_at
         return Recorded(assignment, late if late > 0 else None)
 
     def _differs(self, report: Report, metric: str, value: float, closes_at: float) -> bool:
-        old, _ = self.known.get((report.unit, metric), (None, None))
-        if old is None or old == value or (metric == "error" and old > value):
+        old, arrived_at = self.known.get((report.unit, metric), (None, None))
+        if old is None or (old == value and arrived_at != NEVER) or (metric == "error" and old > value):
             return old is None
         if self.now > closes_at:
             what, has = ("value", "has outcome") if metric == "outcome" else (f"metrics.{metric}", "has")
@@ -398,7 +408,7 @@ class _Changes:
         for (unit, metric), at in sorted(self.changed.items(), key=lambda item: item[0]):
             value, arrived_at = self.known[unit, metric]
             row = {"experiment": self.experiment, "unit": unit, "value": float(value), "arrived_at": arrived_at}
-            row["at"] = arrived_at if at is None else at
+            row["at"] = self.now if at is None else at
             is_outcome = metric == "outcome"
             of.setdefault(is_outcome, []).append(row if is_outcome else row | {"metric": metric})
         for is_outcome, rows in of.items():

@@ -88,8 +88,9 @@ class Piece:
     """Of the first piece, where the request asks for it and the arm knows."""
     untold: int = 0
     """Tokens that have no ids here; of external arms, with the last piece."""
-    cost_usd: float = 0.0
-    """What the response costs; with the last piece."""
+    cost_usd: float | None = 0.0
+    """What the response costs in USD, with the last piece; None if the arm has a price and the other side does not count
+    tokens."""
 
     @property
     def tokens(self) -> int:

@@ -14,7 +14,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass
 from marl_ray.serving.arms.response_cache import cache_key
-from marl_ray.serving.handlers.writing import Wrote, log_text, shadow_text, spoken, texts
+from marl_ray.serving.handlers.writing import Wrote, log_text, shadow_text, spoken, texts, total_cost
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
 from marl_ray.serving.logs.act_log import LoggedAct
@@ -81,10 +81,9 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
         assignment = service.assigner.expose(met)
         parts, arm = await _acted(service, met, assignment.arm, observations, greedy, masks, wrote)
     seconds = time.perf_counter() - start
+    met.answered(seconds)
     if router.is_text:
-        met.answered(seconds, math.fsum(whole.cost_usd for _, whole in wrote), service.costs)
-    else:
-        met.answered(seconds)
+        met.charge(total_cost(whole.cost_usd for _, whole in wrote), service.unit_reports)
     if service.acts is not None and met.takes_part and router.is_text:
         for asked, whole in wrote:
             log_text(service, met, assignment, arm, router.arms[arm].bundle.digest, asked, whole)

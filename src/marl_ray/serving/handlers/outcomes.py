@@ -16,8 +16,8 @@ from marl_ray.experiments.store.store import OutcomeConflictError, Recorded, Rep
 from marl_ray.experiments.store.units import METRIC_LENGTH
 from marl_ray.serving.http.fields import is_identifier, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
-from marl_ray.serving.routing.costs import COST, counts_cost
 from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.unit_reports import COST, counts_cost
 from marl_ray.serving.service import Service
 
 LARGEST_OUTCOME = 1e100
@@ -144,7 +144,7 @@ async def _record(service: Service, actor: str, told: Sequence[_Told]) -> list[A
 def _write(service: Service, actor: str, told: Sequence[_Told]) -> list[tuple[Router, Recorded] | MarlRayError]:
     """One transaction for each experiment."""
     service.exposures.flush()  # the session's exposure may be waiting here
-    service.costs.write()
+    service.unit_reports.write()
     found: dict[int, tuple[Router, Recorded] | MarlRayError] = {}
     left, depth = list(range(len(told))), 0
     while left:
@@ -172,7 +172,7 @@ def _report(router: Router, told: _Told) -> Report:
         if known.acts:
             measured["latency_s"] = known.seconds / known.acts
     if "outcome" in told.values:
-        measured[COST] = 0.0  # where nothing is known, see `Costs`
+        measured[COST] = 0.0  # where nothing is known, see `UnitReports`
     asked -= set() if counts_cost(router.config) else {COST}
     measured = {name: value for name, value in measured.items() if name in asked and name not in told.values}
     return Report(told.session, told.values, told.at, measured)

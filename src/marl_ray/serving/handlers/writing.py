@@ -1,9 +1,8 @@
 """One text on its way: from the session's arm, or from the control where that fails before its first token."""
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import orjson
@@ -35,7 +34,8 @@ class Whole(NamedTuple):
     tops: list[list[tuple[str, float]]]
     began: Began | None
     tokens: int
-    cost_usd: float
+    cost_usd: float | None
+    """USD; None if nobody knows."""
 
 
 async def written(
@@ -71,6 +71,8 @@ class Writing:
         self._first: Piece | None = None
         self._digest = ""
         self._ticket = 0
+        self._is_under_way = False
+        """Whether the response has begun and has no end yet."""
         self._first_s = 0.0
         self._tokens = 0
         kept = met.takes_part and (service.acts is not None or bool(met.router.state.shadows))
@@ -116,6 +118,7 @@ class Writing:
                     self._ticket = 0
                     continue
                 attempts.answered_by = name
+                self._is_under_way = True
                 self._first_s = time.perf_counter() - self._start
                 return
             await attempts.compare(self._begun_by)
@@ -162,10 +165,15 @@ class Writing:
         if self._ticket:
             self._met.router.circuits[self._arm].forget(self._ticket)
             self._ticket = 0
-        if self._tokens:
-            meters = self._service.metrics.of(self._met.router.config)[self._arm]
-            meters.tokens += self._tokens
-            self._tokens = 0
+        config = self._met.router.config
+        meters = self._service.metrics.of(config)[self._arm]
+        if self._is_under_way and config.arms[self._arm].price is not None:
+            # The other side counts tokens at the end alone.
+            self._met.charge(None, self._service.unit_reports)
+            meters.cost_unknown += 1
+        self._is_under_way = False
+        meters.tokens += self._tokens
+        self._tokens = 0
         if self._asked.streamed:  # else the client has got nothing of it
             self._log()
 
@@ -181,10 +189,12 @@ class Writing:
 
     def _done(self, piece: Piece) -> None:
         self._log()
+        self._is_under_way = False
         router, seconds = self._met.router, time.perf_counter() - self._start
         router.circuits[self._arm].success(self._ticket)
         self._ticket = 0
-        self._met.answered(seconds, piece.cost_usd, self._service.costs)
+        self._met.answered(seconds)
+        self._met.charge(piece.cost_usd, self._service.unit_reports)
         meters = self._service.metrics.of(router.config)[self._arm]
         meters.observe(seconds)
         meters.wrote(piece.prompt_tokens, self._first_s, piece.cost_usd)
@@ -273,8 +283,18 @@ def joined(pieces: Sequence[Piece]) -> Whole:
         [top for piece in pieces for top in piece.tops],
         pieces[0].began,
         sum(piece.tokens for piece in pieces),
-        math.fsum(piece.cost_usd for piece in pieces),
+        total_cost(piece.cost_usd for piece in pieces),
     )
+
+
+def total_cost(costs: Iterable[float | None]) -> float | None:
+    """The sum of costs in USD; None if one of them is unknown."""
+    total = 0.0
+    for cost in costs:
+        if cost is None:
+            return None
+        total += cost
+    return total
 
 
 def log_text(

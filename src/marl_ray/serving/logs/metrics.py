@@ -42,7 +42,7 @@ class Histogram:
 class ArmMeters:
     """What is counted of an arm at every act: plain numbers, because the library's counters cost a lock each."""
 
-    __slots__ = ("cost_usd", "exposures", "first_token", "prompt_tokens", "seconds", "tokens")
+    __slots__ = ("cost_unknown", "cost_usd", "exposures", "first_token", "prompt_tokens", "seconds", "tokens")
 
     def __init__(self) -> None:
         self.exposures = 0
@@ -52,15 +52,18 @@ class ArmMeters:
         self.first_token = Histogram()
         """Of texts."""
         self.cost_usd = 0.0
+        self.cost_unknown = 0
+        """Responses of an arm with a price whose cost nobody knows."""
 
     def observe(self, seconds: float) -> None:
         """An act that took this long."""
         self.seconds.observe(seconds)
 
-    def wrote(self, prompt_tokens: int, first_token_s: float, cost_usd: float) -> None:
-        """A text that was written to its end."""
+    def wrote(self, prompt_tokens: int, first_token_s: float, cost_usd: float | None) -> None:
+        """Count a text that was written to its end; None is a cost that nobody knows."""
         self.prompt_tokens += prompt_tokens
-        self.cost_usd += cost_usd
+        self.cost_usd += cost_usd or 0.0
+        self.cost_unknown += cost_usd is None
         self.first_token.observe(first_token_s)
 
 
@@ -86,6 +89,9 @@ class _Hot(Collector):
             "marl_ray_gateway_tokens", "Tokens of texts: of their prompts, and generated.", labels=(*OF_ARM, "kind")
         )
         cost = CounterMetricFamily("marl_ray_gateway_cost_usd", "Price of external arms' tokens.", labels=OF_ARM)
+        unpriced = CounterMetricFamily(
+            "marl_ray_gateway_cost_unknown", "Responses of arms with a price whose cost is unknown.", labels=OF_ARM
+        )
         for experiment, arms in list(self._arms.items()):
             for arm, meters in arms.items():
                 exposures.add_metric([experiment, arm], meters.exposures)
@@ -96,6 +102,8 @@ class _Hot(Collector):
                     tokens.add_metric([experiment, arm, "generated"], meters.tokens)
                 if meters.cost_usd:
                     cost.add_metric([experiment, arm], meters.cost_usd)
+                if meters.cost_unknown:
+                    unpriced.add_metric([experiment, arm], meters.cost_unknown)
         requests = CounterMetricFamily("marl_ray_gateway_requests", "Requests answered.", labels=OF_ANSWER)
         errors = CounterMetricFamily("marl_ray_gateway_errors", "Of these, with 4xx or 5xx.", labels=OF_ANSWER)
         for (endpoint, status), count in list(self._answers.items()):
@@ -107,7 +115,7 @@ class _Hot(Collector):
         )
         for endpoint, acts in list(self._holdouts.items()):
             holdouts.add_metric([endpoint], acts)
-        yield from (exposures, seconds, first, tokens, cost, requests, errors, holdouts)
+        yield from (exposures, seconds, first, tokens, cost, unpriced, requests, errors, holdouts)
 
 
 class Metrics:

@@ -12,10 +12,10 @@ from marl_ray.experiments.store.store import StoreError
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.metrics import Metrics
 from marl_ray.serving.routing.breaker import Breaker
-from marl_ray.serving.routing.costs import Costs, counts_cost
 from marl_ray.serving.routing.endpoints import current, draining, remembering
 from marl_ray.serving.routing.look_ups import Answers, Asked, LookUps
 from marl_ray.serving.routing.router import Assigned, Router
+from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 
 LOOK_UP_S = 2.0
 """How long a request waits for the database to tell a session's arm."""
@@ -51,17 +51,21 @@ class Met(NamedTuple):
             told["holdout"] = True
         return told | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
 
-    def answered(self, seconds: float, cost_usd: float = 0.0, costs: Costs | None = None) -> None:
-        """The session got an answer, which took this long and cost this much. `costs` is told of the first one in any
-        case, so that a session without a price has a cost of 0."""
+    def answered(self, seconds: float) -> None:
+        """Count an answer to the session that took so many seconds."""
         noted = self.router.session(self.session) if self.takes_part else None
         if noted is not None:
             noted.acts += 1
             noted.seconds += seconds
-            noted.cost_usd += cost_usd
-        has_news = cost_usd > 0 or (noted is not None and noted.acts == 1)
-        if costs is not None and self.takes_part and has_news and counts_cost(self.router.config):
-            costs.note(self.router.config.name, self.session, cost_usd)
+
+    def charge(self, usd: float | None, reports: UnitReports) -> None:
+        """Queue what a response cost the session, in USD; None if nobody knows. To be called after `answered`: the first
+        answer is noted in any case, so that a session without a price has a cost of 0."""
+        if not self.takes_part or not counts_cost(self.router.config):
+            return
+        noted = self.router.session(self.session)
+        if usd is None or usd > 0 or (noted is not None and noted.acts == 1):
+            reports.note_cost(self.router.config.name, self.session, usd)
 
 
 class Assigner:

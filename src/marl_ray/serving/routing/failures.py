@@ -14,33 +14,23 @@ comparison, and what it answers is dropped. So an input that every arm fails on 
   of probes have failed in a row.
 """
 
-import logging
-import threading
-from collections import deque
 from collections.abc import Awaitable, Callable
 
-from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.store import ExperimentStore, Report, StoreError
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError
 from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.lines import log_line
 from marl_ray.serving.logs.metrics import Metrics
 from marl_ray.serving.routing.breaker import CircuitState
-from marl_ray.serving.routing.router import REMEMBERED, Router
-
-BATCH = 500
-"""Failed sessions of one write."""
-
-_log = logging.getLogger(__name__)
+from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.unit_reports import UnitReports
 
 
 class Failures:
     """Where failures of arms are counted."""
 
-    def __init__(self, sessions: "FailedSessions", metrics: Metrics, roll_back: Callable[[Router, str, str], None]):
+    def __init__(self, reports: UnitReports, metrics: Metrics, roll_back: Callable[[Router, str, str], None]):
         """`roll_back` is given the experiment, the arm and a reason."""
-        self.sessions, self.metrics, self.roll_back = sessions, metrics, roll_back
+        self.reports, self.metrics, self.roll_back = reports, metrics, roll_back
 
     def attempts(self, router: Router, session: str, arm: str) -> "Attempts":
         """Those of one request of a session of this arm."""
@@ -134,40 +124,4 @@ class Attempts:
         known = self._router.session(self._session)
         if known is not None and known.assignment.arm == self._arm and not known.failed:
             known.failed = True
-            self._failures.sessions.note(self._router.config.name, self._session)
-
-
-class FailedSessions:
-    """Sessions whose arm failed, on their way to the store: such a session may never report an outcome."""
-
-    def __init__(self, store: ExperimentStore, exposures: ExposureLog):
-        self._store, self._exposures = store, exposures
-        self._waiting: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
-        self._writing = threading.Lock()
-
-    def note(self, experiment: str, session: str) -> None:
-        """Queue a session; never blocks. Of too many the oldest are dropped."""
-        self._waiting.append((experiment, session))
-
-    def write(self) -> None:
-        """Store what is queued: `error` 1 per session. Raises StoreError, and keeps what is not written, if the database
-        fails. Blocks."""
-        with self._writing:
-            while self._waiting:
-                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-                sessions: dict[str, list[str]] = {}
-                for experiment, session in batch:
-                    sessions.setdefault(experiment, []).append(session)
-                try:
-                    self._exposures.flush()  # the sessions' own may be waiting here
-                    for experiment, failed in sessions.items():
-                        self._record(experiment, failed)
-                except StoreError:
-                    self._waiting.extendleft(reversed(batch))  # once more does no harm
-                    raise
-
-    def _record(self, experiment: str, failed: list[str]) -> None:
-        reports = [Report(session, {"error": 1.0}) for session in failed]
-        for found in self._store.record(experiment, reports, "gateway"):
-            if isinstance(found, MarlRayError):
-                _log.error("experiment %s: a failure of a session is not stored: %s", experiment, found)
+            self._failures.reports.note_failure(self._router.config.name, self._session)

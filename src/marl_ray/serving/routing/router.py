@@ -49,8 +49,6 @@ class Session:
     acts: int = 0
     seconds: float = 0.0
     """Time that its acts took here."""
-    cost_usd: float = 0.0
-    """What external arms asked for them here."""
     failed: bool = False
     """Its arm failed once at least."""
 

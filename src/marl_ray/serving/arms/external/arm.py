@@ -7,6 +7,7 @@ empty. A response that is given up has no price, because the other side tells th
 import asyncio
 import contextlib
 import json
+import logging
 import os
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal
@@ -34,6 +35,8 @@ READ = 10_000
 FINISHES: dict[str, Literal["stop", "length"]] = {"length": "length"}
 """How a response ended, where that was not by itself."""
 
+_log = logging.getLogger(__name__)
+
 
 class ExternalArm:
     """One external model, a `TextArm`."""
@@ -56,6 +59,8 @@ class ExternalArm:
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving: set[asyncio.Task[None]] = set()
+        self._is_uncounted = False
+        """Whether a response came without `usage`."""
 
     @property
     def client(self) -> httpx.AsyncClient:
@@ -84,6 +89,18 @@ class ExternalArm:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+
+    def cost(self, prompt: int | None, completion: int | None) -> float | None:
+        """What a response of so many tokens costs in USD: 0 without a `price`. None where the other side names no `usage`;
+        one line of the log says so once."""
+        if self.config.price is None:
+            return 0.0
+        if prompt is not None and completion is not None:
+            return self.config.price.of(prompt, completion)
+        if not self._is_uncounted:
+            self._is_uncounted = True
+            _log.warning("%s names no usage: what its responses cost is unknown", self.config.url)
+        return None
 
     def without_key(self, text: str) -> str:
         """What may be told and logged of the other side's words. The key goes before the text is cut, which could leave
@@ -151,7 +168,7 @@ async def _pieces(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Piec
                     piece = _piece(delta.get("content") or "", (choice.get("logprobs") or {}).get("content") or ())
                     if piece.text or piece.names:
                         yield piece
-            prompt, completion = (_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+            counts = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
             text = "\n".join(_called(*call) for _, call in sorted(calls.items()))
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise ArmError(f"it sent what no chat completion is: {arm.without_key(repr(error))}", new_pass()) from None
@@ -159,9 +176,8 @@ async def _pieces(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Piec
             await lines.aclose()
         if finish is None:
             return
-        cost = arm.config.price.of(prompt, completion) if arm.config.price is not None else 0.0
-        ended = FINISHES.get(str(finish), "stop")
-        yield Piece(text, [], [], ended, prompt, [], untold=completion, cost_usd=cost)
+        ended, (prompt, completion) = FINISHES.get(str(finish), "stop"), counts
+        yield Piece(text, [], [], ended, prompt or 0, [], untold=completion or 0, cost_usd=arm.cost(prompt, completion))
 
 
 async def _beginning(answer: httpx.Response) -> str:
@@ -264,5 +280,6 @@ def _called(name: str, arguments: str) -> str:
     return f"{OPEN}\n{told}\n{CLOSE}"
 
 
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+def _count(value: Any) -> int | None:
+    """A number of tokens, or None where the other side names none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
