@@ -151,6 +151,10 @@ def test_a_chat_is_the_text_in_openais_words(config, texts):
     [choice] = chat["choices"]
     assert choice["message"] == {"role": "assistant", "content": said["text"], "refusal": None}
     assert [token["logprob"] for token in choice["logprobs"]["content"]] == said["log_probs"]
+    # A token of these models is a byte, the end token has no text.
+    assert [token["bytes"] for token in choice["logprobs"]["content"]] == [
+        [number] if number < 256 else None for number in said["tokens"]
+    ]
     assert chat["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
     assert chat["system_fingerprint"] == load_bundle(texts[said["arm"]]).digest[:16]
     assert other["choices"][0]["message"] == choice["message"]

@@ -60,6 +60,15 @@ class TextRequest:
     """Tell with the first piece what the response began with: it goes into the log."""
 
 
+class NamedToken(NamedTuple):
+    """A token as clients read it."""
+
+    text: str
+    """The token decoded alone."""
+    utf8: list[int] | None
+    """Its bytes (0 to 255); None where the tokenizer does not tell them."""
+
+
 class Began(NamedTuple):
     """What a response began with."""
 
@@ -81,8 +90,8 @@ class Piece:
     """At the bundle's temperature where the request is greedy, else at its own; biases are not in them."""
     finish: Literal["stop", "length"] | None
     prompt_tokens: int
-    names: list[str]
-    tops: list[list[tuple[str, float]]] = field(default_factory=list)
+    names: list[NamedToken]
+    tops: list[list[tuple[NamedToken, float]]] = field(default_factory=list)
     """Per token the most likely ones and their log-probabilities, where `top` asks for them."""
     began: Began | None = None
     """Of the first piece, where the request asks for it and the arm knows."""

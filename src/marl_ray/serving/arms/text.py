@@ -23,10 +23,11 @@ from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.decoding.json_guide import OBJECT, GuideState, guides_of
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES, cached_model
 from marl_ray.policies.prompting.prompts import encode_prompt, encode_text, uses_template
+from marl_ray.policies.prompting.token_bytes import TokenBytes
 from marl_ray.policies.prompting.tool_template import call_guide, encode_tool_chat
 from marl_ray.serving.arms.detokenizer import Detokenizer
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError, new_pass
-from marl_ray.serving.arms.protocol import Began, Messages, Piece, Refusal, TextRequest
+from marl_ray.serving.arms.protocol import Began, Messages, NamedToken, Piece, Refusal, TextRequest
 
 WAITING = 256
 """Responses of one arm that may wait for room in the batch; more are refused with 503."""
@@ -151,6 +152,7 @@ class _Model:
         self._scoring = threading.Lock()
         self._cached = cached_model(policy)
         self.tokenizer, self.generation = policy.tokenizer, policy.generation
+        self._token_bytes = TokenBytes(policy.tokenizer)
         self.bytes_per_row: int = self._cached.shape.bytes_per_token * policy.config.context
         self.clear()
 
@@ -173,6 +175,10 @@ class _Model:
         if not uses_template(tokenizer, chat) and not request.tools:
             return encode_prompt(tokenizer, "\n".join(message["content"] for message in messages), False)
         return encode_tool_chat(tokenizer, messages, request.tools, chat)
+
+    def named(self, token: int) -> NamedToken:
+        """The token as clients read it; from any thread."""
+        return NamedToken(self.tokenizer.decode([token]), self._token_bytes.of(token))
 
     def guide(self, request: TextRequest) -> GuideState | None:
         """What the response has to be; MarlRayError if this tokenizer cannot write it."""
@@ -298,8 +304,8 @@ class _Writing:
             [token.log_prob for token in tokens],
             finish,
             len(self.prompt.ids),
-            [self.model.tokenizer.decode([number]) for number in ids] if self._request.names else [],
-            [[(self.model.tokenizer.decode([number]), p) for number, p in token.top] for token in tokens if token.top],
+            [self.model.named(number) for number in ids] if self._request.names else [],
+            [[(self.model.named(number), p) for number, p in token.top] for token in tokens if token.top],
             began,
         )
 

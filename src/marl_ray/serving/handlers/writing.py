@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import orjson
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.serving.arms.protocol import Began, Piece, Refusal, Reply, TextArm, TextRequest
+from marl_ray.serving.arms.protocol import Began, NamedToken, Piece, Refusal, Reply, TextArm, TextRequest
 from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
 from marl_ray.serving.http.text_settings import Settings
 from marl_ray.serving.logs.act_log import LoggedText
@@ -30,8 +30,8 @@ class Whole(NamedTuple):
     log_probs: list[float]
     finish: str
     prompt_tokens: int
-    names: list[str]
-    tops: list[list[tuple[str, float]]]
+    names: list[NamedToken]
+    tops: list[list[tuple[NamedToken, float]]]
     began: Began | None
     tokens: int
     cost_usd: float | None

@@ -21,7 +21,7 @@ from marl_ray.policies.prompting.tool_template import CLOSE, OPEN
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
 from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import ExternalModel
-from marl_ray.serving.arms.protocol import Message, Messages, Piece, Refusal, TextRequest
+from marl_ray.serving.arms.protocol import Message, Messages, NamedToken, Piece, Refusal, TextRequest
 
 BUSY = (429, 503)
 LOST = (500, 502, 504)
@@ -248,16 +248,23 @@ def _piece(text: Any, told: Any) -> Piece:
     """A part of the text, and the tokens that the other side tells with it."""
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
-    tops = [[(str(top["token"]), float(top["logprob"])) for top in one.get("top_logprobs") or ()] for one in told]
+    tops = [[(_named(top), float(top["logprob"])) for top in one.get("top_logprobs") or ()] for one in told]
     return Piece(
         text,
         [],
         [float(one["logprob"]) for one in told],
         None,
         0,
-        [str(one["token"]) for one in told],
+        [_named(one) for one in told],
         tops if any(tops) else [],
     )
+
+
+def _named(token: Mapping[str, Any]) -> NamedToken:
+    """A token with the bytes that the other side names."""
+    utf8 = token.get("bytes")
+    known = isinstance(utf8, list) and all(type(byte) is int and 0 <= byte < 256 for byte in utf8)
+    return NamedToken(str(token["token"]), utf8 if known else None)
 
 
 def _note_calls(calls: dict[int, list[str]], told: Any) -> None:

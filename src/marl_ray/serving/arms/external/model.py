@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marl_ray.policies.bundles.manifest import Lineage, TokenManifest
+from marl_ray.policies.bundles.manifest import Described, Lineage, TokenManifest
 
 ALONE = {"assistant": "model"}
 """Agents of an experiment that has external models only."""
@@ -20,20 +20,11 @@ class ExternalManifest(TokenManifest):
 
 
 @dataclass(frozen=True)
-class ExternalModel:
+class ExternalModel(Described):
     """It plays whatever agents the other arms play."""
 
     manifest: ExternalManifest
     model: str
-
-    @property
-    def digest(self) -> str:
-        return self.manifest.digest
-
-    @property
-    def agents(self) -> dict[str, str]:
-        """Agent -> policy."""
-        return self.manifest.agents
 
 
 def external_model(url: str, model: str, agents: Mapping[str, str] | None) -> ExternalModel:

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from marl_ray.serving.arms.protocol import Piece
+from marl_ray.serving.arms.protocol import NamedToken, Piece
 from marl_ray.serving.handlers.openai.fields import (
     COMMON,
     IGNORED,
@@ -152,7 +152,10 @@ class _Completion:
         return made | {"usage": usage} if self._usage else made
 
     def _told(
-        self, names: Sequence[str], log_probs: Sequence[float], tops: Sequence[Sequence[tuple[str, float]]]
+        self,
+        names: Sequence[NamedToken],
+        log_probs: Sequence[float],
+        tops: Sequence[Sequence[tuple[NamedToken, float]]],
     ) -> dict[str, Any] | None:
         if not self._log_probs:
             return None
@@ -163,8 +166,8 @@ class _Completion:
         return {"content": content, "refusal": None}
 
 
-def _token(name: str, log_prob: float) -> dict[str, Any]:
-    return {"token": name, "logprob": log_prob, "bytes": None}
+def _token(name: NamedToken, log_prob: float) -> dict[str, Any]:
+    return {"token": name.text, "logprob": log_prob, "bytes": name.utf8}
 
 
 def _finish(finish: str | None, reader: ToolCallReader | None) -> str | None:

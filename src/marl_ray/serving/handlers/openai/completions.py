@@ -125,7 +125,7 @@ class _Completions:
                     piece = await writing.next()
                     finish, completion = piece.finish, completion + piece.tokens
                     log_probs = self._told(piece, told)
-                    told += sum(map(len, piece.names))
+                    told += sum(len(token.text) for token in piece.names)
                     choice = {"index": index, "text": piece.text, "finish_reason": finish, "logprobs": log_probs}
                     yield event(self._chunk(writing, [choice], None))
                 prompt += piece.prompt_tokens
@@ -145,12 +145,12 @@ class _Completions:
         if not self._log_probs:
             return None
         offsets = []
-        for name in text.names:
+        for token in text.names:
             offsets.append(offset)
-            offset += len(name)
+            offset += len(token.text)
         return {
-            "tokens": text.names,
+            "tokens": [token.text for token in text.names],
             "token_logprobs": text.log_probs,
-            "top_logprobs": [dict(top) for top in text.tops] if text.tops else None,
+            "top_logprobs": [{token.text: p for token, p in top} for top in text.tops] if text.tops else None,
             "text_offset": offsets,
         }
