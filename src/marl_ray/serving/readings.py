@@ -48,8 +48,8 @@ class Readings:
             shared = self._next[what] = asyncio.create_task(self._read(what, make, self._under_way.get(what)))
             shared.add_done_callback(_seen)
         # A reader who goes away does not take the answer from the others.
-        found: T = await asyncio.shield(shared)
-        return found
+        reading: T = await asyncio.shield(shared)
+        return reading
 
     async def _read(self, what: Hashable, make: Callable[[], T], earlier: "asyncio.Task[Any] | None") -> T:
         if earlier is not None:

@@ -234,11 +234,11 @@ class StoreFollower:
         try:
             record = holdings.store.experiment(config.name)
             stored = record.config["arms"] if record is not None else {}
-            found, errors = load_arms(config, lacking, holdings.bundles, stored)
-            check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | found)
+            loaded, errors = load_arms(config, lacking, holdings.bundles, stored)
+            check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | loaded)
             missing = {arm: str(error) for arm, error in errors.items()}
             made = {}
-            for arm, bundle in found.items():
+            for arm, bundle in loaded.items():
                 try:
                     made[arm] = holdings.arm(config, arm, bundle)
                 except MarlRayError as error:
@@ -251,9 +251,9 @@ class StoreFollower:
             _log.exception("experiment %s: arms %s are not loaded", config.name, ", ".join(lacking))
             missing = dict.fromkeys(lacking, repr(error))
         finally:
-            told = self._missing.get(config.name, {})
+            known_errors = self._missing.get(config.name, {})
             for arm, why in missing.items():
-                if told.get(arm) != why:
+                if known_errors.get(arm) != why:
                     _log.error("arm %s is not loaded, another one answers for it: %s", arm, why)
             self._missing[config.name] = missing
             self._loading.discard(config.name)
@@ -262,13 +262,13 @@ class StoreFollower:
 
     def arms(self) -> dict[str, dict[str, str]]:
         """Experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
-        found = {}
+        state_by_arm = {}
         for name, arms in self._wanted.items():
             router, missing = self._holdings.endpoints.routers[name], self._missing.get(name, {})
             states = {arm: "missing" if arm in missing else "loading" for arm in router.config.arms if arm in arms}
             if states:
-                found[name] = states | {arm: "loaded" for arm in states if arm in router.arms}
-        return found
+                state_by_arm[name] = states | {arm: "loaded" for arm in states if arm in router.arms}
+        return state_by_arm
 
     def _tell_shadows(self, name: str) -> None:
         totals = {arm: asdict(t) for arm, t in self._holdings.endpoints.routers[name].shadows.totals.items()}

@@ -40,9 +40,9 @@ class Detokenizer:
     def add(self, ids: Sequence[int], last: bool) -> str:
         """The text that is certain now; with the `last` tokens all of it."""
         self._held += self._decoded(ids, last)
-        found = [at for stop in self._hidden if (at := self._held.find(stop)) >= 0]
-        if found:
-            text, self._held = self._held[: min(found)], ""
+        stops_at = [at for stop in self._hidden if (at := self._held.find(stop)) >= 0]
+        if stops_at:
+            text, self._held = self._held[: min(stops_at)], ""
             return text
         if self._mixed:
             self._end = [*self._end, *ids][-self._window :]
@@ -59,12 +59,12 @@ class Detokenizer:
 
     def _decoded(self, ids: Sequence[int], last: bool) -> str:
         self._ids += ids
-        whole = self._text(self._ids)
+        decoded = self._text(self._ids)
         # All of them, as some tokenizers read a run of single bytes as a whole or not at all.
-        end = len(whole if last else whole.rstrip(BROKEN))
-        text, self._told = whole[self._told : end], max(end, self._told)
+        end = len(decoded if last else decoded.rstrip(BROKEN))
+        text, self._told = decoded[self._told : end], max(end, self._told)
         # What follows depends on text, as on whether it is the first word, and special tokens have none.
-        if end == len(whole) and (behind := self._text(self._ids[self._context :])):
+        if end == len(decoded) and (behind := self._text(self._ids[self._context :])):
             self._ids, self._context = self._ids[self._context :], len(self._ids) - self._context
             self._told = len(behind)
         return text

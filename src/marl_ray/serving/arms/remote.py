@@ -48,11 +48,11 @@ class ArmHost:
 
     async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
         """An answer per request, or why there is none: one that fails is of no matter to the others of its call."""
-        found = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
+        answers = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
         # Others as text: an exception may be of a kind that the other side cannot read.
         return [
             ArmError(repr(one), new_pass()) if isinstance(one, BaseException) and not isinstance(one, ArmError) else one
-            for one in found
+            for one in answers
         ]
 
 

@@ -209,8 +209,8 @@ class _Model:
             raise ArmError(f"a text of {len(own)} tokens cannot be read here", new_pass())
         rows = [torch.tensor([one], device=self._policy.device) for one in (list(prompt_ids), own)]
         with self._scoring, torch.no_grad():
-            found = self._policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), False)
-        return len(own), float(found.log_probs.sum())
+            evaluated = self._policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), False)
+        return len(own), float(evaluated.log_probs.sum())
 
     def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
         """The request's; MarlRayError if prompt and response do not fit the context."""
@@ -239,15 +239,15 @@ class _Model:
 
     def step(self, number: int) -> list[tuple["_Writing", Arrived]]:
         """The next token of every row, or its failure where its logits are not finite."""
-        found: list[tuple[_Writing, Arrived]] = []
+        arrived: list[tuple[_Writing, Arrived]] = []
         not_finite: list[int] = []
         for token in self._decoder.step(not_finite):
-            found.append((self.rows[token.handle], token))
+            arrived.append((self.rows[token.handle], token))
             if token.finish is not None:
                 del self.rows[token.handle]
         for handle in not_finite:
-            found.append((self.rows.pop(handle), NotFiniteError("the logits are not finite", number)))
-        return found
+            arrived.append((self.rows.pop(handle), NotFiniteError("the logits are not finite", number)))
+        return arrived
 
     def remove(self, writing: "_Writing") -> None:
         """Give a row up, if it is one."""

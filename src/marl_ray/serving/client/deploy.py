@@ -143,7 +143,7 @@ def _reason(text: str) -> str:
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in reversed(lines):
-        head, found, message = line.partition("MarlRayError: ")
-        if found and not head.startswith("raise"):
+        head, mark, message = line.partition("MarlRayError: ")
+        if mark and not head.startswith("raise"):
             return message
     return lines[-1] if lines else "no reason given"

@@ -53,15 +53,15 @@ def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | No
     manifest: how many pods may run replicas.
     """
     if not isinstance(data, Mapping):
-        found: list[Finding] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
+        findings: list[Finding] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
     else:
         try:
             plain = json.loads(json.dumps(data))
         except (TypeError, ValueError, RecursionError) as error:
-            found = [("", f"expected plain data: {one_line(error)}")]
+            findings = [("", f"expected plain data: {one_line(error)}")]
         else:
-            found = list(_findings(plain, pods))
-    return [": ".join(filter(None, (source, (where + path).rstrip("."), message))) for path, message in found]
+            findings = list(_findings(plain, pods))
+    return [": ".join(filter(None, (source, (where + path).rstrip("."), message))) for path, message in findings]
 
 
 def _findings(data: dict[str, Any], pods: int | None) -> Iterator[Finding]:

@@ -106,14 +106,14 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
             units = replace(
                 units, values={m: np.clip(v, *given[m]) if m in given else v for m, v in units.values.items()}
             )
-            told = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
-            lines += [f"  {metric}: no judged session has it" for metric in metrics if metric not in told]
-            for metric in told:
-                found = units.values.get(
+            reported = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
+            lines += [f"  {metric}: no judged session has it" for metric in metrics if metric not in reported]
+            for metric in reported:
+                values = units.values.get(
                     metric, np.empty(0)
                 )  # a ratio's parts have lines of their own if they are asked for
-                lines += _silent(metric, int(np.isnan(found).sum()), len(found), config)
-            rows = compare(units, told, plan.treatments, plan.control, level, covariate)
+                lines += _silent(metric, int(np.isnan(values).sum()), len(values), config)
+            rows = compare(units, reported, plan.treatments, plan.control, level, covariate)
             rows = _with_bounds(store, record, config, rows, level)
             if covariate is not None:
                 for arm, p in imbalance(units, covariate, plan.treatments, plan.control).items():
@@ -180,12 +180,12 @@ def _silent(metric: str, lacking: int, judged: int, config: ExperimentConfig) ->
     if not 0 < lacking < judged:
         return []
     exact = config.randomize == "session" and config.range_of(metric) is not None
-    told = (
+    sentence = (
         "the exact bounds allow for them, Welch's interval does not"
         if exact
         else "Welch's interval does not allow for them"
     )
-    return [f"  {metric}: {lacking:,} of {judged:,} sessions report none and do not count; {told}"]
+    return [f"  {metric}: {lacking:,} of {judged:,} sessions report none and do not count; {sentence}"]
 
 
 def _told(row: Comparison, control: str, alpha: float, covariate: str | None) -> list[str]:

@@ -159,16 +159,16 @@ def ask(
     asked = Asked(side, look, measure, arm, plan, alpha, min_outcomes)
     if min(one.n, other.n) < max(min_outcomes, 2) or margin < 0 or (relative is not None and not margin):
         # A part of a mean that is not above 0 is no margin.
-        found = OneSided(gain, -side * math.inf, 1.0, False)
+        evidence = OneSided(gain, -side * math.inf, 1.0, False)
     elif missing:
-        found = min((asked.at_end(end, margin * reports[0]) for end in ENDS), key=lambda of: of.e_value)
+        evidence = min((asked.at_end(end, margin * reports[0]) for end in ENDS), key=lambda of: of.e_value)
         # Of a gain per judged unit, those that report nothing among them, and held against 0.
-        found = found._replace(gain=gain, bound=found.bound / reports[0] - margin)
+        evidence = evidence._replace(gain=gain, bound=evidence.bound / reports[0] - margin)
     else:
-        found = asked.plainly()
+        evidence = asked.plainly()
         # Of "treatment - 0.98 control", where the margin is a part of the control's mean.
-        found = found._replace(gain=gain, bound=found.bound - (0.0 if relative is None else margin))
-    return Finding(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, found, missing)
+        evidence = evidence._replace(gain=gain, bound=evidence.bound - (0.0 if relative is None else margin))
+    return Finding(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, evidence, missing)
 
 
 class Asked(NamedTuple):
@@ -190,11 +190,11 @@ class Asked(NamedTuple):
         pair = look.pair(measure.name, arm, plan.control, len(plan.weights), measure.scale)
         arms = [look.summary(measure.name, of) for of in (arm, plan.control)]
         binary = measure.binary and all(_may_be_binary(of) for of in arms)
-        found = self._test(pair, measure.absolute, binary, measure.scale)
+        evidence = self._test(pair, measure.absolute, binary, measure.scale)
         if not binary and _are_zeros_and_ones(arms):
             # Not declared, so another value may come. But a rare event that is missed by luck must not look sure.
-            found = min(found, self._test(pair, measure.absolute, True, measure.scale), key=lambda of: of.e_value)
-        return found
+            evidence = min(evidence, self._test(pair, measure.absolute, True, measure.scale), key=lambda of: of.e_value)
+        return evidence
 
     def at_end(self, end: End, margin: float) -> OneSided:
         """The test of all judged units, the missing ones at this end of the range, of a gain above or below 0; `margin` is
@@ -202,31 +202,31 @@ class Asked(NamedTuple):
         _, look, measure, arm, plan, *_ = self
         if measure.range is not None:
             return self._bet(end)
-        told = look.told(measure.name, arm, plan.control)
-        if not told.low < told.high:
+        reported = look.told(measure.name, arm, plan.control)
+        if not reported.low < reported.high:
             # All alike so far: nothing but chance in who reports would be held against the margin.
             return OneSided(math.nan, -self.side * math.inf, 1.0, False)
         are_events = _are_zeros_and_ones([look.summary(measure.name, of) for of in (arm, plan.control)])
-        found = self._test(self._filled(end, nearer=not are_events), 0.0)
+        evidence = self._test(self._filled(end, nearer=not are_events), 0.0)
         if are_events:
             which = measure.name, arm, plan.control, len(plan.weights)
             events = look.filled(*which, value=float(ENDS.index(end)), shift=0.0, scale=1.0)
             other = self._test(events, margin, True)
-            found = min(found, other._replace(bound=other.bound + margin), key=lambda of: of.e_value)
-        return found
+            evidence = min(evidence, other._replace(bound=other.bound + margin), key=lambda of: of.e_value)
+        return evidence
 
     def _filled(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
         """All judged units, the missing ones at this end, or nearer to the mean than it where that costs less."""
         _, look, measure, arm, plan, *_ = self
-        told = look.told(measure.name, arm, plan.control)
-        low, high = told.low, told.high
+        reported = look.told(measure.name, arm, plan.control)
+        low, high = reported.low, reported.high
         if measure.bounds is not None:
             low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])
         shift, scale = measure.absolute if measure.higher else -measure.absolute, measure.scale
         value = ends(low, high, shift, scale)[ENDS.index(end)]
         which = measure.name, arm, plan.control, len(plan.weights)
         if nearer:
-            value = nearer_end(told, value, look.pair(*which), look.reporting.pair(*which))
+            value = nearer_end(reported, value, look.pair(*which), look.reporting.pair(*which))
         one, other = look.filled(*which, value=value, shift=shift, scale=scale)
         # At the high end the arm that is claimed to be the larger one may be so by what lies beyond it; at the low end the
         # other one may be the smaller one by that.
@@ -270,8 +270,10 @@ def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
     )
 
 
-def _may_be_binary(found: Summary) -> bool:
+def _may_be_binary(summary: Summary) -> bool:
     """Whether all values may be 0 or 1: numbers between them vary no more than these would, numbers beyond do."""
     # A client that counts its errors must not get a test whose variance is too small, nor stop all tests.
-    largest = found.n * found.mean * (1 - found.mean)
-    return not found.n or (0 <= found.mean <= 1 and found.variance * (found.n - 1) <= largest * (1 + 1e-6) + 1e-12)
+    largest = summary.n * summary.mean * (1 - summary.mean)
+    return not summary.n or (
+        0 <= summary.mean <= 1 and summary.variance * (summary.n - 1) <= largest * (1 + 1e-6) + 1e-12
+    )

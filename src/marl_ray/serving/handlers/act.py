@@ -83,10 +83,10 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
     seconds = time.perf_counter() - start
     met.answered(seconds)
     if router.is_text:
-        met.charge(total_cost(whole.cost_usd for _, whole in wrote), service.unit_reports)
+        met.charge(total_cost(response.cost_usd for _, response in wrote), service.unit_reports)
     if service.acts is not None and met.takes_part and router.is_text:
-        for asked, whole in wrote:
-            log_text(service, met, assignment, arm, router.arms[arm].bundle.digest, asked, whole)
+        for asked, response in wrote:
+            log_text(service, met, assignment, arm, router.arms[arm].bundle.digest, asked, response)
     elif service.acts is not None and met.takes_part:
         digest = router.arms[arm].bundle.digest
         service.acts.put(
@@ -135,8 +135,8 @@ async def _acted(
                 continue
             circuit.success(ticket)
             attempts.answered_by = name
-            for asked, whole in wrote if met.takes_part else ():
-                shadow_text(router, asked, whole)
+            for asked, response in wrote if met.takes_part else ():
+                shadow_text(router, asked, response)
             for shadow in router.state.shadows if met.takes_part and not router.is_text else ():
                 if shadow in router.arms:
                     router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
@@ -222,9 +222,9 @@ async def assign(service: Service, request: Request) -> Response:
     router.bundle_of(met.assigned.assignment.arm)  # before the exposure: there must be an arm to name
     assignment = service.assigner.expose(met) if exposes else met.assigned.assignment
     arm = router.answering(assignment.arm)[0]
-    told = {
+    answer_fields = {
         "bundle": router.config.arms[arm].reference,
         "digest": router.arms[arm].bundle.digest,
         "exposed": exposes and met.takes_part,
     }
-    return Response(orjson.dumps(met.head(assignment, arm) | told))
+    return Response(orjson.dumps(met.head(assignment, arm) | answer_fields))

@@ -113,8 +113,8 @@ def described(service: Service, router: Router) -> dict[str, Any]:
         arm: {"digest": part.bundle.digest, "lineage": part.bundle.manifest.lineage.model_dump(mode="json")}
         for arm, part in router.arms.items()
     }
-    found = findings(store, record, router.config)
-    return describe(record, router.config, bundles, found, store.shadow_totals(name))
+    evidence = findings(store, record, router.config)
+    return describe(record, router.config, bundles, evidence, store.shadow_totals(name))
 
 
 async def series(service: Service, request: Request) -> Response:
@@ -132,12 +132,12 @@ def plotted(service: Service, router: Router) -> dict[str, list[list[float | Non
     """Outcomes over time, by arm; blocks on the database. Every outcome is read for it, so pages that reload share one
     reading for some seconds."""
     name, began = router.config.name, time.monotonic()
-    until, found = service.plots.get(name, (-math.inf, {}))
+    until, plot = service.plots.get(name, (-math.inf, {}))
     if began > until:
-        found = curves(service.store.series(name), router.config)
+        plot = curves(service.store.series(name), router.config)
         now = time.monotonic()
-        service.plots[name] = now + max(PLOT_S, PLOT_TIMES * (now - began)), found
-    return found
+        service.plots[name] = now + max(PLOT_S, PLOT_TIMES * (now - began)), plot
+    return plot
 
 
 async def audit(service: Service, request: Request) -> Response:

@@ -72,9 +72,9 @@ def _experiment_page(
 ) -> bytes:
     name = router.config.name
     audit = [asdict(entry) for entry in service.store.audit(name)]
-    found = plotted(service, router)
+    plot = plotted(service, router)
     return render.experiment_page(
-        described(service, router), found, audit, base, message, given=form, live=live, at=time.time()
+        described(service, router), plot, audit, base, message, given=form, live=live, at=time.time()
     )
 
 

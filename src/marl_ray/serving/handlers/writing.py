@@ -22,7 +22,7 @@ CUT = "cut"
 """How a response ended that nobody waited for any more, or whose arm failed."""
 
 
-class Whole(NamedTuple):
+class WrittenResponse(NamedTuple):
     """A response."""
 
     text: str
@@ -42,7 +42,7 @@ async def written(
     request: Request,
     writing: "Writing",
     streamed: bool,
-    answer: "Callable[[Writing, Whole], Any]",
+    answer: "Callable[[Writing, WrittenResponse], Any]",
     events: "Callable[[Writing], AsyncIterator[bytes]]",
 ) -> Response | Stream:
     """The response as one JSON answer, or as events from its first token on."""
@@ -50,12 +50,12 @@ async def written(
         await request.while_there(writing.begin())
         if streamed:
             return Stream(events(writing), writing.close, writing.headers)
-        whole = await request.while_there(whole_of(writing.next))
+        response = await request.while_there(whole_of(writing.next))
     except BaseException:
         writing.close()
         raise
     writing.close()
-    return Response(orjson.dumps(answer(writing, whole)), headers=writing.headers)
+    return Response(orjson.dumps(answer(writing, response)), headers=writing.headers)
 
 
 class Writing:
@@ -91,10 +91,10 @@ class Writing:
     @property
     def headers(self) -> Headers:
         met = self._met
-        told = {"x-experiment": met.router.config.name, "x-arm": self._arm, "x-session-id": met.session}
+        named = {"x-experiment": met.router.config.name, "x-arm": self._arm, "x-session-id": met.session}
         if met.holdout:
-            told["x-holdout"] = "true"
-        return tuple((name.encode(), header_text(value)) for name, value in told.items())
+            named["x-holdout"] = "true"
+        return tuple((name.encode(), header_text(value)) for name, value in named.items())
 
     async def begin(self) -> None:
         """Wait for the first token. RequestError if the request is refused, or if no arm answers."""
@@ -180,11 +180,11 @@ class Writing:
     def _log(self) -> None:
         """Put what was sent into the log, once, and have shadows write it, if it is whole."""
         if self._sent:
-            asked, whole = self._asked, joined(self._sent)
+            asked, response = self._asked, joined(self._sent)
             if self._service.acts is not None:
-                log_text(self._service, self._met, self._assignment, self._arm, self._digest, asked, whole)
-            if whole.finish != CUT:
-                shadow_text(self._met.router, asked, whole)
+                log_text(self._service, self._met, self._assignment, self._arm, self._digest, asked, response)
+            if response.finish != CUT:
+                shadow_text(self._met.router, asked, response)
         self._sent = None
 
     def _done(self, piece: Piece) -> None:
@@ -211,7 +211,7 @@ class Writing:
             )
 
 
-Wrote = list[tuple[TextRequest, Whole]]
+Wrote = list[tuple[TextRequest, WrittenResponse]]
 
 
 async def spoken(
@@ -234,15 +234,18 @@ async def spoken(
             reply.leave()
     meters = service.metrics.of(router.config)[arm]
     said = {agent: task.result() for agent, task in tasks.items()}
-    for whole, first_at in said.values():
-        meters.tokens += whole.tokens
-        meters.wrote(whole.prompt_tokens, first_at - start, whole.cost_usd)
-    wrote[:] = [(asked[agent], whole) for agent, (whole, _) in said.items()]
+    for response, first_at in said.values():
+        meters.tokens += response.tokens
+        meters.wrote(response.prompt_tokens, first_at - start, response.cost_usd)
+    wrote[:] = [(asked[agent], response) for agent, (response, _) in said.items()]
     # An external arm tells no log-probabilities.
-    return {agent: (whole.text, sum(whole.log_probs) if whole.ids else None) for agent, (whole, _) in said.items()}
+    return {
+        agent: (response.text, sum(response.log_probs) if response.ids else None)
+        for agent, (response, _) in said.items()
+    }
 
 
-async def _said(reply: Reply) -> tuple[Whole, float]:
+async def _said(reply: Reply) -> tuple[WrittenResponse, float]:
     """A whole response, and when its first token was there."""
     first: Piece | None = await _piece(reply)
     at = time.perf_counter()
@@ -257,13 +260,13 @@ async def _said(reply: Reply) -> tuple[Whole, float]:
 
 async def _piece(reply: Reply) -> Piece:
     """What comes next, or RequestError where the arm refuses."""
-    found = await reply.next()
-    if isinstance(found, Refusal):
-        raise RequestError(found.status, found.field, found.message, retry_after_s=found.retry_after_s)
-    return found
+    piece = await reply.next()
+    if isinstance(piece, Refusal):
+        raise RequestError(piece.status, piece.field, piece.message, retry_after_s=piece.retry_after_s)
+    return piece
 
 
-async def whole_of(following: Callable[[], Awaitable[Piece]]) -> Whole:
+async def whole_of(following: Callable[[], Awaitable[Piece]]) -> WrittenResponse:
     """All pieces that there are to come, as one."""
     pieces = [await following()]
     while pieces[-1].finish is None:
@@ -271,9 +274,9 @@ async def whole_of(following: Callable[[], Awaitable[Piece]]) -> Whole:
     return joined(pieces)
 
 
-def joined(pieces: Sequence[Piece]) -> Whole:
+def joined(pieces: Sequence[Piece]) -> WrittenResponse:
     """The response that these pieces are; one without an end was cut."""
-    return Whole(
+    return WrittenResponse(
         "".join(piece.text for piece in pieces),
         [number for piece in pieces for number in piece.ids],
         [log_prob for piece in pieces for log_prob in piece.log_probs],
@@ -298,12 +301,18 @@ def total_cost(costs: Iterable[float | None]) -> float | None:
 
 
 def log_text(
-    service: Service, met: Met, assignment: Assignment, arm: str, digest: str, asked: TextRequest, whole: Whole
+    service: Service,
+    met: Met,
+    assignment: Assignment,
+    arm: str,
+    digest: str,
+    asked: TextRequest,
+    response: WrittenResponse,
 ) -> None:
     """Put a response into the log of decisions, which there is; `digest` is of the bundle that wrote it."""
     assert service.acts is not None
-    began, prompt = whole.began or Began([], {}), asked.prompt if isinstance(asked.prompt, str) else None
-    told = [] if prompt is not None else [part for part in asked.prompt if isinstance(part, Mapping)]
+    began, prompt = response.began or Began([], {}), asked.prompt if isinstance(asked.prompt, str) else None
+    messages = [] if prompt is not None else [part for part in asked.prompt if isinstance(part, Mapping)]
     guided = ["guide"] if asked.json_object or asked.must_call else []
     biased = ["bias"] if asked.bias is not None else []
     service.acts.put(
@@ -318,13 +327,13 @@ def log_text(
             greedy=asked.greedy,
             agent=asked.agent,
             prompt=prompt,
-            messages=told,
+            messages=messages,
             tools=asked.tools,
             prompt_ids=began.prompt_ids,
-            text=whole.text,
-            ids=whole.ids,
-            log_probs=whole.log_probs,
-            finish=whole.finish,
+            text=response.text,
+            ids=response.ids,
+            log_probs=response.log_probs,
+            finish=response.finish,
             seed=asked.seed,
             settings=began.settings,
             asked=[*sorted(asked.changes), *guided, *biased],
@@ -332,12 +341,12 @@ def log_text(
     )
 
 
-def shadow_text(router: Router, asked: TextRequest, whole: Whole) -> None:
+def shadow_text(router: Router, asked: TextRequest, response: WrittenResponse) -> None:
     """Have the shadows write what was asked for."""
     for shadow in router.state.shadows:
         if shadow in router.arms:
             writer = cast(TextArm, router.arms[shadow])
-            router.shadows.send_text(shadow, writer, asked, whole.ids, whole.log_probs, whole.text)
+            router.shadows.send_text(shadow, writer, asked, response.ids, response.log_probs, response.text)
 
 
 def text_only(router: Router) -> None:

@@ -227,7 +227,7 @@ class ActLog:
 
     def _encoded(self) -> dict[str, list[bytes]]:
         """What waits, as lines by experiment."""
-        found: dict[str, list[bytes]] = {}
+        lines: dict[str, list[bytes]] = {}
         for _ in range(len(self._queue)):
             record = self._queue.popleft()
             try:
@@ -236,8 +236,8 @@ class ActLog:
                 self._lost += 1
                 _log.error("a decision of %s is dropped: %s", record.experiment, one_line(error))
             else:
-                found.setdefault(record.experiment, []).append(line)
-        return found
+                lines.setdefault(record.experiment, []).append(line)
+        return lines
 
     def _write(self, experiment: str, data: bytes) -> None:
         waiting = [*(writing.segment for writing in self._open.values()), *list(self._sealed)]
@@ -370,8 +370,8 @@ def sorted_by_unit(
                 run, size = [], 0
         run.sort(key=UNIT_AND_TIME)
         runs.append(filter(None, map(parse, (line for _, _, line in run))))
-        for _, _, found in heapq.merge(*runs, key=UNIT_AND_TIME):
-            yield found
+        for _, _, parsed_row in heapq.merge(*runs, key=UNIT_AND_TIME):
+            yield parsed_row
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:

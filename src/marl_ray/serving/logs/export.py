@@ -123,8 +123,8 @@ def _write(store: ExperimentStore, experiment: str, decisions: str, file: Path) 
     schema = text_rows.SCHEMA if isinstance(first, LoggedText) else SCHEMA
     everything = itertools.chain(() if first is None else (first,), logged)
     with pq.ParquetWriter(str(file), schema.with_metadata(metadata), compression="zstd") as writer:
-        for unit, found in itertools.groupby(everything, key=lambda found: found.unit):
-            acts, outcome, cost = list(found), outcome_of(unit), cost_of(unit)
+        for unit, logged_of_unit in itertools.groupby(everything, key=lambda logged_of_unit: logged_of_unit.unit):
+            acts, outcome, cost = list(logged_of_unit), outcome_of(unit), cost_of(unit)
             if outcome is None:
                 counts["censored"] += 1
                 continue

@@ -149,11 +149,11 @@ class Metrics:
 
     def of(self, experiment: ExperimentConfig) -> dict[str, ArmMeters]:
         """Arm -> its numbers; to be counted on the event loop."""
-        found = self._arms.get(experiment.name)
-        if found is None:
-            found = {arm: ArmMeters() for arm in experiment.arms}
-            self._arms[experiment.name] = found
-        return found
+        meters = self._arms.get(experiment.name)
+        if meters is None:
+            meters = {arm: ArmMeters() for arm in experiment.arms}
+            self._arms[experiment.name] = meters
+        return meters
 
     def count(self, endpoint: str, status: int) -> None:
         """One request answered."""

@@ -38,15 +38,15 @@ class RayMetrics:
                 if sample.name.endswith("_created"):
                     continue
                 labels = tuple(sorted(sample.labels.items()))
-                told = self._told.get((sample.name, labels))
-                if sample.value == told:
+                pushed = self._told.get((sample.name, labels))
+                if sample.value == pushed:
                     continue
                 self._told[sample.name, labels] = sample.value
                 metric = self._metric(family, sample.name, tuple(sorted(sample.labels)))
                 if family.type == "gauge":
                     metric.set(sample.value, tags=dict(labels))
-                elif sample.value > (told or 0.0):
-                    metric.inc(sample.value - (told or 0.0), tags=dict(labels))
+                elif sample.value > (pushed or 0.0):
+                    metric.inc(sample.value - (pushed or 0.0), tags=dict(labels))
 
     def _metric(self, family: Metric, name: str, labels: Any) -> Any:
         name = name.removesuffix("_total")  # which Ray's agents add to counters

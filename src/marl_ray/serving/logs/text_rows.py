@@ -95,8 +95,8 @@ def text_rows(texts: Sequence[LoggedText], outcome: Outcome, cost: float | None,
 
 
 def _sampled(one: LoggedText) -> bool:
-    whole = one.settings.get("top_p", 0.0) == 1 and one.settings.get("top_k", 1) == 0
-    return whole and not one.greedy and bool(one.prompt_ids) and FREE.issuperset(one.asked)
+    is_untruncated = one.settings.get("top_p", 0.0) == 1 and one.settings.get("top_k", 1) == 0
+    return is_untruncated and not one.greedy and bool(one.prompt_ids) and FREE.issuperset(one.asked)
 
 
 def _json(values: Sequence[Any]) -> str | None:

@@ -107,8 +107,8 @@ def experiment_page(
 
 def docs_page(document: bytes, base: str) -> bytes:
     """The OpenAPI document (JSON), for people to read."""
-    found = orjson.loads(document)
-    info = found["info"]
+    parsed = orjson.loads(document)
+    info = parsed["info"]
     return _render(
         "docs.html",
         base=base,
@@ -116,8 +116,8 @@ def docs_page(document: bytes, base: str) -> bytes:
         title=info["title"],
         version=info["version"],
         text=info["description"],
-        operations=api.operations(found),
-        models=api.models(found),
+        operations=api.operations(parsed),
+        models=api.models(parsed),
     )
 
 

@@ -41,15 +41,15 @@ class Met(NamedTuple):
     def head(self, assignment: Assignment, arm: str) -> dict[str, Any]:
         """What every answer says of its arm. The control may answer in the arm's stead, which does not change whose
         session it is."""
-        told = {
+        fields = {
             "experiment": self.router.config.name,
             "arm": arm,
             "epoch": assignment.epoch,
             "propensity": assignment.propensity,
         }
         if self.holdout:
-            told["holdout"] = True
-        return told | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
+            fields["holdout"] = True
+        return fields | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
 
     def answered(self, seconds: float) -> None:
         """Count an answer to the session that took so many seconds."""
@@ -130,16 +130,16 @@ class Assigner:
 
     async def _assigned(self, router: Router, session: str, cluster_id: str | None) -> Assigned:
         """The arm of a session that this replica does not remember for sure."""
-        found = await self._asked([router], session)
-        return router.guess(session, cluster_id) if found is None else router.settle(session, cluster_id, found[0])
+        stored = await self._asked([router], session)
+        return router.guess(session, cluster_id) if stored is None else router.settle(session, cluster_id, stored[0])
 
     async def _have_met(self, routers: Sequence[Router], session: str) -> list[bool]:
         """Whether the session has met an arm of each of these experiments, as far as this replica and the database know.
         That it has not is believed for as long as replicas may differ anyway."""
         unknown = [router for router in routers if router.session(session) is None and not router.is_absent(session)]
-        found = await self._asked(unknown, session) if unknown else None
+        assignments = await self._asked(unknown, session) if unknown else None
         stored = set[str]()
-        for router, assignment in zip(unknown, found or (), strict=False):
+        for router, assignment in zip(unknown, assignments or (), strict=False):
             if assignment is None:
                 router.note_absent(session)
             else:
@@ -161,7 +161,7 @@ class Assigner:
             async with asyncio.timeout(LOOK_UP_S):
                 # At the same moment, so that they share a statement.
                 asked = [self.look_ups.ask(router.config.name, session) for router in routers]
-                found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+                assignments = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
         except (StoreError, TimeoutError) as error:
             self._circuit.failure(ticket)
             names = ", ".join(router.config.name for router in routers)
@@ -171,4 +171,4 @@ class Assigner:
             self._circuit.forget(ticket)
             raise
         self._circuit.success(ticket)
-        return found
+        return assignments

@@ -192,11 +192,11 @@ async def _beginning(answer: httpx.Response) -> str:
 
 def _refused(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
     """The arm is busy; or it fails, which is raised."""
-    told = f"{answer.status_code} {arm.without_key(body)}"
+    reason = f"{answer.status_code} {arm.without_key(body)}"
     if answer.status_code in BUSY:
         wait = answer.headers.get("retry-after", "")
-        return Refusal(503, None, f"the arm is busy: {told}", float(wait) if wait.isdecimal() else RETRY_AFTER_S)
-    raise (LostError if answer.status_code in LOST else ArmError)(f"it answered {told}", new_pass())
+        return Refusal(503, None, f"the arm is busy: {reason}", float(wait) if wait.isdecimal() else RETRY_AFTER_S)
+    raise (LostError if answer.status_code in LOST else ArmError)(f"it answered {reason}", new_pass())
 
 
 def _body(model: str, request: TextRequest) -> dict[str, Any]:
@@ -244,18 +244,18 @@ def _message(message: Message) -> dict[str, Any]:
     return sent
 
 
-def _piece(text: Any, told: Any) -> Piece:
+def _piece(text: Any, tokens: Any) -> Piece:
     """A part of the text, and the tokens that the other side tells with it."""
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
-    tops = [[(_named(top), float(top["logprob"])) for top in one.get("top_logprobs") or ()] for one in told]
+    tops = [[(_named(top), float(top["logprob"])) for top in one.get("top_logprobs") or ()] for one in tokens]
     return Piece(
         text,
         [],
-        [float(one["logprob"]) for one in told],
+        [float(one["logprob"]) for one in tokens],
         None,
         0,
-        [_named(one) for one in told],
+        [_named(one) for one in tokens],
         tops if any(tops) else [],
     )
 
@@ -267,10 +267,10 @@ def _named(token: Mapping[str, Any]) -> NamedToken:
     return NamedToken(str(token["token"]), utf8 if known else None)
 
 
-def _note_calls(calls: dict[int, list[str]], told: Any) -> None:
+def _note_calls(calls: dict[int, list[str]], parts: Any) -> None:
     """Calls come in parts: the name first, then the arguments piece by piece. Where a server leaves the index out, a name
     begins a call."""
-    for part in told:
+    for part in parts:
         function = part.get("function") or {}
         index = part.get("index")
         if index is None:
@@ -283,8 +283,8 @@ def _note_calls(calls: dict[int, list[str]], told: Any) -> None:
 def _called(name: str, arguments: str) -> str:
     """A call as a text, as whoever reads the text of our own models finds it."""
     # Its end has to be the only one: arguments may have such marks in them.
-    told = json.dumps({"name": name, "arguments": arguments or "{}"}).replace("<", "\\u003c")
-    return f"{OPEN}\n{told}\n{CLOSE}"
+    content = json.dumps({"name": name, "arguments": arguments or "{}"}).replace("<", "\\u003c")
+    return f"{OPEN}\n{content}\n{CLOSE}"
 
 
 def _count(value: Any) -> int | None:

@@ -44,8 +44,8 @@ def problem(error: RequestError, prompt: str = "prompt") -> bytes:
     if error.status == 400 and error.field == "prompt" and "context" in str(error):
         code = "context_length_exceeded"
     field = (_FIELDS | {"prompt": prompt}).get(error.field or "", error.field)
-    told = {"message": str(error), "type": kind, "param": field, "code": code, "field": field}
-    return orjson.dumps({"error": told})
+    fields = {"message": str(error), "type": kind, "param": field, "code": code, "field": field}
+    return orjson.dumps({"error": fields})
 
 
 class Wanted(NamedTuple):

@@ -42,12 +42,12 @@ class ToolCallReader:
                 break
             block = self._held[at + len(OPEN) : end if end >= 0 else None]
             behind = len(self._held) if end < 0 else end + len(CLOSE)
-            found = calls_in(block)
-            if found:
+            in_block = calls_in(block)
+            if in_block:
                 said += self._held[:at].rstrip()
                 if not said:
                     self._blank = ""
-                calls += self._told(found)
+                calls += self._told(in_block)
             else:
                 said += self._held[:behind]
             self._held = self._held[behind:]
@@ -66,7 +66,7 @@ class ToolCallReader:
     def _told(self, calls: list[WrittenCall]) -> list[dict[str, Any]]:
         if not self._parallel:
             calls = calls[: 1 - min(self.calls, 1)]
-        told = [
+        answered = [
             {
                 "index": self.calls + k,
                 "id": f"call_{secrets.token_hex(12)}",
@@ -75,8 +75,8 @@ class ToolCallReader:
             }
             for k, call in enumerate(calls)
         ]
-        self.calls += len(told)
-        return told
+        self.calls += len(answered)
+        return answered
 
 
 def _close(text: str, begin: int) -> tuple[int, bool]:
