@@ -61,7 +61,8 @@ class LoadedExperiment:
     """Arm -> `digest` and, where it is known, `weights_sha256`."""
 
     def stored_config(self) -> dict[str, Any]:
-        """What the store keeps: the config with the salt in force, and the digests of each arm's bundle and weights."""
+        """The config as the store keeps it: with the salt in force, and the digests of each arm's bundle and
+        weights."""
         data = self.config.model_dump(mode="json")
         data["salt"] = self.config.salt or self.config.name
         data["control"] = next(iter(self.config.arms))

@@ -1,4 +1,4 @@
-"""What the gateway's handlers share: one record of services, which every handler gets with its request.
+"""The services that the gateway's handlers share: one record, which every handler gets with its request.
 
 Everything that outlives a process is in the store.
 """
@@ -145,7 +145,7 @@ class Service:
         return list(self.metrics.registry.collect())
 
     def seed(self) -> int:
-        """Of a text that came without one."""
+        """Draw a seed for a text that came without one."""
         return int(self._noise.integers(1 << 63))
 
     def roll_back(self, router: Router, arm: str, reason: str) -> None:

@@ -27,12 +27,12 @@ POLL_S = 0.25
 """A change of weights or state reaches every replica within this and one short query."""
 DECIDE_S = 1.0
 TEND_S = 15.0
-"""How often, without any change, arms that nobody needs any more are let go of, and missing ones tried again."""
+"""Seconds between rounds, without any change, that let go of arms that nobody needs and try missing ones again."""
 WINNER_S = 30.0
-"""How often the evidence of a promoted experiment that serves its endpoint is looked at, which goes on to get units. Else
-what is over is looked at when the window of a unit ends."""
+"""Seconds between looks at the evidence of a promoted experiment that serves its endpoint and goes on to get units. Any
+other experiment that is over is looked at when the window of a unit ends."""
 PRELOADED_S = 86_400.0
-"""How long a bundle that was asked for ahead is held where no experiment does."""
+"""Seconds that a bundle that was asked for ahead is held where no experiment holds it."""
 CLOSE_S = 5.0
 
 _log = logging.getLogger(__name__)

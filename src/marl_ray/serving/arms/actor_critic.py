@@ -40,11 +40,11 @@ def _together(
 
 
 class Passes:
-    """Those of one experiment, on one event loop. A pass runs on the loop: it takes a fraction of a millisecond, less than a
-    way to a thread and back, and requests that arrive meanwhile are the next batch.
+    """Shares forward passes between the requests of one experiment, on one event loop.
 
-    Requests of several arms share a pass where the arms' policies are built alike (`policies.stacked`), each answered by
-    its own arm's weights; other arms have passes of their own.
+    A pass runs on the loop itself: it takes a fraction of a millisecond, less than a way to a thread and back. Requests
+    that arrive meanwhile form the next batch. Requests of several arms share a pass where the arms' policies are built
+    alike (`policies.stacked`), and each is answered by its own arm's weights; other arms have passes of their own.
     """
 
     def __init__(self, max_batch: int, noise: np.random.Generator):

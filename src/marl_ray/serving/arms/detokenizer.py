@@ -1,4 +1,4 @@
-"""From tokens to text while they arrive."""
+"""The text of a response, decoded while its tokens arrive."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from marl_ray.policies.engines.decoding.stop_strings import decode_visibly, special_tokens
 
 BROKEN = "\ufffd"
-"""What stands for bytes that are no character, or none yet."""
+"""The character that decoding writes for bytes that are no character, or none yet."""
 
 
 class Detokenizer:
@@ -30,9 +30,10 @@ class Detokenizer:
         """The newest tokens, in which one of them may be."""
         self._window = max((len(stop.encode("utf-8", "surrogatepass")) for stop in self._mixed), default=0)
         self._ids: list[int] = []
-        """Those that the next part's text may depend on: the newest, and as context what was told just before."""
+        """The tokens that the next part's text may depend on: the newest, and as context those that were passed on just
+        before."""
         self._context = 0
-        """How many of them are context."""
+        """The number of these tokens that are context."""
         self._told = 0
         """Characters of their text that have been passed on."""
         self._held = ""

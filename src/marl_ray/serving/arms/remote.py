@@ -27,7 +27,7 @@ from marl_ray.serving.arms.protocol import Answer, AnyBundle, Observations, Text
 from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
 
 START_S = 300.0
-"""How long an arm's deployment may take to start."""
+"""Seconds that an arm's deployment may take to start."""
 MAX_ONGOING_REQUESTS = 2_000
 _POLL_S = 0.25
 
@@ -98,7 +98,7 @@ class RemoteArm:
         self._requests: CallBatcher[ActRequest, Answer] = CallBatcher(call, replicas, deadline_s)
 
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
-        """As `ArmBatcher.act`; LostError if no answer comes back, RequestError 503 if the arm has no time."""
+        """See `ArmBatcher.act`; LostError if no answer comes back, RequestError 503 if the arm has no time."""
         return await self._requests.ask((observations, greedy, masks or {}))
 
 

@@ -32,7 +32,7 @@ from marl_ray.serving.arms.protocol import Began, Messages, NamedToken, Piece, R
 WAITING = 256
 """Responses of one arm that may wait for room in the batch; more are refused with 503."""
 CLOSE_S = 10.0
-"""How long closing waits for the step under way."""
+"""Seconds that closing waits for the step under way."""
 
 Arrived = Token | ArmError | Refusal
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class TextBatcher:
         all models. Raises MarlRayError for one that cannot be decoded here."""
         self.bundle = bundle
         self.step_number = new_pass()
-        """Of the step that is under way, or was the last one."""
+        """The number of the step that is under way, or was the last one."""
         self._patience_s = patience_s
         self._models = {name: _Model(policy) for name, policy in bundle.policies.items()}
         device = next(iter(bundle.policies.values())).device
@@ -70,14 +70,14 @@ class TextBatcher:
         return _Writing(self, request, self._patience_s)
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """As of `ScoringArm`."""
+        """See `ScoringArm.score`."""
         return await asyncio.to_thread(self.model(agent).score, prompt_ids, ids, text)
 
     def model(self, agent: str) -> "_Model":
         return self._models[self.bundle.agents[agent]]
 
     def close(self) -> None:
-        """As of `TextArm`: the thread ends."""
+        """See `TextArm.close`: the thread ends."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -181,7 +181,8 @@ class _Model:
         return NamedToken(self.tokenizer.decode([token]), self._token_bytes.of(token))
 
     def guide(self, request: TextRequest) -> GuideState | None:
-        """What the response has to be; MarlRayError if this tokenizer cannot write it."""
+        """The grammar that the response must follow, None without one; MarlRayError if this tokenizer cannot write
+        it."""
         if not request.json_object and not request.must_call:
             return None
         field = "response_format" if request.json_object else "tool_choice"
@@ -201,7 +202,7 @@ class _Model:
             raise MarlRayError(f"logit_bias: expected token ids below {vocabulary}, got {largest}")
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """As of `ScoringArm`; from any thread."""
+        """See `ScoringArm.score`; from any thread."""
         known = max(ids, default=0) < self._policy.lm.get_input_embeddings().weight.shape[0]
         read = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if known else ""
         own = list(ids) if known and read.startswith(text) else encode_text(self.tokenizer, text)
@@ -340,7 +341,7 @@ class _Writing:
         return None if self._queued else _refused(f"{WAITING} responses wait already")
 
     def take(self, arrived: Arrived) -> None:
-        """Of the arm's thread, on the event loop."""
+        """Receive a token or an error from the arm's thread; runs on the event loop."""
         if not isinstance(arrived, Token):
             self._end = arrived
         else:

@@ -1,4 +1,4 @@
-"""What people ask of a gateway's experiments, over HTTP."""
+"""Reading and changing a gateway's experiments over HTTP, for people."""
 
 import os
 import time
@@ -64,7 +64,7 @@ def deploy_bundle(
 
 
 def _part(url: str, production: dict[str, Any]) -> dict[str, Any]:
-    """What serves an endpoint, as an arm of the next experiment."""
+    """The bundle that serves an endpoint, as an arm of the next experiment."""
     config = ask(url, f"/v1/experiments/{production['experiment']}")["config"]["arms"][production["arm"]]
     if config["url"] is None:
         return {"bundle": production["bundle"]}

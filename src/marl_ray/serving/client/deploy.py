@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
 REQUEST_S = 60.0
-"""How long one request to the dashboard may take; the first one starts Serve's controller."""
+"""Seconds that one request to the dashboard may take; the first one starts Serve's controller."""
 _POLL_S = 0.25
 
 

@@ -193,7 +193,7 @@ def _without_unknown_keys(data: dict[str, Any], model: type[BaseModel]) -> dict[
 
 
 def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[Finding]:
-    """What pydantic says about the values, one finding for each key. The keys are known ones."""
+    """One finding for each key whose value pydantic refuses. The keys are known ones."""
     yield from _validate(data, model, where)
     # Serve types some parts as "any mapping, or this model", and looks at their values only when it deploys them.
     for part_model, part, path, any_mapping in _models(data, model, where):

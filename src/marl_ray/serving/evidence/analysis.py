@@ -1,4 +1,4 @@
-"""What `marl-ray experiment plan` and `analyse` read from the experiment store, and how they tell it."""
+"""`marl-ray experiment plan` and `analyse`: they read the experiment store and print a report."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What an experiment says of the next one like it; None where it says nothing."""
+    """The numbers that an experiment gives for planning the next one like it; None where it gives none."""
 
     effect: float | None = None
     sd: float | None = None
@@ -50,8 +50,8 @@ def _opened(database: str, name: str) -> Iterator[tuple[ExperimentStore, Experim
 
 
 def known_of(database: str, name: str) -> Known:
-    """What the stored experiment says, of its control and the treatment with the least traffic. MarlRayError if it is
-    unknown or assigns no sessions."""
+    """Read these numbers of the stored experiment's control and of the treatment with the least traffic. MarlRayError
+    if the experiment is unknown or assigns no sessions."""
     with _opened(database, name) as (store, record, config):
         _check_sessions(config, "plan")
         look, plan = store.look(record), record.plan
@@ -146,7 +146,7 @@ def _of_observations(look: Look, record: ExperimentRecord, metrics: Sequence[str
 def _with_bounds(
     store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, rows: list[Comparison], alpha: float
 ) -> list[Comparison]:
-    """With the exact bounds of the metrics that have a range."""
+    """Lines with the exact bounds of the metrics that have a range."""
     plan, excluded = record.plan, excluding(config)
     measures = {
         row.metric: bounded_difference(row.metric, known) for row in rows if (known := config.range_of(row.metric))

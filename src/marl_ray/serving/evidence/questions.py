@@ -22,7 +22,7 @@ ENDS: tuple[End, ...] = get_args(End)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one test says of one treatment now."""
+    """The result of one test of one treatment now."""
 
     name: str
     """`outcome` or a guardrail's."""
@@ -30,7 +30,7 @@ class Finding:
     better: str
     """`higher` or `lower`."""
     margin: float
-    """In units of the metric; of a relative margin that part of the control's mean so far."""
+    """Units of the metric; a relative margin is that part of the control's mean so far."""
     alpha: float
     """The treatment's part of it."""
     treatment: Summary
@@ -38,7 +38,8 @@ class Finding:
     """Observations: of units, clusters or blocks."""
     test: OneSided
     missing: bool = False
-    """Whether units that have reported nothing do not count; the test holds at both ends of what they may have been."""
+    """True if units that have reported nothing do not count; the test then holds at both ends of what they may have
+    been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class Measure:
     margin: float | RelativeMargin
     binary: bool
     range: tuple[float, float] | None
-    """For the exact test, which only units assigned by themselves have: means of clusters and blocks change while their
-    units come, and blocks are not drawn one by one."""
+    """The exact test's range. Only units that are assigned by themselves have one: means of clusters and blocks change
+    while their units come, and blocks are not drawn one by one."""
     bounds: tuple[float, float] | None
     """The numbers that count, or may come; None where nothing bounds them."""
 
@@ -61,7 +62,7 @@ class Measure:
 
     @property
     def scale(self) -> float:
-        """What the control is multiplied by."""
+        """The factor on the control."""
         margin = self.margin
         return relative_scale(margin.relative, self.higher) if isinstance(margin, RelativeMargin) else 1.0
 
@@ -71,7 +72,7 @@ class Measure:
         return self.margin if isinstance(self.margin, float) else 0.0
 
     def question(self, side: int, treatment: str, control: str, missing: End | None = None) -> BetQuestion | None:
-        """What the exact test is asked; None if another test answers."""
+        """The question for the exact test; None if another test answers."""
         if self.range is None:
             return None
         claim = Claim(side, *self.range, self.absolute, self.higher, self.scale, missing)
@@ -145,8 +146,8 @@ def ask(
     min_outcomes: int,
     excluding: bool = False,
 ) -> Finding:
-    """Whether `HARM` or fitness for `PROMOTION` is proven of a treatment. `excluding`: units that do not report the metric
-    do not count in it, so what is proven must hold at both ends of what they may have been (`reporting`)."""
+    """Test whether `HARM` or fitness for `PROMOTION` is proven of a treatment. With `excluding`, units that do not
+    report the metric do not count in it, so a proof must hold at both ends of what they may have been (`reporting`)."""
     control, arms = plan.control, len(plan.weights)
     one, other = look.pair(measure.name, arm, control, arms)
     relative = measure.margin.relative if isinstance(measure.margin, RelativeMargin) else None
@@ -172,7 +173,7 @@ def ask(
 
 
 class Asked(NamedTuple):
-    """What is asked of whom."""
+    """One question about one treatment, and the numbers to answer it with."""
 
     side: int
     look: Look
@@ -262,7 +263,7 @@ class Asked(NamedTuple):
 
 
 def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
-    """Whether all values so far are 0 or 1, and both have come."""
+    """True if all values so far are 0 or 1, and both have come."""
     mean = sum(of.n * of.mean for of in arms) / sum(of.n for of in arms)
     return 0 < mean < 1 and all(
         _may_be_binary(of) and of.variance * (of.n - 1) >= of.n * of.mean * (1 - of.mean) * (1 - 1e-6) - 1e-9
@@ -271,7 +272,7 @@ def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
 
 
 def _may_be_binary(summary: Summary) -> bool:
-    """Whether all values may be 0 or 1: numbers between them vary no more than these would, numbers beyond do."""
+    """True if all values may be 0 or 1: numbers between them vary no more than these would, numbers beyond do."""
     # A client that counts its errors must not get a test whose variance is too small, nor stop all tests.
     largest = summary.n * summary.mean * (1 - summary.mean)
     return not summary.n or (

@@ -104,14 +104,14 @@ def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[floa
 
 
 def _warnings(config: ExperimentConfig) -> list[str]:
-    """What may mislead the tests, in a sentence each."""
+    """One sentence for each setting that may mislead the tests."""
     if len(config.arms) < 2 or not config.unbounded:
         return []
     return [f"A rare large value can mislead the tests of {', '.join(config.unbounded)}: declare bounds or winsorize."]
 
 
 def _missing(evidence: Findings) -> list[str]:
-    """Of each metric that judged sessions lack which then do not count, a sentence."""
+    """One sentence for each metric that some judged sessions lack, where these sessions then do not count."""
     lines: dict[str, str] = {}
     for one in evidence.reporting:
         lacking = one.judged + one.control_judged - one.reported - one.control_reported

@@ -1,7 +1,7 @@
-"""From what the store knows to what is done with an experiment: the statistics asked, the decision taken, and written.
+"""The control of rollouts: ask the statistics what the store's numbers prove, take a decision, and write it.
 
-Every replica may decide. A decision names the epoch it was made on, so of several replicas one is heard; and harm needs no
-majority: the first replica to see the proof rolls the arm back.
+Every replica may decide. A decision names the epoch it was made on, so of several replicas only the first one's is
+written. Harm needs no majority: the first replica to see the proof rolls the arm back.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """How many units of a treatment and of the control report a metric, of those whose windows are over."""
+    """The number of units of a treatment and of the control that report a metric, of those whose windows are over."""
 
     metric: str
     """`outcome` or a guardrail's."""
@@ -91,13 +91,13 @@ class Findings:
 
     look: Look
     harm: tuple[Finding, ...]
-    """Of the outcome, by treatment."""
+    """The tests of the outcome, by treatment."""
     guardrails: tuple[Finding, ...]
-    """By treatment, then in the config's order."""
+    """The tests of guardrails, by treatment, then in the config's order."""
     promotion: tuple[Finding, ...]
     srm: Mismatch
     reporting: tuple[Reporting, ...]
-    """Of what does not count where it is missing, by metric, then treatment."""
+    """The reporting of each metric whose missing values do not count, by metric, then treatment."""
     evidence: Evidence
 
     @property
@@ -123,7 +123,7 @@ def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
 
 
 def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
-    """What outcomes, guardrails and counts prove. Alphas are shared by the treatments (Bonferroni)."""
+    """Test outcomes, guardrails and counts. The treatments share each alpha (Bonferroni)."""
     plan, excluded = record.plan, excluding(config)
 
     def asked(side: int, measure: Measure, alpha: float) -> tuple[Finding, ...]:
@@ -163,7 +163,8 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
 
 
 def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, metric: str) -> list[Reporting]:
-    """How often each treatment's units report the metric, against the control's; the alarm's level is shared by them."""
+    """Compare how often each treatment's units report the metric with the control's; the treatments share the alarm's
+    level."""
     plan, counts = record.plan, look.reported.get(metric, {})
 
     def of(arm: str) -> tuple[int, int]:

@@ -22,11 +22,11 @@ from marl_ray.experiments.store.notices import Notices
 from marl_ray.experiments.store.store import AuditEntry
 
 LOOK_S = 15.0
-"""How often what is due is looked for when nothing has changed."""
+"""Seconds between looks for what is due when nothing has changed."""
 SEND_S = 10.0
 """Deadline of one request."""
 CLAIM_S = 3 * SEND_S
-"""How long another replica leaves an entry alone that this one sends."""
+"""Seconds that another replica leaves an entry alone that this one sends."""
 LONGEST_PAUSE_S = 300.0
 DOUBLED = 9
 """Attempts after which pauses, twice as long each time, have come to that."""
@@ -79,7 +79,7 @@ class Webhook:
         return pause
 
     def _send(self, entry: AuditEntry, endpoint: str) -> str | None:
-        """What went wrong, if anything did."""
+        """The reason why sending failed, or None."""
         body = orjson.dumps(asdict(entry) | {"endpoint": endpoint})
         at = str(int(time.time()))
         signature = hmac.new(self._secret, at.encode() + b"." + body, hashlib.sha256).hexdigest()

@@ -197,5 +197,5 @@ def _reason(reason: Any) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether every database keeps it: neither NUL nor half a surrogate pair."""
+    """True if every database can keep the text: it has neither NUL nor half a surrogate pair."""
     return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)

@@ -109,7 +109,7 @@ async def ready(service: Service, request: Request) -> Response:
 
 
 def device() -> str:
-    """What policies in this process run on."""
+    """The device that policies in this process run on."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 

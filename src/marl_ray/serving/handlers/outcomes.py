@@ -25,7 +25,7 @@ LARGEST_OUTCOME = 1e100
 OTHER_REPLICAS_S = (0.1, 0.2, 0.4)
 """Pauses in which another replica's queued exposure has reached the store, before an outcome is refused."""
 CLOCKS_S = 5.0
-"""How far a client's clock may be ahead of this one."""
+"""Seconds that a client's clock may be ahead of this one."""
 OUTCOME_FIELDS = frozenset({"experiment", "session_id", "value", "metrics", "at"})
 
 
@@ -86,7 +86,7 @@ def _part(answer: Answer) -> dict[str, Any]:
 
 
 def _read_report(service: Service, request: Request, data: Mapping[str, Any]) -> _ReadReport:
-    """What a request tells, or RequestError."""
+    """Read and check the fields of one report; RequestError if one is wrong."""
     routers = service.endpoints.served(data.get("experiment"))
     session = session_id(data.get("session_id"), request)
     metrics = data.get("metrics", {})
@@ -168,7 +168,8 @@ def _write(
 
 
 def _report(router: Router, reported: _ReadReport) -> Report:
-    """With what this replica has measured of the session itself, where a guardrail asks for it."""
+    """The report for the store. It also has what this replica has measured of the session itself, where a guardrail
+    asks for it."""
     known, asked = router.session(reported.session), {rail.name for rail in router.config.guardrails}
     measured: dict[str, float] = {}
     if known is not None and "outcome" in reported.values:

@@ -30,7 +30,7 @@ async def _admit(service: Service, request: Request) -> None:
 
 
 async def _may_read(service: Service, request: Request, form: dict[str, str]) -> bool:
-    """Whether the key of a form, or of its request, opens reading."""
+    """True if the key of a form, or of its request, has the scope to read."""
     try:
         service.admission.keys.check_secret(form.get("key", ""), "read")
     except RequestError:

@@ -19,7 +19,7 @@ from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
 CUT = "cut"
-"""How a response ended that nobody waited for any more, or whose arm failed."""
+"""The finish of a response that nobody waited for any more, or whose arm failed."""
 
 
 class WrittenResponse(NamedTuple):
@@ -72,16 +72,16 @@ class Writing:
         self._digest = ""
         self._ticket = 0
         self._is_under_way = False
-        """Whether the response has begun and has no end yet."""
+        """True while the response has begun and has no end yet."""
         self._first_s = 0.0
         self._tokens = 0
         kept = met.takes_part and (service.acts is not None or bool(met.router.state.shadows))
         self._sent: list[Piece] | None = [] if kept else None
-        """For the log, and for shadows."""
+        """The pieces so far, for the log and for shadows; None if neither wants them."""
 
     @property
     def digest(self) -> str:
-        """Of the bundle that writes."""
+        """The digest of the bundle that writes."""
         return self._digest
 
     @property
@@ -138,7 +138,7 @@ class Writing:
             reply.leave()
 
     async def next(self) -> Piece:
-        """What comes next, until a piece has a `finish`; RequestError if the arm fails. Only after `begin`."""
+        """Wait for the next piece, until one has a `finish`; RequestError if the arm fails. Only after `begin`."""
         piece, self._first = self._first, None
         if piece is None:
             assert self._reply is not None
@@ -259,7 +259,7 @@ async def _said(reply: Reply) -> tuple[WrittenResponse, float]:
 
 
 async def _piece(reply: Reply) -> Piece:
-    """What comes next, or RequestError where the arm refuses."""
+    """Wait for the next piece; RequestError where the arm refuses."""
     piece = await reply.next()
     if isinstance(piece, Refusal):
         raise RequestError(piece.status, piece.field, piece.message, retry_after_s=piece.retry_after_s)
@@ -359,7 +359,7 @@ def text_only(router: Router) -> None:
 
 
 def text_request(service: Service, agent: str, prompt: Any, settings: Settings, **more: Any) -> TextRequest:
-    """With a seed in any case."""
+    """Make the request to an arm; one without a seed gets one."""
     seed = service.seed() if settings.seed is None else settings.seed
     logged = service.acts is not None
     return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, logged=logged, **more)

@@ -102,8 +102,8 @@ class Request:
         return body
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns; ClientGoneError, and `work` is cancelled, as soon as the client hangs up. Only when the body
-        has been read. For what takes long: it costs two tasks."""
+        """Run `work` and return its result; ClientGoneError, and `work` is cancelled, as soon as the client hangs up.
+        Only when the body has been read. It costs two tasks, so it is for work that takes long."""
         task = asyncio.create_task(work)
         if self._gone is None:  # one for all that wait in this request
             self._gone = asyncio.create_task(self._until_gone())
@@ -136,7 +136,7 @@ class Request:
 
 
 class Response(NamedTuple):
-    """What a handler answers."""
+    """A handler's answer."""
 
     body: bytes
     status: int = 200

@@ -36,7 +36,7 @@ GROUP_ROWS = 5_000
 GROUP_NUMBERS = 1_000_000
 """Numbers in a row group, about."""
 STEP_NUMBERS = 12
-"""Of them, a step's besides its observation's."""
+"""Numbers of a step besides its observation's."""
 
 _STEPS = pa.list_(pa.float64())
 _ROWS = pa.list_(_STEPS)
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ExportSummary:
-    """What an export wrote and left out."""
+    """Counts of what an export wrote and left out."""
 
     units: int
     """Units written."""

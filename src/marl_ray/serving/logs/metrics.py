@@ -40,17 +40,17 @@ class Histogram:
 
 
 class ArmMeters:
-    """What is counted of an arm at every act: plain numbers, because the library's counters cost a lock each."""
+    """The counters of an arm that every act changes: plain numbers, because the library's counters cost a lock each."""
 
     __slots__ = ("cost_unknown", "cost_usd", "exposures", "first_token", "prompt_tokens", "seconds", "tokens")
 
     def __init__(self) -> None:
         self.exposures = 0
         self.seconds = Histogram()
-        """Of acts."""
+        """Seconds of acts."""
         self.prompt_tokens = self.tokens = 0
         self.first_token = Histogram()
-        """Of texts."""
+        """Seconds to the first token of texts."""
         self.cost_usd = 0.0
         self.cost_unknown = 0
         """Responses of an arm with a price whose cost nobody knows."""
@@ -122,8 +122,8 @@ class Metrics:
     """A private registry, so that several gateways in one process, and Ray's own metrics, stay apart."""
 
     def __init__(self, replica: str | None = None) -> None:
-        """With a name for `replica`, every line of `text` has it as a label: of several replicas, each scrape of their
-        common port reads one."""
+        """`replica` names the replica in a label of every line of `text`, because each scrape of the replicas' common
+        port reads one of them."""
         self._replica = replica
         self.registry = CollectorRegistry()
         self._arms: dict[str, dict[str, ArmMeters]] = {}

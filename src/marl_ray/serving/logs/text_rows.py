@@ -10,7 +10,8 @@ from marl_ray.experiments.store.store import Outcome
 from marl_ray.serving.logs.act_log import LoggedText
 
 FREE = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop"})
-"""What a request may ask for without another distribution of its tokens than the settings in force tell of."""
+"""Settings that a request may choose while `log_probs` stay those of the distribution that the tokens were drawn
+from."""
 
 OF_UNIT = [
     ("experiment", pa.string()),

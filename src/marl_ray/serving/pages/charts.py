@@ -86,7 +86,7 @@ def moment(seconds: float | None) -> datetime | None:
 
 
 def towards(e_value: float, alpha: float) -> float:
-    """How far evidence is from nothing (0) to proof (1): ln e / ln(1 / alpha), as evidence multiplies."""
+    """The position of evidence between none (0) and proof (1): ln e / ln(1 / alpha), because evidence multiplies."""
     if not e_value > 1:
         return 0.0
     return min(1.0, math.log(e_value) / math.log(1 / alpha))

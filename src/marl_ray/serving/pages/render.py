@@ -28,12 +28,12 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 )
-"""What every page is sent with."""
+"""The headers of every page."""
 
 FIELDS = {"key": 512, "reason": 1000, "arm": 100, "epoch": 12}
 """Fields of a form and their greatest lengths in characters."""
 LIVE_S = 5
-"""How often a live page and the list reload."""
+"""Seconds after which a live page and the list reload."""
 _PAGES = Path(__file__).parent
 
 

@@ -1,4 +1,4 @@
-"""What the templates print: plain data in, texts, classes and coordinates out. Whatever is missing shows as a dash."""
+"""Rows for the templates: plain data in, texts, classes and coordinates out. A missing value shows as a dash."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from marl_ray.serving.pages.charts import moment, resolution, shown, spans, towa
 
 UNKNOWN = "—"
 _COLOURS = 6
-"""Of treatments; the control has its own, and a seventh treatment the first one's with dashes."""
+"""Colours of treatments. The control has its own; a seventh treatment has the first one's with dashes."""
 _ENDS = ("promoted", "rolled_back", "stopped")
 _DOES = {
     Action.START: "Start",
@@ -215,7 +215,7 @@ def _of_outcome(report: Mapping[str, Any], key: str, level: str) -> list[Mapping
 
 
 def _observed(arm: Mapping[str, Any]) -> Any:
-    """What the tests count: clusters or blocks where these are assigned, else outcomes."""
+    """The name of what the tests count: clusters or blocks where these are assigned, else outcomes."""
     return arm.get("observations", arm.get("outcomes"))
 
 
@@ -271,7 +271,8 @@ def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[d
 
 
 def _per_token(totals: Mapping[str, Any]) -> str | None:
-    """What a shadow gives a served token, and what it was served with, in nats; None where no texts were."""
+    """The mean log-probability per served token in nats: the shadow's, and the one it was served with; None where there
+    were no texts."""
     tokens, own, served = (finite(totals.get(key)) for key in ("tokens", "log_prob", "served_log_prob"))
     return (
         f"{own / tokens:.2f} (served {served / tokens:.2f})"
@@ -295,7 +296,7 @@ def change_row(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def actions_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be done: for each treatment, and with the whole experiment as (action, label)."""
+    """The possible actions: for each treatment, and for the experiment as (action, label)."""
     allowed = {action for action in Action if report["status"] in ALLOWED[action]}
     stage, stages = int(finite(report.get("stage")) or 0), _stages(report)
     if stage + 1 >= len(stages):

@@ -18,9 +18,9 @@ from marl_ray.serving.routing.router import Assigned, Router
 from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 
 LOOK_UP_S = 2.0
-"""How long a request waits for the database to tell a session's arm."""
+"""Seconds that a request waits for the database to tell a session's arm."""
 LOOK_UP_THREADS = 2
-"""Of their own, because acts must not wait behind outcomes and reports."""
+"""Threads for look-ups alone, because acts must not wait behind outcomes and reports."""
 LOOK_UP_CIRCUIT = BreakerConfig(failures=1, open_s=1.0, probes=1)
 """After a look-up that failed acts do without the database for a second."""
 
@@ -34,13 +34,13 @@ class Met(NamedTuple):
     session: str
     assigned: Assigned
     takes_part: bool
-    """Whether it is a unit of the experiment; others are with an arm and are not counted."""
+    """True if it is a unit of the experiment; others are with an arm and are not counted."""
     holdout: bool = False
-    """Whether it is in no experiment of the endpoint."""
+    """True if the session is held out of all experiments of the endpoint."""
 
     def head(self, assignment: Assignment, arm: str) -> dict[str, Any]:
-        """What every answer says of its arm. The control may answer in the arm's stead, which does not change whose
-        session it is."""
+        """The fields about the arm that every answer has. The control may answer in the arm's stead, which does not
+        change whose session it is."""
         fields = {
             "experiment": self.router.config.name,
             "arm": arm,
@@ -134,8 +134,8 @@ class Assigner:
         return router.guess(session, cluster_id) if stored is None else router.settle(session, cluster_id, stored[0])
 
     async def _have_met(self, routers: Sequence[Router], session: str) -> list[bool]:
-        """Whether the session has met an arm of each of these experiments, as far as this replica and the database know.
-        That it has not is believed for as long as replicas may differ anyway."""
+        """For each of these experiments, whether the session has met an arm of it, as far as this replica and the
+        database know. A "no" is believed for as long as replicas may differ anyway."""
         unknown = [router for router in routers if router.session(session) is None and not router.is_absent(session)]
         assignments = await self._asked(unknown, session) if unknown else None
         stored = set[str]()

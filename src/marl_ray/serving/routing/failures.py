@@ -26,14 +26,14 @@ from marl_ray.serving.routing.unit_reports import UnitReports
 
 
 class Failures:
-    """Where failures of arms are counted."""
+    """Counts the failures of arms."""
 
     def __init__(self, reports: UnitReports, metrics: Metrics, roll_back: Callable[[Router, str, str], None]):
         """`roll_back` is given the experiment, the arm and a reason."""
         self.reports, self.metrics, self.roll_back = reports, metrics, roll_back
 
     def attempts(self, router: Router, session: str, arm: str) -> "Attempts":
-        """Those of one request of a session of this arm."""
+        """The attempts of one request of a session of this arm."""
         return Attempts(self, router, session, arm)
 
 
@@ -77,7 +77,7 @@ class Attempts:
         return next((arm for arm in here if router.circuits[arm].state is CircuitState.CLOSED), None)
 
     def refusal(self, field: str | None) -> RequestError:
-        """What a client is told that no arm has answered; `field` is what it sent."""
+        """The error for a client whom no arm has answered; `field` is the field that it sent."""
         if len(self._errors) > 1 and all(isinstance(error, NotFiniteError) for error in self._errors):
             return RequestError(400, field, "every arm's log-probabilities of this input are not finite")
         router = self._router

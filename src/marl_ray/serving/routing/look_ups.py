@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from marl_ray.experiments.assignment.rendezvous import Assignment
 
 MOST_UNITS = 500
-"""In one statement."""
+"""Most units in one statement."""
 APART_S = 0.005
 """Between statements."""
 Asked = tuple[str, str]

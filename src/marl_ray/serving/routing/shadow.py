@@ -17,7 +17,7 @@ from marl_ray.serving.arms.protocol import Answer, Piece, Refusal, ScoringArm, T
 Act = Callable[[Mapping[str, np.ndarray], bool, Mapping[str, np.ndarray]], Awaitable[Answer]]
 """Observations, whether greedy, and action masks -> answer."""
 TEXT_DEADLINE_S = 60.0
-"""Of a copy of a text."""
+"""Seconds that a copy of a text may take."""
 COMPLAINT_S = 60.0
 """An arm's errors are logged at most this often."""
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class ShadowTotals:
-    """What became of one arm's copies since the start of the replica."""
+    """Counts of one arm's copies since the start of the replica."""
 
     acts: int = 0
     """Copies that were answered."""
@@ -36,15 +36,15 @@ class ShadowTotals:
     decisions: int = 0
     """Actions, or texts, of the answered copies, one per agent."""
     agreed: int = 0
-    """Those that equal what the client got."""
+    """Decisions that equal what the client got."""
     seconds: float = 0.0
     """Time that the answered copies took, all together."""
     tokens: int = 0
-    """Of the served texts, as the arm reads them."""
+    """Tokens of the served texts, as the arm reads them."""
     log_prob: float = 0.0
-    """That the arm gives them, at its bundle's temperature."""
+    """Log-probability that the arm gives these tokens, at its bundle's temperature."""
     served_log_prob: float = 0.0
-    """That they were served with."""
+    """Log-probability that they were served with."""
 
 
 class Compared(NamedTuple):

@@ -22,17 +22,17 @@ _log = logging.getLogger(__name__)
 
 
 def counts_cost(config: ExperimentConfig) -> bool:
-    """Whether a guardrail asks for the cost of units, and some arm has a price."""
+    """True if a guardrail asks for the cost of units, and some arm has a price."""
     return any(rail.name == COST for rail in config.guardrails) and any(arm.price for arm in config.arms.values())
 
 
 @dataclass(slots=True)
 class _News:
-    """What is queued of one session."""
+    """The queued news of one session."""
 
     failed: bool = False
     usd: float | None = None
-    """What the session has cost on top of what is stored; None if no cost was noted."""
+    """USD that the session has cost on top of what is stored; None if no cost was noted."""
     cost_unknown: bool = False
 
     def add(self, more: "_News") -> None:

@@ -33,7 +33,7 @@ SHOWN = 200
 READ = 10_000
 """Bytes of the other side's error that are read."""
 FINISHES: dict[str, Literal["stop", "length"]] = {"length": "length"}
-"""How a response ended, where that was not by itself."""
+"""The server's `finish_reason` -> ours; every other one is `stop`."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,11 +60,11 @@ class ExternalArm:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._is_uncounted = False
-        """Whether a response came without `usage`."""
+        """True once a response has come without `usage`."""
 
     @property
     def client(self) -> httpx.AsyncClient:
-        """Of the event loop that asks first."""
+        """The HTTP client, made on the event loop that asks first."""
         if self._client is None:
             self._loop = asyncio.get_running_loop()
             self._client = httpx.AsyncClient(
@@ -91,8 +91,8 @@ class ExternalArm:
         task.add_done_callback(self._leaving.discard)
 
     def cost(self, prompt: int | None, completion: int | None) -> float | None:
-        """What a response of so many tokens costs in USD: 0 without a `price`. None where the other side names no `usage`;
-        one line of the log says so once."""
+        """The cost in USD of a response of so many tokens: 0 without a `price`, None where the server names no `usage`.
+        The first such response writes one line to the log."""
         if self.config.price is None:
             return 0.0
         if prompt is not None and completion is not None:
@@ -103,8 +103,8 @@ class ExternalArm:
         return None
 
     def without_key(self, text: str) -> str:
-        """What may be told and logged of the other side's words. The key goes before the text is cut, which could leave
-        a part of it."""
+        """The server's words without the key and in one line of at most `SHOWN` characters, for errors and logs. The
+        key goes before the text is cut, because a cut could leave a part of it."""
         text = text.replace(self._key, "***") if self._key else text
         return " ".join(text.split())[:SHOWN]
 
@@ -118,7 +118,7 @@ class _ExternalReply:
         self._pieces = _pieces(arm, request)
 
     async def next(self) -> Piece | Refusal:
-        """As of `Reply`; LostError after the deadline."""
+        """See `Reply.next`; LostError after the deadline."""
         if self._refusal is not None:
             return self._refusal
         deadline_s = self._arm.deadline_s
@@ -138,7 +138,7 @@ class _ExternalReply:
 
 
 def _unsupported(request: TextRequest) -> Refusal | None:
-    """What no such API can do."""
+    """Refuse what no OpenAI-compatible API can do; None if it can do all of the request."""
     if request.raw or (not isinstance(request.prompt, str) and isinstance(request.prompt[0], int)):
         return Refusal(400, "prompt", "the session's arm is an external model, which answers chats only")
     if request.changes.get("top_k"):
@@ -234,7 +234,8 @@ def _body(model: str, request: TextRequest) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """With the arguments of calls as texts, which chat templates want as objects."""
+    """The message with the arguments of its calls as texts. Chat templates want them as objects, OpenAI's API as
+    texts."""
     sent = dict(message)
     if "tool_calls" in message:
         sent["tool_calls"] = [

@@ -18,7 +18,7 @@ LARGEST = 64_000_000
 LINE = 4_000_000
 """Bytes of a line, at most."""
 CLOSING_S = 0.05
-"""How long the end of the body is waited for behind the last event, so that the connection can be used again."""
+"""Seconds to wait for the end of the body behind the last event, so that the connection can be used again."""
 _BOM = b"\xef\xbb\xbf"
 
 

@@ -1,4 +1,4 @@
-"""What stands where other arms have a bundle: an external model, known by its URL and name."""
+"""An external model, known by its URL and name; it stands where other arms have a bundle."""
 
 import hashlib
 import json
@@ -12,7 +12,8 @@ ALONE = {"assistant": "model"}
 
 
 class ExternalManifest(TokenManifest):
-    """What is known of an external model. Its digest tells URL and name: what answers there may change all the same."""
+    """The manifest of an external model. Its digest is of URL and name alone: the model behind them may change all the
+    same."""
 
     @property
     def weights_sha256(self) -> str:

@@ -24,7 +24,7 @@ from marl_ray.serving.service import Service
 
 INFER_FIELDS = frozenset({"id", "parameters", "inputs", "outputs"})
 MASK = ".action_mask"
-"""Behind an agent's name: the input that says which actions are allowed."""
+"""The end of the name of an input that says which actions an agent may take; the agent's name stands before it."""
 TAKEN = ("session_id", "cluster_id", "attributes", "mode")
 """Parameters that mean what the fields of `/v1/act` mean; others are ignored."""
 BINARY = "the binary data extension is not supported, expected data as JSON"

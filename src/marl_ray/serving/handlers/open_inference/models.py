@@ -20,18 +20,18 @@ DATATYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
     "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
 }  # fmt: skip
-"""What numpy's types are called in the protocol."""
+"""The protocol's names of numpy's types."""
 ACTION, LOG_PROB = ".action", ".log_prob"
 
 
 class Tensor(NamedTuple):
-    """What an input or output has to be."""
+    """The datatype and shape of an input or output."""
 
     datatype: str
     shape: tuple[int, ...]
     """A single number has [1]."""
     is_single: bool = False
-    """Whether `/v1/act` has it as a number, and not as a list."""
+    """True if `/v1/act` has it as a number, and not as a list."""
 
     def described(self, name: str) -> dict[str, Any]:
         return {"name": name, "datatype": self.datatype, "shape": list(self.shape)}
@@ -94,12 +94,12 @@ def actor_critics(router: Router) -> Bundle:
 
 
 def inputs_of(bundle: Bundle) -> dict[str, Tensor]:
-    """By name."""
+    """Input name (an agent) -> its tensor."""
     return {agent: _tensor(bundle.policies[policy].observation_space) for agent, policy in bundle.agents.items()}
 
 
 def outputs_of(bundle: Bundle) -> dict[str, Tensor]:
-    """By name."""
+    """Output name (`AGENT.action`, `AGENT.log_prob`) -> its tensor."""
     tensors = {}
     for agent, policy in bundle.agents.items():
         tensors[agent + ACTION] = _tensor(bundle.policies[policy].action_space)

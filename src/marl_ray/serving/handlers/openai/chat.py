@@ -81,7 +81,7 @@ async def completions(service: Service, request: Request) -> Response | Stream:
 
 
 def chat_problem(error: RequestError) -> bytes:
-    """As `problem`; what our own routes call the prompt is the messages."""
+    """See `problem`; our own routes' `prompt` is `messages` here."""
     return problem(error, "messages")
 
 

@@ -64,7 +64,7 @@ async def text_completions(service: Service, request: Request) -> Response | Str
 
 
 async def _all(parts: Sequence[Any]) -> list[Any]:
-    """What all return; the first failure ends the others."""
+    """Wait for all and return their results; the first failure ends the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part) for part in parts]

@@ -20,7 +20,7 @@ class ToolCallReader:
         self._held = self._blank = ""
         self._is_json: bool | None = None
         self.calls = 0
-        """How many there were."""
+        """The number of calls so far."""
 
     def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
         """The text that is certain now, and the calls that are complete, as OpenAI's API has them."""
@@ -80,8 +80,8 @@ class ToolCallReader:
 
 
 def _close(text: str, begin: int) -> tuple[int, bool]:
-    """Where the block that begins here is closed, -1 if nowhere yet, and whether that is certain: arguments may have the
-    mark in a text of their JSON."""
+    """The index at which the block that begins here is closed, -1 if it is not closed yet; and whether that is certain,
+    because arguments may have the mark in a text of their JSON."""
     first = end = text.find(CLOSE, begin)
     while end >= 0:
         block = text[begin:end].strip()
