@@ -1,4 +1,5 @@
-"""Which bundles a replica needs, and loading them: those that serve, each content once, and nothing of what is over."""
+"""Loading of bundles: which of them a replica needs. It holds those that serve, each content once, and nothing of what
+is over."""
 
 import logging
 import threading
@@ -111,8 +112,8 @@ def needed(
 def load_arms(
     config: ExperimentConfig, arms: Iterable[str], bundles: Bundles, stored: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, AnyBundle], dict[str, MarlRayError]]:
-    """The bundles of these arms, and why others of them cannot be had. `stored` is what the store has of them, as far as it
-    is to be believed. External models play the agents of the others."""
+    """Load the bundles of these arms; returns them, and the reason for each arm whose bundle cannot be had. `stored` is
+    what the store has of them, as far as it is to be believed. External models play the agents of the others."""
     loaded: dict[str, AnyBundle] = {}
     missing: dict[str, MarlRayError] = {}
     for arm in sorted(arms, key=lambda arm: config.arms[arm].bundle is None):
@@ -129,7 +130,8 @@ def load_arms(
 
 
 def load_whole(config: ExperimentConfig, bundles: Bundles) -> LoadedExperiment:
-    """A new experiment with all of its arms. Raises MarlRayError naming the arm if one cannot be loaded or used."""
+    """Load a new experiment with all of its arms. Raises MarlRayError naming the arm if one cannot be loaded or
+    used."""
     loaded, missing = load_arms(config, config.arms, bundles, {})
     for error in missing.values():
         raise error

@@ -118,7 +118,7 @@ class Service:
             await self.cache.close()
 
     def measure(self) -> None:
-        """Bring the metrics up to date that nothing else writes."""
+        """Bring up to date the metrics that nothing else writes."""
         shown = self.metrics
         shown.dropped.set(self.exposures.dropped)
         shown.waiting.set(self.exposures.waiting)
@@ -140,7 +140,7 @@ class Service:
                     shown.shadows.labels(name, arm, count).set(getattr(totals, count))
 
     def samples(self) -> list[Metric]:
-        """All metrics of now; from any thread."""
+        """Read all metrics of now; from any thread."""
         self.measure()
         return list(self.metrics.registry.collect())
 
@@ -163,5 +163,5 @@ class Service:
         self._threads.submit(change)
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run what blocks on the database elsewhere."""
+        """Run a function that blocks on the database in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

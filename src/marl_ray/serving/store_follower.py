@@ -1,4 +1,4 @@
-"""Keeps a replica on the store's word: polls states, holds the arms that serve, and looks at the evidence."""
+"""The thread that follows the store: it polls states, holds the arms that serve, and looks at the evidence."""
 
 import logging
 import math
@@ -91,8 +91,8 @@ class StoreFollower:
         self._threads = []
 
     def note_late(self, name: str) -> None:
-        """An outcome came for an experiment that is over, perhaps of a unit whose exposure has only now been stored. It may
-        prove harm all the same, once its window is over."""
+        """Note that an outcome came for an experiment that is over, perhaps of a unit whose exposure has only now been
+        stored. It may prove harm all the same, once its window is over."""
         self._due[name] = -math.inf
 
     def decide(self) -> None:
@@ -122,7 +122,7 @@ class StoreFollower:
             raise problem
 
     def _note_due(self, name: str) -> None:
-        """The experiment is over: look again when the next window of a unit ends."""
+        """Note when the next window of a unit of this experiment, which is over, ends: it is looked at again then."""
         record = self._holdings.store.experiment(name)
         at = None if record is None else self._holdings.store.next_judged(record)
         if at is not None:

@@ -34,7 +34,7 @@ class _Asked(Generic[Given, Answer]):
 
 
 class CallBatcher(Generic[Given, Answer]):
-    """Requests to one callee, on one event loop."""
+    """Shares calls between requests to one callee, on one event loop."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class CallBatcher(Generic[Given, Answer]):
         replicas: int,
         deadline_s: float,
     ):
-        """`call` gives an answer per request, or why there is none; one of `replicas` takes it. `deadline_s` is a request's
-        and a call's."""
+        """`call` returns one answer per request, or an error in its place; one of `replicas` takes it. `deadline_s`
+        limits a request and a call."""
         self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
         self._most = CALLS * replicas
         self._deadlines = Deadlines()

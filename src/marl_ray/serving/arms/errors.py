@@ -1,4 +1,4 @@
-"""Why an arm did not answer a request, and which pass or call of it failed."""
+"""The errors of an arm that did not answer a request; each names the pass or call that failed."""
 
 import itertools
 import secrets

@@ -28,7 +28,7 @@ Messages = tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One response that is asked for."""
+    """A request for one response."""
 
     agent: str
     prompt: str | Messages | tuple[int, ...]
@@ -109,7 +109,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Instead of a piece: no fault of the arm, and not to be tried with another one."""
+    """A refusal instead of a piece: the arm is not at fault, and no other arm is to be tried."""
 
     status: int
     field: str | None
@@ -118,19 +118,19 @@ class Refusal:
 
 
 class Reply(Protocol):
-    """One response on its way."""
+    """A response while it is written."""
 
     async def next(self) -> Piece | Refusal:
         """Wait for the next piece or a refusal; nothing comes after a refusal or a piece with a `finish`. ArmError if
         the arm fails."""
 
     def leave(self) -> None:
-        """Nobody waits for it any more; to be called at the end in any case."""
+        """Give the response up or end it; whoever holds a reply calls this at the end in any case."""
 
 
 class TextArm(Protocol):
-    """Language models: in this process (`TextBatcher`), in a deployment of their own (`RemoteTextArm`), or somebody else's
-    (`ExternalArm`)."""
+    """An arm of language models: in this process (`TextBatcher`), in a deployment of its own (`RemoteTextArm`), or
+    external (`ExternalArm`)."""
 
     @property
     def bundle(self) -> "TokenBundle | ExternalModel": ...
@@ -138,11 +138,12 @@ class TextArm(Protocol):
     def write(self, request: TextRequest) -> Reply: ...
 
     def close(self) -> None:
-        """Let go of what it holds in this process; what is on its way fails."""
+        """Let go of what the arm holds in this process; responses under way fail."""
 
 
 class ScoringArm(TextArm, Protocol):
-    """A text arm that tells what its responses began with (`Began`), and what it thinks of other responses."""
+    """A text arm that names the beginnings of its responses (`Began`) and gives log-probabilities of other arms'
+    responses."""
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
         """The number of tokens that another arm's response has here, and their log-probability together, at the
@@ -151,7 +152,7 @@ class ScoringArm(TextArm, Protocol):
 
 
 class Arm(Protocol):
-    """Actor-critics: in this process (`ArmBatcher`) or in a deployment of their own (`RemoteArm`)."""
+    """An arm of actor-critics: in this process (`ArmBatcher`) or in a deployment of its own (`RemoteArm`)."""
 
     bundle: Bundle
 

@@ -47,7 +47,8 @@ class ArmHost:
         self._batcher = ArmBatcher(bundle, Passes(max_batch, np.random.default_rng()))
 
     async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
-        """An answer per request, or why there is none: one that fails is of no matter to the others of its call."""
+        """One answer per request, or the error in its place: a request that fails does not harm the others of its
+        call."""
         answers = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
         # Others as text: an exception may be of a kind that the other side cannot read.
         return [
@@ -82,7 +83,7 @@ async def answer_of(send: Callable[[], Any]) -> Any:
 
 
 class RemoteArm:
-    """An arm behind a handle, whose calls requests share."""
+    """An arm behind a handle; requests share its calls."""
 
     def __init__(self, bundle: Bundle, handle: DeploymentHandle, deadline_s: float, replicas: int):
         self.bundle = bundle
@@ -111,7 +112,8 @@ def host(
     max_batch: int,
     deadline_s: float,
 ) -> RemoteArm | TextArm:
-    """The arm's application, started if it does not run yet; waits until it does. Raises MarlRayError."""
+    """Start the arm's application if it does not run yet, wait until it does, and return the arm. Raises
+    MarlRayError."""
     name = f"arm-{bundle.digest[:16]}"
     states = serve.status().applications
     if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):

@@ -25,7 +25,7 @@ class TextHost:
         self._batcher = TextBatcher(bundle, max_batch, deadline_s)
 
     async def write(self, request: TextRequest) -> AsyncIterator[Piece | Refusal | ArmError]:
-        """All pieces, or the arm's failure as the last one; the response is given up when the call is cancelled."""
+        """Yield all pieces, or the arm's failure as the last one; cancelling the call gives the response up."""
         reply = self._batcher.write(request)
         try:
             while True:
@@ -64,7 +64,7 @@ class RemoteTextArm:
         return _RemoteReply(lambda: self._writing().remote(request), self._deadlines, self._deadline_s)
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: this process holds nothing of the arm."""
 
 
 class _RemoteReply:

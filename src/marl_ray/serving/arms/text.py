@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class TextBatcher:
-    """The responses of one arm."""
+    """Writes the responses of one arm."""
 
     def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float):
         """At most `max_batch` responses are written at once, fewer where the memory for their caches is less; one that
@@ -63,7 +63,7 @@ class TextBatcher:
 
     @property
     def rows(self) -> int:
-        """Responses that are written or wait now."""
+        """The number of responses that are written or wait now."""
         return sum(len(model.rows) for model in self._models.values()) + len(self._waiting)
 
     def write(self, request: TextRequest) -> "_Writing":
@@ -157,7 +157,7 @@ class _Model:
         self.clear()
 
     def clear(self) -> None:
-        """An empty batch."""
+        """Begin with an empty batch."""
         self._decoder = Decoder(self._cached, self.tokenizer, self._policy.end_tokens)
         self.rows: dict[int, _Writing] = {}
 
@@ -195,7 +195,7 @@ class _Model:
         return call_guide(self.tokenizer, request.must_call)
 
     def check_bias(self, request: TextRequest) -> None:
-        """MarlRayError for a bias of a token that the model does not have."""
+        """Raise MarlRayError if the request biases a token that the model does not have."""
         vocabulary = self._policy.lm.get_input_embeddings().weight.shape[0]
         largest = max((number for number, _ in request.bias.tokens), default=0) if request.bias is not None else 0
         if largest >= vocabulary:
@@ -214,7 +214,7 @@ class _Model:
         return len(own), float(evaluated.log_probs.sum())
 
     def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
-        """The request's; MarlRayError if prompt and response do not fit the context."""
+        """The settings for the request; MarlRayError if prompt and response do not fit the context."""
         context = self._policy.config.context
         # A default may be shortened by a long prompt, what was asked for may not.
         room = max(1, min(self.generation.max_tokens, context - prompt_tokens))
@@ -239,7 +239,7 @@ class _Model:
                 writing.joined = True
 
     def step(self, number: int) -> list[tuple["_Writing", Arrived]]:
-        """The next token of every row, or its failure where its logits are not finite."""
+        """Draw the next token of every row; a row with logits that are not finite gets its failure instead."""
         arrived: list[tuple[_Writing, Arrived]] = []
         not_finite: list[int] = []
         for token in self._decoder.step(not_finite):

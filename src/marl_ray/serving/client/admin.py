@@ -76,7 +76,7 @@ def _alone(endpoint: str, bundle: str, options: dict[str, Any]) -> dict[str, Any
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """An experiment in a few lines of text."""
+    """Format an experiment as a few lines of text."""
     where = f"{report['strategy']} stage {report['stage'] + 1}, epoch {report['epoch']}"
     rows = [f"{report['name']}: {report['status']}, {where}"]
     decision = report["decision"]
@@ -98,7 +98,7 @@ def lines(report: dict[str, Any]) -> list[str]:
 
 
 def watch(url: str, name: str) -> Iterator[list[str]]:
-    """The experiment again and again, until it is over."""
+    """Yield the experiment again and again, until it is over."""
     while True:
         report = ask(url, f"/v1/experiments/{name}")
         yield lines(report)

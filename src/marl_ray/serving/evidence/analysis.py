@@ -79,7 +79,7 @@ def known_of(database: str, name: str) -> Known:
 
 
 def analysis(database: str, name: str, covariate: str | None, more: Sequence[str], alpha: float | None) -> list[str]:
-    """The analysis of a stored experiment, line by line."""
+    """The analysis of a stored experiment as lines of text."""
     with _opened(database, name) as (store, record, config):
         level = config.alpha if alpha is None else alpha
         if not 0 < level < 1:

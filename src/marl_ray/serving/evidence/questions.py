@@ -1,4 +1,5 @@
-"""One question to one treatment: does it harm a metric, or may it be promoted? Which test answers, and what it found."""
+"""One question to one treatment: does it harm a metric, or may it be promoted? This file chooses the test and runs
+it."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A metric, and what is accepted of it."""
+    """A metric and the loss of it that is accepted."""
 
     name: str
     better: str
@@ -80,7 +81,7 @@ class Measure:
 
 
 def outcome_of(config: ExperimentConfig) -> Measure:
-    """The outcome, of which more is better."""
+    """The outcome as a measure; more of it is better."""
     return _measure(config, "outcome", "higher", config.margin, False)
 
 
@@ -91,7 +92,7 @@ def shown_outcome_of(config: ExperimentConfig) -> Measure:
 
 
 def guardrail_of(config: ExperimentConfig, rail: GuardrailConfig) -> Measure:
-    """A guardrail's metric."""
+    """A guardrail's metric as a measure."""
     # The mean of a cluster is not 0 or 1.
     binary = rail.is_binary and config.randomize == "session"
     return _measure(config, rail.name, rail.better, rail.margin, binary)
@@ -115,7 +116,7 @@ def excluding(config: ExperimentConfig) -> list[str]:
 
 
 def questions_of(config: ExperimentConfig, plan: RolloutPlan) -> tuple[BetQuestion, ...]:
-    """Everything that the exact test is asked in one look."""
+    """All questions for the exact test in one look."""
     asked = dict.fromkeys(_questions(config, plan))
     return tuple(question for question in asked if question is not None)
 
@@ -184,7 +185,7 @@ class Asked(NamedTuple):
     min_outcomes: int
 
     def plainly(self) -> OneSided:
-        """The test of the units that count."""
+        """Test the units that count."""
         _, look, measure, arm, plan, *_ = self
         if measure.range is not None:
             return self._bet(None)

@@ -1,4 +1,4 @@
-"""An experiment as the API shows it: its arms, their outcomes, and what these prove."""
+"""The report of an experiment as the API shows it: its arms, their outcomes, and what these prove."""
 
 import math
 import time

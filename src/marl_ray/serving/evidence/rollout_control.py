@@ -74,7 +74,7 @@ class Reporting:
     test: Unequal
 
     def sentence(self, control: str) -> str:
-        """The alarm in words."""
+        """The alarm as a sentence."""
         of_arm, of_control = (
             f"{arm!r} reports {self.metric!r} of {reported} of {judged} sessions"
             for arm, reported, judged in (
@@ -87,7 +87,7 @@ class Reporting:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Everything that was asked in one look."""
+    """All answers of one look at an experiment."""
 
     look: Look
     harm: tuple[Finding, ...]
@@ -102,13 +102,14 @@ class Findings:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Why nothing is promoted although the outcomes may prove it, in sentences."""
+        """Sentences that say why nothing is promoted although the outcomes may prove it."""
         arms = self.evidence.arms.values()
         return tuple(warning for arm in arms for warning in (arm.unequal, arm.unguarded) if warning is not None)
 
 
 def config_of(record: ExperimentRecord) -> ExperimentConfig:
-    """The config that the store keeps, without what was added to it. MarlRayError if this version does not know it."""
+    """Read the config that the store keeps, without what was added to it. MarlRayError if this version does not know
+    it."""
     known, of_arm = ExperimentConfig.model_fields, ArmConfig.model_fields
     arms = {arm: {k: v for k, v in part.items() if k in of_arm} for arm, part in record.config["arms"].items()}
     data = {key: value for key, value in record.config.items() if key in known}
@@ -117,7 +118,7 @@ def config_of(record: ExperimentRecord) -> ExperimentConfig:
 
 
 def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
-    """The experiment's own guardrails, and that on `error`."""
+    """The experiment's own guardrails and the one on `error`."""
     own = config.guardrails
     return own if any(rail.name == ERRORS.name for rail in own) else (*own, ERRORS)
 
@@ -180,7 +181,7 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
 
 
 def _lack(look: Look, control: str, config: ExperimentConfig, rail: Finding) -> str | None:
-    """Why a guardrail cannot speak of the arm, in a sentence; None if it can."""
+    """A sentence that says why a guardrail cannot judge the arm; None if it can."""
     if rail.name != "error" and rail.name not in look.reported:  # errors are the gateway's own to note
         return f"no client has sent {rail.name!r} of a session, which a guardrail asks for"
     for arm, summary in ((rail.arm, rail.treatment), (control, rail.control)):
@@ -199,7 +200,7 @@ def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
 
 
 def findings(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
-    """`find` on what the store knows now."""
+    """Run `find` on what the store knows now."""
     return find(store.look(record, questions=questions_of(config, record.plan)), record, config)
 
 

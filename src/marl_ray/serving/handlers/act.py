@@ -57,7 +57,7 @@ async def batch(service: Service, request: Request) -> Response:
 
 
 async def answer(service: Service, request: Request, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one request for actions, or RequestError."""
+    """Answer one request for actions; RequestError if it is refused."""
     start = time.perf_counter()
     routers = service.endpoints.acting(data.get("experiment"))
     session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
@@ -109,7 +109,7 @@ async def _acted(
     wrote: Wrote,
 ) -> tuple[dict[str, Any], str]:
     """Actions and log-probabilities as JSON has them, and the arm that gave them: the control if the arm's circuit is
-    open or its pass fails. `wrote` becomes the texts that it wrote."""
+    open or its pass fails. `wrote` becomes the list of texts that the arm wrote."""
     router = met.router
     attempts = service.failures.attempts(router, met.session, arm)
     try:
@@ -178,7 +178,7 @@ async def _spoken(
 
 
 def _kept(value: bytes | None) -> dict[str, Any] | None:
-    """An answer from the cache; what somebody else may have written there is none."""
+    """An answer from the cache; None if it is not one, because others may write to a shared cache."""
     try:
         parts = orjson.loads(value) if value else None
     except orjson.JSONDecodeError:

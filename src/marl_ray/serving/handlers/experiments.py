@@ -31,7 +31,7 @@ def path_part(request: Request, part: int = 3) -> str:
 
 
 def rows(service: Service) -> list[dict[str, Any]]:
-    """Every experiment of this replica in a few words."""
+    """Every experiment of this replica, in one row each."""
     return [
         {
             "name": name,
@@ -161,7 +161,7 @@ async def change(service: Service, request: Request) -> Response:
 
 
 async def changed(service: Service, router: Router, actor: str, action: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Do what a person asks of an experiment; the state that came of it, or RequestError."""
+    """Take a person's action on an experiment and return the new state; RequestError if it is not possible."""
     reason = _reason(data.get("reason"))
     # What only takes traffic away is right on any epoch, and must not fail because another change was faster.
     arm, epoch = data.get("arm"), data.get("epoch", None if Action(action) in RETREATS else router.state.epoch)

@@ -44,7 +44,7 @@ def _answer(writing: "Writing", response: WrittenResponse) -> dict[str, Any]:
 
 
 async def _events(writing: "Writing") -> AsyncIterator[bytes]:
-    """The answer in parts, which joined are the whole; the last one says by which arm."""
+    """Yield the parts of the answer; the last one names the arm."""
     try:
         while True:
             piece = await writing.next()

@@ -31,7 +31,7 @@ OUTCOME_FIELDS = frozenset({"experiment", "session_id", "value", "metrics", "at"
 
 @dataclass(frozen=True, slots=True)
 class _ReadReport:
-    """A request's outcome."""
+    """One request's report of a session, checked."""
 
     asked: str
     """The endpoint or experiment that it names, or the only one."""
@@ -146,7 +146,7 @@ async def _record(service: Service, actor: str, reports: Sequence[_ReadReport]) 
 def _write(
     service: Service, actor: str, reported: Sequence[_ReadReport]
 ) -> list[tuple[Router, Recorded] | MarlRayError]:
-    """One transaction for each experiment."""
+    """Store the reports, in one transaction for each experiment."""
     service.exposures.flush()  # the session's exposure may be waiting here
     service.unit_reports.write()
     results: dict[int, tuple[Router, Recorded] | MarlRayError] = {}

@@ -1,4 +1,4 @@
-"""Which function answers which request. The OpenAPI document is made of the same table."""
+"""The table of routes: which function answers which request. The OpenAPI document is made of the same table."""
 
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.handlers import act, experiments, generate, operations, outcomes, ui

@@ -1,4 +1,5 @@
-"""One text on its way: from the session's arm, or from the control where that fails before its first token."""
+"""A response while it is written: by the session's arm, or by the control where that arm fails before its first
+token."""
 
 import asyncio
 import time
@@ -23,7 +24,7 @@ CUT = "cut"
 
 
 class WrittenResponse(NamedTuple):
-    """A response."""
+    """A complete response."""
 
     text: str
     ids: list[int]
@@ -59,10 +60,11 @@ async def written(
 
 
 class Writing:
-    """One response on its way, from the session's arm, or from the control if that arm fails before its first token."""
+    """A response while it is written: by the session's arm, or by the control if that arm fails before its first
+    token."""
 
     def __init__(self, service: Service, met: Met, asked: TextRequest):
-        """The session meets its arm with this."""
+        """Begin a response; the session is exposed to its arm with this."""
         self._service, self._met, self._asked = service, met, asked
         self._start = time.perf_counter()
         self._assignment = service.assigner.expose(met)
@@ -159,7 +161,7 @@ class Writing:
         return piece
 
     def close(self) -> None:
-        """Nobody waits any more; to be called at the end in any case."""
+        """Give the response up or end it; whoever holds it calls this at the end in any case."""
         if self._reply is not None:
             self._reply.leave()
         if self._ticket:
@@ -217,8 +219,8 @@ Wrote = list[tuple[TextRequest, WrittenResponse]]
 async def spoken(
     service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, wrote: Wrote
 ) -> dict[str, tuple[str, float | None]]:
-    """Every agent's text and its log-probability, if its arm tells that, all from one arm; RequestError if it refuses one.
-    `wrote` becomes what was asked of the arm, and what came."""
+    """Let one arm write every agent's text. Returns each text and its log-probability, if its arm names that;
+    RequestError if the arm refuses one. `wrote` becomes the list of requests and responses."""
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
     writer = cast(TextArm, router.arms[arm])
@@ -246,7 +248,7 @@ async def spoken(
 
 
 async def _said(reply: Reply) -> tuple[WrittenResponse, float]:
-    """A whole response, and when its first token was there."""
+    """Wait for a whole response; returns it and the moment of its first token."""
     first: Piece | None = await _piece(reply)
     at = time.perf_counter()
 
@@ -267,7 +269,7 @@ async def _piece(reply: Reply) -> Piece:
 
 
 async def whole_of(following: Callable[[], Awaitable[Piece]]) -> WrittenResponse:
-    """All pieces that there are to come, as one."""
+    """Wait for all pieces that are still to come, and join them."""
     pieces = [await following()]
     while pieces[-1].finish is None:
         pieces.append(await following())
@@ -342,7 +344,7 @@ def log_text(
 
 
 def shadow_text(router: Router, asked: TextRequest, response: WrittenResponse) -> None:
-    """Have the shadows write what was asked for."""
+    """Send copies of the request to the shadows."""
     for shadow in router.state.shadows:
         if shadow in router.arms:
             writer = cast(TextArm, router.arms[shadow])
@@ -350,7 +352,7 @@ def shadow_text(router: Router, asked: TextRequest, response: WrittenResponse) -
 
 
 def text_only(router: Router) -> None:
-    """RequestError 422 if the experiment's policies have no text."""
+    """Raise RequestError 422 if the experiment's policies have no text."""
     if not router.is_text:
         family = router.bundle_of(router.control).manifest.family
         raise RequestError(
@@ -366,7 +368,7 @@ def text_request(service: Service, agent: str, prompt: Any, settings: Settings, 
 
 
 def agent_of(router: Router, given: Any) -> str:
-    """Whose text is asked for; it may be left out where one policy plays all agents."""
+    """The agent whose text the request asks for. It may be left out where one policy plays all agents."""
     agents = router.bundle_of(router.control).agents
     if given is None and len(set(agents.values())) == 1:
         return next(iter(agents))

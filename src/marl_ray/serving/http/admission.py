@@ -37,7 +37,7 @@ class Admission:
         return key
 
     def limit(self, key: str, cost: int) -> None:
-        """Count `cost` requests of a key, or RequestError 429."""
+        """Count `cost` requests of a key; RequestError 429 if they are too many."""
         if self._limiter is not None and (wait := self._limiter.take(key, cost)) > 0:
             raise RequestError(429, None, f"more requests of {key!r} than its rate_limit allows", retry_after_s=wait)
 

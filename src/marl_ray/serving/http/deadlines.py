@@ -18,7 +18,7 @@ class _Entry:
 
 
 class Deadlines:
-    """The deadlines of one event loop."""
+    """Keeps the deadlines of one event loop."""
 
     def __init__(self) -> None:
         self._under_way: set[_Entry] = set()

@@ -58,7 +58,7 @@ def is_identifier(value: Any, length: int = SESSION_LENGTH) -> bool:
 
 
 def flag(data: Mapping[str, Any], name: str) -> bool:
-    """A field that is true, or false where it is missing or null."""
+    """A field that is true or false; false where it is missing or null."""
     value = data.get(name)
     if value is not None and not isinstance(value, bool):
         raise RequestError(400, name, "expected true or false")

@@ -1,4 +1,4 @@
-"""The little of HTTP that the gateway needs, on raw ASGI."""
+"""The part of HTTP that the gateway needs, on raw ASGI."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _REQUEST_IDS = (secrets.token_hex(6), itertools.count(1))
 
 
 class RequestError(MarlRayError):
-    """A request that is refused: the HTTP status, the field at fault (None for the request as a whole) and one line.
+    """A refusal of a request: the HTTP status, the field at fault (None for the request as a whole) and one line.
 
     `retry_after_s` says when to come again.
     """
@@ -123,7 +123,7 @@ class Request:
             pass
 
     def close(self) -> None:
-        """Stop looking whether the client is there."""
+        """Stop watching for the client to hang up."""
         if self._gone is not None:
             self._gone.cancel()
 

@@ -1,4 +1,4 @@
-"""Fields that say how a text is wanted: of `/generate` and of OpenAI's paths."""
+"""Fields that shape a text, of `/generate` and of OpenAI's paths."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

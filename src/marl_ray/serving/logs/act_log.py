@@ -1,4 +1,4 @@
-"""What every act saw and did, and every text that was written, in segments of JSON lines: what one trains on next.
+"""The log of every act and every text, in segments of JSON lines, which runs can train on after an export.
 
     FOLDER/EXPERIMENT/decisions-PID-RANDOM.jsonl.partial     being written
     FOLDER/EXPERIMENT/decisions-PID-RANDOM.jsonl.zst         complete
@@ -136,7 +136,7 @@ class _Writing:
 
 
 class ActLog:
-    """Decisions on their way to their folder. `put` never blocks and does no work."""
+    """Queues decisions for their folder. `put` never blocks and does no work."""
 
     def __init__(
         self,
@@ -171,12 +171,12 @@ class ActLog:
 
     @property
     def waiting(self) -> int:
-        """Decisions in memory."""
+        """The number of decisions in memory."""
         return len(self._queue)
 
     @property
     def dropped(self) -> int:
-        """Decisions that were dropped, for want of room or for a failing disk."""
+        """The number of decisions that were dropped, because the queue was full or the disk failed."""
         return self._refused + self._lost
 
     def start(self) -> None:

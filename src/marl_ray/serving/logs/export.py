@@ -1,4 +1,4 @@
-"""From the decision log and the outcomes to trajectories, as Parquet: what the gateway served is what one trains on next.
+"""The export: it joins the decision log with the outcomes and writes trajectories as Parquet, which runs can train on.
 
 A row is one decision sequence of `marl_ray.trajectories`: one agent's decisions in one unit (session), T steps. All lists
 but `agent`'s own values have T entries. Of language models a row is one response (`text_rows`).
@@ -215,7 +215,7 @@ def _flat(value: Any) -> list[float]:
 
 
 def _in_rising_order(rows: Iterator[tuple[str, T]]) -> Callable[[str], T | None]:
-    """Look-up in rows that are sorted by key, by keys that are asked in rising order."""
+    """A look-up in rows that are sorted by key; it must be asked for keys in rising order."""
     head = next(rows, None)
 
     def find(key: str) -> T | None:

@@ -89,7 +89,7 @@ class ExposureLog:
 
     @property
     def waiting(self) -> int:
-        """Exposures in memory."""
+        """The number of exposures in memory."""
         return len(self._queue)
 
     @property

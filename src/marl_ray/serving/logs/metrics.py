@@ -56,7 +56,7 @@ class ArmMeters:
         """Responses of an arm with a price whose cost nobody knows."""
 
     def observe(self, seconds: float) -> None:
-        """An act that took this long."""
+        """Count an act that took so many seconds."""
         self.seconds.observe(seconds)
 
     def wrote(self, prompt_tokens: int, first_token_s: float, cost_usd: float | None) -> None:
@@ -148,7 +148,7 @@ class Metrics:
         return Gauge(f"marl_ray_gateway_{name}", text, labels, registry=self.registry)
 
     def of(self, experiment: ExperimentConfig) -> dict[str, ArmMeters]:
-        """Arm -> its numbers; to be counted on the event loop."""
+        """Arm -> its counters; change them on the event loop alone."""
         meters = self._arms.get(experiment.name)
         if meters is None:
             meters = {arm: ArmMeters() for arm in experiment.arms}
@@ -156,12 +156,12 @@ class Metrics:
         return meters
 
     def count(self, endpoint: str, status: int) -> None:
-        """One request answered."""
+        """Count an answered request."""
         key = (endpoint, status)
         self._answers[key] = self._answers.get(key, 0) + 1
 
     def count_holdout(self, endpoint: str) -> None:
-        """One act of a unit that is held out."""
+        """Count an act of a unit that is held out."""
         self._holdouts[endpoint] = self._holdouts.get(endpoint, 0) + 1
 
     def text(self) -> bytes:

@@ -28,11 +28,11 @@ class RayMetrics:
         self._told: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def start(self) -> None:
-        """Tell them every few seconds, for as long as the process lives."""
+        """Push the numbers every few seconds, for as long as the process lives."""
         threading.Thread(target=self._run, name="ray-metrics", daemon=True).start()
 
     def push(self) -> None:
-        """Tell what has changed since the last time."""
+        """Push what has changed since the last time."""
         for family in self._read():
             for sample in family.samples:
                 if sample.name.endswith("_created"):

@@ -1,4 +1,4 @@
-"""Which experiment and which arm a request meets."""
+"""Assignment: which experiment and which arm a request meets."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Met(NamedTuple):
-    """A session and what it is to meet; it has met it once `expose` is called."""
+    """A session and the arm that it is about to meet; it has met the arm once `expose` is called."""
 
     router: Router
     session: str
@@ -118,7 +118,8 @@ class Assigner:
         return Met(router, session, Assigned(outside), takes_part=False, holdout=holdout)
 
     def expose(self, met: Met) -> Assignment:
-        """The session meets its arm now. Before the pass: a session whose arm then fails has met that arm all the same."""
+        """Expose the session to its arm, before the pass: a session whose arm then fails has met that arm all the
+        same."""
         if met.holdout:
             self._metrics.count_holdout(met.router.config.served_as)
         if not met.takes_part:

@@ -62,7 +62,7 @@ class Breaker:
         return self._last
 
     def success(self, ticket: int) -> None:
-        """The request of this ticket was answered."""
+        """Count the request of this ticket as answered."""
         if not self._counts(ticket):
             return
         if self._state is CircuitState.CLOSED:

@@ -1,8 +1,8 @@
-"""What it means that an arm failed on a request: for the arm's circuit, for the session, and for the experiment.
+"""The consequences of an arm's failure on a request: for the arm's circuit, for the session, and for the experiment.
 
-It is judged once the request is over, by one rule: a failure counts against an arm only where another arm has answered the
-same request. The control answers in a treatment's stead anyway. Where the control fails, a treatment is asked for
-comparison, and what it answers is dropped. So an input that every arm fails on counts against none.
+A failure is judged once the request is over, by one rule: it counts against an arm only where another arm has answered the
+same request. The control answers in a treatment's stead anyway. If the control itself fails, a treatment is asked for
+comparison, and its answer is dropped. So an input that every arm fails on counts against none.
 
 - A session whose arm failed has `error` 1 if another arm answered. So has one whose arm was not asked because its circuit is
   open, once a round of probes has failed: before that, a few requests would speak for all the others of that time. The test
@@ -51,7 +51,7 @@ class Attempts:
         self._errors: tuple[Exception, ...] = ()
 
     def failed(self, arm: str, ticket: int, error: Exception) -> None:
-        """An arm failed on the request."""
+        """Note that an arm failed on the request."""
         self._failed += ((arm, ticket, error),)
         self._errors += (error,)
 
@@ -85,7 +85,7 @@ class Attempts:
         return RequestError(503, None, f"no arm of experiment {router.config.name!r} answers", retry_after_s=wait)
 
     def judge(self) -> None:
-        """The request is over."""
+        """Count the failures; to be called when the request is over."""
         another_answered = self.answered_by is not None
         for arm, ticket, error in self._failed:
             self._count(arm, ticket, error, another_answered)
@@ -96,7 +96,7 @@ class Attempts:
                 self._note()
 
     def broke_off(self, arm: str, ticket: int, error: Exception) -> None:
-        """An arm failed after its answer had begun. Its own failure: it could take the input."""
+        """Count a failure after the answer had begun. It is the arm's own, because it could take the input."""
         self._count(arm, ticket, error, True)
         if arm == self._arm:
             self._note()

@@ -1,4 +1,4 @@
-"""Asking the database which arm a session has: sessions that are asked for at the same time share one statement."""
+"""Look-ups of sessions' arms in the database. Sessions that are asked for at the same moment share one statement."""
 
 import asyncio
 import contextvars

@@ -1,4 +1,4 @@
-"""Copies of traffic for arms that answer nobody: what would they have done?"""
+"""Copies of traffic for shadow arms, which answer nobody."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ class Compared(NamedTuple):
 
 
 class Shadows:
-    """The copies of one replica, on its event loop."""
+    """Sends the copies of one replica, on its event loop."""
 
     def __init__(self, limit: int, deadline_s: float = 5.0, clock: Callable[[], float] = time.monotonic):
         """At most `limit` copies are under way, each for at most `deadline_s`. `clock` gives seconds."""
@@ -148,7 +148,7 @@ class Shadows:
 
 
 async def _written(writer: TextArm, request: TextRequest) -> list[Piece]:
-    """A whole response; ArmError if it is refused."""
+    """Wait for a whole response; ArmError if it is refused."""
     reply = writer.write(request)
     try:
         pieces: list[Piece] = []

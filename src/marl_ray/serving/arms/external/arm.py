@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class ExternalArm:
-    """One external model, a `TextArm`."""
+    """An external model, a `TextArm`."""
 
     def __init__(self, bundle: ExternalModel, config: ArmConfig, patience_s: float):
         """No token is waited for longer than `patience_s`. MarlRayError if the API key is not in the environment."""
@@ -85,7 +85,7 @@ class ExternalArm:
                 self._loop.call_soon_threadsafe(lambda: self.later(client.aclose()))
 
     def later(self, work: Any) -> None:
-        """Let something end that nobody waits for."""
+        """Run `work` to its end in the background."""
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
@@ -110,7 +110,7 @@ class ExternalArm:
 
 
 class _ExternalReply:
-    """One response, a `Reply`."""
+    """One response of an external model, a `Reply`."""
 
     def __init__(self, arm: ExternalArm, request: TextRequest):
         self._arm = arm
@@ -181,7 +181,7 @@ async def _pieces(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Piec
 
 
 async def _beginning(answer: httpx.Response) -> str:
-    """The first bytes of an error, which may be of any length."""
+    """Read the first bytes of an error, which may be of any length."""
     body = b""
     async for part in answer.aiter_bytes():
         body += part
@@ -191,7 +191,7 @@ async def _beginning(answer: httpx.Response) -> str:
 
 
 def _refused(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
-    """The arm is busy; or it fails, which is raised."""
+    """A refusal if the arm is busy; else the arm has failed, and ArmError or LostError is raised."""
     reason = f"{answer.status_code} {arm.without_key(body)}"
     if answer.status_code in BUSY:
         wait = answer.headers.get("retry-after", "")
@@ -246,7 +246,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _piece(text: Any, tokens: Any) -> Piece:
-    """A part of the text, and the tokens that the other side tells with it."""
+    """The piece for a part of the text and the tokens that the server names with it."""
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
     tops = [[(_named(top), float(top["logprob"])) for top in one.get("top_logprobs") or ()] for one in tokens]
@@ -262,15 +262,15 @@ def _piece(text: Any, tokens: Any) -> Piece:
 
 
 def _named(token: Mapping[str, Any]) -> NamedToken:
-    """A token with the bytes that the other side names."""
+    """The token as clients read it, with its bytes if the server names them."""
     utf8 = token.get("bytes")
     known = isinstance(utf8, list) and all(type(byte) is int and 0 <= byte < 256 for byte in utf8)
     return NamedToken(str(token["token"]), utf8 if known else None)
 
 
 def _note_calls(calls: dict[int, list[str]], parts: Any) -> None:
-    """Calls come in parts: the name first, then the arguments piece by piece. Where a server leaves the index out, a name
-    begins a call."""
+    """Add the parts of calls to the calls so far. The name of a call comes first, then its arguments piece by piece.
+    Where a server leaves the index out, a name begins a call."""
     for part in parts:
         function = part.get("function") or {}
         index = part.get("index")
@@ -282,7 +282,7 @@ def _note_calls(calls: dict[int, list[str]], parts: Any) -> None:
 
 
 def _called(name: str, arguments: str) -> str:
-    """A call as a text, as whoever reads the text of our own models finds it."""
+    """Write a call as text, in the form that readers of our own models' texts find."""
     # Its end has to be the only one: arguments may have such marks in them.
     content = json.dumps({"name": name, "arguments": arguments or "{}"}).replace("<", "\\u003c")
     return f"{OPEN}\n{content}\n{CLOSE}"

@@ -23,7 +23,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
-    """The data of each event, up to the one that says that it is the last. ArmError if there is no end."""
+    """Yield the data of each event, up to the one that says that it is the last. ArmError if there is no end."""
     held, read, first = b"", 0, True
     async for part in parts:
         read += len(part)

@@ -22,7 +22,7 @@ class ExternalManifest(TokenManifest):
 
 @dataclass(frozen=True)
 class ExternalModel(Described):
-    """It plays whatever agents the other arms play."""
+    """An external model in a bundle's place. It plays the agents that the other arms play."""
 
     manifest: ExternalManifest
     model: str

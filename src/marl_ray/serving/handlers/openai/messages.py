@@ -102,7 +102,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def tools_of(data: Mapping[str, Any]) -> Tools:
-    """RequestError 400 naming the field at fault."""
+    """Check a tool; RequestError 400 names the field at fault."""
     given, choice = data.get("tools"), data.get("tool_choice")
     parallel = data.get("parallel_tool_calls") is None or flag(data, "parallel_tool_calls")
     if given is not None and (not isinstance(given, list) or len(given) > TOOLS):

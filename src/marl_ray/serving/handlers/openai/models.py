@@ -1,4 +1,4 @@
-"""`/v1/models/{id}`: what OpenAI's clients may name as `model`."""
+"""`/v1/models/{id}`: the names that OpenAI's clients may use as `model`."""
 
 from collections.abc import Sequence
 from typing import Any

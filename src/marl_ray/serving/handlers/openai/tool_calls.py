@@ -94,5 +94,5 @@ def _close(text: str, begin: int) -> tuple[int, bool]:
 
 
 def _overlap(text: str, start: str) -> int:
-    """Length of the longest end of `text` that `start` begins with."""
+    """The length of the longest end of `text` that `start` begins with."""
     return next((n for n in range(min(len(text), len(start) - 1), 0, -1) if text.endswith(start[:n])), 0)
