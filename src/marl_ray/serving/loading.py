@@ -1,5 +1,5 @@
-"""Loading of bundles: which of them a replica needs. It holds those that serve, each content once, and nothing of what
-is over."""
+"""Loading of bundles: which of them a replica needs. A replica holds those that serve, each content once, and nothing
+of what is over."""
 
 import logging
 import threading

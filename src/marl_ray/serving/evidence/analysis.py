@@ -1,4 +1,4 @@
-"""`marl-ray experiment plan` and `analyse`: they read the experiment store and print a report."""
+"""`marl-ray experiment plan` and `analyse`: they read the experiment store and write a report."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -7,6 +7,7 @@ of one session reach any of them. A session whose arm failed may never report an
 import logging
 import threading
 from dataclasses import dataclass
+from itertools import islice
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
@@ -57,6 +58,8 @@ class UnitReports:
         self._store, self._exposures = store, exposures
         self._waiting: dict[tuple[str, str], _News] = {}
         """(Experiment, session) -> its news, the oldest first."""
+        self._is_dropping = False
+        """Whether the queue was full since it was last written; one line of the log says so."""
         self._changing, self._writing = threading.Lock(), threading.Lock()
 
     def note_failure(self, experiment: str, session: str) -> None:
@@ -71,11 +74,10 @@ class UnitReports:
     def _note(self, experiment: str, session: str, news: _News) -> None:
         with self._changing:
             if len(self._waiting) >= REMEMBERED and (experiment, session) not in self._waiting:
-                oldest = next(iter(self._waiting))
-                del self._waiting[oldest]
-                _log.error(
-                    "experiment %s: %d sessions wait for the database; the oldest is dropped", *oldest[:1], REMEMBERED
-                )
+                del self._waiting[next(iter(self._waiting))]
+                if not self._is_dropping:
+                    self._is_dropping = True
+                    _log.error("%d sessions wait for the database: reports of the oldest are dropped", REMEMBERED)
             self._waiting.setdefault((experiment, session), _News()).add(news)
 
     def write(self) -> None:
@@ -94,12 +96,13 @@ class UnitReports:
                         for session, news in sessions.items():
                             self._note(experiment, session, news)
                     raise
+            self._is_dropping = False
 
     def _next_batch(self) -> dict[str, dict[str, _News]]:
         """Take the oldest sessions from the queue: experiment -> session -> its news."""
         batch: dict[str, dict[str, _News]] = {}
         with self._changing:
-            for experiment, session in list(self._waiting)[:BATCH]:
+            for experiment, session in list(islice(self._waiting, BATCH)):
                 batch.setdefault(experiment, {})[session] = self._waiting.pop((experiment, session))
         return batch
 
