@@ -242,6 +242,21 @@ def test_a_failure_is_not_taken_back_and_what_was_measured_replaces_nothing(stor
     assert store.corrections("exp") == []
 
 
+def test_a_value_of_which_an_amount_is_unknown_never_counts(store):
+    store.record_exposures([exposure("u", "a"), exposure("v", "a"), exposure("w", "a")])
+    store.record("exp", [Report("u", {}, incomplete=["cost"]), Report("v", {}, added={"cost": 2.0})])
+    store.record("exp", [Report("u", {}, added={"cost": 1.0}), Report("v", {}, added={"cost": 3.0})])
+    store.record("exp", [Report("u", {"outcome": 1.0}, measured={"cost": 0.0})])
+    store.record("exp", [Report("w", {}, incomplete=["cost"])])
+    store.record("exp", [Report("w", {"cost": 0.0})])  # a client knows
+    over(store)
+    store.record("exp", [Report("v", {}, incomplete=["cost"])])  # too late: it is judged already
+    found = look(store)
+    assert (found.values["cost"]["a"].n, found.values["cost"]["a"].mean) == (2, 2.5)
+    assert found.reported == {"outcome": {"a": 1}, "cost": {"a": 2}}
+    assert dict(store.metric_values("exp", "cost")) == {"u": 1.0, "v": 5.0, "w": 0.0}
+
+
 def test_reports_of_one_batch_are_answered_one_by_one(store):
     store.record_exposures([exposure("u", "a"), exposure("v", "b"), exposure("w", "b")])
     over(store)

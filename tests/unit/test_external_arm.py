@@ -96,14 +96,12 @@ def test_our_model_against_theirs_by_every_route(theirs, texts, tmp_path):
             assert len(own.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
             acted = await post(client, "/v1/act", {"session_id": session, "observations": {"writer": "hello"}})
             assert acted["arm"] == "theirs" and isinstance(acted["actions"]["writer"], str) and acted["log_probs"] == {}
-            spent = app.service.endpoints.routers["exp"].session(session).cost_usd
             prompt = expected["usage"]["prompt_tokens"]
             first, longer, act = 1, 30, 12
             tokens = first + 3 * longer + act
-            assert spent == pytest.approx((5 * prompt * PRICE["prompt"] + tokens * PRICE["completion"]) / 1e6)
+            spent = (5 * prompt * PRICE["prompt"] + tokens * PRICE["completion"]) / 1e6
             await post(client, "/v1/outcomes", {"session_id": session, "value": 1})
-            for units in (app.service.store.metric_values("exp", "cost_usd"),):
-                assert dict(units)[session] == pytest.approx(spent)
+            assert dict(app.service.store.metric_values("exp", "cost_usd"))[session] == pytest.approx(spent)
             metrics = (await client.get("/metrics")).text
             assert 'marl_ray_gateway_cost_usd_total{arm="theirs",experiment="exp"}' in metrics
             assert 'cost_usd_total{arm="ours"' not in metrics and f"Bearer {KEY}" not in metrics
@@ -131,10 +129,9 @@ def test_what_a_unit_costs_is_added_up_over_replicas(theirs, texts, tmp_path):
             for session in sessions.values():
                 await post(other, "/v1/outcomes", {"session_id": session, "value": 1})
             await post(client, "/generate", asked)  # behind the outcome, in the unit's window
-            app.service.costs.write()
-            spent = sum(
-                one.service.endpoints.routers["exp"].session(sessions["theirs"]).cost_usd for one in (app, second)
-            )
+            app.service.unit_reports.write()
+            metered = [one.service.metrics.of(one.service.endpoints.routers["exp"].config) for one in (app, second)]
+            spent = sum(meters["theirs"].cost_usd for meters in metered)
             stored = dict(second.service.store.metric_values("exp", "cost_usd"))
             assert stored[sessions["theirs"]] == pytest.approx(spent) and spent > 0
             assert stored[sessions["ours"]] == 0.0 and not second.service.store.corrections("exp")
@@ -208,11 +205,11 @@ class Replies:
         await send({"type": "http.response.body", "body": self.body})
 
 
-def said(replies: Replies, deadline_s: float = 5.0):
+def said(replies: Replies, deadline_s: float = 5.0, price: object = PRICE):
     """What comes of one response."""
 
     async def run():
-        config = parse_config(ArmConfig, external("http://theirs/v1", price=PRICE, deadline_s=deadline_s))
+        config = parse_config(ArmConfig, external("http://theirs/v1", price=price, deadline_s=deadline_s))
         arm = ExternalArm(external_model("http://theirs/v1", "m", None), config, 10.0)
         arm._client = httpx.AsyncClient(transport=httpx.ASGITransport(replies), base_url="http://theirs/v1/")
         reply = arm.write(TextRequest("assistant", "hello", 1))
@@ -258,8 +255,47 @@ def test_what_the_other_side_may_answer():
     first, last = said(Replies(200, b": hello\n\n" + text))
     assert (first.text, last.finish, last.prompt_tokens, last.tokens) == ("a b", "stop", 10, 3)
     assert last.cost_usd == pytest.approx(0.004)
-    [unpriced] = said(Replies(200, chunk(finish_reason="length")))
-    assert (unpriced.finish, unpriced.tokens, unpriced.cost_usd) == ("length", 0, 0.0)
+    [uncounted] = said(Replies(200, chunk(finish_reason="length")))
+    assert (uncounted.finish, uncounted.tokens, uncounted.cost_usd) == ("length", 0, None)
+    [unpriced] = said(Replies(200, chunk(finish_reason="length")), price=None)
+    assert unpriced.cost_usd == 0.0
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (chunk(delta={"content": "a"}) + chunk(finish_reason="stop"), 200),
+        (chunk(delta={"content": "a"}), 503),  # it breaks off in mid-response
+    ],
+)
+def test_a_unit_whose_cost_nobody_knows_has_none(theirs, tmp_path, body, status, caplog):
+    """A server that names no usage is not for free: its units give no evidence on `cost_usd`, and one line says so."""
+    usage = b'data: {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 3}}\n\n'
+    arms = {"theirs": external(theirs, price=PRICE)}
+    now = [1_000.0]
+
+    async def run():
+        config = against(theirs, "", tmp_path, arms, guardrails=[{"name": "cost_usd", "margin": 0.01}])
+        async with serving(config) as (client, app):
+            store, arm = app.service.store, app.service.endpoints.routers["exp"].arms["theirs"]
+            store.clock = lambda: now[0]
+            finished = chunk(delta={"content": "a"}) + chunk(finish_reason="stop")
+            for session, replies in (("a", finished + usage), ("b", body), ("b", finished + usage)):
+                transport = httpx.ASGITransport(Replies(200, replies))
+                arm._client = httpx.AsyncClient(transport=transport, base_url="http://theirs/v1/")
+                sent = await client.post("/generate", json=ASK | {"session_id": session})
+                assert sent.status_code == (status if replies is body else 200)
+            app.service.unit_reports.write()
+            now[0] += 10_000.0
+            record = store.experiment("exp")
+            values = store.judged_units(record, ["cost_usd"]).values["cost_usd"]
+            return values, store.look(record).reported["cost_usd"], (await client.get("/metrics")).text
+
+    values, reported, metrics = asyncio.run(run())
+    assert sorted(value for value in values if value == value) == pytest.approx([0.004]) and len(values) == 2
+    assert reported == {"theirs": 1}
+    assert caplog.text.count("names no usage") == (status == 200)
+    assert 'cost_unknown_total{arm="theirs",experiment="exp"} 1.0' in metrics
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0c"])

@@ -23,7 +23,7 @@ def test_the_control_answers_for_a_broken_arm(texts, tmp_path):
         async with serving(text_config(bundles, tmp_path)) as (client, app):
             answers = [await post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(16)]
             assert app.service.endpoints.routers["exp"].circuits["four"].opened == 1
-            app.service.failed_sessions.write()
+            app.service.unit_reports.write()
             return answers, dict(app.service.store.metric_values("exp", "error"))
 
     answers, errors = asyncio.run(run())
@@ -40,7 +40,7 @@ def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, path, fi
     async def run():
         async with serving(text_config(bundles, tmp_path)) as (client, app):
             answers = [await client.post(path, json=body | {"session_id": f"s{k}"}) for k in range(12)]
-            app.service.failed_sessions.write()
+            app.service.unit_reports.write()
             opened = [circuit.opened for circuit in app.service.endpoints.routers["exp"].circuits.values()]
             return answers, opened, dict(app.service.store.metric_values("exp", "error"))
 

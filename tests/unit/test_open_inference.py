@@ -1,11 +1,18 @@
 """The Open Inference Protocol v2, as its specification has it."""
 
+import json
+
+import jsonschema
 import numpy as np
 import pytest
 from gymnasium import spaces
 from toy_gateways import SEES, act, bearer, gateway_config, make_bundle, with_gateway, write_keys
 from toy_text_gateways import make_text_bundle, text_config
 
+from marl_ray.serving.handlers.openapi.document import openapi
+from marl_ray.serving.handlers.routes import ROUTES
+
+DOCUMENT = json.loads(openapi(ROUTES, "", True))
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 INPUTS = [{"name": agent, "shape": [3], "datatype": "INT64", "data": seen} for agent, seen in SEES.items()]
@@ -35,6 +42,19 @@ def test_server_and_model_tell_of_themselves(config):
         {"name": "agent_0.action", "datatype": "INT64", "shape": [1]},
         {"name": "agent_0.log_prob", "datatype": "FP32", "shape": [1]},
     ]
+
+
+def test_the_document_says_where_null_is_as_good_as_nothing(config):
+    schema = {"$ref": "#/components/schemas/InferRequest", "components": DOCUMENT["components"]}
+
+    async def body(client):
+        full = {"inputs": INPUTS, "id": None, "outputs": None, "parameters": {}}
+        for name in full:
+            sent = full | {name: None}
+            status = (await client.post(INFER, json=sent, headers={"x-session-id": "s"})).status_code
+            assert status == (200 if jsonschema.Draft202012Validator(schema).is_valid(sent) else 400), name
+
+    with_gateway(config, body)
 
 
 def test_an_inference_is_an_act(config):

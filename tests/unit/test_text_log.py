@@ -15,6 +15,7 @@ from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.prompting.prompts import encode_prompt
+from marl_ray.rollout.served.texts import read_served
 from marl_ray.serving.logs.act_log import LoggedText, read_decisions
 from marl_ray.serving.logs.export import export
 
@@ -130,6 +131,25 @@ def test_texts_come_back_from_parquet_with_their_outcomes(kept, tmp_path):
     assert table[0]["prompt"] == "hello" and table[0]["messages"] is None and table[0]["tools"] is None
     assert table[3]["prompt"] is None and json.loads(table[3]["messages"]) == CHAT["messages"]
     assert (table[3]["top_p"], table[3]["asked"], table[0]["asked"]) == (0.5, ["top_p"], [])
+
+
+def test_a_response_that_was_exported_twice_is_read_once(kept, tmp_path):
+    """A second export into the same folder replaces the first; into another one beside it, it overlaps."""
+    out = tmp_path / "out"
+
+    async def run():
+        async with serving(kept) as (client, app):
+            for k in range(3):  # two of them alike
+                await post(client, "/generate", ASK | {"session_id": "a", "seed": min(k, 1)})
+            await post(client, "/generate", ASK | {"session_id": "b"})
+            await asyncio.to_thread(app.service.acts.close)
+            for unit, folder in (("a", out), ("b", out), ("b", out / "tuesday")):
+                await post(client, "/v1/outcomes", {"session_id": unit, "value": 1.0})
+                export(app.service.store, "exp", kept.decision_log, str(folder))
+
+    asyncio.run(run())
+    assert [path.name for path in out.rglob("*.parquet")] == ["exp.parquet"] * 2
+    assert [one.unit for one in read_served(str(out))] == ["exp/a", "exp/a", "exp/a", "exp/b"]
 
 
 def test_an_answer_that_stands_in_is_logged_as_the_controls(texts, tmp_path):

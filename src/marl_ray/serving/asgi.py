@@ -55,7 +55,7 @@ class Gateway:
         self._deadlines = Deadlines()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI connection."""
+        """Serve one ASGI connection."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
@@ -141,7 +141,7 @@ class Gateway:
             response.close()
 
     def _deadline(self, route: Route, request: Request) -> float:
-        """Seconds that a request may take; RequestError if it wishes for what is none."""
+        """Seconds that a request may take; RequestError if its header names no valid number."""
         seconds = LOADING_S if route.loads else self.config.request_timeout_s
         wish = request.header(b"x-request-timeout-seconds")
         if wish is not None:

@@ -1,4 +1,5 @@
-"""What a replica holds: its experiments, the arms that answer for them, and the bundles that these are made of."""
+"""The things that a replica holds: its experiments, the arms that answer for them, and the bundles that these are made
+of."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -23,7 +24,7 @@ Host = Callable[[AnyBundle, str, ArmConfig], Arm | TextArm]
 
 
 class Holdings:
-    """Those of one replica."""
+    """The experiments, arms and bundles of one replica."""
 
     def __init__(
         self,

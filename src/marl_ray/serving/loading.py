@@ -1,4 +1,5 @@
-"""Which bundles a replica needs, and loading them: those that serve, each content once, and nothing of what is over."""
+"""Loading of bundles: which of them a replica needs. A replica holds those that serve, each content once, and nothing
+of what is over."""
 
 import logging
 import threading
@@ -61,7 +62,8 @@ class LoadedExperiment:
     """Arm -> `digest` and, where it is known, `weights_sha256`."""
 
     def stored_config(self) -> dict[str, Any]:
-        """What the store keeps: the config with the salt in force, and the digests of each arm's bundle and weights."""
+        """The config as the store keeps it: with the salt in force, and the digests of each arm's bundle and
+        weights."""
         data = self.config.model_dump(mode="json")
         data["salt"] = self.config.salt or self.config.name
         data["control"] = next(iter(self.config.arms))
@@ -94,7 +96,7 @@ def needed(
         if state.endpoint in newest:
             successors[newest[state.endpoint].experiment] = state.created
         newest[state.endpoint] = state
-    found = {}
+    needed_arms = {}
     for state in states:
         name = state.experiment
         over = max(successors.get(name, -DRAIN_S), (ended or {}).get(name, -DRAIN_S))
@@ -103,37 +105,38 @@ def needed(
             arms = set(state.weights) - (state.rolled_back if state.cut else frozenset())
         elif newest.get(state.endpoint) is state:
             arms = {state.control, *(arm for arm, weight in state.weights.items() if weight > 0)}
-        found[name] = frozenset(arms)
-    return found
+        needed_arms[name] = frozenset(arms)
+    return needed_arms
 
 
 def load_arms(
     config: ExperimentConfig, arms: Iterable[str], bundles: Bundles, stored: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, AnyBundle], dict[str, MarlRayError]]:
-    """The bundles of these arms, and why others of them cannot be had. `stored` is what the store has of them, as far as it
-    is to be believed. External models play the agents of the others."""
-    found: dict[str, AnyBundle] = {}
+    """Load the bundles of these arms; returns them, and the reason for each arm whose bundle cannot be had. `stored` is
+    what the store has of them, as far as it is to be believed. External models play the agents of the others."""
+    loaded: dict[str, AnyBundle] = {}
     missing: dict[str, MarlRayError] = {}
     for arm in sorted(arms, key=lambda arm: config.arms[arm].bundle is None):
         part, known = config.arms[arm], stored.get(arm, {})
         try:
             if part.bundle is not None:
-                found[arm] = bundles.load(part.bundle, known.get("digest"))
+                loaded[arm] = bundles.load(part.bundle, known.get("digest"))
             else:
-                agents = known.get("agents") or next((other.agents for other in found.values()), None)
-                found[arm] = external_model(str(part.url), str(part.model), agents)
+                agents = known.get("agents") or next((other.agents for other in loaded.values()), None)
+                loaded[arm] = external_model(str(part.url), str(part.model), agents)
         except MarlRayError as error:
             missing[arm] = MarlRayError(f"experiments.{config.name}.arms.{arm}: {error}")
-    return found, missing
+    return loaded, missing
 
 
 def load_whole(config: ExperimentConfig, bundles: Bundles) -> LoadedExperiment:
-    """A new experiment with all of its arms. Raises MarlRayError naming the arm if one cannot be loaded or used."""
-    found, missing = load_arms(config, config.arms, bundles, {})
+    """Load a new experiment with all of its arms. Raises MarlRayError naming the arm if one cannot be loaded or
+    used."""
+    loaded, missing = load_arms(config, config.arms, bundles, {})
     for error in missing.values():
         raise error
-    check_arms(config, found)
-    return LoadedExperiment(config, found)
+    check_arms(config, loaded)
+    return LoadedExperiment(config, loaded)
 
 
 def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
@@ -196,13 +199,13 @@ def _load_known(
     # But the agents of an external model are those that it was given when the experiment began.
     agents = {arm: {"agents": part["agents"]} for arm, part in stored.items() if "agents" in part}
     asked = [arm for arm in config.arms if arm in wanted or arm not in stored]
-    found, missing = load_arms(config, asked, bundles, agents)
+    loaded, missing = load_arms(config, asked, bundles, agents)
     for arm, error in missing.items():
         if arm not in stored:
             raise error
         _log.error("%s; another arm answers for it", error)
-    check_arms(config, found)
-    return LoadedExperiment(config, found, stored)
+    check_arms(config, loaded)
+    return LoadedExperiment(config, loaded, stored)
 
 
 def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> None:
@@ -217,13 +220,13 @@ def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> No
             kinds = ("language models", "actor-critics")
             has, needs = kinds if is_text(bundle) else kinds[::-1]
             raise MarlRayError(f"experiments.{config.name}.arms.{arm}: holds {has}, arm {control!r} holds {needs}")
-        found = _interface(bundle)
-        for agent in sorted({*expected, *found}):
-            if expected.get(agent) != found.get(agent):
+        interface = _interface(bundle)
+        for agent in sorted({*expected, *interface}):
+            if expected.get(agent) != interface.get(agent):
                 raise MarlRayError(
                     f"experiments.{config.name}.arms.{arm}: agent {agent!r} has other spaces than in arm {control!r}"
-                    if agent in expected and agent in found
-                    else f"experiments.{config.name}.arms.{arm}: plays agents {', '.join(found)}, "
+                    if agent in expected and agent in interface
+                    else f"experiments.{config.name}.arms.{arm}: plays agents {', '.join(interface)}, "
                     f"arm {control!r} plays {', '.join(expected)}"
                 )
 

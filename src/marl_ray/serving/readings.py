@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 THREADS = 2
 REST = 10.0
-"""How many times as long as a reading took it is not made again, ..."""
+"""A reading that took t seconds is not made again for this many times t, ..."""
 LONGEST_REST_S = 1.0
 """... but no longer than this."""
 WAITING = 64
@@ -39,8 +39,8 @@ class Readings:
         """Until when a reading is not made again, by the monotonic clock."""
 
     async def read(self, what: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returns in a thread, called after this question. Raises what it raises, and RequestError 503 if too
-        many different readings wait."""
+        """Call `make` in a thread, after this question, and return its result. Raises what it raises, and RequestError
+        503 if too many different readings wait."""
         shared = self._next.get(what)
         if shared is None:
             if len(self._next) >= self._waiting:
@@ -48,8 +48,8 @@ class Readings:
             shared = self._next[what] = asyncio.create_task(self._read(what, make, self._under_way.get(what)))
             shared.add_done_callback(_seen)
         # A reader who goes away does not take the answer from the others.
-        found: T = await asyncio.shield(shared)
-        return found
+        reading: T = await asyncio.shield(shared)
+        return reading
 
     async def _read(self, what: Hashable, make: Callable[[], T], earlier: "asyncio.Task[Any] | None") -> T:
         if earlier is not None:

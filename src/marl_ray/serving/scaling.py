@@ -1,4 +1,4 @@
-"""How many replicas a deployment has: a number, or Serve's autoscaling between two."""
+"""The number of replicas of a deployment: fixed, or Serve's autoscaling between two numbers."""
 
 from typing import Any
 
@@ -10,9 +10,10 @@ replica can hold."""
 ARM_ONGOING = 1.5
 """Calls under way in an arm's replica; gateways keep two at most for each replica, and only while it has no rest."""
 TEXT_SHARE = 0.5
-"""Of the responses that a replica of language models writes at once."""
+"""Part of the responses that a replica of language models can write at once: the load to aim at."""
 UPSCALE_S, DOWNSCALE_S = 10.0, 300.0
-"""How long it must be too small, or too large. A replica takes seconds to start, and a lull is often short."""
+"""Seconds that a deployment must be too small, or too large. A replica takes seconds to start, and a lull is often
+short."""
 
 
 def scaling(replicas: Replicas, ongoing: float) -> dict[str, Any]:

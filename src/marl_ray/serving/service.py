@@ -1,4 +1,4 @@
-"""What the gateway's handlers share: one record of services, which every handler gets with its request.
+"""The services that the gateway's handlers share: one record, which every handler gets with its request.
 
 Everything that outlives a process is in the store.
 """
@@ -30,9 +30,9 @@ from marl_ray.serving.logs.spool import Spool, spool_folder
 from marl_ray.serving.readings import Readings
 from marl_ray.serving.routing.assignment import Assigner
 from marl_ray.serving.routing.breaker import CircuitState
-from marl_ray.serving.routing.costs import Costs
-from marl_ray.serving.routing.failures import FailedSessions, Failures
+from marl_ray.serving.routing.failures import Failures
 from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.unit_reports import UnitReports
 from marl_ray.serving.store_follower import StoreFollower
 
 T = TypeVar("T")
@@ -65,9 +65,8 @@ class Service:
         self.holdings = Holdings(config, self.store, self.exposures, self.bundles, self._noise, host)
         self.endpoints = self.holdings.endpoints
         self.webhook = Webhook(config.webhook, self.notices, self.endpoints.by_experiment) if config.webhook else None
-        self.failed_sessions = FailedSessions(self.store, self.exposures)
-        self.costs = Costs(self.store, self.exposures)
-        self.failures = Failures(self.failed_sessions, self.metrics, self.roll_back)
+        self.unit_reports = UnitReports(self.store, self.exposures)
+        self.failures = Failures(self.unit_reports, self.metrics, self.roll_back)
         self.assigner = Assigner(self.store.assignments, config.holdouts, self.metrics)
         self.plots: dict[str, tuple[float, dict[str, list[list[float | None]]]]] = {}
         """Experiment -> until when its curves are not read again, and they."""
@@ -77,7 +76,7 @@ class Service:
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
         for part in loaded:
             self.holdings.open(part)
-        self.follower = StoreFollower(self.holdings, self.notices, self.failed_sessions, self.costs, self.webhook)
+        self.follower = StoreFollower(self.holdings, self.notices, self.unit_reports, self.webhook)
         self.follower.look(waits=True)
         for name in config.holdouts.keys() - set(self.endpoints.by_experiment().values()):
             _log.warning("holdouts.%s: no experiment serves this endpoint yet", name)
@@ -98,8 +97,7 @@ class Service:
         if self.webhook is not None:
             self.webhook.close()
         try:
-            self.failed_sessions.write()
-            self.costs.write()
+            self.unit_reports.write()
         except StoreError as error:
             _log.error("failures or costs of sessions are lost: %s", error)
         self.exposures.close()
@@ -120,7 +118,7 @@ class Service:
             await self.cache.close()
 
     def measure(self) -> None:
-        """Bring the metrics up to date that nothing else writes."""
+        """Bring up to date the metrics that nothing else writes."""
         shown = self.metrics
         shown.dropped.set(self.exposures.dropped)
         shown.waiting.set(self.exposures.waiting)
@@ -142,12 +140,12 @@ class Service:
                     shown.shadows.labels(name, arm, count).set(getattr(totals, count))
 
     def samples(self) -> list[Metric]:
-        """All metrics of now; from any thread."""
+        """Read all metrics of now; from any thread."""
         self.measure()
         return list(self.metrics.registry.collect())
 
     def seed(self) -> int:
-        """Of a text that came without one."""
+        """Draw a seed for a text that came without one."""
         return int(self._noise.integers(1 << 63))
 
     def roll_back(self, router: Router, arm: str, reason: str) -> None:
@@ -165,5 +163,5 @@ class Service:
         self._threads.submit(change)
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run what blocks on the database elsewhere."""
+        """Run a function that blocks on the database in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

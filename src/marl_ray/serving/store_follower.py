@@ -1,4 +1,4 @@
-"""Keeps a replica on the store's word: polls states, holds the arms that serve, and looks at the evidence."""
+"""The thread that follows the store: it polls states, holds the arms that serve, and looks at the evidence."""
 
 import logging
 import math
@@ -19,21 +19,20 @@ from marl_ray.serving.evidence.rollout_control import config_of, decide
 from marl_ray.serving.evidence.webhook import Webhook
 from marl_ray.serving.holdings import Holdings
 from marl_ray.serving.loading import API, check_arms, load_arms, needed, ours
-from marl_ray.serving.routing.costs import Costs
 from marl_ray.serving.routing.endpoints import DRAIN_S
-from marl_ray.serving.routing.failures import FailedSessions
 from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.unit_reports import UnitReports
 
 POLL_S = 0.25
 """A change of weights or state reaches every replica within this and one short query."""
 DECIDE_S = 1.0
 TEND_S = 15.0
-"""How often, without any change, arms that nobody needs any more are let go of, and missing ones tried again."""
+"""Seconds between rounds, without any change, that let go of arms that nobody needs and try missing ones again."""
 WINNER_S = 30.0
-"""How often the evidence of a promoted experiment that serves its endpoint is looked at, which goes on to get units. Else
-what is over is looked at when the window of a unit ends."""
+"""Seconds between looks at the evidence of a promoted experiment that serves its endpoint and goes on to get units. Any
+other experiment that is over is looked at when the window of a unit ends."""
 PRELOADED_S = 86_400.0
-"""How long a bundle that was asked for ahead is held where no experiment does."""
+"""Seconds that a bundle that was asked for ahead is held where no experiment holds it."""
 CLOSE_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -47,13 +46,12 @@ class StoreFollower:
         self,
         holdings: Holdings,
         notices: Notices,
-        failed_sessions: FailedSessions,
-        costs: Costs,
+        unit_reports: UnitReports,
         webhook: Webhook | None,
     ):
         """It changes the holdings, and pokes the webhook when the store has news."""
         self._holdings, self._notices, self._webhook = holdings, notices, webhook
-        self._failed_sessions, self._costs = failed_sessions, costs
+        self._unit_reports = unit_reports
         self._replica = secrets.token_hex(8)
         self._closing = threading.Event()
         self._looking = threading.Lock()
@@ -93,8 +91,8 @@ class StoreFollower:
         self._threads = []
 
     def note_late(self, name: str) -> None:
-        """An outcome came for an experiment that is over, perhaps of a unit whose exposure has only now been stored. It may
-        prove harm all the same, once its window is over."""
+        """Note that an outcome came for an experiment that is over, perhaps of a unit whose exposure has only now been
+        stored. It may prove harm all the same, once its window is over."""
         self._due[name] = -math.inf
 
     def decide(self) -> None:
@@ -102,8 +100,7 @@ class StoreFollower:
         is over where there may be news."""
         problem: StoreError | None = None
         try:
-            self._failed_sessions.write()
-            self._costs.write()
+            self._unit_reports.write()
         except StoreError as error:  # a full disk, say, which must not keep anything from being rolled back
             problem = error
         for router in self._to_judge(time.monotonic()):
@@ -125,7 +122,7 @@ class StoreFollower:
             raise problem
 
     def _note_due(self, name: str) -> None:
-        """The experiment is over: look again when the next window of a unit ends."""
+        """Note when the next window of a unit of this experiment, which is over, ends: it is looked at again then."""
         record = self._holdings.store.experiment(name)
         at = None if record is None else self._holdings.store.next_judged(record)
         if at is not None:
@@ -237,11 +234,11 @@ class StoreFollower:
         try:
             record = holdings.store.experiment(config.name)
             stored = record.config["arms"] if record is not None else {}
-            found, errors = load_arms(config, lacking, holdings.bundles, stored)
-            check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | found)
+            loaded, errors = load_arms(config, lacking, holdings.bundles, stored)
+            check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | loaded)
             missing = {arm: str(error) for arm, error in errors.items()}
             made = {}
-            for arm, bundle in found.items():
+            for arm, bundle in loaded.items():
                 try:
                     made[arm] = holdings.arm(config, arm, bundle)
                 except MarlRayError as error:
@@ -254,9 +251,9 @@ class StoreFollower:
             _log.exception("experiment %s: arms %s are not loaded", config.name, ", ".join(lacking))
             missing = dict.fromkeys(lacking, repr(error))
         finally:
-            told = self._missing.get(config.name, {})
+            known_errors = self._missing.get(config.name, {})
             for arm, why in missing.items():
-                if told.get(arm) != why:
+                if known_errors.get(arm) != why:
                     _log.error("arm %s is not loaded, another one answers for it: %s", arm, why)
             self._missing[config.name] = missing
             self._loading.discard(config.name)
@@ -265,13 +262,13 @@ class StoreFollower:
 
     def arms(self) -> dict[str, dict[str, str]]:
         """Experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
-        found = {}
+        state_by_arm = {}
         for name, arms in self._wanted.items():
             router, missing = self._holdings.endpoints.routers[name], self._missing.get(name, {})
             states = {arm: "missing" if arm in missing else "loading" for arm in router.config.arms if arm in arms}
             if states:
-                found[name] = states | {arm: "loaded" for arm in states if arm in router.arms}
-        return found
+                state_by_arm[name] = states | {arm: "loaded" for arm in states if arm in router.arms}
+        return state_by_arm
 
     def _tell_shadows(self, name: str) -> None:
         totals = {arm: asdict(t) for arm, t in self._holdings.endpoints.routers[name].shadows.totals.items()}

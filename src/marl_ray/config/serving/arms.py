@@ -52,7 +52,8 @@ class ArmConfig(Config):
     deadline_s: PositiveFloat | None = None
     """With `url`: longest wait for the next token in seconds; half of `request_timeout_s` when not given, and at most."""
     price: PriceConfig | None = None
-    """With `url`: what its tokens cost. All units of the experiment then have the metric `cost_usd`."""
+    """With `url`: what its tokens cost. All units of the experiment then have the metric `cost_usd`, but for those with a
+    response whose tokens the server does not count."""
     weight: Weight = 1.0
     """Share of the units, relative to the other arms' weights; 0, or from 1e-6 to 1e6."""
     replicas: Replicas = 1

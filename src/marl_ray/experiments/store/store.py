@@ -5,9 +5,8 @@ good; one outcome at most, and one value of each metric; a rolled-back arm keeps
 transactions of the changes that it tells of.
 """
 
-import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +14,6 @@ import sqlalchemy as sa
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.population import population_of
-from marl_ray.experiments.designs.analysis import Units
-from marl_ray.experiments.evidence.judged_units import BetQuestion, Bets, all_judged, judged_until
-from marl_ray.experiments.evidence.looks import Look, look_at
-from marl_ray.experiments.evidence.running_sums import Design, Sums
-from marl_ray.experiments.evidence.series import Series, series
 from marl_ray.experiments.lifecycle import (
     RETREATS,
     Action,
@@ -32,8 +26,8 @@ from marl_ray.experiments.lifecycle import (
     reconfigured,
     transition,
 )
-from marl_ray.experiments.statistics.bets import BetEvidence
 from marl_ray.experiments.store import schema
+from marl_ray.experiments.store.evidence import EvidenceStore
 from marl_ray.experiments.store.records import (
     OPEN,
     AssignmentState,
@@ -45,12 +39,12 @@ from marl_ray.experiments.store.records import (
     assignment_state,
     columns_of,
     endpoint_of,
-    look_design,
     plain,
     read,
     read_all,
     version_of,
 )
+from marl_ray.experiments.store.reports import OutcomeConflictError, Recorded, Report, UnknownUnitError
 from marl_ray.experiments.store.rules import (
     allowed_arms,
     check_arms_kept,
@@ -58,18 +52,7 @@ from marl_ray.experiments.store.rules import (
     check_endpoint,
     marked_arms,
 )
-from marl_ray.experiments.store.units import (
-    ArmSummary,
-    Correction,
-    Exposure,
-    Outcome,
-    OutcomeConflictError,
-    Recorded,
-    Report,
-    StoreError,
-    UnitStore,
-    UnknownUnitError,
-)
+from marl_ray.experiments.store.units import ArmSummary, Correction, Exposure, Outcome, StoreError
 
 __all__ = [
     "ArmSummary",
@@ -93,22 +76,14 @@ _ENDPOINTS = 0x6D61_7265
 """First key of PostgreSQL's advisory locks on endpoints."""
 
 
-class ExperimentStore(UnitStore):
+class ExperimentStore(EvidenceStore):
     """All access to the database. Safe to use from several threads, processes and machines."""
 
     def __init__(self, url: str, clock: Callable[[], float] | None = None):
         """As `UnitStore`."""
         super().__init__(url, clock)
-        # All queries of a look see the same rows; SQLite's transactions do by themselves.
-        postgres = self._engine.dialect.name == "postgresql"
-        self._snapshots = (
-            self._engine.execution_options(isolation_level="REPEATABLE READ") if postgres else self._engine
-        )
         self._configs: Configs = {}
         self._states: tuple[tuple[int, int], dict[str, AssignmentState]] = (-1, -1), {}
-        self._sums: dict[str, tuple[Sums, Look | None]] = {}
-        self._bets: dict[str, Bets] = {}
-        self._looking: dict[str, threading.Lock] = {}
 
     def open_experiment(
         self, name: str, config: dict[str, Any], *, actor: str = "config", reason: str = "opened"
@@ -272,97 +247,6 @@ class ExperimentStore(UnitStore):
         query = sa.select(schema.audit).where(schema.audit.c.experiment == name).order_by(schema.audit.c.id)
         with self._transaction() as connection:
             return [AuditEntry(*row) for row in connection.execute(query)]
-
-    def experiment(self, name: str) -> ExperimentRecord | None:
-        """The stored experiment, or None."""
-        with self._transaction() as connection:
-            return read(connection, name)
-
-    def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[BetQuestion] = ()) -> Look:
-        """What the experiment's units add up to at a moment (seconds since 1970; now if not given), and what the betting
-        tests of the questions prove. The first look of a process reads every row, a later one those written since, and the
-        units whose windows have ended since."""
-        name, moment = record.name, self.settled_at() if now is None else now
-        design = look_design(record.config)
-        with self._looking.setdefault(name, threading.Lock()):
-            sums, last = self._sums.get(name, (Sums(design), None))
-            if sums.design != design:
-                sums, last = Sums(design), None
-            with self._transaction(self._snapshots) as connection:
-                totals, news = sums.read(connection, name, moment)
-                shares = self._shares(connection, record)
-                proven = self._bet(connection, record, design, questions, moment) if questions else {}
-            # Blocks end without any news.
-            if news or last is None or design.randomize == "switchback":
-                last = look_at(totals, design, moment)
-            self._sums[name] = sums, last
-        return replace(last, shares=shares, bets=proven)
-
-    def _bet(
-        self,
-        connection: sa.Connection,
-        record: ExperimentRecord,
-        design: Design,
-        questions: Collection[BetQuestion],
-        moment: float,
-    ) -> dict[BetQuestion, BetEvidence]:
-        """Continue the bets of the last look. After an error they begin anew."""
-        bets = self._bets.pop(record.name, None)
-        if bets is None or bets.design != design:
-            bets = Bets(design)
-        proven = bets.read(connection, record.name, questions, self._shares(connection, record, 0), moment)
-        self._bets[record.name] = bets
-        return proven
-
-    def next_judged(self, record: ExperimentRecord) -> float | None:
-        """When a further unit of the experiment is judged (seconds since 1970, by the database's clock); None if none is
-        within its window, as far as exposures are stored."""
-        design, moment, units = look_design(record.config), self.settled_at(), schema.exposures.c
-        after = judged_until(design, moment)
-        first = sa.select(sa.func.min(units.stored_at)).where(units.experiment == record.name, units.stored_at > after)
-        with self._transaction() as connection:
-            stored_at = connection.execute(first).scalar()
-        return None if stored_at is None else moment + float(stored_at) - after
-
-    def judged_units(self, record: ExperimentRecord, metrics: Collection[str]) -> Units:
-        """Every unit whose window is over, with its metrics (or `outcome`), as an analysis takes them. Reads all rows."""
-        design, moment = look_design(record.config), self.settled_at()
-        with self._transaction(self._snapshots) as connection:
-            return all_judged(connection, record.name, design, metrics, moment)
-
-    def arrivals(self, name: str, since: float) -> dict[str, int]:
-        """Arm -> units that have met it since a moment (seconds since 1970)."""
-        units = schema.exposures.c
-        query = sa.select(units.arm, sa.func.count().label("units")).where(units.experiment == name)
-        with self._transaction() as connection:
-            return {
-                row.arm: row.units
-                for row in connection.execute(query.where(units.stored_at > since).group_by(units.arm))
-            }
-
-    def _shares(
-        self, connection: sa.Connection, record: ExperimentRecord, since: int | None = None
-    ) -> dict[int, Mapping[str, float]]:
-        """Epoch -> weights, which the audit tells, from an epoch on; of the record's stage if none is given."""
-        audit, first = schema.audit.c, record.state.stage_epoch if since is None else since
-        query = sa.select(audit.epoch, audit.after).where(audit.experiment == record.name).order_by(audit.id)
-        rows = connection.execute(query.where(audit.epoch >= first))
-        # An audit that begins with a migration has no weights there; they were those of the config.
-        return {row.epoch: row.after.get("weights") or plan_of(row.after["config"]).weights for row in rows}
-
-    def summary(self, name: str) -> dict[str, ArmSummary]:
-        """Arm -> exposures and outcomes, of the arms that have any."""
-        record = self.experiment(name)
-        return {} if record is None else dict(self.look(record).units)
-
-    def series(self, name: str, points: int = 60, now: float | None = None) -> Series:
-        """How outcomes added up over time, see `series.series`. Reads every outcome: for drawing, not for polling."""
-        record = self.experiment(name)
-        if record is None:
-            return {}
-        moment = self.settled_at() if now is None else now
-        with self._transaction() as connection:
-            return series(connection, name, look_design(record.config), points, moment)
 
     def names(self) -> list[str]:
         """All experiments, the oldest first."""

@@ -1,10 +1,10 @@
-"""The half of the experiment store that is about units: their exposures, outcomes and metrics, and what these add up to."""
+"""The part of the experiment store that keeps what happened to units: their exposures, outcomes and metrics."""
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,15 +15,10 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.store import schema, windows
+from marl_ray.experiments.store.reports import Changes, Known, Recorded, Report
 
-LARGEST_VALUE = 1e100
-"""Larger numbers would overflow the database's sums of squares."""
-METRIC_LENGTH = 100
 NO_TERMS = windows.Terms(0.0, {})
 NO_OUTCOME = Summary(0, math.nan, 0.0)
-Known = dict[tuple[str, str], tuple[float, float]]
-"""(Unit, metric) -> its value, and when that arrived in seconds since 1970."""
-
 
 _EXPOSED = schema.exposures.c
 _ASSIGNMENTS = sa.select(_EXPOSED.unit, _EXPOSED.arm, _EXPOSED.epoch, _EXPOSED.propensity).where(
@@ -36,14 +31,6 @@ class StoreError(MarlRayError):
     """The database cannot be used; not the caller's mistake."""
 
 
-class UnknownUnitError(MarlRayError):
-    """An outcome for a unit that was never exposed."""
-
-
-class OutcomeConflictError(MarlRayError):
-    """Another value for a unit whose window is over."""
-
-
 @dataclass(frozen=True, slots=True)
 class Exposure:
     """A unit met an arm. `at` is seconds since 1970."""
@@ -54,31 +41,6 @@ class Exposure:
     at: float
     cluster: str | None = None
     """The cluster or block whose arm it is, where not the unit itself was assigned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a client tells of a unit."""
-
-    unit: str
-    values: Mapping[str, float]
-    """`outcome`, and named metrics (`{"cost": 1.0, "latency_s": 0.2}`)."""
-    at: float | None = None
-    """When it came about, in seconds since 1970; now when not given. For charts and exports: what counts is when it
-    arrives."""
-    measured: Mapping[str, float] = field(default_factory=dict)
-    """Metrics that never replace what is known."""
-    added: Mapping[str, float] = field(default_factory=dict)
-    """Amounts of metrics, each on top of what is known; after the unit's window they are dropped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A report that is stored."""
-
-    assignment: Assignment
-    late_s: float | None
-    """Seconds between the end of the unit's window and its values, which then do not count; None if they came in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +188,7 @@ class UnitStore:
             units = self._units(connection, experiment, names)
             now, terms = self._arrival(connection), windows.terms_of(connection, experiment) if units else NO_TERMS
             known = self._values(connection, experiment, list(units))
-            changes = _Changes(experiment, actor, now, terms, units, known)
+            changes = Changes(experiment, actor, now, terms, units, known)
             found = [changes.add(report) for report in reports]
             for table, rows in changes.rows():
                 insert = self._insert(table)
@@ -334,87 +296,6 @@ class UnitStore:
             yield from rows
             if len(rows) < page:
                 return
-
-
-@dataclass
-class _Changes:
-    """What reports change of what is known."""
-
-    experiment: str
-    actor: str
-    now: float
-    terms: windows.Terms
-    units: Mapping[str, tuple[Assignment, float]]
-    known: Known
-    changed: dict[tuple[str, str], float | None] = field(default_factory=dict)
-    """(Unit, metric) -> when it came about."""
-    corrections: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, report: Report) -> Recorded | MarlRayError:
-        if report.unit not in self.units:
-            return UnknownUnitError(f"session_id: {report.unit!r} has no exposure in experiment {self.experiment!r}")
-        try:
-            _check_values(report.values, self.terms.bounds)
-            assignment, stored_at = self.units[report.unit]
-            closes_at = stored_at + self.terms.window_s
-            news = {
-                metric: value
-                for metric, value in report.values.items()
-                if self._differs(report, metric, value, closes_at)
-            }
-        except MarlRayError as error:
-            return error
-        news |= {metric: value for metric, value in report.measured.items() if (report.unit, metric) not in self.known}
-        for metric, value in news.items():
-            key = report.unit, metric
-            if key in self.known:
-                names = {"experiment": self.experiment, "unit": report.unit, "metric": metric}
-                change = {"old": self.known[key][0], "new": value, "at": self.now, "actor": self.actor}
-                self.corrections.append(names | change)
-            self.known[key], self.changed[key] = (value, self.now), report.at
-        for metric, amount in report.added.items() if self.now <= closes_at else ():
-            key = report.unit, metric
-            self.known[key] = self.known.get(key, (0.0, self.now))[0] + amount, self.now
-            self.changed[key] = report.at
-        arrived = [self.known[report.unit, metric][1] for metric in report.values]
-        late = max(arrived, default=self.now) - closes_at
-        return Recorded(assignment, late if late > 0 else None)
-
-    def _differs(self, report: Report, metric: str, value: float, closes_at: float) -> bool:
-        old, _ = self.known.get((report.unit, metric), (None, None))
-        if old is None or old == value or (metric == "error" and old > value):
-            return old is None
-        if self.now > closes_at:
-            what, has = ("value", "has outcome") if metric == "outcome" else (f"metrics.{metric}", "has")
-            raise OutcomeConflictError(
-                f"{what}: session {report.unit!r} already {has} {old!r}, got {value!r}; "
-                f"its window of {self.terms.window_s:g} s for corrections is over"
-            )
-        return True
-
-    def rows(self) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
-        """The tables and what is written to them."""
-        of: dict[bool, list[dict[str, Any]]] = {}
-        for (unit, metric), at in sorted(self.changed.items(), key=lambda item: item[0]):
-            value, arrived_at = self.known[unit, metric]
-            row = {"experiment": self.experiment, "unit": unit, "value": float(value), "arrived_at": arrived_at}
-            row["at"] = arrived_at if at is None else at
-            is_outcome = metric == "outcome"
-            of.setdefault(is_outcome, []).append(row if is_outcome else row | {"metric": metric})
-        for is_outcome, rows in of.items():
-            yield schema.outcomes if is_outcome else schema.metrics, rows
-
-
-def _check_values(values: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]) -> None:
-    for metric, value in values.items():
-        what = "value" if metric == "outcome" else f"metrics.{metric}"
-        if not 0 < len(metric) <= METRIC_LENGTH:
-            raise MarlRayError(f"metrics: expected names of 1 to {METRIC_LENGTH} characters, got {metric!r}")
-        if not abs(value) <= LARGEST_VALUE:
-            raise MarlRayError(f"{what}: expected a number of size {LARGEST_VALUE:g} at most, got {value!r}")
-        low, high = bounds.get(metric, (-math.inf, math.inf))
-        if not low <= value <= high:
-            raise MarlRayError(f"{what}: expected a number from {low:g} to {high:g}, its bounds, got {value!r}")
 
 
 def _assignment(connection: sa.Connection, experiment: str, unit: str) -> Assignment | None:

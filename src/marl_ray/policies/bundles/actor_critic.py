@@ -26,6 +26,7 @@ from marl_ray.policies.actor_critic.distributions import Distribution, distribut
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.spaces import consists_of, row_dtype, space_from_json, space_to_json, to_row
 from marl_ray.policies.bundles.manifest import (
+    Described,
     Lineage,
     Manifest,
     PolicyManifest,
@@ -91,20 +92,11 @@ class ServedPolicy:
 
 
 @dataclass(frozen=True)
-class Bundle:
+class Bundle(Described):
     """A team read from a bundle, ready to act on CPU."""
 
     manifest: Manifest
     policies: dict[str, ServedPolicy]
-
-    @property
-    def digest(self) -> str:
-        return self.manifest.digest
-
-    @property
-    def agents(self) -> dict[str, str]:
-        """Agent -> policy."""
-        return self.manifest.agents
 
     @cached_property
     def _categories(self) -> dict[str, np.ndarray]:

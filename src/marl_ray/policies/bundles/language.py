@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from marl_ray.config.run.model import ModelConfig
 from marl_ray.policies.bundles.manifest import (
+    Described,
     Lineage,
     TokenManifest,
     TokenPolicyManifest,
@@ -53,20 +54,11 @@ class Models(Mapping[str, TokenPolicy]):
 
 
 @dataclass(frozen=True)
-class TokenBundle:
+class TokenBundle(Described):
     """A team of language models read from a bundle, ready to sample on the GPU if there is one."""
 
     manifest: TokenManifest
     policies: Mapping[str, TokenPolicy]
-
-    @property
-    def digest(self) -> str:
-        return self.manifest.digest
-
-    @property
-    def agents(self) -> dict[str, str]:
-        """Agent -> policy."""
-        return self.manifest.agents
 
 
 def save_token_bundle(

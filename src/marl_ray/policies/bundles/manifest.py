@@ -107,6 +107,22 @@ class TokenManifest(_Common):
         return sorted(sha256 for name, sha256 in files if "/" not in name and name.endswith(".safetensors"))
 
 
+class Described:
+    """What has a manifest: a bundle, or what stands for one."""
+
+    manifest: _Common
+
+    @property
+    def digest(self) -> str:
+        """The manifest's: sha256 (hex)."""
+        return self.manifest.digest
+
+    @property
+    def agents(self) -> dict[str, str]:
+        """Agent -> policy."""
+        return self.manifest.agents
+
+
 FAMILIES: Mapping[str, type[Manifest] | type[TokenManifest]] = {"actor_critic": Manifest, "token": TokenManifest}
 
 

@@ -6,6 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from marl_ray.config.run.model import Preset
+from marl_ray.policies.prompting.token_bytes import BYTE_ALPHABET
 
 PAD, END, REPLY = "<|pad|>", "<|end|>", "<|reply|>"
 CHAT = (
@@ -34,11 +35,7 @@ def byte_tokenizer(context: int = 1024) -> PreTrainedTokenizerFast:
 
     Decoding an encoded text gives the text. Bytes that are no UTF-8 decode to the replacement character.
     """
-    # Byte-level tokenizers write bytes as printable characters: those that print as themselves, others from 256 on.
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    alphabet = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
-    core = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    core = Tokenizer(models.BPE(vocab=BYTE_ALPHABET, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(token, special=True) for token in (PAD, END, REPLY)])

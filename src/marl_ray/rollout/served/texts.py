@@ -24,6 +24,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "finish": pa.string(),
     "temperature": pa.float64(),
     "asked": pa.list_(pa.string()),
+    "at": pa.float64(),
 }
 """What is read of a file; it may have more."""
 LARGEST = 1 << 31
@@ -58,6 +59,8 @@ class ServedText:
     """In force."""
     asked: frozenset[str]
     """Settings that the request chose itself."""
+    at: float
+    """When it ended, in seconds since 1970."""
 
 
 def file_of(data: str) -> str:
@@ -73,10 +76,17 @@ def file_of(data: str) -> str:
 def read_served(path: str) -> list[ServedText]:
     """The responses of a file, of all `*.parquet` of a folder and the folders in it, or of either as a URI, in their order.
 
-    Those of arms that tell no tokens are left out. Raises MarlRayError naming the file, the row (from 0) and the column of
-    what does not fit, or if nothing is left.
+    A response that several files of a folder hold, as overlapping exports do, is read once. Those of arms that tell no
+    tokens are left out. Raises MarlRayError naming the file, the row (from 0) and the column of what does not fit, or if
+    nothing is left.
     """
-    found = [one for name, begin, table in tables(path, COLUMNS) for one in _responses(name, begin, table)]
+    found: list[ServedText] = []
+    file_of_response: dict[tuple[str, str, float, bytes], str] = {}
+    for file, begin, table in tables(path, COLUMNS):
+        for one in _responses(file, begin, table):
+            # Not by its turn: an export before all of the log has arrived numbers turns otherwise.
+            if file_of_response.setdefault((one.unit, one.agent, one.at, one.ids.tobytes()), file) == file:
+                found.append(one)
     if not found:
         raise MarlRayError(f"{path}: expected at least one response with its tokens")
     _check_outcomes(found)
@@ -118,6 +128,7 @@ def _responses(file: str, begin: int, table: pa.Table) -> Iterator[ServedText]:
             row["finish"],
             row["temperature"],
             frozenset(row["asked"]),
+            row["at"],
         )
 
 

@@ -1,1 +1,1 @@
-"""Who computes an answer: bundles in this process, in deployments of their own, or behind a URL."""
+"""Arms compute answers: bundles in this process, in deployments of their own, or models behind a URL."""

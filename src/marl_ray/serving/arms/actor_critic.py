@@ -27,24 +27,24 @@ Act = Callable[[Sequence[_Waiting], np.random.Generator | None], list[Answer]]
 
 
 def _alone(batch: Sequence[_Waiting], noise: np.random.Generator | None) -> list[Answer]:
-    """A pass of one bundle's requests."""
+    """Requests of one bundle that share a pass."""
     return batch[0].bundle.act([w.observations for w in batch], noise, [w.masks for w in batch])
 
 
 def _together(
     stack: Stack, places: Mapping[str, int], batch: Sequence[_Waiting], noise: np.random.Generator | None
 ) -> list[Answer]:
-    """A pass of several bundles' requests; `places` are theirs in the stack, by digest."""
+    """Requests of several bundles that share a pass; `places` are the bundles' places in the stack, by digest."""
     which = [places[w.bundle.digest] for w in batch]
     return stack.act([w.observations for w in batch], which, noise, [w.masks for w in batch])
 
 
 class Passes:
-    """Those of one experiment, on one event loop. A pass runs on the loop: it takes a fraction of a millisecond, less than a
-    way to a thread and back, and requests that arrive meanwhile are the next batch.
+    """Shares forward passes between the requests of one experiment, on one event loop.
 
-    Requests of several arms share a pass where the arms' policies are built alike (`policies.stacked`), each answered by
-    its own arm's weights; other arms have passes of their own.
+    A pass runs on the loop itself: it takes a fraction of a millisecond, less than a way to a thread and back. Requests
+    that arrive meanwhile form the next batch. Requests of several arms share a pass where the arms' policies are built
+    alike (`policies.stacked`), and each is answered by its own arm's weights; other arms have passes of their own.
     """
 
     def __init__(self, max_batch: int, noise: np.random.Generator):
@@ -57,12 +57,12 @@ class Passes:
         """Digest -> place in the stack, which is None where there can be none; None until it is needed."""
 
     def join(self, bundle: Bundle) -> None:
-        """Another arm's bundle."""
+        """Add another arm's bundle."""
         self._bundles = self._bundles | {bundle.digest: bundle}
         self._stack = None
 
     def leave(self, bundle: Bundle) -> None:
-        """A bundle that no arm has any more."""
+        """Remove a bundle that no arm has any more."""
         self._bundles = {digest: one for digest, one in self._bundles.items() if digest != bundle.digest}
         self._stack = None
 
@@ -109,7 +109,7 @@ class Passes:
         return self._stack
 
     def _answers(self, batch: Sequence[_Waiting], act: Act, greedy: bool, number: int) -> list[Answer | ArmError]:
-        """An answer per request of one pass, or why there is none."""
+        """One answer per request of one pass, or the error in its place."""
         try:
             answers = act(batch, None if greedy else self._noise)
         except Exception as error:  # each request reports it; the others go on

@@ -34,7 +34,7 @@ class _Asked(Generic[Given, Answer]):
 
 
 class CallBatcher(Generic[Given, Answer]):
-    """Requests to one callee, on one event loop."""
+    """Shares calls between requests to one callee, on one event loop."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class CallBatcher(Generic[Given, Answer]):
         replicas: int,
         deadline_s: float,
     ):
-        """`call` gives an answer per request, or why there is none; one of `replicas` takes it. `deadline_s` is a request's
-        and a call's."""
+        """`call` returns one answer per request, or an error in its place; one of `replicas` takes it. `deadline_s`
+        limits a request and a call."""
         self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
         self._most = CALLS * replicas
         self._deadlines = Deadlines()
@@ -96,24 +96,24 @@ class CallBatcher(Generic[Given, Answer]):
         self._send()
 
     async def _answered(self, asked: Sequence[_Asked[Given, Answer]], number: int) -> None:
-        found: Sequence[Answer | Exception]
+        answers: Sequence[Answer | Exception]
         try:
             async with asyncio.timeout(self._deadline_s):
-                found = await self._call([one.given for one in asked])
-            if len(found) != len(asked):
-                raise ValueError(f"expected {len(asked)} answers, got {len(found)}")
+                answers = await self._call([one.given for one in asked])
+            if len(answers) != len(asked):
+                raise ValueError(f"expected {len(asked)} answers, got {len(answers)}")
             self._answered_calls += 1
         except asyncio.CancelledError:
             if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
                 raise
-            found = [LostError("the call was cancelled", number)] * len(asked)  # by the other side
+            answers = [LostError("the call was cancelled", number)] * len(asked)  # by the other side
         except (ArmError, RequestError) as error:  # each request reports it
-            found = [error] * len(asked)
+            answers = [error] * len(asked)
         except TimeoutError:
-            found = [LostError(f"no answer within {self._deadline_s:g} s", number)] * len(asked)
+            answers = [LostError(f"no answer within {self._deadline_s:g} s", number)] * len(asked)
         except Exception as error:
-            found = [ArmError(str(error), number)] * len(asked)
-        for one, answer in zip(asked, found, strict=True):
+            answers = [ArmError(str(error), number)] * len(asked)
+        for one, answer in zip(asked, answers, strict=True):
             if one.answer.done():
                 continue
             if isinstance(answer, Exception):

@@ -1,4 +1,4 @@
-"""From tokens to text while they arrive."""
+"""The text of a response, decoded while its tokens arrive."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from marl_ray.policies.engines.decoding.stop_strings import decode_visibly, special_tokens
 
 BROKEN = "\ufffd"
-"""What stands for bytes that are no character, or none yet."""
+"""The character that decoding writes for bytes that are no character, or none yet."""
 
 
 class Detokenizer:
@@ -30,9 +30,10 @@ class Detokenizer:
         """The newest tokens, in which one of them may be."""
         self._window = max((len(stop.encode("utf-8", "surrogatepass")) for stop in self._mixed), default=0)
         self._ids: list[int] = []
-        """Those that the next part's text may depend on: the newest, and as context what was told just before."""
+        """The tokens that the next part's text may depend on: the newest, and as context those that were passed on just
+        before."""
         self._context = 0
-        """How many of them are context."""
+        """The number of these tokens that are context."""
         self._told = 0
         """Characters of their text that have been passed on."""
         self._held = ""
@@ -40,9 +41,9 @@ class Detokenizer:
     def add(self, ids: Sequence[int], last: bool) -> str:
         """The text that is certain now; with the `last` tokens all of it."""
         self._held += self._decoded(ids, last)
-        found = [at for stop in self._hidden if (at := self._held.find(stop)) >= 0]
-        if found:
-            text, self._held = self._held[: min(found)], ""
+        stops_at = [at for stop in self._hidden if (at := self._held.find(stop)) >= 0]
+        if stops_at:
+            text, self._held = self._held[: min(stops_at)], ""
             return text
         if self._mixed:
             self._end = [*self._end, *ids][-self._window :]
@@ -59,12 +60,12 @@ class Detokenizer:
 
     def _decoded(self, ids: Sequence[int], last: bool) -> str:
         self._ids += ids
-        whole = self._text(self._ids)
+        decoded = self._text(self._ids)
         # All of them, as some tokenizers read a run of single bytes as a whole or not at all.
-        end = len(whole if last else whole.rstrip(BROKEN))
-        text, self._told = whole[self._told : end], max(end, self._told)
+        end = len(decoded if last else decoded.rstrip(BROKEN))
+        text, self._told = decoded[self._told : end], max(end, self._told)
         # What follows depends on text, as on whether it is the first word, and special tokens have none.
-        if end == len(whole) and (behind := self._text(self._ids[self._context :])):
+        if end == len(decoded) and (behind := self._text(self._ids[self._context :])):
             self._ids, self._context = self._ids[self._context :], len(self._ids) - self._context
             self._told = len(behind)
         return text

@@ -1,4 +1,4 @@
-"""Why an arm did not answer a request, and which pass or call of it failed."""
+"""The errors of an arm that did not answer a request; each names the pass or call that failed."""
 
 import itertools
 import secrets
@@ -6,7 +6,7 @@ import secrets
 from marl_ray.serving.http.protocol import RequestError
 
 RETRY_AFTER_S = 1.0
-"""What clients of a busy arm are told to wait."""
+"""Seconds that clients of a busy arm are asked to wait."""
 _numbers = itertools.count(secrets.randbits(62))
 
 

@@ -1,4 +1,4 @@
-"""What an arm is: what goes into it and what comes out, in this process or another one."""
+"""The protocols of arms: the requests they take and the answers they give, in this process or another one."""
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ Messages = tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One response that is asked for."""
+    """A request for one response."""
 
     agent: str
     prompt: str | Messages | tuple[int, ...]
@@ -37,69 +37,79 @@ class TextRequest:
     """The response is a function of this, the prompt and the settings (64 bits)."""
     greedy: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Of the bundle's GenerationConfig."""
+    """Fields of the bundle's GenerationConfig that the request sets itself."""
     hide_stop: bool = False
     """Leave the stop string, and what a token has behind it, out of the text."""
     names: bool = False
     """Tell every token's own text."""
     top: int = 0
-    """How many of the most likely tokens to tell beside each."""
+    """The number of most likely tokens to list beside each token."""
     raw: bool = False
     """A text is encoded without the chat template."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """What the model may call, as OpenAI's API describes it: the chat template is given these."""
+    """Tools that the model may call, as OpenAI's API describes them; the chat template shows them."""
     must_call: tuple[str, ...] = ()
     """The response is one call of one of these tools; of none of them: as the model likes."""
     json_object: bool = False
     """The response is a JSON object, unless it is cut off by `max_tokens` or `stop`."""
     bias: LogitBias | None = None
-    """What is added to the logits before a token is drawn."""
+    """Amounts added to the logits before a token is drawn."""
     streamed: bool = False
     """A piece as soon as there is a token; else a first one, and then few: every hand-over costs a share of a step."""
     logged: bool = False
     """Tell with the first piece what the response began with: it goes into the log."""
 
 
+class NamedToken(NamedTuple):
+    """A token as clients read it."""
+
+    text: str
+    """The token decoded alone."""
+    utf8: list[int] | None
+    """Its bytes (0 to 255); None where the tokenizer does not tell them."""
+
+
 class Began(NamedTuple):
-    """What a response began with."""
+    """The prompt and the settings that a response began with."""
 
     prompt_ids: list[int]
     """The prompt as the model read it."""
     settings: dict[str, Any]
-    """In force: `temperature`, `top_p`, `top_k`, `max_tokens`."""
+    """The settings in force: `temperature`, `top_p`, `top_k`, `max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What has been written since the last piece."""
+    """The part of a response that was written since the last piece."""
 
     text: str
-    """Of whole characters only, and nothing that may turn out to be a hidden stop string: what is held back comes with a
-    later piece. The last piece has the rest."""
+    """Whole characters only, and nothing that may turn out to be a hidden stop string: a later piece brings what is
+    held back. The last piece has the rest."""
     ids: list[int]
     log_probs: list[float]
     """At the bundle's temperature where the request is greedy, else at its own; biases are not in them."""
     finish: Literal["stop", "length"] | None
     prompt_tokens: int
-    names: list[str]
-    tops: list[list[tuple[str, float]]] = field(default_factory=list)
+    names: list[NamedToken]
+    tops: list[list[tuple[NamedToken, float]]] = field(default_factory=list)
     """Per token the most likely ones and their log-probabilities, where `top` asks for them."""
     began: Began | None = None
-    """Of the first piece, where the request asks for it and the arm knows."""
+    """Set in the first piece, where the request asks for it and the arm knows."""
     untold: int = 0
     """Tokens that have no ids here; of external arms, with the last piece."""
-    cost_usd: float = 0.0
-    """What the response costs; with the last piece."""
+    cost_usd: float | None = 0.0
+    """The cost of the response in USD, in the last piece; None if the arm has a price and the server does not count
+    tokens."""
 
     @property
     def tokens(self) -> int:
-        """How many were written."""
+        """The number of tokens in this piece."""
         return len(self.ids) + self.untold
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Instead of a piece: no fault of the arm, and not to be tried with another one."""
+    """A refusal instead of a piece: the arm is not at fault, and no other arm is to be tried."""
 
     status: int
     field: str | None
@@ -108,18 +118,19 @@ class Refusal:
 
 
 class Reply(Protocol):
-    """One response on its way."""
+    """A response while it is written."""
 
     async def next(self) -> Piece | Refusal:
-        """What comes next; nothing after a refusal or a piece with a `finish`. ArmError if the arm fails."""
+        """Wait for the next piece or a refusal; nothing comes after a refusal or a piece with a `finish`. ArmError if
+        the arm fails."""
 
     def leave(self) -> None:
-        """Nobody waits for it any more; to be called at the end in any case."""
+        """Give the response up or end it; whoever holds a reply calls this at the end in any case."""
 
 
 class TextArm(Protocol):
-    """Language models: in this process (`TextBatcher`), in a deployment of their own (`RemoteTextArm`), or somebody else's
-    (`ExternalArm`)."""
+    """An arm of language models: in this process (`TextBatcher`), in a deployment of its own (`RemoteTextArm`), or
+    external (`ExternalArm`)."""
 
     @property
     def bundle(self) -> "TokenBundle | ExternalModel": ...
@@ -127,19 +138,21 @@ class TextArm(Protocol):
     def write(self, request: TextRequest) -> Reply: ...
 
     def close(self) -> None:
-        """Let go of what it holds in this process; what is on its way fails."""
+        """Let go of what the arm holds in this process; responses under way fail."""
 
 
 class ScoringArm(TextArm, Protocol):
-    """A text arm that tells what its responses began with (`Began`), and what it thinks of other responses."""
+    """A text arm that names the beginnings of its responses (`Began`) and gives log-probabilities of other arms'
+    responses."""
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """How many tokens a response of another arm has here, and their log-probability together, at the bundle's own
-        temperature: `ids` where they are this arm's words for `text`, else its own. ArmError if it fails."""
+        """The number of tokens that another arm's response has here, and their log-probability together, at the
+        bundle's own temperature. The tokens are `ids` where these spell `text` for this arm too, else its own tokens of
+        `text`. ArmError if it fails."""
 
 
 class Arm(Protocol):
-    """Actor-critics: in this process (`ArmBatcher`) or in a deployment of their own (`RemoteArm`)."""
+    """An arm of actor-critics: in this process (`ArmBatcher`) or in a deployment of its own (`RemoteArm`)."""
 
     bundle: Bundle
 
@@ -147,5 +160,5 @@ class Arm(Protocol):
 
 
 def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle | ExternalModel]":
-    """Whether it holds language models."""
+    """True if the bundle holds language models."""
     return bundle.manifest.family == "token"

@@ -27,7 +27,7 @@ from marl_ray.serving.arms.protocol import Answer, AnyBundle, Observations, Text
 from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
 
 START_S = 300.0
-"""How long an arm's deployment may take to start."""
+"""Seconds that an arm's deployment may take to start."""
 MAX_ONGOING_REQUESTS = 2_000
 _POLL_S = 0.25
 
@@ -47,12 +47,13 @@ class ArmHost:
         self._batcher = ArmBatcher(bundle, Passes(max_batch, np.random.default_rng()))
 
     async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
-        """An answer per request, or why there is none: one that fails is of no matter to the others of its call."""
-        found = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
+        """One answer per request, or the error in its place: a request that fails does not harm the others of its
+        call."""
+        answers = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
         # Others as text: an exception may be of a kind that the other side cannot read.
         return [
             ArmError(repr(one), new_pass()) if isinstance(one, BaseException) and not isinstance(one, ArmError) else one
-            for one in found
+            for one in answers
         ]
 
 
@@ -82,7 +83,7 @@ async def answer_of(send: Callable[[], Any]) -> Any:
 
 
 class RemoteArm:
-    """An arm behind a handle, whose calls requests share."""
+    """An arm behind a handle; requests share its calls."""
 
     def __init__(self, bundle: Bundle, handle: DeploymentHandle, deadline_s: float, replicas: int):
         self.bundle = bundle
@@ -98,7 +99,7 @@ class RemoteArm:
         self._requests: CallBatcher[ActRequest, Answer] = CallBatcher(call, replicas, deadline_s)
 
     async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
-        """As `ArmBatcher.act`; LostError if no answer comes back, RequestError 503 if the arm has no time."""
+        """See `ArmBatcher.act`; LostError if no answer comes back, RequestError 503 if the arm has no time."""
         return await self._requests.ask((observations, greedy, masks or {}))
 
 
@@ -111,7 +112,8 @@ def host(
     max_batch: int,
     deadline_s: float,
 ) -> RemoteArm | TextArm:
-    """The arm's application, started if it does not run yet; waits until it does. Raises MarlRayError."""
+    """Start the arm's application if it does not run yet, wait until it does, and return the arm. Raises
+    MarlRayError."""
     name = f"arm-{bundle.digest[:16]}"
     states = serve.status().applications
     if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):

@@ -25,7 +25,7 @@ class TextHost:
         self._batcher = TextBatcher(bundle, max_batch, deadline_s)
 
     async def write(self, request: TextRequest) -> AsyncIterator[Piece | Refusal | ArmError]:
-        """All pieces, or the arm's failure as the last one; the response is given up when the call is cancelled."""
+        """Yield all pieces, or the arm's failure as the last one; cancelling the call gives the response up."""
         reply = self._batcher.write(request)
         try:
             while True:
@@ -39,7 +39,7 @@ class TextHost:
             reply.leave()
 
     async def score(self, agent: str, prompt_ids: list[int], ids: list[int], text: str) -> tuple[int, float]:
-        """As of `ScoringArm`."""
+        """See `ScoringArm.score`."""
         return await self._batcher.score(agent, prompt_ids, ids, text)
 
 
@@ -56,7 +56,7 @@ class RemoteTextArm:
         self._deadlines, self._deadline_s = Deadlines(), 1.5 * deadline_s
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """As of `ScoringArm`."""
+        """See `ScoringArm.score`."""
         tokens, log_prob = await self._scoring().remote(agent, list(prompt_ids), list(ids), text)
         return int(tokens), float(log_prob)
 
@@ -64,7 +64,7 @@ class RemoteTextArm:
         return _RemoteReply(lambda: self._writing().remote(request), self._deadlines, self._deadline_s)
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: this process holds nothing of the arm."""
 
 
 class _RemoteReply:
@@ -76,7 +76,7 @@ class _RemoteReply:
         self._may_repeat = True
 
     async def next(self) -> Piece | Refusal:
-        """As of `Reply`; LostError after the deadline."""
+        """See `Reply.next`; LostError after the deadline."""
         try:
             piece: Piece | Refusal | ArmError = await self._deadlines.run(anext(self._pieces), self._deadline_s)
         except TimeoutError:

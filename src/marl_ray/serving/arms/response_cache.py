@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 DEADLINE_S = 0.05
-"""Of one get or put in Redis, with its connection."""
+"""Seconds that one get or put in Redis may take, with its connection."""
 PAUSE_S = 1.0
 """Redis is left alone for this long after a failure, so that not every request pays the deadline."""
 COMPLAINT_S = 60.0
@@ -25,7 +25,7 @@ COMPLAINT_S = 60.0
 CONNECTIONS = 64
 """Requests beyond these, at the same moment, go without the cache."""
 PREFIX = b"marl-ray:"
-"""Of the keys in Redis."""
+"""The prefix of the keys in Redis."""
 _log = logging.getLogger(__name__)
 
 

@@ -23,22 +23,23 @@ from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.decoding.json_guide import OBJECT, GuideState, guides_of
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES, cached_model
 from marl_ray.policies.prompting.prompts import encode_prompt, encode_text, uses_template
+from marl_ray.policies.prompting.token_bytes import TokenBytes
 from marl_ray.policies.prompting.tool_template import call_guide, encode_tool_chat
 from marl_ray.serving.arms.detokenizer import Detokenizer
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError, new_pass
-from marl_ray.serving.arms.protocol import Began, Messages, Piece, Refusal, TextRequest
+from marl_ray.serving.arms.protocol import Began, Messages, NamedToken, Piece, Refusal, TextRequest
 
 WAITING = 256
 """Responses of one arm that may wait for room in the batch; more are refused with 503."""
 CLOSE_S = 10.0
-"""How long closing waits for the step under way."""
+"""Seconds that closing waits for the step under way."""
 
 Arrived = Token | ArmError | Refusal
 _log = logging.getLogger(__name__)
 
 
 class TextBatcher:
-    """The responses of one arm."""
+    """Writes the responses of one arm."""
 
     def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float):
         """At most `max_batch` responses are written at once, fewer where the memory for their caches is less; one that
@@ -46,7 +47,7 @@ class TextBatcher:
         all models. Raises MarlRayError for one that cannot be decoded here."""
         self.bundle = bundle
         self.step_number = new_pass()
-        """Of the step that is under way, or was the last one."""
+        """The number of the step that is under way, or was the last one."""
         self._patience_s = patience_s
         self._models = {name: _Model(policy) for name, policy in bundle.policies.items()}
         device = next(iter(bundle.policies.values())).device
@@ -62,21 +63,21 @@ class TextBatcher:
 
     @property
     def rows(self) -> int:
-        """Responses that are written or wait now."""
+        """The number of responses that are written or wait now."""
         return sum(len(model.rows) for model in self._models.values()) + len(self._waiting)
 
     def write(self, request: TextRequest) -> "_Writing":
         return _Writing(self, request, self._patience_s)
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """As of `ScoringArm`."""
+        """See `ScoringArm.score`."""
         return await asyncio.to_thread(self.model(agent).score, prompt_ids, ids, text)
 
     def model(self, agent: str) -> "_Model":
         return self._models[self.bundle.agents[agent]]
 
     def close(self) -> None:
-        """As of `TextArm`: the thread ends."""
+        """See `TextArm.close`: the thread ends."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -151,11 +152,12 @@ class _Model:
         self._scoring = threading.Lock()
         self._cached = cached_model(policy)
         self.tokenizer, self.generation = policy.tokenizer, policy.generation
+        self._token_bytes = TokenBytes(policy.tokenizer)
         self.bytes_per_row: int = self._cached.shape.bytes_per_token * policy.config.context
         self.clear()
 
     def clear(self) -> None:
-        """An empty batch."""
+        """Begin with an empty batch."""
         self._decoder = Decoder(self._cached, self.tokenizer, self._policy.end_tokens)
         self.rows: dict[int, _Writing] = {}
 
@@ -174,8 +176,13 @@ class _Model:
             return encode_prompt(tokenizer, "\n".join(message["content"] for message in messages), False)
         return encode_tool_chat(tokenizer, messages, request.tools, chat)
 
+    def named(self, token: int) -> NamedToken:
+        """The token as clients read it; from any thread."""
+        return NamedToken(self.tokenizer.decode([token]), self._token_bytes.of(token))
+
     def guide(self, request: TextRequest) -> GuideState | None:
-        """What the response has to be; MarlRayError if this tokenizer cannot write it."""
+        """The grammar that the response must follow, None without one; MarlRayError if this tokenizer cannot write
+        it."""
         if not request.json_object and not request.must_call:
             return None
         field = "response_format" if request.json_object else "tool_choice"
@@ -188,14 +195,14 @@ class _Model:
         return call_guide(self.tokenizer, request.must_call)
 
     def check_bias(self, request: TextRequest) -> None:
-        """MarlRayError for a bias of a token that the model does not have."""
+        """Raise MarlRayError if the request biases a token that the model does not have."""
         vocabulary = self._policy.lm.get_input_embeddings().weight.shape[0]
         largest = max((number for number, _ in request.bias.tokens), default=0) if request.bias is not None else 0
         if largest >= vocabulary:
             raise MarlRayError(f"logit_bias: expected token ids below {vocabulary}, got {largest}")
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """As of `ScoringArm`; from any thread."""
+        """See `ScoringArm.score`; from any thread."""
         known = max(ids, default=0) < self._policy.lm.get_input_embeddings().weight.shape[0]
         read = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if known else ""
         own = list(ids) if known and read.startswith(text) else encode_text(self.tokenizer, text)
@@ -203,11 +210,11 @@ class _Model:
             raise ArmError(f"a text of {len(own)} tokens cannot be read here", new_pass())
         rows = [torch.tensor([one], device=self._policy.device) for one in (list(prompt_ids), own)]
         with self._scoring, torch.no_grad():
-            found = self._policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), False)
-        return len(own), float(found.log_probs.sum())
+            evaluated = self._policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), False)
+        return len(own), float(evaluated.log_probs.sum())
 
     def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
-        """The request's; MarlRayError if prompt and response do not fit the context."""
+        """The settings for the request; MarlRayError if prompt and response do not fit the context."""
         context = self._policy.config.context
         # A default may be shortened by a long prompt, what was asked for may not.
         room = max(1, min(self.generation.max_tokens, context - prompt_tokens))
@@ -232,16 +239,16 @@ class _Model:
                 writing.joined = True
 
     def step(self, number: int) -> list[tuple["_Writing", Arrived]]:
-        """The next token of every row, or its failure where its logits are not finite."""
-        found: list[tuple[_Writing, Arrived]] = []
+        """Draw the next token of every row; a row with logits that are not finite gets its failure instead."""
+        arrived: list[tuple[_Writing, Arrived]] = []
         not_finite: list[int] = []
         for token in self._decoder.step(not_finite):
-            found.append((self.rows[token.handle], token))
+            arrived.append((self.rows[token.handle], token))
             if token.finish is not None:
                 del self.rows[token.handle]
         for handle in not_finite:
-            found.append((self.rows.pop(handle), NotFiniteError("the logits are not finite", number)))
-        return found
+            arrived.append((self.rows.pop(handle), NotFiniteError("the logits are not finite", number)))
+        return arrived
 
     def remove(self, writing: "_Writing") -> None:
         """Give a row up, if it is one."""
@@ -298,8 +305,8 @@ class _Writing:
             [token.log_prob for token in tokens],
             finish,
             len(self.prompt.ids),
-            [self.model.tokenizer.decode([number]) for number in ids] if self._request.names else [],
-            [[(self.model.tokenizer.decode([number]), p) for number, p in token.top] for token in tokens if token.top],
+            [self.model.named(number) for number in ids] if self._request.names else [],
+            [[(self.model.named(number), p) for number, p in token.top] for token in tokens if token.top],
             began,
         )
 
@@ -334,7 +341,7 @@ class _Writing:
         return None if self._queued else _refused(f"{WAITING} responses wait already")
 
     def take(self, arrived: Arrived) -> None:
-        """Of the arm's thread, on the event loop."""
+        """Receive a token or an error from the arm's thread; runs on the event loop."""
         if not isinstance(arrived, Token):
             self._end = arrived
         else:

@@ -1,1 +1,1 @@
-"""What runs outside of the gateway: its clients, deployment, and the linter of Serve configs."""
+"""Programs outside of the gateway: its clients, deployment, and the linter of Serve configs."""

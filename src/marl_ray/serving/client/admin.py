@@ -1,4 +1,4 @@
-"""What people ask of a gateway's experiments, over HTTP."""
+"""Reading and changing a gateway's experiments over HTTP, for people."""
 
 import os
 import time
@@ -64,7 +64,7 @@ def deploy_bundle(
 
 
 def _part(url: str, production: dict[str, Any]) -> dict[str, Any]:
-    """What serves an endpoint, as an arm of the next experiment."""
+    """The bundle that serves an endpoint, as an arm of the next experiment."""
     config = ask(url, f"/v1/experiments/{production['experiment']}")["config"]["arms"][production["arm"]]
     if config["url"] is None:
         return {"bundle": production["bundle"]}
@@ -76,7 +76,7 @@ def _alone(endpoint: str, bundle: str, options: dict[str, Any]) -> dict[str, Any
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """An experiment in a few lines of text."""
+    """Format an experiment as a few lines of text."""
     where = f"{report['strategy']} stage {report['stage'] + 1}, epoch {report['epoch']}"
     rows = [f"{report['name']}: {report['status']}, {where}"]
     decision = report["decision"]
@@ -98,7 +98,7 @@ def lines(report: dict[str, Any]) -> list[str]:
 
 
 def watch(url: str, name: str) -> Iterator[list[str]]:
-    """The experiment again and again, until it is over."""
+    """Yield the experiment again and again, until it is over."""
     while True:
         report = ask(url, f"/v1/experiments/{name}")
         yield lines(report)

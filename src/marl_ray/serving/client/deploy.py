@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
 REQUEST_S = 60.0
-"""How long one request to the dashboard may take; the first one starts Serve's controller."""
+"""Seconds that one request to the dashboard may take; the first one starts Serve's controller."""
 _POLL_S = 0.25
 
 
@@ -143,7 +143,7 @@ def _reason(text: str) -> str:
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in reversed(lines):
-        head, found, message = line.partition("MarlRayError: ")
-        if found and not head.startswith("raise"):
+        head, mark, message = line.partition("MarlRayError: ")
+        if mark and not head.startswith("raise"):
             return message
     return lines[-1] if lines else "no reason given"

@@ -53,15 +53,15 @@ def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | No
     manifest: how many pods may run replicas.
     """
     if not isinstance(data, Mapping):
-        found: list[Finding] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
+        findings: list[Finding] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
     else:
         try:
             plain = json.loads(json.dumps(data))
         except (TypeError, ValueError, RecursionError) as error:
-            found = [("", f"expected plain data: {one_line(error)}")]
+            findings = [("", f"expected plain data: {one_line(error)}")]
         else:
-            found = list(_findings(plain, pods))
-    return [": ".join(filter(None, (source, (where + path).rstrip("."), message))) for path, message in found]
+            findings = list(_findings(plain, pods))
+    return [": ".join(filter(None, (source, (where + path).rstrip("."), message))) for path, message in findings]
 
 
 def _findings(data: dict[str, Any], pods: int | None) -> Iterator[Finding]:
@@ -193,7 +193,7 @@ def _without_unknown_keys(data: dict[str, Any], model: type[BaseModel]) -> dict[
 
 
 def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[Finding]:
-    """What pydantic says about the values, one finding for each key. The keys are known ones."""
+    """One finding for each key whose value pydantic refuses. The keys are known ones."""
     yield from _validate(data, model, where)
     # Serve types some parts as "any mapping, or this model", and looks at their values only when it deploys them.
     for part_model, part, path, any_mapping in _models(data, model, where):

@@ -19,7 +19,7 @@ REQUEST_S = 30.0
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """One episode played through HTTP."""
+    """Plays one episode through HTTP."""
 
     session_id: str
     arm: str

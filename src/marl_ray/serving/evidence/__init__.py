@@ -1,1 +1,1 @@
-"""What the outcomes prove of an experiment, and what is done about it."""
+"""The evidence on an experiment, and the changes that it leads to."""

@@ -1,4 +1,4 @@
-"""What `marl-ray experiment plan` and `analyse` read from the experiment store, and how they tell it."""
+"""`marl-ray experiment plan` and `analyse`: they read the experiment store and write a report."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What an experiment says of the next one like it; None where it says nothing."""
+    """The numbers that an experiment gives for planning the next one like it; None where it gives none."""
 
     effect: float | None = None
     sd: float | None = None
@@ -50,8 +50,8 @@ def _opened(database: str, name: str) -> Iterator[tuple[ExperimentStore, Experim
 
 
 def known_of(database: str, name: str) -> Known:
-    """What the stored experiment says, of its control and the treatment with the least traffic. MarlRayError if it is
-    unknown or assigns no sessions."""
+    """Read these numbers of the stored experiment's control and of the treatment with the least traffic. MarlRayError
+    if the experiment is unknown or assigns no sessions."""
     with _opened(database, name) as (store, record, config):
         _check_sessions(config, "plan")
         look, plan = store.look(record), record.plan
@@ -79,7 +79,7 @@ def known_of(database: str, name: str) -> Known:
 
 
 def analysis(database: str, name: str, covariate: str | None, more: Sequence[str], alpha: float | None) -> list[str]:
-    """The analysis of a stored experiment, line by line."""
+    """The analysis of a stored experiment as lines of text."""
     with _opened(database, name) as (store, record, config):
         level = config.alpha if alpha is None else alpha
         if not 0 < level < 1:
@@ -106,14 +106,14 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
             units = replace(
                 units, values={m: np.clip(v, *given[m]) if m in given else v for m, v in units.values.items()}
             )
-            told = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
-            lines += [f"  {metric}: no judged session has it" for metric in metrics if metric not in told]
-            for metric in told:
-                found = units.values.get(
+            reported = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
+            lines += [f"  {metric}: no judged session has it" for metric in metrics if metric not in reported]
+            for metric in reported:
+                values = units.values.get(
                     metric, np.empty(0)
                 )  # a ratio's parts have lines of their own if they are asked for
-                lines += _silent(metric, int(np.isnan(found).sum()), len(found), config)
-            rows = compare(units, told, plan.treatments, plan.control, level, covariate)
+                lines += _silent(metric, int(np.isnan(values).sum()), len(values), config)
+            rows = compare(units, reported, plan.treatments, plan.control, level, covariate)
             rows = _with_bounds(store, record, config, rows, level)
             if covariate is not None:
                 for arm, p in imbalance(units, covariate, plan.treatments, plan.control).items():
@@ -146,7 +146,7 @@ def _of_observations(look: Look, record: ExperimentRecord, metrics: Sequence[str
 def _with_bounds(
     store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, rows: list[Comparison], alpha: float
 ) -> list[Comparison]:
-    """With the exact bounds of the metrics that have a range."""
+    """Lines with the exact bounds of the metrics that have a range."""
     plan, excluded = record.plan, excluding(config)
     measures = {
         row.metric: bounded_difference(row.metric, known) for row in rows if (known := config.range_of(row.metric))
@@ -180,12 +180,12 @@ def _silent(metric: str, lacking: int, judged: int, config: ExperimentConfig) ->
     if not 0 < lacking < judged:
         return []
     exact = config.randomize == "session" and config.range_of(metric) is not None
-    told = (
+    sentence = (
         "the exact bounds allow for them, Welch's interval does not"
         if exact
         else "Welch's interval does not allow for them"
     )
-    return [f"  {metric}: {lacking:,} of {judged:,} sessions report none and do not count; {told}"]
+    return [f"  {metric}: {lacking:,} of {judged:,} sessions report none and do not count; {sentence}"]
 
 
 def _told(row: Comparison, control: str, alpha: float, covariate: str | None) -> list[str]:

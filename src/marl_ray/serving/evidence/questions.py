@@ -1,4 +1,5 @@
-"""One question to one treatment: does it harm a metric, or may it be promoted? Which test answers, and what it found."""
+"""One question to one treatment: does it harm a metric, or may it be promoted? This file chooses the test and runs
+it."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ ENDS: tuple[End, ...] = get_args(End)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one test says of one treatment now."""
+    """The result of one test of one treatment now."""
 
     name: str
     """`outcome` or a guardrail's."""
@@ -30,7 +31,7 @@ class Finding:
     better: str
     """`higher` or `lower`."""
     margin: float
-    """In units of the metric; of a relative margin that part of the control's mean so far."""
+    """Units of the metric; a relative margin is that part of the control's mean so far."""
     alpha: float
     """The treatment's part of it."""
     treatment: Summary
@@ -38,20 +39,21 @@ class Finding:
     """Observations: of units, clusters or blocks."""
     test: OneSided
     missing: bool = False
-    """Whether units that have reported nothing do not count; the test holds at both ends of what they may have been."""
+    """True if units that have reported nothing do not count; the test then holds at both ends of what they may have
+    been."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A metric, and what is accepted of it."""
+    """A metric and the loss of it that is accepted."""
 
     name: str
     better: str
     margin: float | RelativeMargin
     binary: bool
     range: tuple[float, float] | None
-    """For the exact test, which only units assigned by themselves have: means of clusters and blocks change while their
-    units come, and blocks are not drawn one by one."""
+    """The exact test's range. Only units that are assigned by themselves have one: means of clusters and blocks change
+    while their units come, and blocks are not drawn one by one."""
     bounds: tuple[float, float] | None
     """The numbers that count, or may come; None where nothing bounds them."""
 
@@ -61,7 +63,7 @@ class Measure:
 
     @property
     def scale(self) -> float:
-        """What the control is multiplied by."""
+        """The factor on the control."""
         margin = self.margin
         return relative_scale(margin.relative, self.higher) if isinstance(margin, RelativeMargin) else 1.0
 
@@ -71,7 +73,7 @@ class Measure:
         return self.margin if isinstance(self.margin, float) else 0.0
 
     def question(self, side: int, treatment: str, control: str, missing: End | None = None) -> BetQuestion | None:
-        """What the exact test is asked; None if another test answers."""
+        """The question for the exact test; None if another test answers."""
         if self.range is None:
             return None
         claim = Claim(side, *self.range, self.absolute, self.higher, self.scale, missing)
@@ -79,7 +81,7 @@ class Measure:
 
 
 def outcome_of(config: ExperimentConfig) -> Measure:
-    """The outcome, of which more is better."""
+    """The outcome as a measure; more of it is better."""
     return _measure(config, "outcome", "higher", config.margin, False)
 
 
@@ -90,7 +92,7 @@ def shown_outcome_of(config: ExperimentConfig) -> Measure:
 
 
 def guardrail_of(config: ExperimentConfig, rail: GuardrailConfig) -> Measure:
-    """A guardrail's metric."""
+    """A guardrail's metric as a measure."""
     # The mean of a cluster is not 0 or 1.
     binary = rail.is_binary and config.randomize == "session"
     return _measure(config, rail.name, rail.better, rail.margin, binary)
@@ -114,7 +116,7 @@ def excluding(config: ExperimentConfig) -> list[str]:
 
 
 def questions_of(config: ExperimentConfig, plan: RolloutPlan) -> tuple[BetQuestion, ...]:
-    """Everything that the exact test is asked in one look."""
+    """All questions for the exact test in one look."""
     asked = dict.fromkeys(_questions(config, plan))
     return tuple(question for question in asked if question is not None)
 
@@ -145,8 +147,8 @@ def ask(
     min_outcomes: int,
     excluding: bool = False,
 ) -> Finding:
-    """Whether `HARM` or fitness for `PROMOTION` is proven of a treatment. `excluding`: units that do not report the metric
-    do not count in it, so what is proven must hold at both ends of what they may have been (`reporting`)."""
+    """Test whether `HARM` or fitness for `PROMOTION` is proven of a treatment. With `excluding`, units that do not
+    report the metric do not count in it, so a proof must hold at both ends of what they may have been (`reporting`)."""
     control, arms = plan.control, len(plan.weights)
     one, other = look.pair(measure.name, arm, control, arms)
     relative = measure.margin.relative if isinstance(measure.margin, RelativeMargin) else None
@@ -159,20 +161,20 @@ def ask(
     asked = Asked(side, look, measure, arm, plan, alpha, min_outcomes)
     if min(one.n, other.n) < max(min_outcomes, 2) or margin < 0 or (relative is not None and not margin):
         # A part of a mean that is not above 0 is no margin.
-        found = OneSided(gain, -side * math.inf, 1.0, False)
+        evidence = OneSided(gain, -side * math.inf, 1.0, False)
     elif missing:
-        found = min((asked.at_end(end, margin * reports[0]) for end in ENDS), key=lambda of: of.e_value)
+        evidence = min((asked.at_end(end, margin * reports[0]) for end in ENDS), key=lambda of: of.e_value)
         # Of a gain per judged unit, those that report nothing among them, and held against 0.
-        found = found._replace(gain=gain, bound=found.bound / reports[0] - margin)
+        evidence = evidence._replace(gain=gain, bound=evidence.bound / reports[0] - margin)
     else:
-        found = asked.plainly()
+        evidence = asked.plainly()
         # Of "treatment - 0.98 control", where the margin is a part of the control's mean.
-        found = found._replace(gain=gain, bound=found.bound - (0.0 if relative is None else margin))
-    return Finding(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, found, missing)
+        evidence = evidence._replace(gain=gain, bound=evidence.bound - (0.0 if relative is None else margin))
+    return Finding(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, evidence, missing)
 
 
 class Asked(NamedTuple):
-    """What is asked of whom."""
+    """One question about one treatment, and the numbers to answer it with."""
 
     side: int
     look: Look
@@ -183,18 +185,18 @@ class Asked(NamedTuple):
     min_outcomes: int
 
     def plainly(self) -> OneSided:
-        """The test of the units that count."""
+        """Test the units that count."""
         _, look, measure, arm, plan, *_ = self
         if measure.range is not None:
             return self._bet(None)
         pair = look.pair(measure.name, arm, plan.control, len(plan.weights), measure.scale)
         arms = [look.summary(measure.name, of) for of in (arm, plan.control)]
         binary = measure.binary and all(_may_be_binary(of) for of in arms)
-        found = self._test(pair, measure.absolute, binary, measure.scale)
+        evidence = self._test(pair, measure.absolute, binary, measure.scale)
         if not binary and _are_zeros_and_ones(arms):
             # Not declared, so another value may come. But a rare event that is missed by luck must not look sure.
-            found = min(found, self._test(pair, measure.absolute, True, measure.scale), key=lambda of: of.e_value)
-        return found
+            evidence = min(evidence, self._test(pair, measure.absolute, True, measure.scale), key=lambda of: of.e_value)
+        return evidence
 
     def at_end(self, end: End, margin: float) -> OneSided:
         """The test of all judged units, the missing ones at this end of the range, of a gain above or below 0; `margin` is
@@ -202,31 +204,31 @@ class Asked(NamedTuple):
         _, look, measure, arm, plan, *_ = self
         if measure.range is not None:
             return self._bet(end)
-        told = look.told(measure.name, arm, plan.control)
-        if not told.low < told.high:
+        reported = look.told(measure.name, arm, plan.control)
+        if not reported.low < reported.high:
             # All alike so far: nothing but chance in who reports would be held against the margin.
             return OneSided(math.nan, -self.side * math.inf, 1.0, False)
         are_events = _are_zeros_and_ones([look.summary(measure.name, of) for of in (arm, plan.control)])
-        found = self._test(self._filled(end, nearer=not are_events), 0.0)
+        evidence = self._test(self._filled(end, nearer=not are_events), 0.0)
         if are_events:
             which = measure.name, arm, plan.control, len(plan.weights)
             events = look.filled(*which, value=float(ENDS.index(end)), shift=0.0, scale=1.0)
             other = self._test(events, margin, True)
-            found = min(found, other._replace(bound=other.bound + margin), key=lambda of: of.e_value)
-        return found
+            evidence = min(evidence, other._replace(bound=other.bound + margin), key=lambda of: of.e_value)
+        return evidence
 
     def _filled(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
         """All judged units, the missing ones at this end, or nearer to the mean than it where that costs less."""
         _, look, measure, arm, plan, *_ = self
-        told = look.told(measure.name, arm, plan.control)
-        low, high = told.low, told.high
+        reported = look.told(measure.name, arm, plan.control)
+        low, high = reported.low, reported.high
         if measure.bounds is not None:
             low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])
         shift, scale = measure.absolute if measure.higher else -measure.absolute, measure.scale
         value = ends(low, high, shift, scale)[ENDS.index(end)]
         which = measure.name, arm, plan.control, len(plan.weights)
         if nearer:
-            value = nearer_end(told, value, look.pair(*which), look.reporting.pair(*which))
+            value = nearer_end(reported, value, look.pair(*which), look.reporting.pair(*which))
         one, other = look.filled(*which, value=value, shift=shift, scale=scale)
         # At the high end the arm that is claimed to be the larger one may be so by what lies beyond it; at the low end the
         # other one may be the smaller one by that.
@@ -262,7 +264,7 @@ class Asked(NamedTuple):
 
 
 def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
-    """Whether all values so far are 0 or 1, and both have come."""
+    """True if all values so far are 0 or 1, and both have come."""
     mean = sum(of.n * of.mean for of in arms) / sum(of.n for of in arms)
     return 0 < mean < 1 and all(
         _may_be_binary(of) and of.variance * (of.n - 1) >= of.n * of.mean * (1 - of.mean) * (1 - 1e-6) - 1e-9
@@ -270,8 +272,10 @@ def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
     )
 
 
-def _may_be_binary(found: Summary) -> bool:
-    """Whether all values may be 0 or 1: numbers between them vary no more than these would, numbers beyond do."""
+def _may_be_binary(summary: Summary) -> bool:
+    """True if all values may be 0 or 1: numbers between them vary no more than these would, numbers beyond do."""
     # A client that counts its errors must not get a test whose variance is too small, nor stop all tests.
-    largest = found.n * found.mean * (1 - found.mean)
-    return not found.n or (0 <= found.mean <= 1 and found.variance * (found.n - 1) <= largest * (1 + 1e-6) + 1e-12)
+    largest = summary.n * summary.mean * (1 - summary.mean)
+    return not summary.n or (
+        0 <= summary.mean <= 1 and summary.variance * (summary.n - 1) <= largest * (1 + 1e-6) + 1e-12
+    )

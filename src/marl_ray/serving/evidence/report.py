@@ -1,4 +1,4 @@
-"""An experiment as the API shows it: its arms, their outcomes, and what these prove."""
+"""The report of an experiment as the API shows it: its arms, their outcomes, and what these prove."""
 
 import math
 import time
@@ -23,7 +23,7 @@ def describe(
     record: ExperimentRecord,
     config: ExperimentConfig,
     arms: Mapping[str, Mapping[str, Any]],
-    found: Findings,
+    evidence: Findings,
     shadow: Mapping[str, Mapping[str, float]],
     now: float | None = None,
 ) -> dict[str, Any]:
@@ -32,11 +32,11 @@ def describe(
     `arms` has what is known of their bundles (`digest`, `lineage`), or nothing; `shadow` is the store's totals. All
     intervals of the differences hold together, at all looks at once, with probability 1 - config.alpha.
     """
-    plan, state, look = record.plan, record.state, found.look
+    plan, state, look = record.plan, record.state, evidence.look
     total = math.fsum(record.weights.values())
     outcomes = {arm: look.summary("outcome", arm) for arm in plan.weights}
     largest = max(outcome.variance for outcome in outcomes.values())
-    decision = advance(record, found.evidence, time.time() if now is None else now)
+    decision = advance(record, evidence.evidence, time.time() if now is None else now)
     rows: dict[str, Any] = {}
     for arm, outcome in outcomes.items():
         units, stored, known = look.units.get(arm, _UNMET), record.config["arms"][arm], arms.get(arm, {})
@@ -56,9 +56,9 @@ def describe(
             "variance": _number(outcome.variance) if outcome.n > 1 else None,
             "interval": _bounds(around),
         }
-    for harm, promotion in zip(found.harm, found.promotion, strict=True):
+    for harm, promotion in zip(evidence.harm, evidence.promotion, strict=True):
         alpha = config.alpha / len(plan.treatments)
-        between = _difference(harm.arm, found.look, config, plan, alpha)
+        between = _difference(harm.arm, evidence.look, config, plan, alpha)
         rows[harm.arm] |= {
             "difference": _number(between.estimate),
             "difference_interval": _bounds(between),
@@ -79,10 +79,10 @@ def describe(
         "epoch": state.epoch,
         "control": plan.control,
         "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
-        "srm": {"p_value": found.srm.p_value, "alarm": found.srm.alarm},
-        "reporting": [_reporting(reports) for reports in found.reporting],
-        "warnings": [*found.warnings, *_warnings(config), *_missing(found)],
-        "guardrails": [_guardrail(rail) for rail in found.guardrails],
+        "srm": {"p_value": evidence.srm.p_value, "alarm": evidence.srm.alarm},
+        "reporting": [_reporting(reports) for reports in evidence.reporting],
+        "warnings": [*evidence.warnings, *_warnings(config), *_missing(evidence)],
+        "guardrails": [_guardrail(rail) for rail in evidence.guardrails],
         "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
         "config": config.model_dump(mode="json"),
         "arms": rows,
@@ -94,26 +94,26 @@ def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[floa
 
     Each arm's bounds hold at all times at once with probability 1 - config.alpha.
     """
-    found: dict[str, list[list[float | None]]] = {}
+    points_by_arm: dict[str, list[list[float | None]]] = {}
     for arm, moments in series.items():
-        rows = found.setdefault(arm, [])
+        rows = points_by_arm.setdefault(arm, [])
         for at, seen in moments:
             around = mean_interval(seen, seen.variance, alpha=config.alpha, min_outcomes=config.min_outcomes)
             rows.append([at, seen.n, _number(seen.mean), *(_bounds(around) or (None, None))])
-    return found
+    return points_by_arm
 
 
 def _warnings(config: ExperimentConfig) -> list[str]:
-    """What may mislead the tests, in a sentence each."""
+    """One sentence for each setting that may mislead the tests."""
     if len(config.arms) < 2 or not config.unbounded:
         return []
     return [f"A rare large value can mislead the tests of {', '.join(config.unbounded)}: declare bounds or winsorize."]
 
 
-def _missing(found: Findings) -> list[str]:
-    """Of each metric that judged sessions lack which then do not count, a sentence."""
+def _missing(evidence: Findings) -> list[str]:
+    """One sentence for each metric that some judged sessions lack, where these sessions then do not count."""
     lines: dict[str, str] = {}
-    for one in found.reporting:
+    for one in evidence.reporting:
         lacking = one.judged + one.control_judged - one.reported - one.control_reported
         if lacking:
             lines.setdefault(
@@ -135,11 +135,11 @@ def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPla
     return Interval(below.test.gain, max(below.test.bound, -most), min(above.test.bound, most))
 
 
-def _test(found: Finding) -> dict[str, Any]:
-    gain, bound, e_value, proven = found.test
+def _test(finding: Finding) -> dict[str, Any]:
+    gain, bound, e_value, proven = finding.test
     return {
-        "margin": found.margin,
-        "alpha": found.alpha,
+        "margin": finding.margin,
+        "alpha": finding.alpha,
         "gain": _number(gain),
         "bound": _number(bound),
         "e_value": e_value,
@@ -147,29 +147,29 @@ def _test(found: Finding) -> dict[str, Any]:
     }
 
 
-def _reporting(found: Reporting) -> dict[str, Any]:
+def _reporting(reporting: Reporting) -> dict[str, Any]:
     return {
-        "metric": found.metric,
-        "arm": found.arm,
-        "reported": found.reported,
-        "judged": found.judged,
-        "control_reported": found.control_reported,
-        "control_judged": found.control_judged,
-        "p_value": found.test.p_value,
-        "alarm": found.test.alarm,
+        "metric": reporting.metric,
+        "arm": reporting.arm,
+        "reported": reporting.reported,
+        "judged": reporting.judged,
+        "control_reported": reporting.control_reported,
+        "control_judged": reporting.control_judged,
+        "p_value": reporting.test.p_value,
+        "alarm": reporting.test.alarm,
     }
 
 
-def _guardrail(found: Finding) -> dict[str, Any]:
+def _guardrail(finding: Finding) -> dict[str, Any]:
     return {
-        "name": found.name,
-        "arm": found.arm,
-        "better": found.better,
-        "n": found.treatment.n,
-        "control_n": found.control.n,
-        "mean": _number(found.treatment.mean),
-        "control_mean": _number(found.control.mean),
-        **_test(found),
+        "name": finding.name,
+        "arm": finding.arm,
+        "better": finding.better,
+        "n": finding.treatment.n,
+        "control_n": finding.control.n,
+        "mean": _number(finding.treatment.mean),
+        "control_mean": _number(finding.control.mean),
+        **_test(finding),
     }
 
 

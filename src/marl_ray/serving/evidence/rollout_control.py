@@ -1,7 +1,7 @@
-"""From what the store knows to what is done with an experiment: the statistics asked, the decision taken, and written.
+"""The control of rollouts: ask the statistics what the store's numbers prove, take a decision, and write it.
 
-Every replica may decide. A decision names the epoch it was made on, so of several replicas one is heard; and harm needs no
-majority: the first replica to see the proof rolls the arm back.
+Every replica may decide. A decision names the epoch it was made on, so of several replicas only the first one's is
+written. Harm needs no majority: the first replica to see the proof rolls the arm back.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """How many units of a treatment and of the control report a metric, of those whose windows are over."""
+    """The number of units of a treatment and of the control that report a metric, of those whose windows are over."""
 
     metric: str
     """`outcome` or a guardrail's."""
@@ -74,7 +74,7 @@ class Reporting:
     test: Unequal
 
     def sentence(self, control: str) -> str:
-        """The alarm in words."""
+        """The alarm as a sentence."""
         of_arm, of_control = (
             f"{arm!r} reports {self.metric!r} of {reported} of {judged} sessions"
             for arm, reported, judged in (
@@ -87,43 +87,44 @@ class Reporting:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Everything that was asked in one look."""
+    """All answers of one look at an experiment."""
 
     look: Look
     harm: tuple[Finding, ...]
-    """Of the outcome, by treatment."""
+    """The tests of the outcome, by treatment."""
     guardrails: tuple[Finding, ...]
-    """By treatment, then in the config's order."""
+    """The tests of guardrails, by treatment, then in the config's order."""
     promotion: tuple[Finding, ...]
     srm: Mismatch
     reporting: tuple[Reporting, ...]
-    """Of what does not count where it is missing, by metric, then treatment."""
+    """The reporting of each metric whose missing values do not count, by metric, then treatment."""
     evidence: Evidence
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Why nothing is promoted although the outcomes may prove it, in sentences."""
+        """Sentences that say why nothing is promoted although the outcomes may prove it."""
         arms = self.evidence.arms.values()
-        return tuple(told for arm in arms for told in (arm.unequal, arm.unguarded) if told is not None)
+        return tuple(warning for arm in arms for warning in (arm.unequal, arm.unguarded) if warning is not None)
 
 
 def config_of(record: ExperimentRecord) -> ExperimentConfig:
-    """The config that the store keeps, without what was added to it. MarlRayError if this version does not know it."""
+    """Read the config that the store keeps, without what was added to it. MarlRayError if this version does not know
+    it."""
     known, of_arm = ExperimentConfig.model_fields, ArmConfig.model_fields
     arms = {arm: {k: v for k, v in part.items() if k in of_arm} for arm, part in record.config["arms"].items()}
     data = {key: value for key, value in record.config.items() if key in known}
-    whole = data | {"name": record.name, "arms": arms}
-    return parse_config(ExperimentConfig, whole, source=f"experiment {record.name!r}")
+    complete = data | {"name": record.name, "arms": arms}
+    return parse_config(ExperimentConfig, complete, source=f"experiment {record.name!r}")
 
 
 def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
-    """The experiment's own guardrails, and that on `error`."""
+    """The experiment's own guardrails and the one on `error`."""
     own = config.guardrails
     return own if any(rail.name == ERRORS.name for rail in own) else (*own, ERRORS)
 
 
 def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
-    """What outcomes, guardrails and counts prove. Alphas are shared by the treatments (Bonferroni)."""
+    """Test outcomes, guardrails and counts. The treatments share each alpha (Bonferroni)."""
     plan, excluded = record.plan, excluding(config)
 
     def asked(side: int, measure: Measure, alpha: float) -> tuple[Finding, ...]:
@@ -134,17 +135,19 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
     harms = asked(HARM, outcome_of(config), config.alpha_rollback)
     promotions = asked(PROMOTION, outcome_of(config), config.alpha)
     rails = [asked(HARM, guardrail_of(config, rail), rail.alpha) for rail in guardrails_of(config)]
-    guardrails = tuple(found for of_arm in zip(*rails, strict=True) for found in of_arm)
+    guardrails = tuple(finding for of_arm in zip(*rails, strict=True) for finding in of_arm)
     reporting = tuple(_reporting(look, record, config, metric) for metric in excluded)
-    told = tuple(found for of_metric in reporting for found in of_metric)
+    reports = tuple(finding for of_metric in reporting for finding in of_metric)
     exposures = _of_stage(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
     # Where no report counts as a number, silence is as many numbers, all alike, and evidence of no arm.
     heard = any(look.reported.get("outcome", {}).values())
     for harmed, bound in zip(harms, promotions, strict=True):
-        alarms = {found.metric: found for found in told if found.arm == harmed.arm and found.test.alarm}
-        mine = [found for found in guardrails if found.arm == harmed.arm]
-        proof = next((found.name for found in (harmed, *mine) if found.test.proven and found.name not in alarms), None)
+        alarms = {finding.metric: finding for finding in reports if finding.arm == harmed.arm and finding.test.alarm}
+        mine = [finding for finding in guardrails if finding.arm == harmed.arm]
+        proof = next(
+            (finding.name for finding in (harmed, *mine) if finding.test.proven and finding.name not in alarms), None
+        )
         enough = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
         lacks = (_lack(look, plan.control, config, rail) for rail in mine) if heard else [SILENCE]
         arms[harmed.arm] = ArmEvidence(
@@ -153,36 +156,37 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
             tested=enough and heard,
             promotable=bound.test.proven and heard,
             estimate=bound.test.gain,
-            unequal=next((found.sentence(plan.control) for found in alarms.values()), None),
+            unequal=next((finding.sentence(plan.control) for finding in alarms.values()), None),
             unguarded=next((lack for lack in lacks if lack), None) if enough else None,
         )
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
-    return Findings(look, harms, guardrails, promotions, srm, told, Evidence(arms, srm.alarm))
+    return Findings(look, harms, guardrails, promotions, srm, reports, Evidence(arms, srm.alarm))
 
 
 def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, metric: str) -> list[Reporting]:
-    """How often each treatment's units report the metric, against the control's; the alarm's level is shared by them."""
+    """Compare how often each treatment's units report the metric with the control's; the treatments share the alarm's
+    level."""
     plan, counts = record.plan, look.reported.get(metric, {})
 
     def of(arm: str) -> tuple[int, int]:
         return counts.get(arm, 0), look.units[arm].judged if arm in look.units else 0
 
-    found = []
+    reports = []
     for arm in plan.treatments:
         pair = look.reporting.pair(metric, arm, plan.control, len(plan.weights))
         level, units = ALARM / len(plan.treatments), config.randomize == "session"
         test = unequal_reporting(*pair, min_outcomes=config.min_outcomes, units=units, alpha=level)
-        found.append(Reporting(metric, arm, *of(arm), *of(plan.control), test))
-    return found
+        reports.append(Reporting(metric, arm, *of(arm), *of(plan.control), test))
+    return reports
 
 
 def _lack(look: Look, control: str, config: ExperimentConfig, rail: Finding) -> str | None:
-    """Why a guardrail cannot speak of the arm, in a sentence; None if it can."""
+    """A sentence that says why a guardrail cannot judge the arm; None if it can."""
     if rail.name != "error" and rail.name not in look.reported:  # errors are the gateway's own to note
         return f"no client has sent {rail.name!r} of a session, which a guardrail asks for"
-    for arm, found in ((rail.arm, rail.treatment), (control, rail.control)):
-        if found.n < config.min_outcomes:
-            return f"the guardrail {rail.name!r} has {found.n} of {config.min_outcomes} observations of arm {arm!r}"
+    for arm, summary in ((rail.arm, rail.treatment), (control, rail.control)):
+        if summary.n < config.min_outcomes:
+            return f"the guardrail {rail.name!r} has {summary.n} of {config.min_outcomes} observations of arm {arm!r}"
     return None
 
 
@@ -196,7 +200,7 @@ def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
 
 
 def findings(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
-    """`find` on what the store knows now."""
+    """Run `find` on what the store knows now."""
     return find(store.look(record, questions=questions_of(config, record.plan)), record, config)
 
 
@@ -212,12 +216,12 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision 
         ExperimentStatus.PROMOTED,
     ):
         return None
-    found, now = findings(store, record, config), time.time()
-    decision = advance(record, found.evidence, now)
+    evidence, now = findings(store, record, config), time.time()
+    decision = advance(record, evidence.evidence, now)
     action = ACTIONS.get(decision.step)
     if action is None or (action is Action.PROMOTE and not config.promotes):
         if config.strategy == "thompson":
-            _reallocate(store, record, config, found, now)
+            _reallocate(store, record, config, evidence, now)
         return decision
     try:
         store.change(config.name, action, epoch=decision.epoch, actor=ACTOR, reason=decision.reason, arm=decision.arm)
@@ -228,22 +232,22 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision 
 
 
 def _reallocate(
-    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, found: Findings, now: float
+    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, evidence: Findings, now: float
 ) -> None:
     """Set the weights anew if it is time, every arm has outcomes enough, and arms are met and report as they should."""
     state, plan = record.state, record.plan
     since = state.stage_since if state.allocation is None else state.allocation.at
     left = [arm for arm in plan.weights if arm not in state.rolled_back]
-    enough = all(found.look.summary("outcome", arm).n >= config.min_outcomes for arm in left)
+    enough = all(evidence.look.summary("outcome", arm).n >= config.min_outcomes for arm in left)
     if state.status is not ExperimentStatus.RUNNING or now - since < config.reweigh_s or len(left) < 2 or not enough:
         return
-    if found.srm.alarm or any(one.test.alarm for one in found.reporting):
+    if evidence.srm.alarm or any(one.test.alarm for one in evidence.reporting):
         return
-    chosen = thompson_weights(found.look.gains("outcome", plan.control, left, len(plan.weights)), config.floor)
+    chosen = thompson_weights(evidence.look.gains("outcome", plan.control, left, len(plan.weights)), config.floor)
     weights = {arm: chosen.get(arm, 0.0) for arm in plan.weights}
     total = math.fsum(record.weights.values())
     if max(abs(weights[arm] - record.weights[arm] / total) for arm in weights) < LEAST_CHANGE:
         return
-    told = ", ".join(f"{arm} {share:.1%}" for arm, share in weights.items())
+    shares = ", ".join(f"{arm} {share:.1%}" for arm, share in weights.items())
     with contextlib.suppress(StaleEpochError):  # another replica was faster, or a person
-        store.reallocate(record.name, weights, epoch=record.epoch, actor=ACTOR, reason=f"chances to be best: {told}")
+        store.reallocate(record.name, weights, epoch=record.epoch, actor=ACTOR, reason=f"chances to be best: {shares}")

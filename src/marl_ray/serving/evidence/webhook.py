@@ -22,11 +22,11 @@ from marl_ray.experiments.store.notices import Notices
 from marl_ray.experiments.store.store import AuditEntry
 
 LOOK_S = 15.0
-"""How often what is due is looked for when nothing has changed."""
+"""Seconds between looks for what is due when nothing has changed."""
 SEND_S = 10.0
 """Deadline of one request."""
 CLAIM_S = 3 * SEND_S
-"""How long another replica leaves an entry alone that this one sends."""
+"""Seconds that another replica leaves an entry alone that this one sends."""
 LONGEST_PAUSE_S = 300.0
 DOUBLED = 9
 """Attempts after which pauses, twice as long each time, have come to that."""
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Webhook:
-    """The deliveries of one replica."""
+    """Delivers entries of the audit log, for one replica."""
 
     def __init__(self, config: WebhookConfig, notices: Notices, endpoints: Callable[[], Mapping[str, str]]):
         """`endpoints` gives the experiments that this gateway serves, and the endpoint of each. MarlRayError if the secret
@@ -51,18 +51,18 @@ class Webhook:
         self._thread.start()
 
     def poke(self) -> None:
-        """Something has changed; never blocks."""
+        """Wake the thread because something has changed; never blocks."""
         self._news.set()
 
     def close(self) -> None:
-        """End the thread; what is not delivered is another replica's, or the next one's."""
+        """End the thread; another replica, or the next one, delivers the rest."""
         self._closing.set()
         self._news.set()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
 
     def deliver(self) -> float:
-        """Send what is due; seconds until something may be due again. Raises StoreError."""
+        """Send what is due and return the seconds until something may be due again. Raises StoreError."""
         now, endpoints = time.time(), self._endpoints()
         pause = LOOK_S
         for entry, attempts in self._notices.due(endpoints.keys(), now - self._config.deadline_s, now):
@@ -79,7 +79,7 @@ class Webhook:
         return pause
 
     def _send(self, entry: AuditEntry, endpoint: str) -> str | None:
-        """What went wrong, if anything did."""
+        """The reason why sending failed, or None."""
         body = orjson.dumps(asdict(entry) | {"endpoint": endpoint})
         at = str(int(time.time()))
         signature = hmac.new(self._secret, at.encode() + b"." + body, hashlib.sha256).hexdigest()

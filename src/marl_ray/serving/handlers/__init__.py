@@ -1,1 +1,1 @@
-"""One file per group of paths: what the gateway does for each request."""
+"""Handlers of requests: one file per group of paths."""

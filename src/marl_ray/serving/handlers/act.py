@@ -14,7 +14,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass
 from marl_ray.serving.arms.response_cache import cache_key
-from marl_ray.serving.handlers.writing import Wrote, log_text, shadow_text, spoken, texts
+from marl_ray.serving.handlers.writing import Wrote, log_text, shadow_text, spoken, texts, total_cost
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
 from marl_ray.serving.logs.act_log import LoggedAct
@@ -57,7 +57,7 @@ async def batch(service: Service, request: Request) -> Response:
 
 
 async def answer(service: Service, request: Request, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one request for actions, or RequestError."""
+    """Answer one request for actions; RequestError if it is refused."""
     start = time.perf_counter()
     routers = service.endpoints.acting(data.get("experiment"))
     session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
@@ -81,13 +81,12 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
         assignment = service.assigner.expose(met)
         parts, arm = await _acted(service, met, assignment.arm, observations, greedy, masks, wrote)
     seconds = time.perf_counter() - start
+    met.answered(seconds)
     if router.is_text:
-        met.answered(seconds, math.fsum(whole.cost_usd for _, whole in wrote), service.costs)
-    else:
-        met.answered(seconds)
+        met.charge(total_cost(response.cost_usd for _, response in wrote), service.unit_reports)
     if service.acts is not None and met.takes_part and router.is_text:
-        for asked, whole in wrote:
-            log_text(service, met, assignment, arm, router.arms[arm].bundle.digest, asked, whole)
+        for asked, response in wrote:
+            log_text(service, met, assignment, arm, router.arms[arm].bundle.digest, asked, response)
     elif service.acts is not None and met.takes_part:
         digest = router.arms[arm].bundle.digest
         service.acts.put(
@@ -110,7 +109,7 @@ async def _acted(
     wrote: Wrote,
 ) -> tuple[dict[str, Any], str]:
     """Actions and log-probabilities as JSON has them, and the arm that gave them: the control if the arm's circuit is
-    open or its pass fails. `wrote` becomes the texts that it wrote."""
+    open or its pass fails. `wrote` becomes the list of texts that the arm wrote."""
     router = met.router
     attempts = service.failures.attempts(router, met.session, arm)
     try:
@@ -136,8 +135,8 @@ async def _acted(
                 continue
             circuit.success(ticket)
             attempts.answered_by = name
-            for asked, whole in wrote if met.takes_part else ():
-                shadow_text(router, asked, whole)
+            for asked, response in wrote if met.takes_part else ():
+                shadow_text(router, asked, response)
             for shadow in router.state.shadows if met.takes_part and not router.is_text else ():
                 if shadow in router.arms:
                     router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
@@ -179,7 +178,7 @@ async def _spoken(
 
 
 def _kept(value: bytes | None) -> dict[str, Any] | None:
-    """An answer from the cache; what somebody else may have written there is none."""
+    """An answer from the cache; None if it is not one, because others may write to a shared cache."""
     try:
         parts = orjson.loads(value) if value else None
     except orjson.JSONDecodeError:
@@ -223,9 +222,9 @@ async def assign(service: Service, request: Request) -> Response:
     router.bundle_of(met.assigned.assignment.arm)  # before the exposure: there must be an arm to name
     assignment = service.assigner.expose(met) if exposes else met.assigned.assignment
     arm = router.answering(assignment.arm)[0]
-    told = {
+    answer_fields = {
         "bundle": router.config.arms[arm].reference,
         "digest": router.arms[arm].bundle.digest,
         "exposed": exposes and met.takes_part,
     }
-    return Response(orjson.dumps(met.head(assignment, arm) | told))
+    return Response(orjson.dumps(met.head(assignment, arm) | answer_fields))

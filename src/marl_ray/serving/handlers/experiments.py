@@ -31,7 +31,7 @@ def path_part(request: Request, part: int = 3) -> str:
 
 
 def rows(service: Service) -> list[dict[str, Any]]:
-    """Every experiment of this replica in a few words."""
+    """Every experiment of this replica, in one row each."""
     return [
         {
             "name": name,
@@ -113,8 +113,8 @@ def described(service: Service, router: Router) -> dict[str, Any]:
         arm: {"digest": part.bundle.digest, "lineage": part.bundle.manifest.lineage.model_dump(mode="json")}
         for arm, part in router.arms.items()
     }
-    found = findings(store, record, router.config)
-    return describe(record, router.config, bundles, found, store.shadow_totals(name))
+    evidence = findings(store, record, router.config)
+    return describe(record, router.config, bundles, evidence, store.shadow_totals(name))
 
 
 async def series(service: Service, request: Request) -> Response:
@@ -132,12 +132,12 @@ def plotted(service: Service, router: Router) -> dict[str, list[list[float | Non
     """Outcomes over time, by arm; blocks on the database. Every outcome is read for it, so pages that reload share one
     reading for some seconds."""
     name, began = router.config.name, time.monotonic()
-    until, found = service.plots.get(name, (-math.inf, {}))
+    until, plot = service.plots.get(name, (-math.inf, {}))
     if began > until:
-        found = curves(service.store.series(name), router.config)
+        plot = curves(service.store.series(name), router.config)
         now = time.monotonic()
-        service.plots[name] = now + max(PLOT_S, PLOT_TIMES * (now - began)), found
-    return found
+        service.plots[name] = now + max(PLOT_S, PLOT_TIMES * (now - began)), plot
+    return plot
 
 
 async def audit(service: Service, request: Request) -> Response:
@@ -161,7 +161,7 @@ async def change(service: Service, request: Request) -> Response:
 
 
 async def changed(service: Service, router: Router, actor: str, action: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Do what a person asks of an experiment; the state that came of it, or RequestError."""
+    """Take a person's action on an experiment and return the new state; RequestError if it is not possible."""
     reason = _reason(data.get("reason"))
     # What only takes traffic away is right on any epoch, and must not fail because another change was faster.
     arm, epoch = data.get("arm"), data.get("epoch", None if Action(action) in RETREATS else router.state.epoch)
@@ -197,5 +197,5 @@ def _reason(reason: Any) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether every database keeps it: neither NUL nor half a surrogate pair."""
+    """True if every database can keep the text: it has neither NUL nor half a surrogate pair."""
     return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)

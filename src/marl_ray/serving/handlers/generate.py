@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from marl_ray.serving.handlers.writing import Whole, Writing, agent_of, text_only, text_request, written
+from marl_ray.serving.handlers.writing import Writing, WrittenResponse, agent_of, text_only, text_request, written
 from marl_ray.serving.http.fields import attributes_of, cluster_of, flag, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
 from marl_ray.serving.http.text_settings import SETTINGS, settings_of
@@ -34,17 +34,17 @@ async def generate(service: Service, request: Request) -> Response | Stream:
     return await written(request, writing, streamed, _answer, _events)
 
 
-def _answer(writing: "Writing", whole: Whole) -> dict[str, Any]:
+def _answer(writing: "Writing", response: WrittenResponse) -> dict[str, Any]:
     return writing.head | {
-        "text": whole.text,
-        "tokens": whole.ids,
-        "log_probs": whole.log_probs,
-        "finish_reason": whole.finish,
+        "text": response.text,
+        "tokens": response.ids,
+        "log_probs": response.log_probs,
+        "finish_reason": response.finish,
     }
 
 
 async def _events(writing: "Writing") -> AsyncIterator[bytes]:
-    """The answer in parts, which joined are the whole; the last one says by which arm."""
+    """Yield the parts of the answer; the last one names the arm."""
     try:
         while True:
             piece = await writing.next()

@@ -21,17 +21,17 @@ async def endpoints(service: Service, request: Request) -> Response:
     await service.admission.admit_reader(request)
 
     def read() -> bytes:
-        found = {}
+        rows = {}
         for router in service.endpoints.routers.values():
             name = router.config.served_as
-            if name not in found:
+            if name not in rows:
                 newest_first = [r.config.name for r in service.endpoints.served(name)]
                 production = service.store.production(name)
-                found[name] = {
+                rows[name] = {
                     "experiments": newest_first,
                     "production": asdict(production) if production is not None else None,
                 }
-        return orjson.dumps({"endpoints": found})
+        return orjson.dumps({"endpoints": rows})
 
     return Response(await service.readings.read("endpoints", read))
 
@@ -39,16 +39,16 @@ async def endpoints(service: Service, request: Request) -> Response:
 async def models(service: Service, request: Request) -> Response:
     """`GET /v1/models`: every bundle that this replica holds, and `data`, what OpenAI's clients may name as `model`."""
     await service.admission.admit_reader(request, "inference")
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for reference, bundle in service.holdings.models.items():
-        found[bundle.digest] = _model(bundle, reference)
+        rows[bundle.digest] = _model(bundle, reference)
     for router in service.endpoints.routers.values():
         for arm, part in router.arms.items():
-            row = found.setdefault(part.bundle.digest, _model(part.bundle, router.config.arms[arm].reference))
+            row = rows.setdefault(part.bundle.digest, _model(part.bundle, router.config.arms[arm].reference))
             row["arms"].append(f"{router.config.name}/{arm}")
     names = dict.fromkeys(router.config.served_as for router in service.endpoints.routers.values())
     data = [model for name in names for model in models_of(service.endpoints.served(name))]
-    return Response(orjson.dumps({"object": "list", "data": data, "models": list(found.values())}))
+    return Response(orjson.dumps({"object": "list", "data": data, "models": list(rows.values())}))
 
 
 async def load(service: Service, request: Request) -> Response:
@@ -96,7 +96,7 @@ async def ready(service: Service, request: Request) -> Response:
         router.answering(arm) for router in here for arm, weight in router.state.weights.items() if weight > 0
     )
     is_ready = service.started is not None and answers  # what there was at the start is loaded before it
-    told = {
+    body = {
         "ready": is_ready,
         "arms": arms,
         "missing": lacking,
@@ -105,11 +105,11 @@ async def ready(service: Service, request: Request) -> Response:
         "since": service.started,
         "uptime_s": None if service.started is None else time.time() - service.started,
     }
-    return Response(orjson.dumps(told), 200 if is_ready else 503)
+    return Response(orjson.dumps(body), 200 if is_ready else 503)
 
 
 def device() -> str:
-    """What policies in this process run on."""
+    """The device that policies in this process run on."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 

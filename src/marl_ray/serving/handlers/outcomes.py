@@ -12,12 +12,12 @@ import orjson
 
 from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store.reports import METRIC_LENGTH
 from marl_ray.experiments.store.store import OutcomeConflictError, Recorded, Report, UnknownUnitError
-from marl_ray.experiments.store.units import METRIC_LENGTH
 from marl_ray.serving.http.fields import is_identifier, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
-from marl_ray.serving.routing.costs import COST, counts_cost
 from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.unit_reports import COST, counts_cost
 from marl_ray.serving.service import Service
 
 LARGEST_OUTCOME = 1e100
@@ -25,13 +25,13 @@ LARGEST_OUTCOME = 1e100
 OTHER_REPLICAS_S = (0.1, 0.2, 0.4)
 """Pauses in which another replica's queued exposure has reached the store, before an outcome is refused."""
 CLOCKS_S = 5.0
-"""How far a client's clock may be ahead of this one."""
+"""Seconds that a client's clock may be ahead of this one."""
 OUTCOME_FIELDS = frozenset({"experiment", "session_id", "value", "metrics", "at"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """A request's outcome."""
+class _ReadReport:
+    """One request's report of a session, checked."""
 
     asked: str
     """The endpoint or experiment that it names, or the only one."""
@@ -48,8 +48,8 @@ Answer = dict[str, Any] | RequestError
 async def outcome(service: Service, request: Request) -> Response:
     """`POST /v1/outcomes`."""
     key = service.admission.admit(request, "outcomes")
-    told = _told(service, request, await request.object(OUTCOME_FIELDS))
-    answer = (await _record(service, key, [told]))[0]
+    report = _read_report(service, request, await request.object(OUTCOME_FIELDS))
+    answer = (await _record(service, key, [report]))[0]
     if isinstance(answer, RequestError):
         raise answer
     return Response(orjson.dumps(answer))
@@ -65,15 +65,17 @@ async def outcomes(service: Service, request: Request) -> Response:
         raise RequestError(413, "outcomes", f"expected at most {limit} outcomes, got {len(parts)}")
     service.admission.limit(key, len(parts))
 
-    def read(part: Any) -> _Told | RequestError:
+    def read(part: Any) -> _ReadReport | RequestError:
         try:
-            return _told(service, request, known_fields(part, OUTCOME_FIELDS))
+            return _read_report(service, request, known_fields(part, OUTCOME_FIELDS))
         except RequestError as error:
             return error
 
     read_parts = [read(part) for part in parts]
-    recorded = iter(await _record(service, key, [told for told in read_parts if isinstance(told, _Told)]))
-    answers = [next(recorded) if isinstance(told, _Told) else told for told in read_parts]
+    recorded = iter(
+        await _record(service, key, [read_part for read_part in read_parts if isinstance(read_part, _ReadReport)])
+    )
+    answers = [next(recorded) if isinstance(read_part, _ReadReport) else read_part for read_part in read_parts]
     return Response(orjson.dumps({"answers": [_part(answer) for answer in answers]}))
 
 
@@ -83,8 +85,8 @@ def _part(answer: Answer) -> dict[str, Any]:
     return answer
 
 
-def _told(service: Service, request: Request, data: Mapping[str, Any]) -> _Told:
-    """What a request tells, or RequestError."""
+def _read_report(service: Service, request: Request, data: Mapping[str, Any]) -> _ReadReport:
+    """Read and check the fields of one report; RequestError if one is wrong."""
     routers = service.endpoints.served(data.get("experiment"))
     session = session_id(data.get("session_id"), request)
     metrics = data.get("metrics", {})
@@ -99,7 +101,7 @@ def _told(service: Service, request: Request, data: Mapping[str, Any]) -> _Told:
         if not _is_number(value):
             raise RequestError(400, "value", f"expected a number of size {LARGEST_OUTCOME:g} at most")
         values["outcome"] = float(value)
-    return _Told(
+    return _ReadReport(
         data.get("experiment") or routers[0].config.served_as, routers, session, values, _moment(data.get("at"))
     )
 
@@ -126,68 +128,73 @@ def _moment(given: Any) -> float | None:
     return min(seconds, now)
 
 
-async def _record(service: Service, actor: str, told: Sequence[_Told]) -> list[Answer]:
+async def _record(service: Service, actor: str, reports: Sequence[_ReadReport]) -> list[Answer]:
     """Write outcomes, each to the newest of its experiments that knows the session."""
-    found = await service.in_thread(_write, service, actor, told)
+    results = await service.in_thread(_write, service, actor, reports)
     # ... which another replica's queue may still hold, for moments.
     for pause in OTHER_REPLICAS_S if most(service.config.replicas) > 1 else ():
-        left = [k for k, one in enumerate(found) if isinstance(one, UnknownUnitError)]
+        left = [k for k, one in enumerate(results) if isinstance(one, UnknownUnitError)]
         if not left:
             break
         await asyncio.sleep(pause)
-        again = await service.in_thread(_write, service, actor, [told[k] for k in left])
+        again = await service.in_thread(_write, service, actor, [reports[k] for k in left])
         for k, one in zip(left, again, strict=True):
-            found[k] = one
-    return [_answer(one, result) for one, result in zip(told, found, strict=True)]
+            results[k] = one
+    return [_answer(one, result) for one, result in zip(reports, results, strict=True)]
 
 
-def _write(service: Service, actor: str, told: Sequence[_Told]) -> list[tuple[Router, Recorded] | MarlRayError]:
-    """One transaction for each experiment."""
+def _write(
+    service: Service, actor: str, reported: Sequence[_ReadReport]
+) -> list[tuple[Router, Recorded] | MarlRayError]:
+    """Store the reports, in one transaction for each experiment."""
     service.exposures.flush()  # the session's exposure may be waiting here
-    service.costs.write()
-    found: dict[int, tuple[Router, Recorded] | MarlRayError] = {}
-    left, depth = list(range(len(told))), 0
+    service.unit_reports.write()
+    results: dict[int, tuple[Router, Recorded] | MarlRayError] = {}
+    left, depth = list(range(len(reported))), 0
     while left:
         of_router: dict[str, tuple[Router, list[int]]] = {}
         for k in left:
-            router = told[k].routers[depth]
+            router = reported[k].routers[depth]
             of_router.setdefault(router.config.name, (router, []))[1].append(k)
         for name, (router, numbers) in of_router.items():
-            reports = [_report(router, told[k]) for k in numbers]
+            reports = [_report(router, reported[k]) for k in numbers]
             for k, recorded in zip(numbers, service.store.record(name, reports, actor), strict=True):
-                found[k] = recorded if isinstance(recorded, MarlRayError) else (router, recorded)
+                results[k] = recorded if isinstance(recorded, MarlRayError) else (router, recorded)
                 if router.is_over and not isinstance(recorded, MarlRayError):
                     service.follower.note_late(name)
         depth += 1
-        left = [k for k in left if isinstance(found[k], UnknownUnitError) and depth < len(told[k].routers)]
-    return [found[k] for k in range(len(told))]
+        left = [k for k in left if isinstance(results[k], UnknownUnitError) and depth < len(reported[k].routers)]
+    return [results[k] for k in range(len(reported))]
 
 
-def _report(router: Router, told: _Told) -> Report:
-    """With what this replica has measured of the session itself, where a guardrail asks for it."""
-    known, asked = router.session(told.session), {rail.name for rail in router.config.guardrails}
+def _report(router: Router, reported: _ReadReport) -> Report:
+    """The report for the store. It also has what this replica has measured of the session itself, where a guardrail
+    asks for it."""
+    known, asked = router.session(reported.session), {rail.name for rail in router.config.guardrails}
     measured: dict[str, float] = {}
-    if known is not None and "outcome" in told.values:
+    if known is not None and "outcome" in reported.values:
         measured["error"] = float(known.failed)
         if known.acts:
             measured["latency_s"] = known.seconds / known.acts
-    if "outcome" in told.values:
-        measured[COST] = 0.0  # where nothing is known, see `Costs`
+    if "outcome" in reported.values:
+        measured[COST] = 0.0  # where nothing is known, see `UnitReports`
     asked -= set() if counts_cost(router.config) else {COST}
-    measured = {name: value for name, value in measured.items() if name in asked and name not in told.values}
-    return Report(told.session, told.values, told.at, measured)
+    measured = {name: value for name, value in measured.items() if name in asked and name not in reported.values}
+    return Report(reported.session, reported.values, reported.at, measured)
 
 
-def _answer(told: _Told, found: tuple[Router, Recorded] | MarlRayError) -> Answer:
-    if isinstance(found, UnknownUnitError):
-        return RequestError(404, "session_id", f"no session {told.session!r} has acted in experiment {told.asked!r}")
-    if isinstance(found, MarlRayError):
-        field, _, message = str(found).partition(": ")
-        return RequestError(409 if isinstance(found, OutcomeConflictError) else 400, field, message)
-    router, recorded = found
+def _answer(reported: _ReadReport, result: tuple[Router, Recorded] | MarlRayError) -> Answer:
+    if isinstance(result, UnknownUnitError):
+        return RequestError(
+            404, "session_id", f"no session {reported.session!r} has acted in experiment {reported.asked!r}"
+        )
+    if isinstance(result, MarlRayError):
+        field, _, message = str(result).partition(": ")
+        return RequestError(409 if isinstance(result, OutcomeConflictError) else 400, field, message)
+    router, recorded = result
     answer: dict[str, Any] = {"experiment": router.config.name, "arm": recorded.assignment.arm}
-    if "outcome" in told.values:
-        answer["value"] = told.values["outcome"]
+    if "outcome" in reported.values:
+        answer["value"] = reported.values["outcome"]
     answer["counts"] = recorded.late_s is None
     if recorded.late_s is not None:
         window = router.config.outcome_window_s

@@ -1,4 +1,4 @@
-"""Which function answers which request. The OpenAPI document is made of the same table."""
+"""The table of routes: which function answers which request. The OpenAPI document is made of the same table."""
 
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.handlers import act, experiments, generate, operations, outcomes, ui
@@ -23,8 +23,8 @@ async def document(service: Service, request: Request) -> Response:
 
 async def docs(service: Service, request: Request) -> Response:
     """`GET /docs`: the OpenAPI document as a page."""
-    found = await document(service, request)
-    return await ui.docs(service, request, found.body)
+    description = await document(service, request)
+    return await ui.docs(service, request, description.body)
 
 
 _EXPERIMENT = "/v1/experiments/{name}"
@@ -77,19 +77,19 @@ for _route in ROUTES:
 
 def find(path: str, method: str) -> Route:
     """The route of a request, or RequestError 404 or 405."""
-    found = _FIXED.get(path)
-    if found is None:
+    fixed = _FIXED.get(path)
+    if fixed is None:
         parts = path.split("/")
-        found = {
+        fixed = {
             route.method: route
             for shape, route in _SHAPES.get(len(parts), ())
             if all(part == given or (part[:1] == "{" and given) for part, given in zip(shape, parts, strict=True))
         }
-    if not found:
+    if not fixed:
         raise RequestError(404, None, f"no such path {path!r}, expected one of those in /openapi.json")
-    if method not in found:
-        allowed = ", ".join(found)
+    if method not in fixed:
+        allowed = ", ".join(fixed)
         error = RequestError(405, None, f"method {method} is not allowed on {path}, expected {allowed}")
         error.headers = ((b"allow", allowed.encode()),)
         raise error
-    return found[method]
+    return fixed[method]

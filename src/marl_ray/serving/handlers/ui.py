@@ -30,7 +30,7 @@ async def _admit(service: Service, request: Request) -> None:
 
 
 async def _may_read(service: Service, request: Request, form: dict[str, str]) -> bool:
-    """Whether the key of a form, or of its request, opens reading."""
+    """True if the key of a form, or of its request, has the scope to read."""
     try:
         service.admission.keys.check_secret(form.get("key", ""), "read")
     except RequestError:
@@ -72,9 +72,9 @@ def _experiment_page(
 ) -> bytes:
     name = router.config.name
     audit = [asdict(entry) for entry in service.store.audit(name)]
-    found = plotted(service, router)
+    plot = plotted(service, router)
     return render.experiment_page(
-        described(service, router), found, audit, base, message, given=form, live=live, at=time.time()
+        described(service, router), plot, audit, base, message, given=form, live=live, at=time.time()
     )
 
 

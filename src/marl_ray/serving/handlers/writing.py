@@ -1,15 +1,15 @@
-"""One text on its way: from the session's arm, or from the control where that fails before its first token."""
+"""A response while it is written: by the session's arm, or by the control where that arm fails before its first
+token."""
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import orjson
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.serving.arms.protocol import Began, Piece, Refusal, Reply, TextArm, TextRequest
+from marl_ray.serving.arms.protocol import Began, NamedToken, Piece, Refusal, Reply, TextArm, TextRequest
 from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
 from marl_ray.serving.http.text_settings import Settings
 from marl_ray.serving.logs.act_log import LoggedText
@@ -20,29 +20,30 @@ from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
 CUT = "cut"
-"""How a response ended that nobody waited for any more, or whose arm failed."""
+"""The finish of a response that nobody waited for any more, or whose arm failed."""
 
 
-class Whole(NamedTuple):
-    """A response."""
+class WrittenResponse(NamedTuple):
+    """A complete response."""
 
     text: str
     ids: list[int]
     log_probs: list[float]
     finish: str
     prompt_tokens: int
-    names: list[str]
-    tops: list[list[tuple[str, float]]]
+    names: list[NamedToken]
+    tops: list[list[tuple[NamedToken, float]]]
     began: Began | None
     tokens: int
-    cost_usd: float
+    cost_usd: float | None
+    """USD; None if nobody knows."""
 
 
 async def written(
     request: Request,
     writing: "Writing",
     streamed: bool,
-    answer: "Callable[[Writing, Whole], Any]",
+    answer: "Callable[[Writing, WrittenResponse], Any]",
     events: "Callable[[Writing], AsyncIterator[bytes]]",
 ) -> Response | Stream:
     """The response as one JSON answer, or as events from its first token on."""
@@ -50,19 +51,20 @@ async def written(
         await request.while_there(writing.begin())
         if streamed:
             return Stream(events(writing), writing.close, writing.headers)
-        whole = await request.while_there(whole_of(writing.next))
+        response = await request.while_there(whole_of(writing.next))
     except BaseException:
         writing.close()
         raise
     writing.close()
-    return Response(orjson.dumps(answer(writing, whole)), headers=writing.headers)
+    return Response(orjson.dumps(answer(writing, response)), headers=writing.headers)
 
 
 class Writing:
-    """One response on its way, from the session's arm, or from the control if that arm fails before its first token."""
+    """A response while it is written: by the session's arm, or by the control if that arm fails before its first
+    token."""
 
     def __init__(self, service: Service, met: Met, asked: TextRequest):
-        """The session meets its arm with this."""
+        """Begin a response; the session is exposed to its arm with this."""
         self._service, self._met, self._asked = service, met, asked
         self._start = time.perf_counter()
         self._assignment = service.assigner.expose(met)
@@ -71,15 +73,17 @@ class Writing:
         self._first: Piece | None = None
         self._digest = ""
         self._ticket = 0
+        self._is_under_way = False
+        """True while the response has begun and has no end yet."""
         self._first_s = 0.0
         self._tokens = 0
         kept = met.takes_part and (service.acts is not None or bool(met.router.state.shadows))
         self._sent: list[Piece] | None = [] if kept else None
-        """For the log, and for shadows."""
+        """The pieces so far, for the log and for shadows; None if neither wants them."""
 
     @property
     def digest(self) -> str:
-        """Of the bundle that writes."""
+        """The digest of the bundle that writes."""
         return self._digest
 
     @property
@@ -89,10 +93,10 @@ class Writing:
     @property
     def headers(self) -> Headers:
         met = self._met
-        told = {"x-experiment": met.router.config.name, "x-arm": self._arm, "x-session-id": met.session}
+        named = {"x-experiment": met.router.config.name, "x-arm": self._arm, "x-session-id": met.session}
         if met.holdout:
-            told["x-holdout"] = "true"
-        return tuple((name.encode(), header_text(value)) for name, value in told.items())
+            named["x-holdout"] = "true"
+        return tuple((name.encode(), header_text(value)) for name, value in named.items())
 
     async def begin(self) -> None:
         """Wait for the first token. RequestError if the request is refused, or if no arm answers."""
@@ -116,6 +120,7 @@ class Writing:
                     self._ticket = 0
                     continue
                 attempts.answered_by = name
+                self._is_under_way = True
                 self._first_s = time.perf_counter() - self._start
                 return
             await attempts.compare(self._begun_by)
@@ -135,7 +140,7 @@ class Writing:
             reply.leave()
 
     async def next(self) -> Piece:
-        """What comes next, until a piece has a `finish`; RequestError if the arm fails. Only after `begin`."""
+        """Wait for the next piece, until one has a `finish`; RequestError if the arm fails. Only after `begin`."""
         piece, self._first = self._first, None
         if piece is None:
             assert self._reply is not None
@@ -156,35 +161,42 @@ class Writing:
         return piece
 
     def close(self) -> None:
-        """Nobody waits any more; to be called at the end in any case."""
+        """Give the response up or end it; whoever holds it calls this at the end in any case."""
         if self._reply is not None:
             self._reply.leave()
         if self._ticket:
             self._met.router.circuits[self._arm].forget(self._ticket)
             self._ticket = 0
-        if self._tokens:
-            meters = self._service.metrics.of(self._met.router.config)[self._arm]
-            meters.tokens += self._tokens
-            self._tokens = 0
+        config = self._met.router.config
+        meters = self._service.metrics.of(config)[self._arm]
+        if self._is_under_way and config.arms[self._arm].price is not None:
+            # The other side counts tokens at the end alone.
+            self._met.charge(None, self._service.unit_reports)
+            meters.cost_unknown += 1
+        self._is_under_way = False
+        meters.tokens += self._tokens
+        self._tokens = 0
         if self._asked.streamed:  # else the client has got nothing of it
             self._log()
 
     def _log(self) -> None:
         """Put what was sent into the log, once, and have shadows write it, if it is whole."""
         if self._sent:
-            asked, whole = self._asked, joined(self._sent)
+            asked, response = self._asked, joined(self._sent)
             if self._service.acts is not None:
-                log_text(self._service, self._met, self._assignment, self._arm, self._digest, asked, whole)
-            if whole.finish != CUT:
-                shadow_text(self._met.router, asked, whole)
+                log_text(self._service, self._met, self._assignment, self._arm, self._digest, asked, response)
+            if response.finish != CUT:
+                shadow_text(self._met.router, asked, response)
         self._sent = None
 
     def _done(self, piece: Piece) -> None:
         self._log()
+        self._is_under_way = False
         router, seconds = self._met.router, time.perf_counter() - self._start
         router.circuits[self._arm].success(self._ticket)
         self._ticket = 0
-        self._met.answered(seconds, piece.cost_usd, self._service.costs)
+        self._met.answered(seconds)
+        self._met.charge(piece.cost_usd, self._service.unit_reports)
         meters = self._service.metrics.of(router.config)[self._arm]
         meters.observe(seconds)
         meters.wrote(piece.prompt_tokens, self._first_s, piece.cost_usd)
@@ -201,14 +213,14 @@ class Writing:
             )
 
 
-Wrote = list[tuple[TextRequest, Whole]]
+Wrote = list[tuple[TextRequest, WrittenResponse]]
 
 
 async def spoken(
     service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, wrote: Wrote
 ) -> dict[str, tuple[str, float | None]]:
-    """Every agent's text and its log-probability, if its arm tells that, all from one arm; RequestError if it refuses one.
-    `wrote` becomes what was asked of the arm, and what came."""
+    """Let one arm write every agent's text. Returns each text and its log-probability, if its arm names that;
+    RequestError if the arm refuses one. `wrote` becomes the list of requests and responses."""
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
     writer = cast(TextArm, router.arms[arm])
@@ -224,16 +236,19 @@ async def spoken(
             reply.leave()
     meters = service.metrics.of(router.config)[arm]
     said = {agent: task.result() for agent, task in tasks.items()}
-    for whole, first_at in said.values():
-        meters.tokens += whole.tokens
-        meters.wrote(whole.prompt_tokens, first_at - start, whole.cost_usd)
-    wrote[:] = [(asked[agent], whole) for agent, (whole, _) in said.items()]
+    for response, first_at in said.values():
+        meters.tokens += response.tokens
+        meters.wrote(response.prompt_tokens, first_at - start, response.cost_usd)
+    wrote[:] = [(asked[agent], response) for agent, (response, _) in said.items()]
     # An external arm tells no log-probabilities.
-    return {agent: (whole.text, sum(whole.log_probs) if whole.ids else None) for agent, (whole, _) in said.items()}
+    return {
+        agent: (response.text, sum(response.log_probs) if response.ids else None)
+        for agent, (response, _) in said.items()
+    }
 
 
-async def _said(reply: Reply) -> tuple[Whole, float]:
-    """A whole response, and when its first token was there."""
+async def _said(reply: Reply) -> tuple[WrittenResponse, float]:
+    """Wait for a whole response; returns it and the moment of its first token."""
     first: Piece | None = await _piece(reply)
     at = time.perf_counter()
 
@@ -246,24 +261,24 @@ async def _said(reply: Reply) -> tuple[Whole, float]:
 
 
 async def _piece(reply: Reply) -> Piece:
-    """What comes next, or RequestError where the arm refuses."""
-    found = await reply.next()
-    if isinstance(found, Refusal):
-        raise RequestError(found.status, found.field, found.message, retry_after_s=found.retry_after_s)
-    return found
+    """Wait for the next piece; RequestError where the arm refuses."""
+    piece = await reply.next()
+    if isinstance(piece, Refusal):
+        raise RequestError(piece.status, piece.field, piece.message, retry_after_s=piece.retry_after_s)
+    return piece
 
 
-async def whole_of(following: Callable[[], Awaitable[Piece]]) -> Whole:
-    """All pieces that there are to come, as one."""
+async def whole_of(following: Callable[[], Awaitable[Piece]]) -> WrittenResponse:
+    """Wait for all pieces that are still to come, and join them."""
     pieces = [await following()]
     while pieces[-1].finish is None:
         pieces.append(await following())
     return joined(pieces)
 
 
-def joined(pieces: Sequence[Piece]) -> Whole:
+def joined(pieces: Sequence[Piece]) -> WrittenResponse:
     """The response that these pieces are; one without an end was cut."""
-    return Whole(
+    return WrittenResponse(
         "".join(piece.text for piece in pieces),
         [number for piece in pieces for number in piece.ids],
         [log_prob for piece in pieces for log_prob in piece.log_probs],
@@ -273,17 +288,33 @@ def joined(pieces: Sequence[Piece]) -> Whole:
         [top for piece in pieces for top in piece.tops],
         pieces[0].began,
         sum(piece.tokens for piece in pieces),
-        math.fsum(piece.cost_usd for piece in pieces),
+        total_cost(piece.cost_usd for piece in pieces),
     )
 
 
+def total_cost(costs: Iterable[float | None]) -> float | None:
+    """The sum of costs in USD; None if one of them is unknown."""
+    total = 0.0
+    for cost in costs:
+        if cost is None:
+            return None
+        total += cost
+    return total
+
+
 def log_text(
-    service: Service, met: Met, assignment: Assignment, arm: str, digest: str, asked: TextRequest, whole: Whole
+    service: Service,
+    met: Met,
+    assignment: Assignment,
+    arm: str,
+    digest: str,
+    asked: TextRequest,
+    response: WrittenResponse,
 ) -> None:
     """Put a response into the log of decisions, which there is; `digest` is of the bundle that wrote it."""
     assert service.acts is not None
-    began, prompt = whole.began or Began([], {}), asked.prompt if isinstance(asked.prompt, str) else None
-    told = [] if prompt is not None else [part for part in asked.prompt if isinstance(part, Mapping)]
+    began, prompt = response.began or Began([], {}), asked.prompt if isinstance(asked.prompt, str) else None
+    messages = [] if prompt is not None else [part for part in asked.prompt if isinstance(part, Mapping)]
     guided = ["guide"] if asked.json_object or asked.must_call else []
     biased = ["bias"] if asked.bias is not None else []
     service.acts.put(
@@ -298,13 +329,13 @@ def log_text(
             greedy=asked.greedy,
             agent=asked.agent,
             prompt=prompt,
-            messages=told,
+            messages=messages,
             tools=asked.tools,
             prompt_ids=began.prompt_ids,
-            text=whole.text,
-            ids=whole.ids,
-            log_probs=whole.log_probs,
-            finish=whole.finish,
+            text=response.text,
+            ids=response.ids,
+            log_probs=response.log_probs,
+            finish=response.finish,
             seed=asked.seed,
             settings=began.settings,
             asked=[*sorted(asked.changes), *guided, *biased],
@@ -312,16 +343,16 @@ def log_text(
     )
 
 
-def shadow_text(router: Router, asked: TextRequest, whole: Whole) -> None:
-    """Have the shadows write what was asked for."""
+def shadow_text(router: Router, asked: TextRequest, response: WrittenResponse) -> None:
+    """Send copies of the request to the shadows."""
     for shadow in router.state.shadows:
         if shadow in router.arms:
             writer = cast(TextArm, router.arms[shadow])
-            router.shadows.send_text(shadow, writer, asked, whole.ids, whole.log_probs, whole.text)
+            router.shadows.send_text(shadow, writer, asked, response.ids, response.log_probs, response.text)
 
 
 def text_only(router: Router) -> None:
-    """RequestError 422 if the experiment's policies have no text."""
+    """Raise RequestError 422 if the experiment's policies have no text."""
     if not router.is_text:
         family = router.bundle_of(router.control).manifest.family
         raise RequestError(
@@ -330,14 +361,14 @@ def text_only(router: Router) -> None:
 
 
 def text_request(service: Service, agent: str, prompt: Any, settings: Settings, **more: Any) -> TextRequest:
-    """With a seed in any case."""
+    """Make the request to an arm; one without a seed gets one."""
     seed = service.seed() if settings.seed is None else settings.seed
     logged = service.acts is not None
     return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, logged=logged, **more)
 
 
 def agent_of(router: Router, given: Any) -> str:
-    """Whose text is asked for; it may be left out where one policy plays all agents."""
+    """The agent whose text the request asks for. It may be left out where one policy plays all agents."""
     agents = router.bundle_of(router.control).agents
     if given is None and len(set(agents.values())) == 1:
         return next(iter(agents))

@@ -1,1 +1,1 @@
-"""How a request is read and answered."""
+"""HTTP: reading requests and writing answers."""

@@ -1,4 +1,4 @@
-"""Who may send a request, and how many of them: keys, their scopes and their rates."""
+"""Admission: which requests are let in, by keys, their scopes and their rates."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from marl_ray.serving.http.protocol import Request, RequestError
 from marl_ray.serving.http.rate_limits import RateLimiter
 
 REFUSAL_S = 1.0
-"""How long a reader who has used up the rate waits for being told so."""
+"""Seconds that a reader who has used up the rate waits for the refusal."""
 
 
 class Admission:
@@ -27,8 +27,9 @@ class Admission:
         return key
 
     async def admit_reader(self, request: Request, *also: Permission) -> str:
-        """Likewise for reading, with the scope `read` or one of these. A refusal for the rate comes late, because readers
-        without pause would otherwise be refused thousands of times a second, which takes as much as answering."""
+        """Admit a request to read, with the scope `read` or one of these. A refusal for the rate comes late, because
+        readers without pause would otherwise be refused thousands of times a second, which takes as much as
+        answering."""
         key = self.keys.check(request, "read", *also)
         if self._read_limiter is not None and (wait := self._read_limiter.take(key)) > 0:
             await asyncio.sleep(REFUSAL_S)
@@ -36,7 +37,7 @@ class Admission:
         return key
 
     def limit(self, key: str, cost: int) -> None:
-        """Count `cost` requests of a key, or RequestError 429."""
+        """Count `cost` requests of a key; RequestError 429 if they are too many."""
         if self._limiter is not None and (wait := self._limiter.take(key, cost)) > 0:
             raise RequestError(429, None, f"more requests of {key!r} than its rate_limit allows", retry_after_s=wait)
 

@@ -12,11 +12,11 @@ ASKS = b"authorization, content-type, x-arm, x-request-id, x-request-timeout-sec
 TELLS = b"retry-after, x-arm, x-experiment, x-holdout, x-request-id, x-session-id"
 """Headers that a page may read."""
 KEPT_S = b"600"
-"""How long a browser may remember what it was told."""
+"""Seconds that a browser may remember an answer to its preflight request."""
 
 
 def told(origins: tuple[str, ...], request: Request) -> Headers:
-    """What every answer says of its reader's origin."""
+    """The headers that every answer to this origin has."""
     if "*" in origins:
         return ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", TELLS))
     vary = ((b"vary", b"origin"),) if origins else ()

@@ -18,14 +18,14 @@ class _Entry:
 
 
 class Deadlines:
-    """The deadlines of one event loop."""
+    """Keeps the deadlines of one event loop."""
 
     def __init__(self) -> None:
         self._under_way: set[_Entry] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, work: Awaitable[T], seconds: float) -> T:
-        """What `work` returns, or TimeoutError (and `work` is cancelled) after `seconds`."""
+        """Run `work` and return its result; TimeoutError (and `work` is cancelled) after `seconds`."""
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         entry = _Entry(task, loop.time() + seconds)

@@ -32,7 +32,7 @@ def cluster_of(data: Mapping[str, Any]) -> str | None:
 
 
 def attributes_of(data: Mapping[str, Any]) -> Attributes:
-    """What the request tells of its unit, by name; nothing if it tells nothing."""
+    """The attributes of the request's unit, by name; empty if the request has none."""
     given = data.get("attributes")
     if given is None:
         return {}
@@ -53,12 +53,12 @@ def attributes_of(data: Mapping[str, Any]) -> Attributes:
 
 
 def is_identifier(value: Any, length: int = SESSION_LENGTH) -> bool:
-    """Whether the value is 1 to `length` printable characters, which NUL and lone surrogates are not."""
+    """True if the value is 1 to `length` printable characters; NUL and lone surrogates are not."""
     return isinstance(value, str) and 0 < len(value) <= length and value.isprintable()
 
 
 def flag(data: Mapping[str, Any], name: str) -> bool:
-    """A field that is true, or false where it is missing or null."""
+    """A field that is true or false; false where it is missing or null."""
     value = data.get(name)
     if value is not None and not isinstance(value, bool):
         raise RequestError(400, name, "expected true or false")

@@ -65,16 +65,16 @@ class Keys:
         """The name of the key with this secret, or RequestError 401 or 403. The scope `admin` holds `read`."""
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
         # All keys are compared, each in constant time: how long it takes tells nothing.
-        found = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
+        matching = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
         if not self.keys and permissions == ("admin",):
             raise RequestError(403, "authorization", "no api_keys are configured, so nobody may change experiments")
-        if not found:
+        if not matching:
             raise RequestError(401, "authorization", "expected a known key: authorization: Bearer KEY")
-        scopes = {*found[0].scopes, *(("read",) if "admin" in found[0].scopes else ())}
+        scopes = {*matching[0].scopes, *(("read",) if "admin" in matching[0].scopes else ())}
         if not scopes & set(permissions):
             wanted = " or ".join(map(repr, permissions))
-            raise RequestError(403, "authorization", f"key {found[0].name!r} lacks the scope {wanted}")
-        return found[0].name
+            raise RequestError(403, "authorization", f"key {matching[0].name!r} lacks the scope {wanted}")
+        return matching[0].name
 
 
 def new_key(path: Path, name: str) -> str:

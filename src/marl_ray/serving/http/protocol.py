@@ -1,4 +1,4 @@
-"""The little of HTTP that the gateway needs, on raw ASGI."""
+"""The part of HTTP that the gateway needs, on raw ASGI."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _REQUEST_IDS = (secrets.token_hex(6), itertools.count(1))
 
 
 class RequestError(MarlRayError):
-    """A request that is refused: the HTTP status, the field at fault (None for the request as a whole) and one line.
+    """A refusal of a request: the HTTP status, the field at fault (None for the request as a whole) and one line.
 
     `retry_after_s` says when to come again.
     """
@@ -102,8 +102,8 @@ class Request:
         return body
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns; ClientGoneError, and `work` is cancelled, as soon as the client hangs up. Only when the body
-        has been read. For what takes long: it costs two tasks."""
+        """Run `work` and return its result; ClientGoneError, and `work` is cancelled, as soon as the client hangs up.
+        Only when the body has been read. It costs two tasks, so it is for work that takes long."""
         task = asyncio.create_task(work)
         if self._gone is None:  # one for all that wait in this request
             self._gone = asyncio.create_task(self._until_gone())
@@ -123,7 +123,7 @@ class Request:
             pass
 
     def close(self) -> None:
-        """Stop looking whether the client is there."""
+        """Stop watching for the client to hang up."""
         if self._gone is not None:
             self._gone.cancel()
 
@@ -136,7 +136,7 @@ class Request:
 
 
 class Response(NamedTuple):
-    """What a handler answers."""
+    """A handler's answer."""
 
     body: bytes
     status: int = 200

@@ -27,7 +27,7 @@ class RateLimiter:
         self._full_at: OrderedDict[str, float] = OrderedDict()  # the last asked for is the last
 
     def __len__(self) -> int:
-        """Buckets that are kept."""
+        """The number of buckets that are kept."""
         return len(self._full_at)
 
     def take(self, key: str, cost: int = 1) -> float:

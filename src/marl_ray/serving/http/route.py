@@ -1,4 +1,4 @@
-"""What a route is: an operation, and which function answers it."""
+"""A route: an operation, and the function that answers it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -18,4 +18,4 @@ class Route(NamedTuple):
     loads: bool = False
     """Fetches bundles, which may take longer than requests may."""
     problem: Callable[[RequestError], bytes] = RequestError.body
-    """How an error is written."""
+    """The function that writes an error's body."""

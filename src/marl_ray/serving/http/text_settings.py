@@ -1,4 +1,4 @@
-"""Fields that say how a text is wanted: of `/generate` and of OpenAI's paths."""
+"""Fields that shape a text, of `/generate` and of OpenAI's paths."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ SEEDS = 1 << 63
 
 
 class Settings(NamedTuple):
-    """How a request wants its text; see `TextRequest`."""
+    """A request's wishes for its text; see `TextRequest`."""
 
     seed: int | None
     greedy: bool
@@ -26,7 +26,7 @@ class Settings(NamedTuple):
 
 
 def settings_of(data: Mapping[str, Any]) -> Settings:
-    """How the text is wanted; what is missing or null is as in training. RequestError 400 naming the field."""
+    """Read the wishes; what is missing or null is as in training. RequestError 400 naming the field."""
     changes: dict[str, Any] = {}
     tokens, top_k, seed = (data.get(name) for name in ("max_tokens", "top_k", "seed"))
     if tokens is not None:

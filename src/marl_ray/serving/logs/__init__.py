@@ -1,1 +1,1 @@
-"""What is written off the hot path: exposures, acts, metrics."""
+"""Logs that are written off the hot path: exposures, acts, metrics."""

@@ -1,4 +1,4 @@
-"""What every act saw and did, and every text that was written, in segments of JSON lines: what one trains on next.
+"""The log of every act and every text, in segments of JSON lines, which runs can train on after an export.
 
     FOLDER/EXPERIMENT/decisions-PID-RANDOM.jsonl.partial     being written
     FOLDER/EXPERIMENT/decisions-PID-RANDOM.jsonl.zst         complete
@@ -39,17 +39,17 @@ CAPACITY = 10_000
 """Decisions that may wait in memory; beyond that they are dropped and counted."""
 WRITE_INTERVAL_S = 0.25
 SEGMENT_BYTES = 16_000_000
-"""Of JSON: complete segments are a fraction of that."""
+"""Size of a segment as JSON; a complete (compressed) segment takes a fraction of it."""
 SEGMENT_S = 60.0
 LIMIT_BYTES = 2_000_000_000
 """Bound of the segments that wait to be completed; beyond it decisions are dropped and counted."""
 RETRY_S = 5.0
 CLOSE_S = 20.0
-"""How long closing waits for the last segments to be completed."""
+"""Seconds that closing waits for the last segments to be completed."""
 RUN_BYTES = 100_000_000
-"""What sorting keeps in memory."""
+"""Bytes that sorting keeps in memory."""
 ROW_BYTES = 200
-"""What a row in memory takes besides its line."""
+"""Bytes that a row in memory takes besides its line."""
 UNIT_AND_TIME = itemgetter(0, 1)
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _OfUnit:
-    """What every record has: of one unit, by one arm's bundle (`digest`). `at` is seconds since 1970."""
+    """The fields of every record: one unit and one arm's bundle (`digest`). `at` is seconds since 1970."""
 
     experiment: str
     unit: str
@@ -93,22 +93,23 @@ class LoggedText(_OfUnit):
     prompt: str | None
     """None where there are messages."""
     messages: Sequence[Any]
-    """As a chat gave them, `{"role": ..., "content": ...}` each; empty where there is a prompt."""
+    """The chat's messages, `{"role": ..., "content": ...}` each; empty where there is a prompt."""
     tools: Sequence[Any]
-    """That the chat offered."""
+    """The tools that the chat offered."""
     prompt_ids: Sequence[int]
     """Tokens that the model read before its first own one; empty of an arm that tells none."""
     text: str
-    """What the client got."""
+    """The text that the client got."""
     ids: Sequence[int]
     """Sampled tokens."""
     log_probs: Sequence[float]
-    """Of each, at the temperature in force, before `top_k` and `top_p`; of a greedy text at the bundle's own temperature."""
+    """The log-probability of each token at the temperature in force, before `top_k` and `top_p`; for a greedy text at
+    the bundle's own temperature."""
     finish: str
     """`stop`, `length`, or `cut` where the client left or the arm failed in mid-stream: then the log has what was sent."""
     seed: int
     settings: dict[str, Any]
-    """In force: `temperature`, `top_p`, `top_k`, `max_tokens`; empty of an arm that tells none."""
+    """The settings in force: `temperature`, `top_p`, `top_k`, `max_tokens`; empty for an arm that names none."""
     asked: Sequence[str]
     """The settings that the request itself chose, by name."""
 
@@ -135,7 +136,7 @@ class _Writing:
 
 
 class ActLog:
-    """Decisions on their way to their folder. `put` never blocks and does no work."""
+    """Queues decisions for their folder. `put` never blocks and does no work."""
 
     def __init__(
         self,
@@ -170,12 +171,12 @@ class ActLog:
 
     @property
     def waiting(self) -> int:
-        """Decisions in memory."""
+        """The number of decisions in memory."""
         return len(self._queue)
 
     @property
     def dropped(self) -> int:
-        """Decisions that were dropped, for want of room or for a failing disk."""
+        """The number of decisions that were dropped, because the queue was full or the disk failed."""
         return self._refused + self._lost
 
     def start(self) -> None:
@@ -226,8 +227,8 @@ class ActLog:
         self._wake.set()
 
     def _encoded(self) -> dict[str, list[bytes]]:
-        """What waits, as lines by experiment."""
-        found: dict[str, list[bytes]] = {}
+        """Take what waits, as lines by experiment."""
+        lines: dict[str, list[bytes]] = {}
         for _ in range(len(self._queue)):
             record = self._queue.popleft()
             try:
@@ -236,8 +237,8 @@ class ActLog:
                 self._lost += 1
                 _log.error("a decision of %s is dropped: %s", record.experiment, one_line(error))
             else:
-                found.setdefault(record.experiment, []).append(line)
-        return found
+                lines.setdefault(record.experiment, []).append(line)
+        return lines
 
     def _write(self, experiment: str, data: bytes) -> None:
         waiting = [*(writing.segment for writing in self._open.values()), *list(self._sealed)]
@@ -349,8 +350,9 @@ def _read(filesystem: fs.FileSystem, path: str) -> list[bytes]:
 def sorted_by_unit(
     lines: Iterable[bytes], parse: Callable[[bytes], tuple[str, float, T] | None], run_bytes: int = RUN_BYTES
 ) -> Iterator[T]:
-    """What `parse` makes of the lines, in the order of the units and times that it gives. Lines that it gives None for are
-    left out. Sorted runs of `run_bytes` go to temporary files, and are merged; a line is parsed twice then."""
+    """Parse the lines and sort the results by the units and times that `parse` gives. Lines for which `parse` gives
+    None are left out. Sorted runs of `run_bytes` go to temporary files and are merged; each line is parsed twice
+    then."""
     with tempfile.TemporaryDirectory(prefix="marl-ray-sort-") as folder:
         runs: list[Iterator[tuple[str, float, T]]] = []
         run: list[tuple[str, float, bytes]] = []
@@ -370,8 +372,8 @@ def sorted_by_unit(
                 run, size = [], 0
         run.sort(key=UNIT_AND_TIME)
         runs.append(filter(None, map(parse, (line for _, _, line in run))))
-        for _, _, found in heapq.merge(*runs, key=UNIT_AND_TIME):
-            yield found
+        for _, _, parsed_row in heapq.merge(*runs, key=UNIT_AND_TIME):
+            yield parsed_row
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""From the decision log and the outcomes to trajectories, as Parquet: what the gateway served is what one trains on next.
+"""The export: it joins the decision log with the outcomes and writes trajectories as Parquet, which runs can train on.
 
 A row is one decision sequence of `marl_ray.trajectories`: one agent's decisions in one unit (session), T steps. All lists
 but `agent`'s own values have T entries. Of language models a row is one response (`text_rows`).
@@ -36,7 +36,7 @@ GROUP_ROWS = 5_000
 GROUP_NUMBERS = 1_000_000
 """Numbers in a row group, about."""
 STEP_NUMBERS = 12
-"""Of them, a step's besides its observation's."""
+"""Numbers of a step besides its observation's."""
 
 _STEPS = pa.list_(pa.float64())
 _ROWS = pa.list_(_STEPS)
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ExportSummary:
-    """What an export wrote and left out."""
+    """Counts of what an export wrote and left out."""
 
     units: int
     """Units written."""
@@ -123,8 +123,8 @@ def _write(store: ExperimentStore, experiment: str, decisions: str, file: Path) 
     schema = text_rows.SCHEMA if isinstance(first, LoggedText) else SCHEMA
     everything = itertools.chain(() if first is None else (first,), logged)
     with pq.ParquetWriter(str(file), schema.with_metadata(metadata), compression="zstd") as writer:
-        for unit, found in itertools.groupby(everything, key=lambda found: found.unit):
-            acts, outcome, cost = list(found), outcome_of(unit), cost_of(unit)
+        for unit, logged_of_unit in itertools.groupby(everything, key=lambda logged_of_unit: logged_of_unit.unit):
+            acts, outcome, cost = list(logged_of_unit), outcome_of(unit), cost_of(unit)
             if outcome is None:
                 counts["censored"] += 1
                 continue
@@ -215,7 +215,7 @@ def _flat(value: Any) -> list[float]:
 
 
 def _in_rising_order(rows: Iterator[tuple[str, T]]) -> Callable[[str], T | None]:
-    """Look-up in rows that are sorted by key, by keys that are asked in rising order."""
+    """A look-up in rows that are sorted by key; it must be asked for keys in rising order."""
     head = next(rows, None)
 
     def find(key: str) -> T | None:

@@ -32,13 +32,13 @@ BATCH = 1_000
 RETRY_S = 0.5
 """Pause after a failed write."""
 PATIENCE_S = 1.0
-"""How long a write may hang before what waits goes to disk."""
+"""Seconds that a write may hang before what waits goes to disk."""
 ADOPTION_S = 10.0
-"""How often a replica looks for what dead ones left behind."""
+"""Seconds between looks for what dead replicas left behind."""
 WRITING_S = 12.0
-"""How long a flush waits for another one; the database's own timeouts are shorter."""
+"""Seconds that a flush waits for another one; the database's own timeouts are shorter."""
 CLOSE_S = 20.0
-"""How long closing waits for the thread's last batch."""
+"""Seconds that closing waits for the thread's last batch."""
 
 _EXPOSURE = TypeAdapter(Exposure)
 _log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class ExposureLog:
 
     @property
     def waiting(self) -> int:
-        """Exposures in memory."""
+        """The number of exposures in memory."""
         return len(self._queue)
 
     @property
@@ -233,7 +233,7 @@ class ExposureLog:
                 failing = not self._try_to_spill(quiet=failing)
 
     def _late(self) -> bool:
-        """Whether what waits is for the disk: the database fails, or hangs."""
+        """True if what waits is for the disk: the database fails, or hangs."""
         return time.monotonic() - self._kept_up >= PATIENCE_S
 
     def _try_to_spill(self, quiet: bool) -> bool:

@@ -40,27 +40,30 @@ class Histogram:
 
 
 class ArmMeters:
-    """What is counted of an arm at every act: plain numbers, because the library's counters cost a lock each."""
+    """The counters of an arm that every act changes: plain numbers, because the library's counters cost a lock each."""
 
-    __slots__ = ("cost_usd", "exposures", "first_token", "prompt_tokens", "seconds", "tokens")
+    __slots__ = ("cost_unknown", "cost_usd", "exposures", "first_token", "prompt_tokens", "seconds", "tokens")
 
     def __init__(self) -> None:
         self.exposures = 0
         self.seconds = Histogram()
-        """Of acts."""
+        """Seconds of acts."""
         self.prompt_tokens = self.tokens = 0
         self.first_token = Histogram()
-        """Of texts."""
+        """Seconds to the first token of texts."""
         self.cost_usd = 0.0
+        self.cost_unknown = 0
+        """Responses of an arm with a price whose cost nobody knows."""
 
     def observe(self, seconds: float) -> None:
-        """An act that took this long."""
+        """Count an act that took so many seconds."""
         self.seconds.observe(seconds)
 
-    def wrote(self, prompt_tokens: int, first_token_s: float, cost_usd: float) -> None:
-        """A text that was written to its end."""
+    def wrote(self, prompt_tokens: int, first_token_s: float, cost_usd: float | None) -> None:
+        """Count a text that was written to its end; None is a cost that nobody knows."""
         self.prompt_tokens += prompt_tokens
-        self.cost_usd += cost_usd
+        self.cost_usd += cost_usd or 0.0
+        self.cost_unknown += cost_usd is None
         self.first_token.observe(first_token_s)
 
 
@@ -86,6 +89,9 @@ class _Hot(Collector):
             "marl_ray_gateway_tokens", "Tokens of texts: of their prompts, and generated.", labels=(*OF_ARM, "kind")
         )
         cost = CounterMetricFamily("marl_ray_gateway_cost_usd", "Price of external arms' tokens.", labels=OF_ARM)
+        unpriced = CounterMetricFamily(
+            "marl_ray_gateway_cost_unknown", "Responses of arms with a price whose cost is unknown.", labels=OF_ARM
+        )
         for experiment, arms in list(self._arms.items()):
             for arm, meters in arms.items():
                 exposures.add_metric([experiment, arm], meters.exposures)
@@ -96,6 +102,8 @@ class _Hot(Collector):
                     tokens.add_metric([experiment, arm, "generated"], meters.tokens)
                 if meters.cost_usd:
                     cost.add_metric([experiment, arm], meters.cost_usd)
+                if meters.cost_unknown:
+                    unpriced.add_metric([experiment, arm], meters.cost_unknown)
         requests = CounterMetricFamily("marl_ray_gateway_requests", "Requests answered.", labels=OF_ANSWER)
         errors = CounterMetricFamily("marl_ray_gateway_errors", "Of these, with 4xx or 5xx.", labels=OF_ANSWER)
         for (endpoint, status), count in list(self._answers.items()):
@@ -107,15 +115,15 @@ class _Hot(Collector):
         )
         for endpoint, acts in list(self._holdouts.items()):
             holdouts.add_metric([endpoint], acts)
-        yield from (exposures, seconds, first, tokens, cost, requests, errors, holdouts)
+        yield from (exposures, seconds, first, tokens, cost, unpriced, requests, errors, holdouts)
 
 
 class Metrics:
     """A private registry, so that several gateways in one process, and Ray's own metrics, stay apart."""
 
     def __init__(self, replica: str | None = None) -> None:
-        """With a name for `replica`, every line of `text` has it as a label: of several replicas, each scrape of their
-        common port reads one."""
+        """`replica` names the replica in a label of every line of `text`, because each scrape of the replicas' common
+        port reads one of them."""
         self._replica = replica
         self.registry = CollectorRegistry()
         self._arms: dict[str, dict[str, ArmMeters]] = {}
@@ -140,20 +148,20 @@ class Metrics:
         return Gauge(f"marl_ray_gateway_{name}", text, labels, registry=self.registry)
 
     def of(self, experiment: ExperimentConfig) -> dict[str, ArmMeters]:
-        """Arm -> its numbers; to be counted on the event loop."""
-        found = self._arms.get(experiment.name)
-        if found is None:
-            found = {arm: ArmMeters() for arm in experiment.arms}
-            self._arms[experiment.name] = found
-        return found
+        """Arm -> its counters; change them on the event loop alone."""
+        meters = self._arms.get(experiment.name)
+        if meters is None:
+            meters = {arm: ArmMeters() for arm in experiment.arms}
+            self._arms[experiment.name] = meters
+        return meters
 
     def count(self, endpoint: str, status: int) -> None:
-        """One request answered."""
+        """Count an answered request."""
         key = (endpoint, status)
         self._answers[key] = self._answers.get(key, 0) + 1
 
     def count_holdout(self, endpoint: str) -> None:
-        """One act of a unit that is held out."""
+        """Count an act of a unit that is held out."""
         self._holdouts[endpoint] = self._holdouts.get(endpoint, 0) + 1
 
     def text(self) -> bytes:

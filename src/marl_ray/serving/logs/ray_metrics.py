@@ -28,25 +28,25 @@ class RayMetrics:
         self._told: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def start(self) -> None:
-        """Tell them every few seconds, for as long as the process lives."""
+        """Push the numbers every few seconds, for as long as the process lives."""
         threading.Thread(target=self._run, name="ray-metrics", daemon=True).start()
 
     def push(self) -> None:
-        """Tell what has changed since the last time."""
+        """Push what has changed since the last time."""
         for family in self._read():
             for sample in family.samples:
                 if sample.name.endswith("_created"):
                     continue
                 labels = tuple(sorted(sample.labels.items()))
-                told = self._told.get((sample.name, labels))
-                if sample.value == told:
+                pushed = self._told.get((sample.name, labels))
+                if sample.value == pushed:
                     continue
                 self._told[sample.name, labels] = sample.value
                 metric = self._metric(family, sample.name, tuple(sorted(sample.labels)))
                 if family.type == "gauge":
                     metric.set(sample.value, tags=dict(labels))
-                elif sample.value > (told or 0.0):
-                    metric.inc(sample.value - (told or 0.0), tags=dict(labels))
+                elif sample.value > (pushed or 0.0):
+                    metric.inc(sample.value - (pushed or 0.0), tags=dict(labels))
 
     def _metric(self, family: Metric, name: str, labels: Any) -> Any:
         name = name.removesuffix("_total")  # which Ray's agents add to counters

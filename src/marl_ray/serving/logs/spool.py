@@ -21,7 +21,8 @@ from marl_ray.errors import MarlRayError, one_line
 
 SEGMENT_BYTES = 8_000_000
 CHUNK_BYTES = 200_000
-"""What is read of a segment at a time, about a thousand exposures; a longer line is torn, and so not readable."""
+"""Bytes of a segment that are read at a time, about a thousand exposures; a longer line is torn, and so not
+readable."""
 PREFIX, SUFFIX = "exposures-", ".jsonl"
 
 _log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class Spool:
 
     @property
     def size(self) -> int:
-        """What waits here, in bytes."""
+        """Bytes that wait here."""
         return sum(segment.size - segment.read for segment in self._segments())
 
     def append(self, lines: list[bytes]) -> int:

@@ -10,7 +10,8 @@ from marl_ray.experiments.store.store import Outcome
 from marl_ray.serving.logs.act_log import LoggedText
 
 FREE = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop"})
-"""What a request may ask for without another distribution of its tokens than the settings in force tell of."""
+"""Settings that a request may choose while `log_probs` stay those of the distribution that the tokens were drawn
+from."""
 
 OF_UNIT = [
     ("experiment", pa.string()),
@@ -95,8 +96,8 @@ def text_rows(texts: Sequence[LoggedText], outcome: Outcome, cost: float | None,
 
 
 def _sampled(one: LoggedText) -> bool:
-    whole = one.settings.get("top_p", 0.0) == 1 and one.settings.get("top_k", 1) == 0
-    return whole and not one.greedy and bool(one.prompt_ids) and FREE.issuperset(one.asked)
+    is_untruncated = one.settings.get("top_p", 0.0) == 1 and one.settings.get("top_k", 1) == 0
+    return is_untruncated and not one.greedy and bool(one.prompt_ids) and FREE.issuperset(one.asked)
 
 
 def _json(values: Sequence[Any]) -> str | None:

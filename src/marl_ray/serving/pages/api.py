@@ -34,10 +34,10 @@ def models(document: Part) -> list[dict[str, Any]]:
 
 def _resolved(document: Part, part: Part) -> Part:
     while "$ref" in part:
-        found: Any = document
+        resolved: Any = document
         for key in part["$ref"].removeprefix("#/").split("/"):
-            found = found[key]
-        part = found
+            resolved = resolved[key]
+        part = resolved
     return part
 
 
@@ -47,20 +47,20 @@ def _json(body: Part) -> Part:
 
 
 def _parameter(document: Part, given: Part) -> dict[str, str]:
-    found = _resolved(document, given)
-    schema = found.get("schema", {})
+    parameter = _resolved(document, given)
+    schema = parameter.get("schema", {})
     return {
-        "name": found["name"],
-        "where": found["in"],
+        "name": parameter["name"],
+        "where": parameter["in"],
         "kind": kind(schema),
-        "text": schema.get("description", found.get("description", "")),
+        "text": schema.get("description", parameter.get("description", "")),
     }
 
 
 def _fields(document: Part, schema: Part) -> Iterator[dict[str, Any]]:
-    found = _resolved(document, schema)
-    required = found.get("required", ())
-    for name, part in found.get("properties", {}).items():
+    resolved = _resolved(document, schema)
+    required = resolved.get("required", ())
+    for name, part in resolved.get("properties", {}).items():
         yield {
             "name": name,
             "kind": kind(part),
@@ -70,9 +70,9 @@ def _fields(document: Part, schema: Part) -> Iterator[dict[str, Any]]:
 
 
 def _answer(document: Part, status: str, given: Part) -> dict[str, str]:
-    found = _resolved(document, given)
-    kinds = [kind(content.get("schema", {})) for content in found.get("content", {}).values()]
-    return {"status": status, "text": found.get("description", ""), "kind": " or ".join(dict.fromkeys(kinds))}
+    resolved = _resolved(document, given)
+    kinds = [kind(content.get("schema", {})) for content in resolved.get("content", {}).values()]
+    return {"status": status, "text": resolved.get("description", ""), "kind": " or ".join(dict.fromkeys(kinds))}
 
 
 def kind(schema: Part) -> str:

@@ -86,7 +86,7 @@ def moment(seconds: float | None) -> datetime | None:
 
 
 def towards(e_value: float, alpha: float) -> float:
-    """How far evidence is from nothing (0) to proof (1): ln e / ln(1 / alpha), as evidence multiplies."""
+    """The position of evidence between none (0) and proof (1): ln e / ln(1 / alpha), because evidence multiplies."""
     if not e_value > 1:
         return 0.0
     return min(1.0, math.log(e_value) / math.log(1 / alpha))
@@ -147,15 +147,15 @@ def curve_chart(
 
 def _points(rows: Sequence[Sequence[float | None]]) -> list[_Point]:
     """The rows with a mean and a time, in time order and not too many."""
-    found = []
+    points = []
     for at, _, mean, low, high in rows:
         if at is not None and moment(at) is not None and mean is not None and math.isfinite(mean):
             band = (low, high) if low is not None and high is not None and math.isfinite(high - low) else None
-            found.append(_Point(at, mean, band))
-    found.sort(key=lambda point: point.at)
-    if len(found) <= MAX_POINTS:
-        return found
-    return [found[round(k * (len(found) - 1) / (MAX_POINTS - 1))] for k in range(MAX_POINTS)]
+            points.append(_Point(at, mean, band))
+    points.sort(key=lambda point: point.at)
+    if len(points) <= MAX_POINTS:
+        return points
+    return [points[round(k * (len(points) - 1) / (MAX_POINTS - 1))] for k in range(MAX_POINTS)]
 
 
 def _range(arms: Iterable[list[_Point]], since: float) -> tuple[float, float]:

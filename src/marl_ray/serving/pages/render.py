@@ -28,12 +28,12 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 )
-"""What every page is sent with."""
+"""The headers of every page."""
 
 FIELDS = {"key": 512, "reason": 1000, "arm": 100, "epoch": 12}
 """Fields of a form and their greatest lengths in characters."""
 LIVE_S = 5
-"""How often a live page and the list reload."""
+"""Seconds after which a live page and the list reload."""
 _PAGES = Path(__file__).parent
 
 
@@ -107,8 +107,8 @@ def experiment_page(
 
 def docs_page(document: bytes, base: str) -> bytes:
     """The OpenAPI document (JSON), for people to read."""
-    found = orjson.loads(document)
-    info = found["info"]
+    parsed = orjson.loads(document)
+    info = parsed["info"]
     return _render(
         "docs.html",
         base=base,
@@ -116,8 +116,8 @@ def docs_page(document: bytes, base: str) -> bytes:
         title=info["title"],
         version=info["version"],
         text=info["description"],
-        operations=api.operations(found),
-        models=api.models(found),
+        operations=api.operations(parsed),
+        models=api.models(parsed),
     )
 
 

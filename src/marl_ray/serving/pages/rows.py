@@ -1,4 +1,4 @@
-"""What the templates print: plain data in, texts, classes and coordinates out. Whatever is missing shows as a dash."""
+"""Rows for the templates: plain data in, texts, classes and coordinates out. A missing value shows as a dash."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from marl_ray.serving.pages.charts import moment, resolution, shown, spans, towa
 
 UNKNOWN = "—"
 _COLOURS = 6
-"""Of treatments; the control has its own, and a seventh treatment the first one's with dashes."""
+"""Colours of treatments. The control has its own; a seventh treatment has the first one's with dashes."""
 _ENDS = ("promoted", "rolled_back", "stopped")
 _DOES = {
     Action.START: "Start",
@@ -23,8 +23,8 @@ _LINEAGE = ("run", "steps", "seed", "code_version", "config_hash")
 
 
 def part_of(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = data.get(key)
-    return found if isinstance(found, Mapping) else {}
+    part = data.get(key)
+    return part if isinstance(part, Mapping) else {}
 
 
 def finite(value: Any) -> float | None:
@@ -69,8 +69,8 @@ def _bounds(interval: tuple[float, float] | None, step: float, sign: bool = Fals
 
 
 def time_of(value: Any) -> str:
-    found = moment(finite(value))
-    return UNKNOWN if found is None else f"{found:%Y-%m-%dT%H:%M:%SZ}"
+    at = moment(finite(value))
+    return UNKNOWN if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def control_of(report: Mapping[str, Any]) -> str | None:
@@ -82,8 +82,8 @@ def control_of(report: Mapping[str, Any]) -> str | None:
 def colours_of(arms: Sequence[str], control: str | None) -> dict[str, str]:
     """Arm -> the classes of its colour."""
     treatments = [arm for arm in dict.fromkeys(arms) if arm != control]
-    found = {arm: f"c{k % _COLOURS + 1}{' dashed' * (k >= _COLOURS)}" for k, arm in enumerate(treatments)}
-    return found | ({control: "c0"} if control is not None else {})
+    colours = {arm: f"c{k % _COLOURS + 1}{' dashed' * (k >= _COLOURS)}" for k, arm in enumerate(treatments)}
+    return colours | ({control: "c0"} if control is not None else {})
 
 
 def index_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,11 +106,11 @@ def index_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stages(report: Mapping[str, Any]) -> list[str]:
     """Labels of the steps between draft and the end."""
-    found = report.get("stages") or part_of(report, "config").get("stages")
+    stages = report.get("stages") or part_of(report, "config").get("stages")
     strategy = report.get("strategy")
-    if strategy not in (None, "gradual") or not isinstance(found, list | tuple) or len(found) < 2:
+    if strategy not in (None, "gradual") or not isinstance(stages, list | tuple) or len(stages) < 2:
         return ["shadowing" if strategy == "shadow" else "running"]
-    return [_share(share) for share in found]
+    return [_share(share) for share in stages]
 
 
 def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -126,10 +126,10 @@ def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def decision_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    found = part_of(report, "decision")
+    decision = part_of(report, "decision")
     return (
-        {"step": text_of(found.get("step")), "arm": found.get("arm"), "reason": text_of(found.get("reason"))}
-        if found
+        {"step": text_of(decision.get("step")), "arm": decision.get("arm"), "reason": text_of(decision.get("reason"))}
+        if decision
         else None
     )
 
@@ -175,9 +175,9 @@ def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict
 def margin_of(report: Mapping[str, Any]) -> float | None:
     """The accepted loss in units of the outcome: of the tests, where it is a part of the control's mean."""
     tests = (part_of(part_of(part_of(report, "arms"), arm), "harm") for arm in part_of(report, "arms"))
-    found = (finite(test.get("margin")) for test in tests)
-    told = next((margin for margin in found if margin is not None), None)
-    return finite(part_of(report, "config").get("margin")) if told is None else told
+    margins = (finite(test.get("margin")) for test in tests)
+    first_margin = next((margin for margin in margins if margin is not None), None)
+    return finite(part_of(report, "config").get("margin")) if first_margin is None else first_margin
 
 
 def warnings_of(report: Mapping[str, Any]) -> list[str]:
@@ -205,17 +205,17 @@ def _of_outcome(report: Mapping[str, Any], key: str, level: str) -> list[Mapping
     tests: list[Mapping[str, Any]] = []
     for name in arms:
         arm = part_of(arms, name)
-        found = part_of(arm, key)
-        if found:
+        part = part_of(arm, key)
+        if part:
             means = {"mean": arm.get("mean"), "control_mean": control.get("mean")}
             counts = {"n": _observed(arm), "control_n": _observed(control)}
             accepted = {"margin": config.get("margin"), "alpha": config.get(level)}
-            tests.append({"name": "outcome", "better": "higher", "arm": name} | means | counts | accepted | dict(found))
+            tests.append({"name": "outcome", "better": "higher", "arm": name} | means | counts | accepted | dict(part))
     return tests
 
 
 def _observed(arm: Mapping[str, Any]) -> Any:
-    """What the tests count: clusters or blocks where these are assigned, else outcomes."""
+    """The name of what the tests count: clusters or blocks where these are assigned, else outcomes."""
     return arm.get("observations", arm.get("outcomes"))
 
 
@@ -245,10 +245,10 @@ def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -
 
 
 def split_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    found = part_of(report, "srm")
-    p_value = finite(found.get("p_value"))
+    ratio = part_of(report, "srm")
+    p_value = finite(ratio.get("p_value"))
     p = UNKNOWN if p_value is None else f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
-    return {"p_value": p, "alarm": bool(found.get("alarm"))} if found else None
+    return {"p_value": p, "alarm": bool(ratio.get("alarm"))} if ratio else None
 
 
 def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -271,7 +271,8 @@ def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[d
 
 
 def _per_token(totals: Mapping[str, Any]) -> str | None:
-    """What a shadow gives a served token, and what it was served with, in nats; None where no texts were."""
+    """The mean log-probability per served token in nats: the shadow's, and the one it was served with; None where there
+    were no texts."""
     tokens, own, served = (finite(totals.get(key)) for key in ("tokens", "log_prob", "served_log_prob"))
     return (
         f"{own / tokens:.2f} (served {served / tokens:.2f})"
@@ -295,7 +296,7 @@ def change_row(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def actions_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be done: for each treatment, and with the whole experiment as (action, label)."""
+    """The possible actions: for each treatment, and for the experiment as (action, label)."""
     allowed = {action for action in Action if report["status"] in ALLOWED[action]}
     stage, stages = int(finite(report.get("stage")) or 0), _stages(report)
     if stage + 1 >= len(stages):

@@ -1,1 +1,1 @@
-"""Which arm a session gets, and who answers where that arm fails."""
+"""Routing: which arm a session gets, and which one answers if that arm fails."""

@@ -1,4 +1,4 @@
-"""Which experiment and which arm a request meets."""
+"""Assignment: which experiment and which arm a request meets."""
 
 import asyncio
 import logging
@@ -12,15 +12,15 @@ from marl_ray.experiments.store.store import StoreError
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.metrics import Metrics
 from marl_ray.serving.routing.breaker import Breaker
-from marl_ray.serving.routing.costs import Costs, counts_cost
 from marl_ray.serving.routing.endpoints import current, draining, remembering
 from marl_ray.serving.routing.look_ups import Answers, Asked, LookUps
 from marl_ray.serving.routing.router import Assigned, Router
+from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 
 LOOK_UP_S = 2.0
-"""How long a request waits for the database to tell a session's arm."""
+"""Seconds that a request waits for the database to tell a session's arm."""
 LOOK_UP_THREADS = 2
-"""Of their own, because acts must not wait behind outcomes and reports."""
+"""Threads for look-ups alone, because acts must not wait behind outcomes and reports."""
 LOOK_UP_CIRCUIT = BreakerConfig(failures=1, open_s=1.0, probes=1)
 """After a look-up that failed acts do without the database for a second."""
 
@@ -28,40 +28,44 @@ _log = logging.getLogger(__name__)
 
 
 class Met(NamedTuple):
-    """A session and what it is to meet; it has met it once `expose` is called."""
+    """A session and the arm that it is about to meet; it has met the arm once `expose` is called."""
 
     router: Router
     session: str
     assigned: Assigned
     takes_part: bool
-    """Whether it is a unit of the experiment; others are with an arm and are not counted."""
+    """True if it is a unit of the experiment; others are with an arm and are not counted."""
     holdout: bool = False
-    """Whether it is in no experiment of the endpoint."""
+    """True if the session is held out of all experiments of the endpoint."""
 
     def head(self, assignment: Assignment, arm: str) -> dict[str, Any]:
-        """What every answer says of its arm. The control may answer in the arm's stead, which does not change whose
-        session it is."""
-        told = {
+        """The fields about the arm that every answer has. The control may answer in the arm's stead, which does not
+        change whose session it is."""
+        fields = {
             "experiment": self.router.config.name,
             "arm": arm,
             "epoch": assignment.epoch,
             "propensity": assignment.propensity,
         }
         if self.holdout:
-            told["holdout"] = True
-        return told | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
+            fields["holdout"] = True
+        return fields | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
 
-    def answered(self, seconds: float, cost_usd: float = 0.0, costs: Costs | None = None) -> None:
-        """The session got an answer, which took this long and cost this much. `costs` is told of the first one in any
-        case, so that a session without a price has a cost of 0."""
+    def answered(self, seconds: float) -> None:
+        """Count an answer to the session that took so many seconds."""
         noted = self.router.session(self.session) if self.takes_part else None
         if noted is not None:
             noted.acts += 1
             noted.seconds += seconds
-            noted.cost_usd += cost_usd
-        has_news = cost_usd > 0 or (noted is not None and noted.acts == 1)
-        if costs is not None and self.takes_part and has_news and counts_cost(self.router.config):
-            costs.note(self.router.config.name, self.session, cost_usd)
+
+    def charge(self, usd: float | None, reports: UnitReports) -> None:
+        """Queue what a response cost the session, in USD; None if nobody knows. To be called after `answered`: the first
+        answer is noted in any case, so that a session without a price has a cost of 0."""
+        if not self.takes_part or not counts_cost(self.router.config):
+            return
+        noted = self.router.session(self.session)
+        if usd is None or usd > 0 or (noted is not None and noted.acts == 1):
+            reports.note_cost(self.router.config.name, self.session, usd)
 
 
 class Assigner:
@@ -114,7 +118,8 @@ class Assigner:
         return Met(router, session, Assigned(outside), takes_part=False, holdout=holdout)
 
     def expose(self, met: Met) -> Assignment:
-        """The session meets its arm now. Before the pass: a session whose arm then fails has met that arm all the same."""
+        """Expose the session to its arm, before the pass: a session whose arm then fails has met that arm all the
+        same."""
         if met.holdout:
             self._metrics.count_holdout(met.router.config.served_as)
         if not met.takes_part:
@@ -126,16 +131,16 @@ class Assigner:
 
     async def _assigned(self, router: Router, session: str, cluster_id: str | None) -> Assigned:
         """The arm of a session that this replica does not remember for sure."""
-        found = await self._asked([router], session)
-        return router.guess(session, cluster_id) if found is None else router.settle(session, cluster_id, found[0])
+        stored = await self._asked([router], session)
+        return router.guess(session, cluster_id) if stored is None else router.settle(session, cluster_id, stored[0])
 
     async def _have_met(self, routers: Sequence[Router], session: str) -> list[bool]:
-        """Whether the session has met an arm of each of these experiments, as far as this replica and the database know.
-        That it has not is believed for as long as replicas may differ anyway."""
+        """For each of these experiments, whether the session has met an arm of it, as far as this replica and the
+        database know. A "no" is believed for as long as replicas may differ anyway."""
         unknown = [router for router in routers if router.session(session) is None and not router.is_absent(session)]
-        found = await self._asked(unknown, session) if unknown else None
+        assignments = await self._asked(unknown, session) if unknown else None
         stored = set[str]()
-        for router, assignment in zip(unknown, found or (), strict=False):
+        for router, assignment in zip(unknown, assignments or (), strict=False):
             if assignment is None:
                 router.note_absent(session)
             else:
@@ -157,7 +162,7 @@ class Assigner:
             async with asyncio.timeout(LOOK_UP_S):
                 # At the same moment, so that they share a statement.
                 asked = [self.look_ups.ask(router.config.name, session) for router in routers]
-                found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+                assignments = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
         except (StoreError, TimeoutError) as error:
             self._circuit.failure(ticket)
             names = ", ".join(router.config.name for router in routers)
@@ -167,4 +172,4 @@ class Assigner:
             self._circuit.forget(ticket)
             raise
         self._circuit.success(ticket)
-        return found
+        return assignments

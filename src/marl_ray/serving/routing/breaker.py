@@ -27,7 +27,7 @@ class Breaker:
     def __init__(self, config: BreakerConfig, clock: Callable[[], float] = time.monotonic):
         """`clock` gives seconds."""
         self.opened = 0
-        """How often the circuit has opened."""
+        """The number of times that the circuit has opened."""
         self.failed_rounds = 0
         """Rounds of probes in a row that have failed since the circuit was closed."""
         self._config = config
@@ -62,7 +62,7 @@ class Breaker:
         return self._last
 
     def success(self, ticket: int) -> None:
-        """The request of this ticket was answered."""
+        """Count the request of this ticket as answered."""
         if not self._counts(ticket):
             return
         if self._state is CircuitState.CLOSED:

@@ -11,7 +11,7 @@ from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.routing.router import Arm, Router
 
 DRAIN_S = 3600.0
-"""How long sessions of an experiment that is over, or that has a successor, may finish with their arms."""
+"""Seconds in which sessions of an experiment that is over, or that has a successor, may finish with their arms."""
 
 
 class Endpoints:
@@ -21,7 +21,7 @@ class Endpoints:
         self.routers: dict[str, Router] = {}
         self._served: dict[str, tuple[Router, ...]] = {}
         self._acting: dict[str, tuple[Router, ...]] = {}
-        """Likewise, without those that hold no arms."""
+        """The same without experiments that hold no arms."""
         self._changing = threading.Lock()
 
     def add(self, router: Router) -> Router:
@@ -68,7 +68,7 @@ class Endpoints:
         raise RequestError(404, "experiment", f"unknown experiment {name!r}, expected one of {self._known()}")
 
     def acting(self, name: object) -> Sequence[Router]:
-        """Likewise, of these the ones that hold arms, so that acts do not pay for what is over; all if none does."""
+        """The same, but only those that hold arms, so that acts do not pay for what is over; all if none does."""
         routers = self.served(name)
         return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]
 

@@ -1,8 +1,8 @@
-"""What it means that an arm failed on a request: for the arm's circuit, for the session, and for the experiment.
+"""The consequences of an arm's failure on a request: for the arm's circuit, for the session, and for the experiment.
 
-It is judged once the request is over, by one rule: a failure counts against an arm only where another arm has answered the
-same request. The control answers in a treatment's stead anyway. Where the control fails, a treatment is asked for
-comparison, and what it answers is dropped. So an input that every arm fails on counts against none.
+A failure is judged once the request is over, by one rule: it counts against an arm only where another arm has answered the
+same request. The control answers in a treatment's stead anyway. If the control itself fails, a treatment is asked for
+comparison, and its answer is dropped. So an input that every arm fails on counts against none.
 
 - A session whose arm failed has `error` 1 if another arm answered. So has one whose arm was not asked because its circuit is
   open, once a round of probes has failed: before that, a few requests would speak for all the others of that time. The test
@@ -14,36 +14,26 @@ comparison, and what it answers is dropped. So an input that every arm fails on 
   of probes have failed in a row.
 """
 
-import logging
-import threading
-from collections import deque
 from collections.abc import Awaitable, Callable
 
-from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.store import ExperimentStore, Report, StoreError
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError
 from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.lines import log_line
 from marl_ray.serving.logs.metrics import Metrics
 from marl_ray.serving.routing.breaker import CircuitState
-from marl_ray.serving.routing.router import REMEMBERED, Router
-
-BATCH = 500
-"""Failed sessions of one write."""
-
-_log = logging.getLogger(__name__)
+from marl_ray.serving.routing.router import Router
+from marl_ray.serving.routing.unit_reports import UnitReports
 
 
 class Failures:
-    """Where failures of arms are counted."""
+    """Counts the failures of arms."""
 
-    def __init__(self, sessions: "FailedSessions", metrics: Metrics, roll_back: Callable[[Router, str, str], None]):
+    def __init__(self, reports: UnitReports, metrics: Metrics, roll_back: Callable[[Router, str, str], None]):
         """`roll_back` is given the experiment, the arm and a reason."""
-        self.sessions, self.metrics, self.roll_back = sessions, metrics, roll_back
+        self.reports, self.metrics, self.roll_back = reports, metrics, roll_back
 
     def attempts(self, router: Router, session: str, arm: str) -> "Attempts":
-        """Those of one request of a session of this arm."""
+        """The attempts of one request of a session of this arm."""
         return Attempts(self, router, session, arm)
 
 
@@ -61,7 +51,7 @@ class Attempts:
         self._errors: tuple[Exception, ...] = ()
 
     def failed(self, arm: str, ticket: int, error: Exception) -> None:
-        """An arm failed on the request."""
+        """Note that an arm failed on the request."""
         self._failed += ((arm, ticket, error),)
         self._errors += (error,)
 
@@ -87,7 +77,7 @@ class Attempts:
         return next((arm for arm in here if router.circuits[arm].state is CircuitState.CLOSED), None)
 
     def refusal(self, field: str | None) -> RequestError:
-        """What a client is told that no arm has answered; `field` is what it sent."""
+        """The error for a client whom no arm has answered; `field` is the field that it sent."""
         if len(self._errors) > 1 and all(isinstance(error, NotFiniteError) for error in self._errors):
             return RequestError(400, field, "every arm's log-probabilities of this input are not finite")
         router = self._router
@@ -95,7 +85,7 @@ class Attempts:
         return RequestError(503, None, f"no arm of experiment {router.config.name!r} answers", retry_after_s=wait)
 
     def judge(self) -> None:
-        """The request is over."""
+        """Count the failures; to be called when the request is over."""
         another_answered = self.answered_by is not None
         for arm, ticket, error in self._failed:
             self._count(arm, ticket, error, another_answered)
@@ -106,7 +96,7 @@ class Attempts:
                 self._note()
 
     def broke_off(self, arm: str, ticket: int, error: Exception) -> None:
-        """An arm failed after its answer had begun. Its own failure: it could take the input."""
+        """Count a failure after the answer had begun. It is the arm's own, because it could take the input."""
         self._count(arm, ticket, error, True)
         if arm == self._arm:
             self._note()
@@ -134,40 +124,4 @@ class Attempts:
         known = self._router.session(self._session)
         if known is not None and known.assignment.arm == self._arm and not known.failed:
             known.failed = True
-            self._failures.sessions.note(self._router.config.name, self._session)
-
-
-class FailedSessions:
-    """Sessions whose arm failed, on their way to the store: such a session may never report an outcome."""
-
-    def __init__(self, store: ExperimentStore, exposures: ExposureLog):
-        self._store, self._exposures = store, exposures
-        self._waiting: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
-        self._writing = threading.Lock()
-
-    def note(self, experiment: str, session: str) -> None:
-        """Queue a session; never blocks. Of too many the oldest are dropped."""
-        self._waiting.append((experiment, session))
-
-    def write(self) -> None:
-        """Store what is queued: `error` 1 per session. Raises StoreError, and keeps what is not written, if the database
-        fails. Blocks."""
-        with self._writing:
-            while self._waiting:
-                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-                sessions: dict[str, list[str]] = {}
-                for experiment, session in batch:
-                    sessions.setdefault(experiment, []).append(session)
-                try:
-                    self._exposures.flush()  # the sessions' own may be waiting here
-                    for experiment, failed in sessions.items():
-                        self._record(experiment, failed)
-                except StoreError:
-                    self._waiting.extendleft(reversed(batch))  # once more does no harm
-                    raise
-
-    def _record(self, experiment: str, failed: list[str]) -> None:
-        reports = [Report(session, {"error": 1.0}) for session in failed]
-        for found in self._store.record(experiment, reports, "gateway"):
-            if isinstance(found, MarlRayError):
-                _log.error("experiment %s: a failure of a session is not stored: %s", experiment, found)
+            self._failures.reports.note_failure(self._router.config.name, self._session)

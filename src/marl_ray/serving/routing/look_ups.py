@@ -1,4 +1,4 @@
-"""Asking the database which arm a session has: sessions that are asked for at the same time share one statement."""
+"""Look-ups of sessions' arms in the database. Sessions that are asked for at the same moment share one statement."""
 
 import asyncio
 import contextvars
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from marl_ray.experiments.assignment.rendezvous import Assignment
 
 MOST_UNITS = 500
-"""In one statement."""
+"""Most units in one statement."""
 APART_S = 0.005
 """Between statements."""
 Asked = tuple[str, str]
@@ -60,11 +60,11 @@ class LookUps:
 
     async def _answer(self, taken: Mapping[Asked, "asyncio.Future[Assignment | None]"]) -> None:
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, list(taken))
+            answers = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, list(taken))
         except Exception as error:
             self._settle(taken, error=error)
         else:
-            self._settle(taken, found)
+            self._settle(taken, answers)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._statements.discard(task)
@@ -74,13 +74,13 @@ class LookUps:
     def _settle(
         self,
         taken: Mapping[Asked, "asyncio.Future[Assignment | None]"],
-        found: Answers | None = None,
+        answers: Answers | None = None,
         error: Exception | None = None,
     ) -> None:
         for asked, answer in taken.items():
             self._under_way.pop(asked, None)
             if error is None:
-                answer.set_result((found or {}).get(asked))
+                answer.set_result((answers or {}).get(asked))
             else:
                 answer.set_exception(error)
                 answer.exception()  # read, should nobody wait any more

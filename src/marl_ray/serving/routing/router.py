@@ -24,7 +24,7 @@ MOST_TABLES = 32
 """Beyond so many different weights a look-up costs less than asking each of them."""
 
 OVERLAP_S = 2.0
-"""How long two replicas may assign by different tables, with some room."""
+"""Seconds in which two replicas may assign by different tables, with some room."""
 
 
 class Assigned(NamedTuple):
@@ -39,18 +39,16 @@ class Assigned(NamedTuple):
 
 @dataclass(slots=True)
 class Session:
-    """What a replica knows of one unit."""
+    """One unit, as a replica remembers it."""
 
     assignment: Assignment
     at: float
     """When it was first met here, monotonic seconds."""
     sure: bool
-    """Else the store is asked again at its next act."""
+    """False if the store is to be asked again at the session's next act."""
     acts: int = 0
     seconds: float = 0.0
     """Time that its acts took here."""
-    cost_usd: float = 0.0
-    """What external arms asked for them here."""
     failed: bool = False
     """Its arm failed once at least."""
 
@@ -86,7 +84,7 @@ class Router:
         """Answer with these arms from now on. Replaced, never changed: requests meanwhile see the old or the new ones."""
         self.arms = arms
         self.is_text = any(is_text(arm.bundle) for arm in arms.values())
-        """Whether the arms are language models; arms of two kinds are in no experiment."""
+        """True if the arms are language models; no experiment has arms of two kinds."""
         self._note_answering()
 
     @property
@@ -103,7 +101,7 @@ class Router:
         return next((arm for arm, weight in state.weights.items() if weight > 0), state.control)
 
     def answering(self, arm: str) -> Sequence[str]:
-        """Who may answer for a session of this arm, in turn, of those that are loaded here."""
+        """The arms that may answer for a session of this arm, in turn, of those that are loaded here."""
         return self._answering[arm]
 
     def _note_answering(self) -> None:
@@ -162,25 +160,25 @@ class Router:
         return cluster_id or unit if self.config.randomize == "cluster" else unit
 
     def takes_part(self, unit: str, cluster_id: str | None = None) -> bool:
-        """Whether the unit is in the experiment's share of its layer, with its whole cluster where clusters are
+        """True if the unit is in the experiment's share of its layer, with its whole cluster where clusters are
         randomized; others are with production and are not counted."""
         layer = self.state.layer
         return layer is None or in_layer(layer, self.state.layer_share, self.drawn_by(unit, cluster_id))
 
     @property
     def has_places_by_cluster(self) -> bool:
-        """Whether a unit that comes in another cluster would have another place in the experiment's layer."""
+        """True if a unit that comes in another cluster would have another place in the experiment's layer."""
         return self.state.layer is not None and self.config.randomize == "cluster"
 
     def includes(self, unit: str, cluster_id: str | None, attributes: Attributes) -> bool:
-        """Whether the experiment's population has the unit now; it may have met an arm before."""
+        """True if the experiment's population has the unit now; it may have met an arm before."""
         population = self.state.population
         return population.is_everyone or population.includes(
             self.state.salt, self.drawn_by(unit, cluster_id), attributes
         )
 
     def may_have_included(self, unit: str, cluster_id: str | None) -> bool:
-        """Whether the unit can have been in the population, now or in an earlier epoch, with some attributes; or in
+        """True if the unit can have been in the population, now or in an earlier epoch, with some attributes; or in
         another cluster."""
         if self._populations is None or self.config.randomize == "cluster":
             return True
@@ -188,7 +186,7 @@ class Router:
         return any(population.may_include(self.state.salt, key) for population in self._populations)
 
     def is_absent(self, unit: str) -> bool:
-        """Whether the store has lately known no exposure of the unit."""
+        """True if the store has lately known no exposure of the unit."""
         return self._absent.get(unit, 0.0) > time.monotonic()
 
     def note_absent(self, unit: str) -> None:
@@ -199,7 +197,7 @@ class Router:
         self._absent[unit] = time.monotonic() + OVERLAP_S
 
     def with_production(self) -> Assignment:
-        """Who answers units outside of the experiment, by no draw."""
+        """The arm that answers units outside of the experiment, by no draw."""
         return Assignment(self.production, self.state.epoch, 1.0)
 
     def with_control(self) -> Assignment:
@@ -207,7 +205,7 @@ class Router:
         return Assignment(self.control, self.state.epoch, 1.0)
 
     def session(self, unit: str) -> Session | None:
-        """What is remembered of the unit."""
+        """The unit as this replica remembers it, or None."""
         return self._remembered.get(unit)
 
     def recall(self, unit: str, cluster_id: str | None) -> Assigned | None:
@@ -240,14 +238,14 @@ class Router:
         return Assigned(*self._drawn(unit, cluster_id), sure=False)
 
     def _drawn(self, unit: str, cluster_id: str | None) -> tuple[Assignment, str | None]:
-        """By the table of now. A unit that names no cluster is a cluster of its own."""
+        """Draw by the table of now. A unit that names no cluster is a cluster of its own."""
         config = self.config
         return draw(
             self.table, config.randomize, unit, cluster=cluster_id or unit, at=time.time(), block_s=config.block_s
         )
 
     def _standing(self, assignment: Assignment) -> Assignment:
-        """What the unit's assignment comes to: with `on_rollback: cut` a rolled-back arm's units go on with the control."""
+        """The unit's assignment now: with `on_rollback: cut`, a rolled-back arm's units go on with the control."""
         state = self.state
         return self.with_control() if state.cut and assignment.arm in state.rolled_back else assignment
 

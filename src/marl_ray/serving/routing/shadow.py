@@ -1,4 +1,4 @@
-"""Copies of traffic for arms that answer nobody: what would they have done?"""
+"""Copies of traffic for shadow arms, which answer nobody."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from marl_ray.serving.arms.protocol import Answer, Piece, Refusal, ScoringArm, T
 Act = Callable[[Mapping[str, np.ndarray], bool, Mapping[str, np.ndarray]], Awaitable[Answer]]
 """Observations, whether greedy, and action masks -> answer."""
 TEXT_DEADLINE_S = 60.0
-"""Of a copy of a text."""
+"""Seconds that a copy of a text may take."""
 COMPLAINT_S = 60.0
 """An arm's errors are logged at most this often."""
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class ShadowTotals:
-    """What became of one arm's copies since the start of the replica."""
+    """Counts of one arm's copies since the start of the replica."""
 
     acts: int = 0
     """Copies that were answered."""
@@ -36,15 +36,15 @@ class ShadowTotals:
     decisions: int = 0
     """Actions, or texts, of the answered copies, one per agent."""
     agreed: int = 0
-    """Those that equal what the client got."""
+    """Decisions that equal what the client got."""
     seconds: float = 0.0
     """Time that the answered copies took, all together."""
     tokens: int = 0
-    """Of the served texts, as the arm reads them."""
+    """Tokens of the served texts, as the arm reads them."""
     log_prob: float = 0.0
-    """That the arm gives them, at its bundle's temperature."""
+    """Log-probability that the arm gives these tokens, at its bundle's temperature."""
     served_log_prob: float = 0.0
-    """That they were served with."""
+    """Log-probability that they were served with."""
 
 
 class Compared(NamedTuple):
@@ -58,7 +58,7 @@ class Compared(NamedTuple):
 
 
 class Shadows:
-    """The copies of one replica, on its event loop."""
+    """Sends the copies of one replica, on its event loop."""
 
     def __init__(self, limit: int, deadline_s: float = 5.0, clock: Callable[[], float] = time.monotonic):
         """At most `limit` copies are under way, each for at most `deadline_s`. `clock` gives seconds."""
@@ -148,7 +148,7 @@ class Shadows:
 
 
 async def _written(writer: TextArm, request: TextRequest) -> list[Piece]:
-    """A whole response; ArmError if it is refused."""
+    """Wait for a whole response; ArmError if it is refused."""
     reply = writer.write(request)
     try:
         pieces: list[Piece] = []

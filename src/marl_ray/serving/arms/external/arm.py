@@ -7,6 +7,7 @@ empty. A response that is given up has no price, because the other side tells th
 import asyncio
 import contextlib
 import json
+import logging
 import os
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from marl_ray.policies.prompting.tool_template import CLOSE, OPEN
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
 from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import ExternalModel
-from marl_ray.serving.arms.protocol import Message, Messages, Piece, Refusal, TextRequest
+from marl_ray.serving.arms.protocol import Message, Messages, NamedToken, Piece, Refusal, TextRequest
 
 BUSY = (429, 503)
 LOST = (500, 502, 504)
@@ -32,11 +33,13 @@ SHOWN = 200
 READ = 10_000
 """Bytes of the other side's error that are read."""
 FINISHES: dict[str, Literal["stop", "length"]] = {"length": "length"}
-"""How a response ended, where that was not by itself."""
+"""The server's `finish_reason` -> ours; every other one is `stop`."""
+
+_log = logging.getLogger(__name__)
 
 
 class ExternalArm:
-    """One external model, a `TextArm`."""
+    """An external model, a `TextArm`."""
 
     def __init__(self, bundle: ExternalModel, config: ArmConfig, patience_s: float):
         """No token is waited for longer than `patience_s`. MarlRayError if the API key is not in the environment."""
@@ -56,10 +59,12 @@ class ExternalArm:
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving: set[asyncio.Task[None]] = set()
+        self._is_uncounted = False
+        """True once a response has come without `usage`."""
 
     @property
     def client(self) -> httpx.AsyncClient:
-        """Of the event loop that asks first."""
+        """The HTTP client, made on the event loop that asks first."""
         if self._client is None:
             self._loop = asyncio.get_running_loop()
             self._client = httpx.AsyncClient(
@@ -80,20 +85,32 @@ class ExternalArm:
                 self._loop.call_soon_threadsafe(lambda: self.later(client.aclose()))
 
     def later(self, work: Any) -> None:
-        """Let something end that nobody waits for."""
+        """Run `work` to its end in the background."""
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
+    def cost(self, prompt: int | None, completion: int | None) -> float | None:
+        """The cost in USD of a response of so many tokens: 0 without a `price`, None where the server names no `usage`.
+        The first such response writes one line to the log."""
+        if self.config.price is None:
+            return 0.0
+        if prompt is not None and completion is not None:
+            return self.config.price.of(prompt, completion)
+        if not self._is_uncounted:
+            self._is_uncounted = True
+            _log.warning("%s names no usage: what its responses cost is unknown", self.config.url)
+        return None
+
     def without_key(self, text: str) -> str:
-        """What may be told and logged of the other side's words. The key goes before the text is cut, which could leave
-        a part of it."""
+        """The server's words without the key and in one line of at most `SHOWN` characters, for errors and logs. The
+        key goes before the text is cut, because a cut could leave a part of it."""
         text = text.replace(self._key, "***") if self._key else text
         return " ".join(text.split())[:SHOWN]
 
 
 class _ExternalReply:
-    """One response, a `Reply`."""
+    """One response of an external model, a `Reply`."""
 
     def __init__(self, arm: ExternalArm, request: TextRequest):
         self._arm = arm
@@ -101,7 +118,7 @@ class _ExternalReply:
         self._pieces = _pieces(arm, request)
 
     async def next(self) -> Piece | Refusal:
-        """As of `Reply`; LostError after the deadline."""
+        """See `Reply.next`; LostError after the deadline."""
         if self._refusal is not None:
             return self._refusal
         deadline_s = self._arm.deadline_s
@@ -121,7 +138,7 @@ class _ExternalReply:
 
 
 def _unsupported(request: TextRequest) -> Refusal | None:
-    """What no such API can do."""
+    """Refuse what no OpenAI-compatible API can do; None if it can do all of the request."""
     if request.raw or (not isinstance(request.prompt, str) and isinstance(request.prompt[0], int)):
         return Refusal(400, "prompt", "the session's arm is an external model, which answers chats only")
     if request.changes.get("top_k"):
@@ -151,7 +168,7 @@ async def _pieces(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Piec
                     piece = _piece(delta.get("content") or "", (choice.get("logprobs") or {}).get("content") or ())
                     if piece.text or piece.names:
                         yield piece
-            prompt, completion = (_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+            counts = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
             text = "\n".join(_called(*call) for _, call in sorted(calls.items()))
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise ArmError(f"it sent what no chat completion is: {arm.without_key(repr(error))}", new_pass()) from None
@@ -159,13 +176,12 @@ async def _pieces(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Piec
             await lines.aclose()
         if finish is None:
             return
-        cost = arm.config.price.of(prompt, completion) if arm.config.price is not None else 0.0
-        ended = FINISHES.get(str(finish), "stop")
-        yield Piece(text, [], [], ended, prompt, [], untold=completion, cost_usd=cost)
+        ended, (prompt, completion) = FINISHES.get(str(finish), "stop"), counts
+        yield Piece(text, [], [], ended, prompt or 0, [], untold=completion or 0, cost_usd=arm.cost(prompt, completion))
 
 
 async def _beginning(answer: httpx.Response) -> str:
-    """The first bytes of an error, which may be of any length."""
+    """Read the first bytes of an error, which may be of any length."""
     body = b""
     async for part in answer.aiter_bytes():
         body += part
@@ -175,12 +191,12 @@ async def _beginning(answer: httpx.Response) -> str:
 
 
 def _refused(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
-    """The arm is busy; or it fails, which is raised."""
-    told = f"{answer.status_code} {arm.without_key(body)}"
+    """A refusal if the arm is busy; else the arm has failed, and ArmError or LostError is raised."""
+    reason = f"{answer.status_code} {arm.without_key(body)}"
     if answer.status_code in BUSY:
         wait = answer.headers.get("retry-after", "")
-        return Refusal(503, None, f"the arm is busy: {told}", float(wait) if wait.isdecimal() else RETRY_AFTER_S)
-    raise (LostError if answer.status_code in LOST else ArmError)(f"it answered {told}", new_pass())
+        return Refusal(503, None, f"the arm is busy: {reason}", float(wait) if wait.isdecimal() else RETRY_AFTER_S)
+    raise (LostError if answer.status_code in LOST else ArmError)(f"it answered {reason}", new_pass())
 
 
 def _body(model: str, request: TextRequest) -> dict[str, Any]:
@@ -218,7 +234,8 @@ def _body(model: str, request: TextRequest) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """With the arguments of calls as texts, which chat templates want as objects."""
+    """The message with the arguments of its calls as texts. Chat templates want them as objects, OpenAI's API as
+    texts."""
     sent = dict(message)
     if "tool_calls" in message:
         sent["tool_calls"] = [
@@ -228,26 +245,33 @@ def _message(message: Message) -> dict[str, Any]:
     return sent
 
 
-def _piece(text: Any, told: Any) -> Piece:
-    """A part of the text, and the tokens that the other side tells with it."""
+def _piece(text: Any, tokens: Any) -> Piece:
+    """The piece for a part of the text and the tokens that the server names with it."""
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
-    tops = [[(str(top["token"]), float(top["logprob"])) for top in one.get("top_logprobs") or ()] for one in told]
+    tops = [[(_named(top), float(top["logprob"])) for top in one.get("top_logprobs") or ()] for one in tokens]
     return Piece(
         text,
         [],
-        [float(one["logprob"]) for one in told],
+        [float(one["logprob"]) for one in tokens],
         None,
         0,
-        [str(one["token"]) for one in told],
+        [_named(one) for one in tokens],
         tops if any(tops) else [],
     )
 
 
-def _note_calls(calls: dict[int, list[str]], told: Any) -> None:
-    """Calls come in parts: the name first, then the arguments piece by piece. Where a server leaves the index out, a name
-    begins a call."""
-    for part in told:
+def _named(token: Mapping[str, Any]) -> NamedToken:
+    """The token as clients read it, with its bytes if the server names them."""
+    utf8 = token.get("bytes")
+    known = isinstance(utf8, list) and all(type(byte) is int and 0 <= byte < 256 for byte in utf8)
+    return NamedToken(str(token["token"]), utf8 if known else None)
+
+
+def _note_calls(calls: dict[int, list[str]], parts: Any) -> None:
+    """Add the parts of calls to the calls so far. The name of a call comes first, then its arguments piece by piece.
+    Where a server leaves the index out, a name begins a call."""
+    for part in parts:
         function = part.get("function") or {}
         index = part.get("index")
         if index is None:
@@ -258,11 +282,12 @@ def _note_calls(calls: dict[int, list[str]], told: Any) -> None:
 
 
 def _called(name: str, arguments: str) -> str:
-    """A call as a text, as whoever reads the text of our own models finds it."""
+    """Write a call as text, in the form that readers of our own models' texts find."""
     # Its end has to be the only one: arguments may have such marks in them.
-    told = json.dumps({"name": name, "arguments": arguments or "{}"}).replace("<", "\\u003c")
-    return f"{OPEN}\n{told}\n{CLOSE}"
+    content = json.dumps({"name": name, "arguments": arguments or "{}"}).replace("<", "\\u003c")
+    return f"{OPEN}\n{content}\n{CLOSE}"
 
 
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+def _count(value: Any) -> int | None:
+    """A number of tokens, or None where the other side names none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

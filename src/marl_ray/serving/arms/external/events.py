@@ -18,12 +18,12 @@ LARGEST = 64_000_000
 LINE = 4_000_000
 """Bytes of a line, at most."""
 CLOSING_S = 0.05
-"""How long the end of the body is waited for behind the last event, so that the connection can be used again."""
+"""Seconds to wait for the end of the body behind the last event, so that the connection can be used again."""
 _BOM = b"\xef\xbb\xbf"
 
 
 async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
-    """The data of each event, up to the one that says that it is the last. ArmError if there is no end."""
+    """Yield the data of each event, up to the one that says that it is the last. ArmError if there is no end."""
     held, read, first = b"", 0, True
     async for part in parts:
         read += len(part)

@@ -1,18 +1,19 @@
-"""What stands where other arms have a bundle: an external model, known by its URL and name."""
+"""An external model, known by its URL and name; it stands where other arms have a bundle."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marl_ray.policies.bundles.manifest import Lineage, TokenManifest
+from marl_ray.policies.bundles.manifest import Described, Lineage, TokenManifest
 
 ALONE = {"assistant": "model"}
 """Agents of an experiment that has external models only."""
 
 
 class ExternalManifest(TokenManifest):
-    """What is known of an external model. Its digest tells URL and name: what answers there may change all the same."""
+    """The manifest of an external model. Its digest is of URL and name alone: the model behind them may change all the
+    same."""
 
     @property
     def weights_sha256(self) -> str:
@@ -20,20 +21,11 @@ class ExternalManifest(TokenManifest):
 
 
 @dataclass(frozen=True)
-class ExternalModel:
-    """It plays whatever agents the other arms play."""
+class ExternalModel(Described):
+    """An external model in a bundle's place. It plays the agents that the other arms play."""
 
     manifest: ExternalManifest
     model: str
-
-    @property
-    def digest(self) -> str:
-        return self.manifest.digest
-
-    @property
-    def agents(self) -> dict[str, str]:
-        """Agent -> policy."""
-        return self.manifest.agents
 
 
 def external_model(url: str, model: str, agents: Mapping[str, str] | None) -> ExternalModel:

@@ -24,7 +24,7 @@ from marl_ray.serving.service import Service
 
 INFER_FIELDS = frozenset({"id", "parameters", "inputs", "outputs"})
 MASK = ".action_mask"
-"""Behind an agent's name: the input that says which actions are allowed."""
+"""The end of the name of an input that says which actions an agent may take; the agent's name stands before it."""
 TAKEN = ("session_id", "cluster_id", "attributes", "mode")
 """Parameters that mean what the fields of `/v1/act` mean; others are ignored."""
 BINARY = "the binary data extension is not supported, expected data as JSON"
@@ -55,21 +55,21 @@ async def infer(service: Service, request: Request) -> Response:
     tensors = inputs_of(bundle)
     asked["observations"] = {name: _observed(inputs[name], tensors[name]) for name in _agents(inputs, tensors, "")}
     asked["action_masks"] = {agent: _mask(inputs[agent + MASK]) for agent in _agents(inputs, tensors, MASK)}
-    found = await answer(service, request, asked | {"experiment": request.path.split("/")[3]})
+    acted = await answer(service, request, asked | {"experiment": request.path.split("/")[3]})
     outputs = []
-    for agent, action in found["actions"].items():
-        for name, value in ((agent + ACTION, action), (agent + LOG_PROB, found["log_probs"][agent])):
+    for agent, action in acted["actions"].items():
+        for name, value in ((agent + ACTION, action), (agent + LOG_PROB, acted["log_probs"][agent])):
             if name in named:
                 flat = np.asarray(value).reshape(-1).tolist()
-                outputs.append(wanted[name].told(name) | {"data": flat})
-    arms = service.endpoints.routers[found["experiment"]].arms
-    told = {
+                outputs.append(wanted[name].described(name) | {"data": flat})
+    arms = service.endpoints.routers[acted["experiment"]].arms
+    body = {
         "model_name": router.config.served_as,
-        "model_version": arms[found["arm"]].bundle.digest[:16],
-        "parameters": {name: value for name, value in found.items() if name not in ("actions", "log_probs")},
+        "model_version": arms[acted["arm"]].bundle.digest[:16],
+        "parameters": {name: value for name, value in acted.items() if name not in ("actions", "log_probs")},
         "outputs": outputs,
     }
-    return Response(orjson.dumps(told | ({"id": number} if number is not None else {})))
+    return Response(orjson.dumps(body | ({"id": number} if number is not None else {})))
 
 
 def _parameters(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,15 +85,15 @@ def _named(where: str, given: Any) -> dict[str, Mapping[str, Any]]:
     """Inputs or outputs by name."""
     if not isinstance(given, list) or not given:
         raise RequestError(400, where, "expected a list of objects with a name")
-    found: dict[str, Mapping[str, Any]] = {}
+    by_name: dict[str, Mapping[str, Any]] = {}
     for k, part in enumerate(given):
         if not isinstance(part, dict) or not isinstance(part.get("name"), str):
             raise RequestError(400, f"{where}.{k}", "expected an object with a name")
         _parameters(f"{where}.{k}.parameters", part)
-        if part["name"] in found:
+        if part["name"] in by_name:
             raise RequestError(400, f"{where}.{k}.name", f"{part['name']!r} is there twice")
-        found[part["name"]] = part
-    return found
+        by_name[part["name"]] = part
+    return by_name
 
 
 def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list[str]:
@@ -106,19 +106,19 @@ def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list
 
 def _observed(given: Mapping[str, Any], tensor: Tensor) -> Any:
     """An observation as `/v1/act` has it."""
-    found = _array(given)
+    array = _array(given)
     if given["datatype"] != tensor.datatype:
         raise RequestError(400, f"inputs.{given['name']}.datatype", f"expected {tensor.datatype}")
-    if found.shape != tensor.shape:
+    if array.shape != tensor.shape:
         raise RequestError(400, f"inputs.{given['name']}.shape", f"expected {list(tensor.shape)}")
-    return found[0].item() if tensor.is_single else found.tolist()
+    return array[0].item() if tensor.is_single else array.tolist()
 
 
 def _mask(given: Mapping[str, Any]) -> Any:
-    found = _array(given)
+    array = _array(given)
     if given["datatype"] not in ("BOOL", "UINT8", "INT8", "INT64"):
         raise RequestError(400, f"inputs.{given['name']}.datatype", "expected BOOL")
-    return found.tolist()
+    return array.tolist()
 
 
 def _array(given: Mapping[str, Any]) -> np.ndarray:

@@ -20,20 +20,20 @@ DATATYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
     "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
 }  # fmt: skip
-"""What numpy's types are called in the protocol."""
+"""The protocol's names of numpy's types."""
 ACTION, LOG_PROB = ".action", ".log_prob"
 
 
 class Tensor(NamedTuple):
-    """What an input or output has to be."""
+    """The datatype and shape of an input or output."""
 
     datatype: str
     shape: tuple[int, ...]
     """A single number has [1]."""
     is_single: bool = False
-    """Whether `/v1/act` has it as a number, and not as a list."""
+    """True if `/v1/act` has it as a number, and not as a list."""
 
-    def told(self, name: str) -> dict[str, Any]:
+    def described(self, name: str) -> dict[str, Any]:
         return {"name": name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
@@ -55,8 +55,8 @@ async def server_live(service: Service, request: Request) -> Response:
 
 async def server_ready(service: Service, request: Request) -> Response:
     """`GET /v2/health/ready`, as `/ready`."""
-    found = await operations.ready(service, request)
-    return Response(orjson.dumps({"ready": found.status == 200}), found.status)
+    response = await operations.ready(service, request)
+    return Response(orjson.dumps({"ready": response.status == 200}), response.status)
 
 
 async def model_ready(service: Service, request: Request) -> Response:
@@ -64,8 +64,8 @@ async def model_ready(service: Service, request: Request) -> Response:
     await service.admission.admit_reader(request, "inference")
     router = newest(service, request)
     is_ready = all(router.answering(arm) for arm, weight in router.state.weights.items() if weight > 0)
-    told = {"name": router.config.served_as, "ready": is_ready}
-    return Response(orjson.dumps(told), 200 if is_ready else 503)
+    body = {"name": router.config.served_as, "ready": is_ready}
+    return Response(orjson.dumps(body), 200 if is_ready else 503)
 
 
 async def model_metadata(service: Service, request: Request) -> Response:
@@ -73,10 +73,10 @@ async def model_metadata(service: Service, request: Request) -> Response:
     await service.admission.admit_reader(request, "inference")
     router = newest(service, request)
     bundle = actor_critics(router)
-    inputs = [tensor.told(agent) for agent, tensor in inputs_of(bundle).items()]
-    outputs = [tensor.told(name) for name, tensor in outputs_of(bundle).items()]
-    told = {"name": router.config.served_as, "platform": "marl-ray", "inputs": inputs, "outputs": outputs}
-    return Response(orjson.dumps(told))
+    inputs = [tensor.described(agent) for agent, tensor in inputs_of(bundle).items()]
+    outputs = [tensor.described(name) for name, tensor in outputs_of(bundle).items()]
+    body = {"name": router.config.served_as, "platform": "marl-ray", "inputs": inputs, "outputs": outputs}
+    return Response(orjson.dumps(body))
 
 
 def newest(service: Service, request: Request) -> Router:
@@ -94,17 +94,17 @@ def actor_critics(router: Router) -> Bundle:
 
 
 def inputs_of(bundle: Bundle) -> dict[str, Tensor]:
-    """By name."""
+    """Input name (an agent) -> its tensor."""
     return {agent: _tensor(bundle.policies[policy].observation_space) for agent, policy in bundle.agents.items()}
 
 
 def outputs_of(bundle: Bundle) -> dict[str, Tensor]:
-    """By name."""
-    found = {}
+    """Output name (`AGENT.action`, `AGENT.log_prob`) -> its tensor."""
+    tensors = {}
     for agent, policy in bundle.agents.items():
-        found[agent + ACTION] = _tensor(bundle.policies[policy].action_space)
-        found[agent + LOG_PROB] = Tensor("FP32", (1,))
-    return found
+        tensors[agent + ACTION] = _tensor(bundle.policies[policy].action_space)
+        tensors[agent + LOG_PROB] = Tensor("FP32", (1,))
+    return tensors
 
 
 def _tensor(space: Any) -> Tensor:

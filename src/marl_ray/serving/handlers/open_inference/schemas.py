@@ -37,7 +37,7 @@ INFER_PARTS: dict[str, Schema] = {
     "InferRequest": {
         "type": "object",
         "properties": {
-            "id": {"type": "string", "description": "Comes back; the unit, where nothing else names one."},
+            "id": {"type": ["string", "null"], "description": "Comes back; the unit, where nothing else names one."},
             "parameters": _PARAMETERS | {"description": "session_id, cluster_id, attributes, mode, as of /v1/act."},
             "inputs": {
                 "type": "array",
@@ -55,7 +55,7 @@ INFER_PARTS: dict[str, Schema] = {
                 },
             },
             "outputs": {
-                "type": "array",
+                "type": ["array", "null"],
                 "minItems": 1,
                 "items": {
                     "type": "object",

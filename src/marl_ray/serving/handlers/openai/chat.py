@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from marl_ray.serving.arms.protocol import Piece
+from marl_ray.serving.arms.protocol import NamedToken, Piece
 from marl_ray.serving.handlers.openai.fields import (
     COMMON,
     IGNORED,
@@ -21,7 +21,7 @@ from marl_ray.serving.handlers.openai.fields import (
 )
 from marl_ray.serving.handlers.openai.messages import Tools, messages_of, tools_of
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
-from marl_ray.serving.handlers.writing import Whole, Writing, text_request, written
+from marl_ray.serving.handlers.writing import Writing, WrittenResponse, text_request, written
 from marl_ray.serving.http.fields import flag
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
 from marl_ray.serving.service import Service
@@ -77,11 +77,11 @@ async def completions(service: Service, request: Request) -> Response | Stream:
         bias=how.bias,
     )
     made = _Completion(number, how, log_probs, tools)
-    return await written(request, Writing(service, met, asked), how.streamed, made.whole, made.chunks)
+    return await written(request, Writing(service, met, asked), how.streamed, made.answer, made.chunks)
 
 
 def chat_problem(error: RequestError) -> bytes:
-    """As `problem`; what our own routes call the prompt is the messages."""
+    """See `problem`; our own routes' `prompt` is `messages` here."""
     return problem(error, "messages")
 
 
@@ -103,21 +103,21 @@ class _Completion:
         names = {tool["function"]["name"] for tool in self._tools.given}
         return ToolCallReader(names, self._tools.parallel) if names else None
 
-    def whole(self, writing: Writing, whole: Whole) -> dict[str, Any]:
+    def answer(self, writing: Writing, response: WrittenResponse) -> dict[str, Any]:
         reader = self._reader()
-        text, calls = (whole.text, []) if reader is None else reader.add(whole.text, True)
+        text, calls = (response.text, []) if reader is None else reader.add(response.text, True)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             # Only in the parts of a stream do calls have an index.
-            told = [{key: value for key, value in call.items() if key != "index"} for call in calls]
-            message |= {"content": text or None, "tool_calls": told}
+            without_index = [{key: value for key, value in call.items() if key != "index"} for call in calls]
+            message |= {"content": text or None, "tool_calls": without_index}
         choice = {
             "index": 0,
             "message": message,
-            "finish_reason": _finish(whole.finish, reader),
-            "logprobs": self._told(whole.names, whole.log_probs, whole.tops),
+            "finish_reason": _finish(response.finish, reader),
+            "logprobs": self._told(response.names, response.log_probs, response.tops),
         }
-        usage = usage_of(whole.prompt_tokens, whole.tokens)
+        usage = usage_of(response.prompt_tokens, response.tokens)
         return part(writing, self._head, "chat.completion", [choice]) | {"usage": usage}
 
     async def chunks(self, writing: Writing) -> AsyncIterator[bytes]:
@@ -152,7 +152,10 @@ class _Completion:
         return made | {"usage": usage} if self._usage else made
 
     def _told(
-        self, names: Sequence[str], log_probs: Sequence[float], tops: Sequence[Sequence[tuple[str, float]]]
+        self,
+        names: Sequence[NamedToken],
+        log_probs: Sequence[float],
+        tops: Sequence[Sequence[tuple[NamedToken, float]]],
     ) -> dict[str, Any] | None:
         if not self._log_probs:
             return None
@@ -163,8 +166,8 @@ class _Completion:
         return {"content": content, "refusal": None}
 
 
-def _token(name: str, log_prob: float) -> dict[str, Any]:
-    return {"token": name, "logprob": log_prob, "bytes": None}
+def _token(name: NamedToken, log_prob: float) -> dict[str, Any]:
+    return {"token": name.text, "logprob": log_prob, "bytes": name.utf8}
 
 
 def _finish(finish: str | None, reader: ToolCallReader | None) -> str | None:

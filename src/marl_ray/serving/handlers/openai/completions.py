@@ -19,7 +19,7 @@ from marl_ray.serving.handlers.openai.fields import (
     usage_of,
     wanted,
 )
-from marl_ray.serving.handlers.writing import Whole, Writing, text_request, whole_of
+from marl_ray.serving.handlers.writing import Writing, WrittenResponse, text_request, whole_of
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
 from marl_ray.serving.service import Service
 
@@ -60,11 +60,11 @@ async def text_completions(service: Service, request: Request) -> Response | Str
         close()
         raise
     close()
-    return Response(orjson.dumps(made.whole(writings[0], wholes)), headers=writings[0].headers)
+    return Response(orjson.dumps(made.answer(writings[0], wholes)), headers=writings[0].headers)
 
 
 async def _all(parts: Sequence[Any]) -> list[Any]:
-    """What all return; the first failure ends the others."""
+    """Wait for all and return their results; the first failure ends the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part) for part in parts]
@@ -102,17 +102,20 @@ class _Completions:
         self._head = {"id": number, "created": int(time.time()), "model": how.model}
         self._log_probs, self._usage = log_probs, how.usage
 
-    def whole(self, writing: Writing, wholes: Sequence[Whole]) -> dict[str, Any]:
+    def answer(self, writing: Writing, wholes: Sequence[WrittenResponse]) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
-                "text": whole.text,
-                "finish_reason": whole.finish,
-                "logprobs": self._told(whole, 0),
+                "text": response.text,
+                "finish_reason": response.finish,
+                "logprobs": self._told(response, 0),
             }
-            for index, whole in enumerate(wholes)
+            for index, response in enumerate(wholes)
         ]
-        prompt, completion = sum(whole.prompt_tokens for whole in wholes), sum(whole.tokens for whole in wholes)
+        prompt, completion = (
+            sum(response.prompt_tokens for response in wholes),
+            sum(response.tokens for response in wholes),
+        )
         return part(writing, self._head, "text_completion", choices) | {"usage": usage_of(prompt, completion)}
 
     async def chunks(self, writings: Sequence[Writing]) -> AsyncIterator[bytes]:
@@ -120,12 +123,12 @@ class _Completions:
         prompt = completion = 0
         try:
             for index, writing in enumerate(writings):
-                finish, told = None, 0
+                finish, characters = None, 0
                 while finish is None:
                     piece = await writing.next()
                     finish, completion = piece.finish, completion + piece.tokens
-                    log_probs = self._told(piece, told)
-                    told += sum(map(len, piece.names))
+                    log_probs = self._told(piece, characters)
+                    characters += sum(len(token.text) for token in piece.names)
                     choice = {"index": index, "text": piece.text, "finish_reason": finish, "logprobs": log_probs}
                     yield event(self._chunk(writing, [choice], None))
                 prompt += piece.prompt_tokens
@@ -145,12 +148,12 @@ class _Completions:
         if not self._log_probs:
             return None
         offsets = []
-        for name in text.names:
+        for token in text.names:
             offsets.append(offset)
-            offset += len(name)
+            offset += len(token.text)
         return {
-            "tokens": text.names,
+            "tokens": [token.text for token in text.names],
             "token_logprobs": text.log_probs,
-            "top_logprobs": [dict(top) for top in text.tops] if text.tops else None,
+            "top_logprobs": [{token.text: p for token, p in top} for top in text.tops] if text.tops else None,
             "text_offset": offsets,
         }

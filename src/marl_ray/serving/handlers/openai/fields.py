@@ -29,9 +29,9 @@ NEUTRAL: dict[str, Any] = {"n": 1, "repetition_penalty": 1, "min_p": 0}
 """Fields of which only the value that asks for nothing is understood."""
 LARGEST_BIAS, LARGEST_PENALTY = 100, 2
 MOST_TOP = 20
-"""Of the most likely tokens told beside each."""
+"""The largest number of most likely tokens to list beside each token."""
 _FIELDS = {"experiment": "model", "agent": "model", "session_id": "user"}
-"""What our own fields are called here."""
+"""Our own fields -> their names in OpenAI's API."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
@@ -44,12 +44,12 @@ def problem(error: RequestError, prompt: str = "prompt") -> bytes:
     if error.status == 400 and error.field == "prompt" and "context" in str(error):
         code = "context_length_exceeded"
     field = (_FIELDS | {"prompt": prompt}).get(error.field or "", error.field)
-    told = {"message": str(error), "type": kind, "param": field, "code": code, "field": field}
-    return orjson.dumps({"error": told})
+    fields = {"message": str(error), "type": kind, "param": field, "code": code, "field": field}
+    return orjson.dumps({"error": fields})
 
 
 class Wanted(NamedTuple):
-    """How a text is wanted, by the fields that all paths have."""
+    """The wishes for a text that all of OpenAI's paths have in common."""
 
     model: str
     settings: Settings
@@ -79,7 +79,7 @@ def wanted(data: dict[str, Any], neutral: Mapping[str, Any]) -> Wanted:
 
 
 def _bias_of(data: Mapping[str, Any]) -> LogitBias | None:
-    """What is to be added to the logits; None for nothing."""
+    """The amounts to add to the logits; None if there are none."""
     given = data.get("logit_bias")
     if given is not None and not isinstance(given, dict):
         raise RequestError(400, "logit_bias", "expected an object of token ids and biases")
@@ -115,7 +115,7 @@ def _is_neutral(value: Any, neutral: Any) -> bool:
 
 
 def top_of(data: Mapping[str, Any], name: str, most: int) -> int:
-    """How many of the most likely tokens a field asks for; 0 where it is missing or null."""
+    """The number of most likely tokens that a field asks for; 0 where it is missing or null."""
     value = data.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most):
         raise RequestError(400, name, f"expected an integer from 0 to {most}")
@@ -125,8 +125,8 @@ def top_of(data: Mapping[str, Any], name: str, most: int) -> int:
 async def met_by(
     service: Service, request: Request, data: Mapping[str, Any], model: str, number: str
 ) -> tuple[Met, str]:
-    """What the session meets, and whose text it asks for. The unit is `user`, or the header `x-session-id`, or else this
-    completion alone, by its `number`."""
+    """The arm that the session meets, and the agent whose text it asks for. The unit is `user`, or the header
+    `x-session-id`, or else this completion alone, by its `number`."""
     endpoint, _, agent = model.partition("/")
     routers = service.endpoints.acting(endpoint)
     text_only(routers[0])
@@ -140,7 +140,7 @@ async def met_by(
 
 
 def part(writing: Writing, head: Mapping[str, Any], kind: str, choices: list[Any]) -> dict[str, Any]:
-    """What a whole answer and the parts of a stream have in common."""
+    """The fields that a whole answer and the parts of a stream have in common."""
     return {**head, "object": kind, "system_fingerprint": writing.digest[:16], "choices": choices}
 
 

@@ -18,14 +18,14 @@ TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
 
 class Tools(NamedTuple):
-    """What the model may call."""
+    """The tools that the model may call."""
 
     given: tuple[Mapping[str, Any], ...] = ()
     """None of them where `tool_choice` is `none`."""
     must_call: tuple[str, ...] = ()
-    """As of `TextRequest`."""
+    """See `TextRequest.must_call`."""
     parallel: bool = True
-    """Whether an answer may have several calls."""
+    """True if an answer may have several calls."""
 
 
 def messages_of(given: Any) -> Messages:
@@ -92,8 +92,8 @@ def _call(where: str, call: Any) -> Message:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the value can be written as JSON again: orjson refuses what is deeper than 254 levels, halves of characters
-    and integers of more than 64 bits."""
+    """True if the value can be written as JSON again: orjson refuses what is deeper than 254 levels, halves of
+    characters, and integers of more than 64 bits."""
     try:
         orjson.dumps(value)
     except orjson.JSONEncodeError:
@@ -102,7 +102,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def tools_of(data: Mapping[str, Any]) -> Tools:
-    """RequestError 400 naming the field at fault."""
+    """Check a tool; RequestError 400 names the field at fault."""
     given, choice = data.get("tools"), data.get("tool_choice")
     parallel = data.get("parallel_tool_calls") is None or flag(data, "parallel_tool_calls")
     if given is not None and (not isinstance(given, list) or len(given) > TOOLS):

@@ -1,4 +1,4 @@
-"""`/v1/models/{id}`: what OpenAI's clients may name as `model`."""
+"""`/v1/models/{id}`: the names that OpenAI's clients may use as `model`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,8 +27,8 @@ async def model(service: Service, request: Request) -> Response:
 
 
 def models_of(routers: Sequence[Router]) -> list[dict[str, Any]]:
-    """What `model` may be, of an endpoint's experiments (newest first): its name, where one policy plays all agents, else
-    one per agent. None of an endpoint without language models."""
+    """The values that `model` may have for an endpoint's experiments (newest first): the endpoint's name where one
+    policy plays all agents, else one name per agent. An endpoint without language models has none."""
     newest = routers[0]
     if not newest.is_text:
         return []

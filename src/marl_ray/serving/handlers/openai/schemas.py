@@ -1,8 +1,9 @@
 """OpenAI's paths in our OpenAPI document: answers as pydantic models, requests as JSON schema."""
 # ruff: noqa: UP013, UP035 (with a line per field the answers would take three pages; pydantic wants this TypedDict)
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from marl_ray.serving.handlers.openai.chat import CHAT_FIELDS, CHAT_NEUTRAL, FORMATS
@@ -25,8 +26,12 @@ ToolCall = TypedDict("ToolCall", {"id": str, "type": Literal["function"], "funct
 ChatMessage = TypedDict("ChatMessage", {
     "role": Literal["assistant"], "content": str | None, "refusal": None, "tool_calls": NotRequired[list[ToolCall]],
 })
-TopToken = TypedDict("TopToken", {"token": str, "logprob": float, "bytes": None})
-ChatToken = TypedDict("ChatToken", {"token": str, "logprob": float, "bytes": None, "top_logprobs": list[TopToken]})
+# The UTF-8 form of the token, which may be a part of a character; null where the tokenizer is not byte-level.
+TokenUtf8 = list[Annotated[int, Field(ge=0, le=255)]] | None
+TopToken = TypedDict("TopToken", {"token": str, "logprob": float, "bytes": TokenUtf8})
+ChatToken = TypedDict("ChatToken", {
+    "token": str, "logprob": float, "bytes": TokenUtf8, "top_logprobs": list[TopToken],
+})
 ChatLogProbs = TypedDict("ChatLogProbs", {"content": list[ChatToken], "refusal": None})
 ChatChoice = TypedDict("ChatChoice", {
     "index": int, "message": ChatMessage, "finish_reason": Finish | Literal["tool_calls"],

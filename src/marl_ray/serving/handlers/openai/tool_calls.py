@@ -20,7 +20,7 @@ class ToolCallReader:
         self._held = self._blank = ""
         self._is_json: bool | None = None
         self.calls = 0
-        """How many there were."""
+        """The number of calls so far."""
 
     def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
         """The text that is certain now, and the calls that are complete, as OpenAI's API has them."""
@@ -42,12 +42,12 @@ class ToolCallReader:
                 break
             block = self._held[at + len(OPEN) : end if end >= 0 else None]
             behind = len(self._held) if end < 0 else end + len(CLOSE)
-            found = calls_in(block)
-            if found:
+            in_block = calls_in(block)
+            if in_block:
                 said += self._held[:at].rstrip()
                 if not said:
                     self._blank = ""
-                calls += self._told(found)
+                calls += self._told(in_block)
             else:
                 said += self._held[:behind]
             self._held = self._held[behind:]
@@ -66,7 +66,7 @@ class ToolCallReader:
     def _told(self, calls: list[WrittenCall]) -> list[dict[str, Any]]:
         if not self._parallel:
             calls = calls[: 1 - min(self.calls, 1)]
-        told = [
+        answered = [
             {
                 "index": self.calls + k,
                 "id": f"call_{secrets.token_hex(12)}",
@@ -75,13 +75,13 @@ class ToolCallReader:
             }
             for k, call in enumerate(calls)
         ]
-        self.calls += len(told)
-        return told
+        self.calls += len(answered)
+        return answered
 
 
 def _close(text: str, begin: int) -> tuple[int, bool]:
-    """Where the block that begins here is closed, -1 if nowhere yet, and whether that is certain: arguments may have the
-    mark in a text of their JSON."""
+    """The index at which the block that begins here is closed, -1 if it is not closed yet; and whether that is certain,
+    because arguments may have the mark in a text of their JSON."""
     first = end = text.find(CLOSE, begin)
     while end >= 0:
         block = text[begin:end].strip()
@@ -94,5 +94,5 @@ def _close(text: str, begin: int) -> tuple[int, bool]:
 
 
 def _overlap(text: str, start: str) -> int:
-    """Length of the longest end of `text` that `start` begins with."""
+    """The length of the longest end of `text` that `start` begins with."""
     return next((n for n in range(min(len(text), len(start) - 1), 0, -1) if text.endswith(start[:n])), 0)

@@ -1,4 +1,4 @@
-"""What our own paths answer, as pydantic models."""
+"""The answers of our own paths, as pydantic models."""
 # ruff: noqa: UP013, UP035 (with a line per field the answers would take three pages; pydantic wants this TypedDict)
 
 from typing import Annotated, Any, Literal

@@ -58,7 +58,7 @@ from marl_ray.serving.http.route import Route
 from marl_ray.serving.http.text_settings import LARGEST_TEMPERATURE, LARGEST_TOKENS, SEEDS, STOP_LENGTH, STOPS
 
 PAGES = ("/ui", "/docs")
-"""What people read begins with these; the document is about the rest."""
+"""The prefixes of pages for people; the document describes all other paths."""
 Schema = dict[str, Any]
 
 _IDENTIFIER: Schema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
@@ -258,7 +258,7 @@ _PROBLEMS = {
 }
 _TEXT: Schema = {"type": "string"}
 _EVENT: Schema = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
-"""Of each event; its data is a part of the answer, as JSON."""
+"""The schema of one event of a stream; its data is a part of the answer, as JSON."""
 _PARAMETERS: dict[str, Schema] = {
     "x-request-timeout-seconds": {"type": "number", "exclusiveMinimum": 0},
     "x-session-id": _TEXT | {"description": "The unit, where the body names none."},

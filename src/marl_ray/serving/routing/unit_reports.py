@@ -1,0 +1,113 @@
+"""The queue of what a replica itself reports of units: failures of their arm, and what external arms charged for them.
+
+Requests add to the queue and never wait for the database. Every replica adds what it has spent itself, because the requests
+of one session reach any of them. A session whose arm failed may never report an outcome, so its failure is written here.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass
+from itertools import islice
+
+from marl_ray.config import ExperimentConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store.store import ExperimentStore, Report, StoreError
+from marl_ray.serving.logs.exposures import ExposureLog
+from marl_ray.serving.routing.router import REMEMBERED
+
+COST = "cost_usd"
+BATCH = 500
+"""Sessions per write."""
+
+_log = logging.getLogger(__name__)
+
+
+def counts_cost(config: ExperimentConfig) -> bool:
+    """True if a guardrail asks for the cost of units, and some arm has a price."""
+    return any(rail.name == COST for rail in config.guardrails) and any(arm.price for arm in config.arms.values())
+
+
+@dataclass(slots=True)
+class _News:
+    """The queued news of one session."""
+
+    failed: bool = False
+    usd: float | None = None
+    """USD that the session has cost on top of what is stored; None if no cost was noted."""
+    cost_unknown: bool = False
+
+    def add(self, more: "_News") -> None:
+        self.failed |= more.failed
+        self.cost_unknown |= more.cost_unknown
+        if more.usd is not None:
+            self.usd = (self.usd or 0.0) + more.usd
+
+    def report(self, session: str) -> Report:
+        return Report(
+            session,
+            {"error": 1.0} if self.failed else {},
+            added={} if self.usd is None else {COST: self.usd},
+            incomplete=(COST,) if self.cost_unknown else (),
+        )
+
+
+class UnitReports:
+    """The queue of one replica, over all experiments. Safe to use from several threads."""
+
+    def __init__(self, store: ExperimentStore, exposures: ExposureLog):
+        self._store, self._exposures = store, exposures
+        self._waiting: dict[tuple[str, str], _News] = {}
+        """(Experiment, session) -> its news, the oldest first."""
+        self._is_dropping = False
+        """Whether the queue was full since it was last written; one line of the log says so."""
+        self._changing, self._writing = threading.Lock(), threading.Lock()
+
+    def note_failure(self, experiment: str, session: str) -> None:
+        """Queue that the session's arm failed: its `error` becomes 1. Never blocks."""
+        self._note(experiment, session, _News(failed=True))
+
+    def note_cost(self, experiment: str, session: str, usd: float | None) -> None:
+        """Queue that a response cost the session so many USD more; None says that nobody knows how many. The session's
+        `cost_usd` then gives no evidence. Never blocks."""
+        self._note(experiment, session, _News(usd=usd, cost_unknown=usd is None))
+
+    def _note(self, experiment: str, session: str, news: _News) -> None:
+        with self._changing:
+            if len(self._waiting) >= REMEMBERED and (experiment, session) not in self._waiting:
+                del self._waiting[next(iter(self._waiting))]
+                if not self._is_dropping:
+                    self._is_dropping = True
+                    _log.error("%d sessions wait for the database: reports of the oldest are dropped", REMEMBERED)
+            self._waiting.setdefault((experiment, session), _News()).add(news)
+
+    def write(self) -> None:
+        """Store what is queued. Raises StoreError, and keeps what is not written, if the database fails. Blocks."""
+        with self._writing:
+            while self._waiting:
+                unwritten = self._next_batch()
+                try:
+                    self._exposures.flush()  # the sessions' own may be waiting here
+                    while unwritten:
+                        experiment = next(iter(unwritten))
+                        self._record(experiment, unwritten[experiment])
+                        del unwritten[experiment]  # written once: what a cost adds must not be added again
+                except StoreError:
+                    for experiment, sessions in unwritten.items():
+                        for session, news in sessions.items():
+                            self._note(experiment, session, news)
+                    raise
+            self._is_dropping = False
+
+    def _next_batch(self) -> dict[str, dict[str, _News]]:
+        """Take the oldest sessions from the queue: experiment -> session -> its news."""
+        batch: dict[str, dict[str, _News]] = {}
+        with self._changing:
+            for experiment, session in list(islice(self._waiting, BATCH)):
+                batch.setdefault(experiment, {})[session] = self._waiting.pop((experiment, session))
+        return batch
+
+    def _record(self, experiment: str, sessions: dict[str, _News]) -> None:
+        reports = [news.report(session) for session, news in sessions.items()]
+        for result in self._store.record(experiment, reports, "gateway"):
+            if isinstance(result, MarlRayError):
+                _log.error("experiment %s: a failure or a cost of a session is not stored: %s", experiment, result)
