@@ -121,6 +121,27 @@ def test_a_killed_process_leaves_a_readable_segment_which_the_next_completes(tmp
     assert [(found.unit, found.at) for found in read_decisions(str(tmp_path), "exp")] == expected
 
 
+def test_what_a_process_left_for_one_uri_is_not_uploaded_to_another(tmp_path):
+    one, other, staging = f"file://{tmp_path}/one", f"file://{tmp_path}/other", str(tmp_path / "staging")
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, one, staging], stdin=-1, stdout=-1, text=True)
+    assert writer.stdout.readline() == "written\n"
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    fill(other, [decision(0)], staging=staging)
+    assert len(list(read_decisions(other, "exp"))) == 1
+    fill(one, [decision(0)], staging=staging)
+    assert len(list(read_decisions(one, "exp"))) == 101
+
+
+def test_what_is_nested_as_deeply_as_requests_may_be_is_read_again(tmp_path):
+    nested: dict = {}
+    for _ in range(245):
+        nested = {"a": nested}
+    made = [replace(decision(0), observations={"x": nested}), decision(1)]
+    fill(str(tmp_path), made)
+    assert list(read_decisions(str(tmp_path), "exp")) == made
+
+
 def test_a_segment_that_was_completed_but_not_yet_removed_counts_once(tmp_path):
     fill(str(tmp_path), [decision(i) for i in range(3)])
     (complete,) = tmp_path.rglob("*.zst")

@@ -20,7 +20,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.store.store import ExperimentStore, Exposure
 from marl_ray.serving.logs import export as export_module
-from marl_ray.serving.logs.act_log import ActLog, LoggedAct, read_decisions
+from marl_ray.serving.logs.act_log import ActLog, LoggedAct, LoggedText, read_decisions
 from marl_ray.serving.logs.export import ExportSummary, export
 from marl_ray.trajectories import Trajectories
 
@@ -109,6 +109,18 @@ def test_units_without_an_outcome_or_of_two_bundles_are_left_out_and_counted(sto
     summary = export(store, "exp", str(tmp_path), str(tmp_path))
     assert (summary.units, summary.decisions, summary.censored, summary.mixed) == (1, 1, 1, 3)
     assert {(row["unit"], tuple(map(tuple, row["costs"]))) for row in rows(summary.path)} == {("kept", ((),))}
+
+
+def test_what_an_earlier_experiment_of_the_name_logged_is_left_out(store, tmp_path):
+    earlier = LoggedText(
+        *("exp", "t", "a", "text", 1, 0.5, 1.0, False, "left", "so", [], [], [1], "x", [2], [-1.0], "stop", 0, {}, [])
+    )
+    write(tmp_path / "log", [earlier, replace(earlier, unit="never"), act("u", 1.0), act("v", 1.0, digest="earlier")])
+    for unit in "tuv":
+        outcome(store, unit, 1.0)
+    summary = export(store, "exp", str(tmp_path / "log"), str(tmp_path / "out"))
+    assert (summary.units, summary.censored, summary.mixed) == (1, 1, 2)
+    assert [(row["unit"], len(row["observations"])) for row in rows(summary.path)] == [("u", 1)] * 2
 
 
 def test_rows_are_in_order_in_bounded_groups_whatever_the_log(store, tmp_path, monkeypatch):

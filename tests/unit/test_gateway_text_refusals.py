@@ -81,7 +81,7 @@ WRONG = [
     ("/v1/chat/completions", {"functions": []}, 400, "functions"),
     *(
         ("/v1/chat/completions", {"logit_bias": bias}, 400, "logit_bias")
-        for bias in ({"5": 101}, {"5": True}, {"-5": 1}, {"five": 1}, {"100000": 1}, {"9" * 30: 1}, [0])
+        for bias in ({"5": 101}, {"5": True}, {"-5": 1}, {"five": 1}, {"100000": 1}, {"9" * 30: 1}, {"05": 1}, [0])
     ),
     ("/v1/chat/completions", {"presence_penalty": 2.5}, 400, "presence_penalty"),
     ("/v1/completions", {"frequency_penalty": False}, 400, "frequency_penalty"),

@@ -1,6 +1,8 @@
 """Language models as shadows: what they would have written, and what they think of what was served."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +91,28 @@ def test_what_cannot_be_read_or_written_is_the_copys_error_alone(texts, tmp_path
 
     totals = asyncio.run(run())
     assert [(t.acts, t.errors, t.dropped) for t in (totals["failing"], totals["short"])] == [(0, 1, 0), (0, 1, 1)]
+
+
+def test_copies_that_wait_to_be_read_hold_up_no_client(texts, monkeypatch):
+    async def run() -> bool:
+        arm, free = TextBatcher(load_bundle(texts["one"]), 4, 10.0), threading.Event()
+        monkeypatch.setattr(arm.model("writer"), "score", lambda *given: free.wait(10) and (1, -1.0))
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        scores = [asyncio.create_task(arm.score("writer", [1], [2], "x")) for _ in range(4)]
+        await asyncio.sleep(0)
+        reply = arm.write(ASKED)
+        try:
+            piece = await asyncio.wait_for(reply.next(), 5)
+            reply.leave()
+            scores[3].cancel()  # as a copy's deadline does
+            free.set()
+            assert await asyncio.gather(*scores[:3]) == [(1, -1.0)] * 3
+            return bool(piece.ids)
+        finally:
+            free.set()
+            arm.close()
+
+    assert asyncio.run(run())
 
 
 def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(texts):

@@ -136,7 +136,7 @@ def export(
     finally:
         store.close()
     print(f"{done.path}: {done.units} units, {done.sequences} sequences, {done.decisions} decisions")
-    print(f"  left out: {done.censored} units without an outcome, {done.mixed} with acts of several bundles")
+    print(f"  left out: {done.censored} units without an outcome, {done.mixed} with acts of another bundle")
 
 
 def _settings(given: Any) -> dict[str, Any]:

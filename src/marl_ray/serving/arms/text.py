@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -60,6 +61,8 @@ class TextBatcher:
         self._left: list[_Writing] = []
         self._closing = False
         self._thread: threading.Thread | None = None
+        # Of its own: shadows whose passes are slow would take all common threads, which read the clients' prompts.
+        self._scorer = ThreadPoolExecutor(1, "text-scores")
 
     @property
     def rows(self) -> int:
@@ -71,7 +74,8 @@ class TextBatcher:
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
         """See `ScoringArm.score`."""
-        return await asyncio.to_thread(self.model(agent).score, prompt_ids, ids, text)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._scorer, self.model(agent).score, prompt_ids, ids, text)
 
     def model(self, agent: str) -> "_Model":
         return self._models[self.bundle.agents[agent]]
@@ -81,6 +85,7 @@ class TextBatcher:
         with self._wake:
             self._closing = True
             self._wake.notify()
+        self._scorer.shutdown(wait=False, cancel_futures=True)
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
@@ -149,7 +154,6 @@ class _Model:
 
     def __init__(self, policy: Any):
         self._policy = policy
-        self._scoring = threading.Lock()
         self._cached = cached_model(policy)
         self.tokenizer, self.generation = policy.tokenizer, policy.generation
         self._token_bytes = TokenBytes(policy.tokenizer)
@@ -202,14 +206,14 @@ class _Model:
             raise MarlRayError(f"logit_bias: expected token ids below {vocabulary}, got {largest}")
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """See `ScoringArm.score`; from any thread."""
+        """See `ScoringArm.score`; on the arm's scoring thread."""
         known = max(ids, default=0) < self._policy.lm.get_input_embeddings().weight.shape[0]
         read = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if known else ""
         own = list(ids) if known and read.startswith(text) else encode_text(self.tokenizer, text)
         if not own or len(prompt_ids) + len(own) > self._policy.config.context:
             raise ArmError(f"a text of {len(own)} tokens cannot be read here", new_pass())
         rows = [torch.tensor([one], device=self._policy.device) for one in (list(prompt_ids), own)]
-        with self._scoring, torch.no_grad():
+        with torch.no_grad():
             evaluated = self._policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), False)
         return len(own), float(evaluated.log_probs.sum())
 

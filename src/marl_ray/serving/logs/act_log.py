@@ -7,7 +7,7 @@ A segment is complete, and then never changes, once it has its final name. Where
 segments are written to a local staging folder and uploaded when they are complete.
 
 `kill -9` loses the decisions of the last quarter of a second; what was written lies in a partial segment, which is read
-like the others, and which the next log of the same folder (or staging folder) completes. The log is for learning, not for
+like the others, and which the next log of the same FOLDER completes. The log is for learning, not for
 the experiment's statistics: where the disk or the bucket fails for long, decisions are dropped and counted.
 """
 
@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -148,11 +149,13 @@ class ActLog:
         limit_bytes: int = LIMIT_BYTES,
     ):
         """MarlRayError if a local folder cannot be written to. `staging` is for a URI: a local folder of this machine, from
-        which the next log uploads what a killed process left; without it, that is lost."""
+        which the next log of the same URI uploads what a killed process left; without it, that is lost."""
         filesystem, self._root = open_folder(folder, "decision_log")
         self._remote = filesystem if "://" in folder else None
         if self._remote is not None:
-            self._local = Path(staging or tempfile.mkdtemp(prefix="marl-ray-decisions-"))
+            # What a process left for one URI must not be uploaded to another.
+            own = blake2b(folder.encode(), digest_size=8).hexdigest()
+            self._local = Path(staging or tempfile.mkdtemp(prefix="marl-ray-decisions-")) / own
         else:
             self._local = Path(self._root)
         try:
@@ -313,8 +316,9 @@ def read_decisions(folder: str, experiment: str) -> Iterator[Logged]:
     def parse(line: bytes) -> tuple[str, float, Logged] | None:
         nonlocal unreadable
         try:
-            decision = _LOGGED.validate_json(line)
-        except ValidationError:
+            # By the parser of the one who wrote it: pydantic's own reads JSON only up to some 200 levels.
+            decision = _LOGGED.validate_python(orjson.loads(line))
+        except (ValidationError, orjson.JSONDecodeError):
             unreadable += 1
             return None
         return decision.unit, decision.at, decision

@@ -7,7 +7,7 @@ but `agent`'s own values have T entries. Of language models a row is one respons
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,8 +74,8 @@ class ExportSummary:
     censored: int
     """Units without an outcome, left out."""
     mixed: int
-    """Units with decisions of more than one bundle, or of another arm than the one their outcome counts for, left out: no
-    one policy made such a sequence."""
+    """Units with decisions of another bundle than that of the arm which their outcome counts for, left out: no one policy
+    made such a sequence, or an earlier experiment of this name, of which the log still tells, did."""
     path: str
 
 
@@ -89,8 +89,10 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
     Decisions that are not in the log (dropped; or not yet uploaded) are missing from their sequences. MarlRayError for an
     unknown experiment, a log without its decisions, and an `out` that cannot be written.
     """
-    if store.experiment(experiment) is None:
+    record = store.experiment(experiment)
+    if record is None:
         raise MarlRayError(f"experiment: unknown experiment {experiment!r}")
+    digests = {arm: part["digest"] for arm, part in record.config["arms"].items()}
     filesystem, root = open_folder(out, "out")
     remote, name = "://" in out, f"{experiment}.parquet"
     try:
@@ -99,7 +101,7 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
         # Beside where the file goes, so that its last step is a rename.
         with tempfile.TemporaryDirectory(dir=None if remote else root, prefix=".export-") as folder:
             file = Path(folder) / f"{name}.tmp"  # who reads the folder meanwhile takes *.parquet
-            counts = _write(store, experiment, decisions, file)
+            counts = _write(store, experiment, digests, decisions, file)
             if remote:
                 upload(file, filesystem, f"{root}/{name}")
             else:
@@ -109,8 +111,10 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
     return ExportSummary(**counts, path=f"{out.partition('?')[0].rstrip('/')}/{name}" if remote else f"{root}/{name}")
 
 
-def _write(store: ExperimentStore, experiment: str, decisions: str, file: Path) -> dict[str, int]:
-    """Write the file; returns the summary's counts."""
+def _write(
+    store: ExperimentStore, experiment: str, digests: Mapping[str, str], decisions: str, file: Path
+) -> dict[str, int]:
+    """Write the file; returns the summary's counts. `digests` are the bundles of the experiment's arms."""
     # Both are read before the decisions: an outcome that comes meanwhile would be joined to an unfinished sequence.
     outcome_of = _in_rising_order(sorted_by_unit(map(_line, store.outcomes(experiment)), _parse_outcome))
     cost_of = _in_rising_order(sorted_by_unit(map(_line, store.metric_values(experiment, COST)), _parse_cost))
@@ -119,19 +123,27 @@ def _write(store: ExperimentStore, experiment: str, decisions: str, file: Path) 
     rows: list[dict[str, Any]] = []
     numbers = 0
     logged = read_decisions(decisions, experiment)
-    first = next(logged, None)  # an experiment's arms are of one kind, and so is its log
-    schema = text_rows.SCHEMA if isinstance(first, LoggedText) else SCHEMA
+    first = next(logged, None)
     everything = itertools.chain(() if first is None else (first,), logged)
-    with pq.ParquetWriter(str(file), schema.with_metadata(metadata), compression="zstd") as writer:
-        for unit, logged_of_unit in itertools.groupby(everything, key=lambda logged_of_unit: logged_of_unit.unit):
-            acts, outcome, cost = list(logged_of_unit), outcome_of(unit), cost_of(unit)
+
+    def of_units() -> Iterator[tuple[list[Logged], list[dict[str, Any]]]]:
+        """Yield the log and the rows of each unit that is kept."""
+        for unit, of_unit in itertools.groupby(everything, key=lambda logged: logged.unit):
+            acts, outcome, cost = list(of_unit), outcome_of(unit), cost_of(unit)
             if outcome is None:
                 counts["censored"] += 1
-                continue
-            if {(act.arm, act.digest) for act in acts} != {(outcome.arm, acts[0].digest)}:
+            elif {(act.arm, act.digest) for act in acts} != {(outcome.arm, digests.get(outcome.arm))}:
                 counts["mixed"] += 1
-                continue
-            made = _rows(acts, outcome, cost, counts["units"])
+            else:
+                yield acts, _rows(acts, outcome, cost, counts["units"])
+
+    units = of_units()
+    # An experiment's arms are of one kind; the log may have another kind of an earlier one of this name.
+    begun = next(units, None)
+    kind = first if begun is None else begun[0][0]
+    schema = text_rows.SCHEMA if isinstance(kind, LoggedText) else SCHEMA
+    with pq.ParquetWriter(str(file), schema.with_metadata(metadata), compression="zstd") as writer:
+        for acts, made in itertools.chain(() if begun is None else (begun,), units):
             counts["units"] += 1
             counts["decisions"] += len(acts)
             counts["sequences"] += len(made)

@@ -85,7 +85,8 @@ def _bias_of(data: Mapping[str, Any]) -> LogitBias | None:
         raise RequestError(400, "logit_bias", "expected an object of token ids and biases")
     tokens = []
     for name, value in (given or {}).items():
-        if not (name.isascii() and name.isdecimal() and len(name) <= 10 and _is_between(value, LARGEST_BIAS)):
+        is_id = name.isascii() and name.isdecimal() and len(name) <= 10 and str(int(name)) == name  # each token once
+        if not (is_id and _is_between(value, LARGEST_BIAS)):
             expected = f"expected token ids and biases from -{LARGEST_BIAS} to {LARGEST_BIAS}"
             raise RequestError(400, "logit_bias", expected)
         tokens.append((int(name), float(value)))
