@@ -12,9 +12,9 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
+import torch
 import toy_runs
 import toy_texts
-import torch
 
 from marl_ray.config import RunConfig
 from marl_ray.training.loop import Metrics
