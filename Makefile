@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python tests/leave_nothing.py $(BIN)/python -m pytest -n 2 --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit test test-all demo clean
+.PHONY: help install check unit test test-all coverage demo clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,9 +46,16 @@ test-all: install  ## All tests, the slow ones too
 	sh tests/need_servers.sh
 	$(PYTEST) --dist loadfile
 
+TESTS ?= tests/unit
+coverage: install  ## Share of the lines that the unit tests run, and the files below 90 %; TESTS=tests for all but the slow
+	$(BIN)/coverage erase
+	$(BIN)/python tests/leave_nothing.py $(BIN)/coverage run -m pytest -n 2 --dist loadfile -m "not slow" $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --sort=cover | awk '$$NF + 0 < 90 || /^TOTAL/'
+
 demo: install  ## Train, serve and compare two teams on this machine
 	$(BIN)/marl-ray demo
 
 clean:  ## Remove the environment and all caches; runs/ stays
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* build dist src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

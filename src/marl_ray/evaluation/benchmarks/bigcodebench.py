@@ -118,7 +118,7 @@ class BigCodeBenchProblem(Problem):
 
 @cache
 def _driver() -> str:
-    return resources.files("marl_ray.evaluation.benchmarks").joinpath("unittest_driver.py").read_text()
+    return resources.files("marl_ray.evaluation.benchmarks.sandboxed").joinpath("unittest_driver.py").read_text()
 
 
 def parse(prompt: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:

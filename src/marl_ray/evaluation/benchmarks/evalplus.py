@@ -148,7 +148,11 @@ def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, in
 
 @cache
 def _driver() -> str:
-    return resources.files(__package__).joinpath("evalplus_driver.py").read_text(encoding="utf-8")
+    return (
+        resources.files("marl_ray.evaluation.benchmarks.sandboxed")
+        .joinpath("evalplus_driver.py")
+        .read_text(encoding="utf-8")
+    )
 
 
 def parse(prefix: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:

@@ -1,0 +1,117 @@
+"""The wheel: every file of the package is in it, and its commands run where nothing else of the repository is."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 120.0
+"""Longest wait for a command; each takes a few seconds."""
+MIGRATE = """
+import sqlalchemy as sa
+from marl_ray.experiments.store.migrations import upgrade
+engine = sa.create_engine("sqlite:///experiments.db")
+upgrade(engine)
+print(sa.inspect(engine).get_table_names())
+"""
+
+
+def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in `folder` without the variables that lead Python or pip to this checkout."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PIP_", "RAY_"))}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def succeeded(command: list[str | Path], folder: Path) -> str:
+    """Standard output of a program that must succeed."""
+    done = run(command, folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built without a network from a copy of what it is made of: building leaves files beside the sources."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    build = ["wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", "dist", "."]
+    succeeded([sys.executable, "-m", "pip", *build], copy)
+    (built,) = (copy / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of a fresh environment that holds the wheel; it borrows this environment's dependencies.
+
+    A `.pth` file adds a folder behind the fresh environment's own. The `.pth` file of this checkout in that folder is not
+    read, so `marl_ray` is the wheel's.
+    """
+    fresh = tmp_path_factory.mktemp("fresh")
+    venv.create(fresh, symlinks=True)
+    (packages,) = fresh.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = ["--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel]
+    succeeded([sys.executable, "-m", "pip", "--python", fresh / "bin" / "python", "install", *install], fresh)
+    return fresh / "bin"
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+        metadata = archive.read(next(name for name in held if name.endswith(".dist-info/METADATA"))).decode()
+    sources = {
+        str(path.relative_to(ROOT / "src"))
+        for path in (ROOT / "src" / "marl_ray").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert sources == {name for name in held if name.startswith("marl_ray/")}
+    assert {"marl_ray/cluster/kuberay-v1.7.0.json", "marl_ray/serving/pages/style.css"} < sources
+    assert any(name.endswith("licenses/LICENSE") for name in held)
+    assert "License-Expression: Apache-2.0" in metadata
+
+
+@pytest.mark.slow
+def test_its_commands_run_in_a_fresh_environment(installed: Path, tmp_path: Path) -> None:
+    where = "import marl_ray; print(marl_ray.__file__)"
+    assert succeeded([installed / "python", "-c", where], tmp_path).startswith(str(installed.parent))
+    program = installed / "marl-ray"
+    assert "Usage: marl-ray" in succeeded([program, "--help"], tmp_path)
+    assert "mappo" in succeeded([program, "algorithms"], tmp_path)
+    schema = json.loads(succeeded([program, "config", "schema", "gateway"], tmp_path))
+    assert "experiments" in schema["properties"]
+    files = [ROOT / "serve/configs/gridworld_ab.yaml", ROOT / "cluster/kuberay/rayservice.yaml"]
+    assert "no findings" in succeeded([program, "lint", *files], tmp_path)
+    config = ROOT / "jobs/configs/multigrid_mappo.yaml"
+    assert "gridworld-mappo" in succeeded([program, "train", config, "--dry-run"], tmp_path)
+
+
+@pytest.mark.slow
+def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed: Path, tmp_path: Path) -> None:
+    """Migrations, the pages of the gateway and of reports, and the programs that go into the sandbox."""
+    assert "'exposures'" in succeeded([installed / "python", "-c", MIGRATE], tmp_path)
+    read = [
+        "from marl_ray.serving.pages import render",
+        "from marl_ray.tuning.reporting import report",
+        "from marl_ray.evaluation.benchmarks import bigcodebench, evalplus",
+        "assert all((folder / name).is_file() for folder, name in [",
+        "    (render._PAGES, 'style.css'), (render._PAGES, 'base.html'), (report._PAGES, 'report.html')])",
+        "assert bigcodebench._driver() and evalplus._driver()",
+    ]
+    succeeded([installed / "python", "-c", "\n".join(read)], tmp_path)
+
+
+@pytest.mark.slow
+def test_the_demo_says_that_it_needs_a_checkout(installed: Path, tmp_path: Path) -> None:
+    done = run([installed / "marl-ray", "demo"], tmp_path)
+    assert done.returncode == 2 and "run the demo from a checkout of marl-ray" in " ".join(done.stderr.split())

@@ -1,0 +1,74 @@
+"""The repository's own pages and settings name what exists: links, paths, commands, checks."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+FOLDERS = "|".join(
+    [path.name for base in (ROOT, ROOT / "src/marl_ray") for path in base.iterdir() if (path / "__init__.py").exists()]
+    + ["src", "tests", "docs", "benchmarks", "jobs", "serve", "cluster"]
+)
+FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]*)\)")
+NAMED = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
+MAKE = re.compile(r"\bmake ((?:[a-z-]+ ?)+)`")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(FENCED.sub("", page.read_text())):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize(
+    "name", ["CONTRIBUTING.md", "SECURITY.md", *(f"docs/decisions/{path.name}" for path in DECISIONS)]
+)
+def test_files_that_a_page_names_exist(name: str) -> None:
+    for path in NAMED.findall((ROOT / name).read_text()):
+        assert any((ROOT / base / path).exists() for base in ("", "src/marl_ray")), path
+
+
+def test_a_decision_is_short_has_its_headings_and_is_listed() -> None:
+    listed = (ROOT / "docs/decisions/README.md").read_text()
+    assert len(DECISIONS) >= 4
+    for path in DECISIONS:
+        text = path.read_text()
+        assert re.findall(r"^## (.*)$", text, re.M) == ["Context", "Decision", "Consequences", "Measured"]
+        assert len(text.splitlines()) <= 60
+        assert f"]({path.name})" in listed
+
+
+def test_the_commands_of_make_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page in PAGES:
+        for words in MAKE.findall(page.read_text()):
+            assert {word for word in words.split() if word.islower()} <= targets, (page.name, words)
+
+
+def test_commits_are_checked_as_make_check_does() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    checks = (ROOT / "Makefile").read_text().split("\ncheck: install")[1].split("\n\n")[0]
+    commands = [line.strip().replace("$(BIN)", ".venv/bin") for line in checks.splitlines()[1:]]
+    assert [hook["entry"].removesuffix(" --force-exclude") for hook in hooks] == commands
+
+
+def test_the_workflow_runs_what_ci_runs() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    assert ".ci/run" in [step.get("run") for step in workflow["jobs"]["run"]["steps"]]
+    assert (ROOT / ".ci/run").stat().st_mode & 0o100
+    for form in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        assert isinstance(yaml.safe_load(form.read_text()), dict)
