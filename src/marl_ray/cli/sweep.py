@@ -10,7 +10,7 @@ from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
     from marl_ray.config.sweep import SweepConfig
-    from marl_ray.tuning.running.driver import SweepOutcome
+    from marl_ray.tuning.running.driver import SweepResult
 
 SweepFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the sweep.")]
 Overrides = Annotated[
@@ -106,7 +106,7 @@ def _list(whole: "SweepConfig") -> None:
     print(f"seeds {', '.join(map(str, whole.seeds))}; scheduler {whole.scheduler.kind}; search {whole.search.kind}")
 
 
-def _sweep_here(whole: "SweepConfig", retry: bool) -> "SweepOutcome":
+def _sweep_here(whole: "SweepConfig", retry: bool) -> "SweepResult":
     from marl_ray.cluster.local import ray_here
     from marl_ray.tuning.running.driver import check_sweep, run_sweep
 
