@@ -61,12 +61,12 @@ _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input")
 class ParsedCall:
     """The call that a response makes.
 
-    said: the response up to the end of its call; what follows was never read, and no later prompt repeats it.
+    text: the response up to the end of its call; what follows was never read, and no later prompt repeats it.
     arguments: None if the input is no JSON object; `problem` and `why` then say what is wrong.
     code: the text of a fenced block that stands where JSON was expected; a tool with one argument may take it.
     """
 
-    said: str
+    text: str
     thought: str
     tool: str
     arguments: dict[str, Any] | None
@@ -94,7 +94,7 @@ def parse(text: str) -> ParsedCall:
         ]
     call = next((call for call in calls if not call.problem), calls[0])
     return ParsedCall(
-        text[: len(call.said)], call.thought, call.tool, call.arguments, call.problem, call.why, call.code
+        text[: len(call.text)], call.thought, call.tool, call.arguments, call.problem, call.why, call.code
     )
 
 

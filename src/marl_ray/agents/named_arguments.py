@@ -12,7 +12,7 @@ from typing import Any
 
 from marl_ray.agents.lenient_json import decode
 
-Found = tuple[str, dict[str, Any], int]
+NamedCall = tuple[str, dict[str, Any], int]
 """Name, arguments, and the place where the call ends."""
 
 _FUNCTION = re.compile(r"\s*<function=([\w.-]{1,64})>", re.IGNORECASE)
@@ -25,7 +25,7 @@ _GIVEN = re.compile(r"\s*([A-Za-z_]\w{0,63})\s*=\s*")
 _NEXT = re.compile(r"\s*(,\s*\)|,|\))")
 
 
-def in_marks(text: str, start: int) -> Found | None:
+def in_marks(text: str, start: int) -> NamedCall | None:
     """The call in marks that begins here; None if there is none, or if it does not end."""
     function, name = _FUNCTION.match(text, start), _NAME.match(text, start)
     opening = function or name
@@ -47,7 +47,7 @@ def in_marks(text: str, start: int) -> Found | None:
     return opening[1], arguments, ends.end() if ends and closed else at
 
 
-def as_in_python(text: str, start: int) -> Found | None:
+def as_in_python(text: str, start: int) -> NamedCall | None:
     """The call `NAME(KEY=VALUE, ...)` that begins here, with values as in JSON; None if there is none."""
     opening = _CALLED.match(text, start)
     if opening is None:

@@ -43,7 +43,7 @@ class CallResult:
 class ReactTurn:
     """One turn of an agent, as later prompts show it."""
 
-    said: str
+    text: str
     observation: str
 
 
@@ -125,7 +125,7 @@ def transcript(head: str, question: str, turns: Sequence[ReactTurn], limit: int,
     """
     fixed = f"{head}Question: {question}\n"
     room = limit - len(fixed) - len(foot)
-    shown = [f"{turn.said}\nObservation: {turn.observation}\n" for turn in turns]
+    shown = [f"{turn.text}\nObservation: {turn.observation}\n" for turn in turns]
     if sum(map(len, shown)) <= room:
         return f"{fixed}{''.join(shown)}{foot}"
     room -= len(_LEFT_OUT)

@@ -54,7 +54,7 @@ class AnswerBox(BaseModel):
     snippet: str | None = None
 
 
-class Found(BaseModel):
+class SearchResponse(BaseModel):
     """The part of a response that is read; a response holds much more."""
 
     answer_box: AnswerBox | None = Field(None, alias="answerBox")
@@ -69,7 +69,7 @@ class Found(BaseModel):
         return "\n".join(lines) or "No results."
 
 
-Backend = Callable[[str, float], Found]
+Backend = Callable[[str, float], SearchResponse]
 """Function from a query and a deadline (of `time.monotonic`) to a response; raises ToolFailed."""
 
 
@@ -81,7 +81,7 @@ class Serper:
         self._url = f"{base_url.rstrip('/')}/search"
         self._client = httpx.Client(headers={"X-API-KEY": key})
 
-    def __call__(self, query: str, deadline: float) -> Found:
+    def __call__(self, query: str, deadline: float) -> SearchResponse:
         question = f"{self._url} {ASKED} {query}"
         stored = None if self._cache is None else self._cache.get(question)
         response = None if stored is None else _read(stored.encode())
@@ -94,7 +94,7 @@ class Serper:
         stored_text = response.model_dump_json(by_alias=True).replace(self._key, "[key]")
         if self._cache is not None:
             self._cache.put(question, stored_text)
-        return Found.model_validate_json(stored_text)
+        return SearchResponse.model_validate_json(stored_text)
 
     def _fetch(self, query: str, deadline: float) -> bytes:
         """Body of a response with status 200; the request is repeated with growing pauses while there is time."""
@@ -164,22 +164,22 @@ class Corpus:
     @classmethod
     def read(cls, path: str) -> "Corpus":
         """A JSONL file of `title` (optional), `text` and `link` (optional); MarlRayError naming the file and line."""
-        found, number = [], 0
+        parsed, number = [], 0
         try:
             with open(path, "rb") as lines:
                 for line in lines:
                     number += 1
                     if line.strip():
-                        found.append(Document.model_validate_json(line))
+                        parsed.append(Document.model_validate_json(line))
         except OSError as error:
             raise MarlRayError(f"corpus: {path}: {error.strerror}") from error
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise MarlRayError(f"corpus: {path}, line {number}: {where}: {first['msg']}") from error
-        if not found:
+        if not parsed:
             raise MarlRayError(f"corpus: {path} has no documents")
-        return cls(found)
+        return cls(parsed)
 
     def scores(self, query: str) -> np.ndarray:
         """(N,) float64 scores of the documents for the query; 0 for a document without any of its words."""
@@ -190,11 +190,11 @@ class Corpus:
                 scores[where] += weights
         return scores
 
-    def __call__(self, query: str, deadline: float) -> Found:
+    def __call__(self, query: str, deadline: float) -> SearchResponse:
         scores = self.scores(query)
         best = [i for i in np.argsort(-scores, kind="stable")[:ASKED].tolist() if scores[i] > 0]
         documents = (self._documents[i] for i in best)
-        return Found(organic=[Organic(title=d.title, snippet=d.text, link=d.link) for d in documents])
+        return SearchResponse(organic=[Organic(title=d.title, snippet=d.text, link=d.link) for d in documents])
 
 
 def search_function(
@@ -262,11 +262,11 @@ def _key(path: str | None) -> str:
     return key
 
 
-def _read(body: bytes) -> Found | None:
+def _read(body: bytes) -> SearchResponse | None:
     """Parse a response; None if it has another schema. The library's own error could quote a key that stands in the
     body."""
     try:
-        return Found.model_validate_json(body)
+        return SearchResponse.model_validate_json(body)
     except ValidationError:
         return None
 

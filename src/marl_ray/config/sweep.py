@@ -365,6 +365,6 @@ def corners(config: SweepConfig) -> list[dict[str, Any]]:
         conditions = [[(other, one) for one in some] for other, some in config.space[key].when.items() if other in keys]
         return [{key: value} | dict(pick) for pick in itertools.islice(itertools.product(*conditions), 64)]
 
-    found = [fill(fixed) for key in keys for value in ends[key] for fixed in enabled(key, value)]
-    unique = {json.dumps(one, sort_keys=True): one for one in found}
+    filled = [fill(fixed) for key in keys for value in ends[key] for fixed in enabled(key, value)]
+    unique = {json.dumps(one, sort_keys=True): one for one in filled}
     return list(unique.values())

@@ -53,7 +53,7 @@ def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool =
 
 def most_steps(trial: Trial) -> int:
     """Steps of the game that a batch of whole episodes has."""
-    return 1 if trial.whole and trial.case.below else 2
+    return 1 if trial.plays_whole_episodes and trial.case.below else 2
 
 
 def compare(what: str, measured: float, true: float, tolerance: float) -> Difference:

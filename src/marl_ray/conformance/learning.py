@@ -154,7 +154,7 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
 
 
 def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
-    """Where nothing is earned, `entropy_coef` makes the policy more random."""
+    """`entropy_coef` makes the policy more random where nothing is earned."""
     hyper = DRIFT | {"entropy_coef": 1.0}
     trial = begin(algorithm, case, rewarded=False, priced=False, hyper=hyper)
     for learner in trial.learners:
@@ -168,7 +168,8 @@ def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
 
 
 def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
-    """Where nothing is earned, `kl_coef` in the loss pulls the policy to the reference, by every estimator that is taken."""
+    """`kl_coef` in the loss pulls the policy to the reference where nothing is earned, by every estimator that is
+    taken."""
     for estimator in seams.choices("kl_estimator"):
         own = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}
         if not seams.accepted(algorithm, own):

@@ -103,10 +103,10 @@ class Trial:
         case, spec = self.case, spec_of(self.algorithm)
         self.game = {"priced": spec.costs, **self.game}
         self.rules = GameRules(case.policies, case.agents, case.ends, **self.game)
-        self.whole = whole_episodes(self.algorithm)
+        self.plays_whole_episodes = whole_episodes(self.algorithm)
         bits = sum(len(self.rules.decisions(time)) for time in range(LENGTH))
         self.paths = 1 << bits if self.scripted else 8
-        self.mixed = self.mixed and case.below and not self.whole and self.scripted
+        self.mixed = self.mixed and case.below and not self.plays_whole_episodes and self.scripted
         copies = self.paths * (2 if self.mixed else 1) + (spec.greedy and self.scripted)
         self.config = RunConfig.model_validate(
             {
@@ -145,7 +145,7 @@ class Trial:
     def _horizon(self) -> int:
         if self.text:
             return 2 * self.rules.count
-        above = LENGTH + 1 if self.whole else 2 * LENGTH
+        above = LENGTH + 1 if self.plays_whole_episodes else 2 * LENGTH
         return 1 if self.case.below else above
 
     def _env(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class Trial:
             bit = 0
             for time in range(LENGTH):
                 for agent in self.rules.decisions(time):
-                    now = step == time if self.whole else (step + ahead) % LENGTH == time
+                    now = step == time if self.plays_whole_episodes else (step + ahead) % LENGTH == time
                     actions[:, agent] += np.where(now, copies % self.paths >> bit & 1, 0)
                     bit += 1
             script.append(actions)

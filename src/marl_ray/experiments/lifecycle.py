@@ -345,7 +345,7 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Rollout
         return RolloutDecision(RolloutStep.HOLD, state.epoch, f"the experiment is {state.status}")
     if evidence.srm_alarm:
         return RolloutDecision(RolloutStep.HOLD_SRM, state.epoch, "sample ratio mismatch")
-    unequal = [found for arm in active if record.weights[arm] > 0 and (found := by_arm[arm].unequal) is not None]
+    unequal = [problem for arm in active if record.weights[arm] > 0 and (problem := by_arm[arm].unequal) is not None]
     if unequal:
         return RolloutDecision(RolloutStep.HOLD_REPORTING, state.epoch, unequal[0])
     exposed = min((by_arm[arm].exposures for arm, weight in record.weights.items() if weight > 0), default=0)

@@ -55,12 +55,12 @@ def _unmarked(line: str) -> str:
 
 def _boxed(text: str) -> str | None:
     """Contents of the complete `\\boxed{}` or `\\fbox{}` that begins last; braces nest."""
-    inside = {found.end() for found in _BOX.finditer(text)}
+    inside = {match.end() for match in _BOX.finditer(text)}
     open_at: list[int] = []
     best = -1, 0
-    for found in re.finditer(r"\\[{}]|[{}]", text):
-        if found[0] == "{":
-            open_at.append(found.end())
-        elif found[0] == "}" and open_at and (begin := open_at.pop()) in inside:
-            best = max(best, (begin, found.start()))
+    for match in re.finditer(r"\\[{}]|[{}]", text):
+        if match[0] == "{":
+            open_at.append(match.end())
+        elif match[0] == "}" and open_at and (begin := open_at.pop()) in inside:
+            best = max(best, (begin, match.start()))
     return text[slice(*best)] if best[0] >= 0 else None

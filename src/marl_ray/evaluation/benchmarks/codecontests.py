@@ -146,9 +146,9 @@ def _problem(row: FileRow) -> Problem:
     record = read_record(ContestRecord, row)
     try:
         tests = [
-            StdioTest(given.encode(), wanted.encode())
+            StdioTest(stdin.encode(), stdout.encode())
             for part in (record.public_tests, record.private_tests, record.generated_tests)
-            for given, wanted in zip(part.input, part.output, strict=True)
+            for stdin, stdout in zip(part.input, part.output, strict=True)
         ]
         solutions = zip(record.solutions.language, record.solutions.solution, strict=True)
         references = [text for language, text in solutions if language == PYTHON3][:REFERENCES]

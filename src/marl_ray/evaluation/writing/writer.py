@@ -48,7 +48,7 @@ class Talk:
     agent: str | None = None
     """Agent that is asked next; None when the conversation is over."""
     prompt: str = ""
-    said: list[tuple[str, str]] = field(default_factory=list)
+    responses: list[tuple[str, str]] = field(default_factory=list)
     """Agents and their responses, in order."""
     tokens: int = 0
     ended: bool = True
@@ -64,7 +64,7 @@ class Talk:
             self.agent = None
             return
         try:
-            self.agent, self.prompt = self.turns.send(self.said[-1][1] if self.said else None)
+            self.agent, self.prompt = self.turns.send(self.responses[-1][1] if self.responses else None)
         except StopIteration:
             self.agent = None
         except MarlRayError as error:
@@ -194,7 +194,7 @@ class Writer:
                 talk.cut = True  # a first prompt fits; what a team said since may be too much
                 continue
             talk.shortened |= fitted[1]
-            number = sum(agent == talk.agent for agent, _ in talk.said)
+            number = sum(agent == talk.agent for agent, _ in talk.responses)
             place = self.agents.index(talk.agent or "")
             stream = response_stream(EVALUATION, _number(talk.problem.task_id), talk.sample, 0, place, number)
             prompts.append(Prompt(fitted[0], stream, self.request.greedy))
@@ -206,16 +206,16 @@ class Writer:
         completions = self._engines[name].generate(prompts, self.request.seed, self.generations[name])
         for talk, completion in zip(answered, completions, strict=True):
             text = policy.tokenizer.decode(completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            talk.said.append((talk.agent or "", text))
+            talk.responses.append((talk.agent or "", text))
             talk.tokens += len(completion.ids)
             talk.ended = completion.ended
 
     def _row(self, talk: Talk) -> Row:
-        raw = next(text for agent, text in reversed(talk.said) if agent == self.author)
+        raw = next(text for agent, text in reversed(talk.responses) if agent == self.author)
         text = _before(raw, self.benchmark.stop) if self.kind == "completion" else raw
         row: Row = {"what": "sample", "task_id": talk.problem.task_id, "sample": talk.sample, self.kind: text}
-        if len(talk.said) > 1 or text != raw:
-            row["turns"] = talk.said
+        if len(talk.responses) > 1 or text != raw:
+            row["turns"] = talk.responses
         return row | {"tokens": talk.tokens, "ended": talk.ended, "shortened": talk.shortened, "cut": talk.cut}
 
 

@@ -16,13 +16,13 @@ class Population:
     """Equal populations take the same units, in whatever order their config lists the values."""
 
     share: float = 1.0
-    wanted: frozenset[tuple[str, frozenset[tuple[bool, Attribute]]]] = frozenset()
+    required: frozenset[tuple[str, frozenset[tuple[bool, Attribute]]]] = frozenset()
     """Names of attributes, each with the values that a unit of the population may have and whether the value is a
     boolean."""
 
     @property
     def is_everyone(self) -> bool:
-        return self.share >= 1 and not self.wanted
+        return self.share >= 1 and not self.required
 
     def may_include(self, salt: str, unit: str) -> bool:
         """True if the unit is in the share, so that only its attributes can still exclude it."""
@@ -30,7 +30,7 @@ class Population:
 
     def includes(self, salt: str, unit: str, attributes: Attributes) -> bool:
         """True if a unit with these attributes takes part. A unit that lacks a required attribute does not."""
-        for name, values in self.wanted:
+        for name, values in self.required:
             value = attributes.get(name)
             if value is None or _typed(value) not in values:
                 return False

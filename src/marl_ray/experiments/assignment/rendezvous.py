@@ -108,7 +108,7 @@ class PastTables:
             return True
         key = unit.encode()
         draws = {arm: -math.log(_uniform(prefix, key)) for arm, prefix in self._draws.items()}
-        winners = {min(weights, key=lambda found: draws[found[0]] / found[1])[0] for weights in self._weights}
+        winners = {min(weights, key=lambda share: draws[share[0]] / share[1])[0] for weights in self._weights}
         return len(winners) == 1
 
 

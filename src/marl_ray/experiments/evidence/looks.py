@@ -180,11 +180,11 @@ def look_at(totals: Totals, design: Design, now: float) -> Look:
         _count(exposed, epoch, arm, n)
     reported: dict[str, dict[str, int]] = {"outcome": {}}
     outcomes: dict[str, Moments] = {}
-    for (metric, _, arm, _, _), found in totals.values.items():
+    for (metric, _, arm, _, _), moments in totals.values.items():
         of_arms = reported.setdefault(metric, {})
-        of_arms[arm] = of_arms.get(arm, 0) + found.n
+        of_arms[arm] = of_arms.get(arm, 0) + moments.n
         if metric == "outcome":
-            outcomes[arm] = merged(outcomes.get(arm, NONE), found)
+            outcomes[arm] = merged(outcomes.get(arm, NONE), moments)
     units: dict[str, ArmSummary] = {}
     for arm in {arm for _, arm, _ in exposures}:
         exposed_units = sum(of_arms.get(arm, 0) for of_arms in exposed.values())
@@ -244,27 +244,27 @@ def _observations(values: Values, homes: Homes, design: Design) -> Observations:
     if design.randomize == "session":
         pooled: dict[str, dict[str, Moments]] = {}
         strata: dict[str, dict[int, dict[str, Summary]]] = {}
-        for (metric, epoch, arm, _, _), found in values.items():
+        for (metric, epoch, arm, _, _), moments in values.items():
             by_arm = pooled.setdefault(metric, {})
-            by_arm[arm] = merged(by_arm.get(arm, NONE), found)
-            strata.setdefault(metric, {}).setdefault(epoch, {})[arm] = found.summary()
+            by_arm[arm] = merged(by_arm.get(arm, NONE), moments)
+            strata.setdefault(metric, {}).setdefault(epoch, {})[arm] = moments.summary()
         plain = {metric: {arm: m.summary() for arm, m in by_arm.items()} for metric, by_arm in pooled.items()}
         return Observations(plain, strata)
     of_clusters: dict[str, dict[str, Moments]] = {}
-    for (metric, _, arm, cluster, counts), found in values.items():
-        if counts and found.n and cluster in homes and homes[cluster][1] == arm:
+    for (metric, _, arm, cluster, counts), moments in values.items():
+        if counts and moments.n and cluster in homes and homes[cluster][1] == arm:
             by_cluster = of_clusters.setdefault(metric, {})
-            by_cluster[cluster] = merged(by_cluster.get(cluster, NONE), found)
+            by_cluster[cluster] = merged(by_cluster.get(cluster, NONE), moments)
     means: dict[str, dict[int, dict[str, dict[str, float]]]] = {}
     for metric, by_cluster in of_clusters.items():
-        for cluster, found in by_cluster.items():
+        for cluster, moments in by_cluster.items():
             epoch, arm, _ = homes[cluster]
-            means.setdefault(metric, {}).setdefault(epoch, {}).setdefault(arm, {})[cluster] = found.mean
+            means.setdefault(metric, {}).setdefault(epoch, {}).setdefault(arm, {})[cluster] = moments.mean
     strata = {
         metric: {
-            epoch: {arm: summary_of(list(of.values())) for arm, of in arms.items()} for epoch, arms in found.items()
+            epoch: {arm: summary_of(list(of.values())) for arm, of in arms.items()} for epoch, arms in moments.items()
         }
-        for metric, found in means.items()
+        for metric, moments in means.items()
     }
     return Observations(_pooled(means), strata, means if design.randomize == "switchback" else {})
 

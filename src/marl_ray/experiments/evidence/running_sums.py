@@ -89,8 +89,8 @@ class Totals:
             self.exposures[exposed] = self.exposures.get(exposed, 0) + n
         for judged, n in more.judged.items():
             self.judged[judged] = self.judged.get(judged, 0) + n
-        for valued, found in more.values.items():
-            self.values[valued] = merged(self.values.get(valued, NONE), found)
+        for valued, moments in more.values.items():
+            self.values[valued] = merged(self.values.get(valued, NONE), moments)
 
     def __bool__(self) -> bool:
         return bool(self.exposures or self.judged)
@@ -122,18 +122,18 @@ class Sums:
                 connection.execute(sa.text(f"SET LOCAL enable_{way} = off"))
         settled, open_rows = Totals(), Totals()
         # Everything is read before anything is added: an error half way must not count some twice.
-        for found in connection.execute(self._exposures(name, row, sqlite)):
-            of = settled if found.settled else open_rows
-            of.exposures[found.epoch, found.arm, found.cluster] = found.rows
+        for sums in connection.execute(self._exposures(name, row, sqlite)):
+            of = settled if sums.settled else open_rows
+            of.exposures[sums.epoch, sums.arm, sums.cluster] = sums.rows
         units = self._due(name, row, stored, sqlite)
         for table in (schema.outcomes, schema.metrics):
-            for found in connection.execute(self._values(table, units)):
-                of = settled if found.settled else open_rows
-                judged = found.epoch, found.arm, found.cluster, bool(found.counts)
+            for sums in connection.execute(self._values(table, units)):
+                of = settled if sums.settled else open_rows
+                judged = sums.epoch, sums.arm, sums.cluster, bool(sums.counts)
                 if table is schema.outcomes:
-                    of.judged[judged] = found.rows
-                if found.n:
-                    of.values[(found.metric, *judged)] = moments_of(found)
+                    of.judged[judged] = sums.rows
+                if sums.n:
+                    of.values[(sums.metric, *judged)] = moments_of(sums)
         self.totals.add(settled)
         self.row, self.stored = row, stored
         if not open_rows:

@@ -84,12 +84,16 @@ def unequal_reporting(
     return Unequal(min(1.0, 2 * min(test.p_value for test in tests)), any(test.proven for test in tests))
 
 
-def mean_beyond(found: Moments, value: float, end: End) -> float:
+def mean_beyond(reported: Moments, value: float, end: End) -> float:
     """The largest mean that the parts of these numbers above `value` (below it at the low end) can have."""
-    gap, most = (value - found.mean, found.high - value) if end == "high" else (found.mean - value, value - found.low)
-    if not found.n or most <= 0:
+    gap, most = (
+        (value - reported.mean, reported.high - value)
+        if end == "high"
+        else (reported.mean - value, value - reported.low)
+    )
+    if not reported.n or most <= 0:
         return 0.0
-    return max(math.hypot(math.sqrt(found.squares / found.n), gap) - gap, 0.0) / 2
+    return max(math.hypot(math.sqrt(reported.squares / reported.n), gap) - gap, 0.0) / 2
 
 
 def nearer_end(

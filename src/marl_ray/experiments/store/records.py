@@ -116,7 +116,7 @@ def read_all(connection: sa.Connection, known: Configs) -> list[ExperimentRecord
         fresh = _rows(connection, (schema.experiments.c.config,), stale)
         rows |= fresh
         known.update({name: (row.revision, row.config) for name, (row, *_) in fresh.items()})
-    return [_record(found, known[name][1]) for name, found in rows.items()]
+    return [_record(rows_of_experiment, known[name][1]) for name, rows_of_experiment in rows.items()]
 
 
 def version_of(connection: sa.Connection) -> tuple[int, int]:

@@ -295,16 +295,17 @@ class UnitStore:
 
     def shadow_totals(self, experiment: str) -> dict[str, dict[str, float]]:
         """Arm -> the totals of all replicas, with `at`, the moment of their latest write."""
-        found = schema.shadow_totals.c
+        totals = schema.shadow_totals.c
         # Rows of before a column was there have none.
         sums = {
-            name: sa.func.sum(sa.func.coalesce(found[name], 0)) for name in (*schema.SHADOW_COUNTS, *schema.SHADOW_SUMS)
+            name: sa.func.sum(sa.func.coalesce(totals[name], 0))
+            for name in (*schema.SHADOW_COUNTS, *schema.SHADOW_SUMS)
         }
         counts = [sa.cast(sums[name], sa.BigInteger).label(name) for name in schema.SHADOW_COUNTS]
-        more = *(sums[name].label(name) for name in schema.SHADOW_SUMS), sa.func.max(found.at).label("at")
-        query = sa.select(found.arm, *counts, *more).where(found.experiment == experiment).group_by(found.arm)
+        more = *(sums[name].label(name) for name in schema.SHADOW_SUMS), sa.func.max(totals.at).label("at")
+        query = sa.select(totals.arm, *counts, *more).where(totals.experiment == experiment).group_by(totals.arm)
         with self._transaction() as connection:
-            rows = [dict(row) for row in connection.execute(query.order_by(found.arm)).mappings()]
+            rows = [dict(row) for row in connection.execute(query.order_by(totals.arm)).mappings()]
         return {row.pop("arm"): row for row in rows}
 
     def outcomes(self, name: str, page: int = 1_000) -> Iterator[Outcome]:

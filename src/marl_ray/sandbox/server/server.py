@@ -156,8 +156,8 @@ def _mount_folder(work: str, uid: int | None) -> None:
 
 
 def _reopen_path(needed: list[str], uid: int | None) -> None:
-    """If another user could not reach a needed path (an interpreter below /root), show that path alone at the same
-    place."""
+    """Show one path alone at the same place if it is needed and another user could not reach it (an interpreter below
+    /root)."""
     if uid is None:
         return
     for path in needed:

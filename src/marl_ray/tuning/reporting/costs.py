@@ -32,7 +32,7 @@ def cost_cells(rows: Rows, seeds: Sequence[int], budgets: Sequence[float]) -> li
     last = [seed_metrics(rows, seed, "eval/") for seed in seeds]
     cells = []
     for k, budget in enumerate(budgets):
-        costs = [found[f"eval/episode_cost_{k}"] for found in last if f"eval/episode_cost_{k}" in found]
+        costs = [metrics[f"eval/episode_cost_{k}"] for metrics in last if f"eval/episode_cost_{k}" in metrics]
         if len(costs) < len(seeds):
             return []
         cells.append(

@@ -28,13 +28,13 @@ class SweepProgress:
     def __init__(self, config: SweepConfig, records: SweepRecords, console: Console | None = None):
         self.config, self.records = config, records
         run = config.example()
-        self.total, self.wanted = run.train.total_steps, run.tracking.progress
+        self.total, self.enabled = run.train.total_steps, run.tracking.progress
         self.console = console or Console(file=sys.stderr)
         self.began = self.last = time.monotonic()
         self.live: Live | None = None
 
     def __enter__(self) -> "SweepProgress":
-        if self.wanted and self.console.is_terminal:
+        if self.enabled and self.console.is_terminal:
             # What is printed goes above the table, unless it goes elsewhere than to the terminal.
             to_terminal = sys.stdout.isatty()
             self.live = Live(console=self.console, auto_refresh=False, redirect_stdout=to_terminal)
@@ -50,7 +50,7 @@ class SweepProgress:
 
     def show(self) -> None:
         """Refresh the display if it is due; call this whenever something has changed."""
-        if not self.wanted or time.monotonic() - self.last < (TABLE_EVERY_S if self.live else LINE_EVERY_S):
+        if not self.enabled or time.monotonic() - self.last < (TABLE_EVERY_S if self.live else LINE_EVERY_S):
             return
         self.last = time.monotonic()
         if self.live is not None:
@@ -73,9 +73,9 @@ class SweepProgress:
         """The trial with the best result so far, in whatever state it is."""
         metrics = self.config.metric
         scores = {
-            record.number: found[0]
+            record.number: scores_of_trial[0]
             for record in self.records.trials
-            if record.status not in FAILED and (found := signed(metrics, record.objectives)) is not None
+            if record.status not in FAILED and (scores_of_trial := signed(metrics, record.objectives)) is not None
         }
         return self.records.trials[max(scores, key=lambda number: scores[number])] if scores else None
 
