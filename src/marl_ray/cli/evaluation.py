@@ -92,7 +92,7 @@ def evaluate(
     """pass@k of a bundle's language models, or of ready samples: with intervals, per problem, as JSON and Markdown."""
     from marl_ray.config import tracking_uri as default_uri
     from marl_ray.evaluation.pass_at_k import possible_ks
-    from marl_ray.evaluation.scoring.evaluate import Options, plan, task_of
+    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan, task_of
     from marl_ray.evaluation.scoring.evaluate import evaluate as run
     from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
     from marl_ray.sandbox import Level
@@ -114,7 +114,7 @@ def evaluate(
         name = {"samples": "num_samples"}.get(next(iter(asked)), next(iter(asked))).replace("_", "-")
         raise MarlRayError(f"--{name}: expected with --policy, not with ready samples")
     level = Level[min_level.upper()]
-    options = Options(benchmark, samples or "", data, split, sha256, out, _ks(k), mode, timeout_s, level)
+    options = EvaluationOptions(benchmark, samples or "", data, split, sha256, out, _ks(k), mode, timeout_s, level)
     task, description, progress = task_of(options), "", _progress()
     if policy is None:
         planned = plan(options, task)

@@ -131,7 +131,7 @@ class Pb2(Config):
     """Share of the population that is replaced, and that is copied from."""
 
 
-Scheduler = Annotated[Fifo | Asha | Median | Pbt | Pb2, Field(discriminator="kind")]
+SchedulerConfig = Annotated[Fifo | Asha | Median | Pbt | Pb2, Field(discriminator="kind")]
 
 
 class MetricConfig(Config):
@@ -169,7 +169,7 @@ class SweepConfig(Config):
     space: dict[str, DimensionConfig] = Field(min_length=1)
     """Dotted keys of the run config and their values."""
     search: SearchConfig = SearchConfig()
-    scheduler: Scheduler = Fifo()
+    scheduler: SchedulerConfig = Fifo()
     seeds: tuple[NonNegativeInt, ...] = Field((0, 1, 2), min_length=1)
     """Seeds of every configuration: a list, or their number. They train side by side and count as one trial."""
     metric: tuple[MetricConfig, ...] = Field((MetricConfig(),), min_length=1)

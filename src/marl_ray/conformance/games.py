@@ -24,7 +24,7 @@ FORCED = np.array([True, False])
 """Action mask of an agent without a choice."""
 
 
-class Moved(NamedTuple):
+class StepResult(NamedTuple):
     """Result of one step of all agents."""
 
     state: int
@@ -41,7 +41,7 @@ class GameStep(NamedTuple):
     state: int
     actions: tuple[int, ...]
     """Action of every agent; a forced one is 0."""
-    moved: Moved
+    moved: StepResult
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class GameRules:
         return [agent for agent in range(self.count) if self.decides(agent, time)]
 
     @lru_cache(maxsize=4096)  # noqa: B019 - rules are few and small
-    def move(self, state: int, actions: tuple[int, ...]) -> Moved:
+    def move(self, state: int, actions: tuple[int, ...]) -> StepResult:
         """The state, reward and costs after a step: they grow with the share of agents that play 1, and with
         combinations."""
         time, bit = (0, 0) if state == 0 else (1, state - 1)
@@ -88,7 +88,7 @@ class GameRules:
         reward = (0.4 * share + 0.5 * bit * (1 - share) + 0.1 * first * last) / LENGTH
         costs = (share * (1 + bit) + 0.5 * first * (2 - last), 0.2 + (1 - share) * (2 - bit))
         over = time + 1 == LENGTH or (self.early and actions[0] == 1)
-        return Moved(
+        return StepResult(
             2 * time + 1 + (2 * sum(actions) > len(deciding)),
             reward if self.rewarded else 0.0,
             costs if self.priced else (0.0, 0.0),

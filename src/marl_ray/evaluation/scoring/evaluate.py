@@ -10,10 +10,10 @@ from typing import Any
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
-from marl_ray.evaluation.data_files import Data, load
+from marl_ray.evaluation.data_files import BenchmarkData, load
 from marl_ray.evaluation.pass_at_k import possible_ks
 from marl_ray.evaluation.scoring.report import MARKDOWN, REPORT, make_report, markdown
-from marl_ray.evaluation.scoring.results import Results, open_results, write_whole
+from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_whole
 from marl_ray.evaluation.scoring.scoring import ResultRow, Scorer, ScoringJob, What
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
 from marl_ray.sandbox import Level
@@ -23,7 +23,7 @@ Progress = Callable[[What, int, int], None]
 
 
 @dataclass(frozen=True)
-class Options:
+class EvaluationOptions:
     """Options of an evaluation, as a user gives them."""
 
     benchmark: str
@@ -45,7 +45,7 @@ class ScoringTask:
     """A benchmark with its problems, modes and limit, checked; samples are scored on it."""
 
     benchmark: Benchmark
-    data: Data
+    data: BenchmarkData
     modes: tuple[Mode, ...]
     timeout_s: float
 
@@ -55,7 +55,7 @@ class EvaluationPlan:
     """A checked evaluation: nothing in its input can fail any more."""
 
     benchmark: Benchmark
-    data: Data
+    data: BenchmarkData
     samples: Samples
     modes: tuple[Mode, ...]
     ks: tuple[int, ...]
@@ -70,7 +70,7 @@ class EvaluationPlan:
         return frozenset().union(*(problem.packages for problem in self.data.problems))
 
 
-def task_of(options: Options) -> ScoringTask:
+def task_of(options: EvaluationOptions) -> ScoringTask:
     """Read and check everything but samples. Raises MarlRayError naming the option, or the file and line."""
     name, colon, file = options.benchmark.partition(":")
     if colon and (name != JSONL.name or options.data is not None):
@@ -83,7 +83,7 @@ def task_of(options: Options) -> ScoringTask:
     return ScoringTask(chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s)
 
 
-def plan(options: Options, task: ScoringTask | None = None, made: str = "") -> EvaluationPlan:
+def plan(options: EvaluationOptions, task: ScoringTask | None = None, made: str = "") -> EvaluationPlan:
     """Read and check everything. `task` is a task that was read before; `made` describes the samples, if that is known.
 
     Raises MarlRayError naming the option, or the file and line.
@@ -148,7 +148,7 @@ def evaluate(
     return report
 
 
-def _failing_references(planned: EvaluationPlan, results: Results, run: Scorer, progress: Progress) -> list[str]:
+def _failing_references(planned: EvaluationPlan, results: ResultsFile, run: Scorer, progress: Progress) -> list[str]:
     """Problems all of whose references fail. A problem's next reference is tried only after the one before failed."""
     open_problems = [problem for problem in planned.data.problems if problem.references]
     failing: list[Problem] = []
@@ -172,7 +172,7 @@ def _passes(planned: EvaluationPlan, row: ResultRow) -> bool:
 
 def _score(
     planned: EvaluationPlan,
-    results: Results,
+    results: ResultsFile,
     run: Scorer,
     what: What,
     samples: Sequence[Sample],

@@ -20,7 +20,7 @@ ATTEMPTS = 3
 START_S = 120.0
 
 
-class Node:
+class ScoringNode:
     """Scores batches on its node; becomes a Ray actor."""
 
     def __init__(self, workers: int, packages: frozenset[str], min_level: Level) -> None:
@@ -107,7 +107,7 @@ def _start(workers: int | None, packages: frozenset[str], min_level: Level) -> N
     from ray.exceptions import GetTimeoutError, RayActorError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    remote: Any = ray.remote(Node)
+    remote: Any = ray.remote(ScoringNode)
     nodes: Nodes = {}
     for node in ray.nodes():
         cpus = int(node["Resources"].get("CPU", 0))

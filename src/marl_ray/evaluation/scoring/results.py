@@ -22,7 +22,7 @@ Key = tuple[str, str, int]
 """Key of a result: kind (`sample` or `reference`), task id, number."""
 
 
-class Results:
+class ResultsFile:
     """Appends results to the file, and knows which results it holds."""
 
     def __init__(self, file: int, rows: dict[Key, dict[str, Any]]) -> None:
@@ -45,7 +45,7 @@ def key_of(row: Mapping[str, Any]) -> Key:
 
 
 @contextmanager
-def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Results]:
+def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[ResultsFile]:
     """Begin an evaluation in a folder, or continue it.
 
     Raises MarlRayError if the folder holds another evaluation (naming the difference), or one that is running now.
@@ -61,7 +61,7 @@ def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Results]
         except OSError as error:
             raise MarlRayError(f"--out {folder}: another evaluation is writing there") from error
         _same(folder, manifest, empty=os.fstat(file).st_size == 0)
-        yield Results(file, _read(folder / RESULTS, file))
+        yield ResultsFile(file, _read(folder / RESULTS, file))
     finally:
         os.close(file)
 

@@ -22,7 +22,7 @@ BATCH_S = 7200.0
 """Seconds that writing one batch may take."""
 
 
-class Place:
+class WriterNode:
     """Writes batches on its node; becomes a Ray actor."""
 
     def __init__(self, request: WritingRequest, name: str) -> None:
@@ -62,7 +62,7 @@ class _OnRay:
     def __init__(self, request: WritingRequest, name: str) -> None:
         import ray
 
-        remote: Any = ray.remote(Place)
+        remote: Any = ray.remote(WriterNode)
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
         cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]

@@ -39,7 +39,7 @@ Turns = Generator[tuple[str, str], str | None, None]
 
 
 @dataclass
-class Talk:
+class Conversation:
     """The conversation that produces one sample."""
 
     problem: Problem
@@ -130,7 +130,7 @@ class Writer:
 
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
         """The samples of some jobs, in their order, written in waves of one turn each."""
-        talks = [Talk(problem, sample, self._turns(problem)) for problem, sample in jobs]
+        talks = [Conversation(problem, sample, self._turns(problem)) for problem, sample in jobs]
         _go_on(talks)
         while asked := [talk for talk in talks if talk.agent is not None]:
             for name in self.playing:
@@ -184,7 +184,7 @@ class Writer:
             return None
         return tuple(ids), shortened
 
-    def _answer(self, name: str, talks: Sequence[Talk]) -> None:
+    def _answer(self, name: str, talks: Sequence[Conversation]) -> None:
         """Take one turn of each conversation by one policy, in one call of its engine."""
         policy, encoded, prompts, answered = self.bundle.policies[name], {}, [], []
         for talk in talks:
@@ -210,7 +210,7 @@ class Writer:
             talk.tokens += len(completion.ids)
             talk.ended = completion.ended
 
-    def _row(self, talk: Talk) -> Row:
+    def _row(self, talk: Conversation) -> Row:
         raw = next(text for agent, text in reversed(talk.responses) if agent == self.author)
         text = _before(raw, self.benchmark.stop) if self.kind == "completion" else raw
         row: Row = {"what": "sample", "task_id": talk.problem.task_id, "sample": talk.sample, self.kind: text}
@@ -253,7 +253,7 @@ def _chats(policy: TokenPolicy) -> bool:
     return policy.tokenizer.chat_template is not None if policy.config.chat is None else policy.config.chat
 
 
-def _go_on(talks: Sequence[Talk]) -> None:
+def _go_on(talks: Sequence[Conversation]) -> None:
     try:
         side_by_side([talk.go_on for talk in talks], THREADS, TURN_S)
     except DeadlineMissed as late:

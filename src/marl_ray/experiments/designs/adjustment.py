@@ -10,7 +10,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.statistics.intervals import Summary
 
 
-class Adjusted(NamedTuple):
+class CupedResult(NamedTuple):
     """Result of CUPED."""
 
     theta: float
@@ -25,7 +25,7 @@ def summarise(values: np.ndarray) -> Summary:
     return Summary(n, float(values.mean()) if n else math.nan, float(values.var(ddof=1)) if n > 1 else 0.0)
 
 
-def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarray]) -> Adjusted:
+def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarray]) -> CupedResult:
     """Remove from each arm's outcomes (n_arm,) the part that a covariate from before the exposure (n_arm,) explains.
 
     Deng, Xu, Kohavi, Walker, "Improving the sensitivity of online controlled experiments by utilizing pre-experiment
@@ -41,7 +41,7 @@ def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarra
     products = math.fsum(float(((covariates[arm] - covariates[arm].mean()) * outcomes[arm]).sum()) for arm in filled)
     theta = products / squares if squares > 0 else 0.0
     centre = float(np.concatenate([covariates[arm] for arm in filled]).mean()) if filled else 0.0
-    return Adjusted(theta, {arm: summarise(y - theta * (covariates[arm] - centre)) for arm, y in outcomes.items()})
+    return CupedResult(theta, {arm: summarise(y - theta * (covariates[arm] - centre)) for arm, y in outcomes.items()})
 
 
 def ratio_summary(numerators: np.ndarray, denominators: np.ndarray) -> Summary:

@@ -24,7 +24,7 @@ MOST = 1e9
 """No experiment of more units than this is planned."""
 
 
-class Planned(NamedTuple):
+class SampleSizes(NamedTuple):
     """Planned numbers of units, treatment and control together."""
 
     fixed: int
@@ -44,7 +44,7 @@ def plan(
     share: float = 0.5,
     min_outcomes: int = 50,
     bounds: tuple[float, float] | None = None,
-) -> Planned:
+) -> SampleSizes:
     """Return the units needed to prove a gain that lies `effect` (in units of the outcome) beyond the margin.
 
     `sd` is the outcomes' standard deviation, `share` the treatment's part of the units of both arms. With `bounds`
@@ -73,7 +73,7 @@ def plan(
         reached = proven >= quantile
         return math.ceil(units[reached.argmax()]) if reached.any() else None
 
-    return Planned(fixed, at(0.5), at(power))
+    return SampleSizes(fixed, at(0.5), at(power))
 
 
 def _proven_by_look(

@@ -64,7 +64,7 @@ STEPS = 24
 """Number of candidate ends that `nearer_end` compares."""
 
 
-class Unequal(NamedTuple):
+class ReportingTest(NamedTuple):
     """Result of the test that both arms' units report equally often."""
 
     p_value: float
@@ -74,14 +74,14 @@ class Unequal(NamedTuple):
 
 def unequal_reporting(
     treatment: Summary, control: Summary, *, min_outcomes: int, units: bool, alpha: float = ALARM
-) -> Unequal:
+) -> ReportingTest:
     """Test that neither arm reports less than the other. `units` says that observations are 0 or 1, of units assigned
     by themselves; else they are means of clusters or blocks."""
     tests = [
         harm(one, other, alpha=alpha / 2, margin=0.0, min_outcomes=min_outcomes, binary=units)
         for one, other in ((treatment, control), (control, treatment))
     ]
-    return Unequal(min(1.0, 2 * min(test.p_value for test in tests)), any(test.proven for test in tests))
+    return ReportingTest(min(1.0, 2 * min(test.p_value for test in tests)), any(test.proven for test in tests))
 
 
 def mean_beyond(reported: Moments, value: float, end: End) -> float:

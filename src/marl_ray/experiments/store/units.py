@@ -19,7 +19,7 @@ from marl_ray.experiments.store import schema, windows
 LARGEST_VALUE = 1e100
 """Larger numbers would overflow the database's sums of squares."""
 METRIC_LENGTH = 100
-NO_TERMS = windows.Terms(0.0, {})
+NO_TERMS = windows.ReportRules(0.0, {})
 NO_OUTCOME = Summary(0, math.nan, 0.0)
 Known = dict[tuple[str, str], tuple[float, float]]
 """(Unit, metric) -> its value, and the moment of its arrival in seconds since 1970."""
@@ -357,7 +357,7 @@ class _Changes:
     experiment: str
     actor: str
     now: float
-    terms: windows.Terms
+    terms: windows.ReportRules
     units: Mapping[str, tuple[Assignment, float]]
     known: Known
     changed: dict[tuple[str, str], float | None] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def settled_at(connection: sa.Connection) -> float:
     return float(connection.execute(sa.text(oldest)).scalar_one())
 
 
-class Terms(NamedTuple):
+class ReportRules(NamedTuple):
     """Rules of an experiment for the values that units report."""
 
     window_s: float
@@ -62,7 +62,7 @@ class Terms(NamedTuple):
     """Metric (or `outcome`) -> (low, high); values outside are refused."""
 
 
-def terms_of(connection: sa.Connection, experiment: str) -> Terms:
+def terms_of(connection: sa.Connection, experiment: str) -> ReportRules:
     """The terms in the experiment's stored config."""
     here = schema.experiments.c
     config = connection.execute(sa.select(here.config).where(here.name == experiment)).scalar_one()
@@ -70,4 +70,4 @@ def terms_of(connection: sa.Connection, experiment: str) -> Terms:
         "outcome": config.get("bounds")
     }
     bounds = {metric: (float(of[0]), float(of[1])) for metric, of in limits.items() if of}
-    return Terms(float(config.get("outcome_window_s", WINDOW_S)), bounds)
+    return ReportRules(float(config.get("outcome_window_s", WINDOW_S)), bounds)

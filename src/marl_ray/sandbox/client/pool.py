@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from marl_ray.errors import MarlRayError
 from marl_ray.sandbox import wire
-from marl_ray.sandbox.client.worker import Dead, End, Worker, remove_forgotten_folders
+from marl_ray.sandbox.client.worker import ProcessDied, RunEnd, Worker, remove_forgotten_folders
 from marl_ray.sandbox.confinement.seccomp import supported
 from marl_ray.sandbox.in_place import looks_at_arguments
 from marl_ray.sandbox.limits import Execution, Judgement, Level, Limits, Status
@@ -110,7 +110,7 @@ class Pool:
                 for _ in range(2):
                     try:
                         return job(worker)
-                    except Dead:
+                    except ProcessDied:
                         worker.restart()
                 if worker.well():
                     return blamed()
@@ -160,7 +160,7 @@ class Pool:
 
         return self._with_worker(job, lambda: Execution(Status.CRASH, None, b"", b"", 0.0, 0.0, self.level))
 
-    def _execution(self, end: End, out: bytes, err: bytes, flooded: bool, limits: Limits) -> Execution:
+    def _execution(self, end: RunEnd, out: bytes, err: bytes, flooded: bool, limits: Limits) -> Execution:
         returncode = None if end.signal else os.WEXITSTATUS(end.status)
         if end.timed_out(limits):
             status = Status.TIMEOUT

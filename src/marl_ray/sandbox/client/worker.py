@@ -46,7 +46,7 @@ main()
 """
 
 
-class Dead(Exception):
+class ProcessDied(Exception):
     """A server or a judge ended or did not answer in time."""
 
 
@@ -73,20 +73,20 @@ class Process:
         """The process's first message; raises MarlRayError if it cannot start."""
         try:
             return json.loads(self.receive(time.monotonic() + START_S))
-        except Dead:
+        except ProcessDied:
             text = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace").strip()
             last = text.splitlines()[-1] if text else f"no answer in {START_S:.0f} s"
             raise MarlRayError(f"the sandbox cannot start: {last}") from None
 
     def receive(self, deadline: float) -> bytes:
         if not readable([self.socket], deadline):
-            raise Dead
+            raise ProcessDied
         try:
             data = self.socket.recv(4096)
         except OSError:
-            raise Dead from None
+            raise ProcessDied from None
         if not data:
-            raise Dead
+            raise ProcessDied
         return data
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
@@ -96,7 +96,7 @@ class Process:
             else:
                 self.socket.send(data)
         except OSError:
-            raise Dead from None
+            raise ProcessDied from None
 
     def close(self, wait_s: float) -> None:
         with contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ def remove_forgotten_folders() -> None:
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnd:
     """The end of a run, as the server saw it."""
 
     why: int
@@ -221,16 +221,16 @@ class Worker:
     def kill_run(self) -> None:
         self._server.send(runs.KILL)
 
-    def _end(self, deadline: float) -> End:
+    def _end(self, deadline: float) -> RunEnd:
         data = self._server.receive(deadline)
         if len(data) != runs.REPLY.size:
-            raise Dead
+            raise ProcessDied
         why, confined, status, wall, cpu = runs.REPLY.unpack(data)
         if not confined and why == runs.ENDED:
             raise MarlRayError("the sandbox could not confine a run on this host, and did not start it")
-        return End(why, status, wall, cpu)
+        return RunEnd(why, status, wall, cpu)
 
-    def drain(self, pipes: dict[int, int], limits: Limits) -> tuple[End, dict[int, bytearray], bool]:
+    def drain(self, pipes: dict[int, int], limits: Limits) -> tuple[RunEnd, dict[int, bytearray], bool]:
         """Read pipes (descriptor: most bytes) until the run ends; a run that writes more is killed (third result)."""
         received: dict[int, bytearray] = {fd: bytearray() for fd in pipes}
         deadline = time.monotonic() + limits.longest_s + ANSWER_S
@@ -238,7 +238,7 @@ class Worker:
         while True:
             ready = readable([*todo, self._server.socket], deadline)
             if not ready:
-                raise Dead
+                raise ProcessDied
             for fd in todo.intersection(item for item in ready if isinstance(item, int)):
                 flooded |= not self._read(fd, received[fd], pipes[fd], todo)
             if flooded and todo:
@@ -274,11 +274,11 @@ class Worker:
             try:
                 self.request(child.RUN, limits, fds)
                 end, _, _ = self.drain({}, limits)
-            except Dead:
+            except ProcessDied:
                 return False
             return end.status == 0
 
-    def judged(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[End, str, str]:
+    def judged(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[RunEnd, str, str]:
         """Judge a candidate; returns the candidate's end and the judge's verdict and message. `kind` is the request to
         the judge."""
         local, remote = socket.socketpair()
@@ -292,7 +292,7 @@ class Worker:
             deadline = time.monotonic() + limits.longest_s + ANSWER_S
             ready = readable([self._judge.socket, self._server.socket], deadline)
             if not ready:
-                raise Dead
+                raise ProcessDied
             if self._judge.socket in ready:
                 verdict, message = self._verdict(self._judge, deadline)
                 self.kill_run()
@@ -307,7 +307,7 @@ class Worker:
         late = not readable([process.socket], deadline)
         try:
             data = b"" if late else process.receive(deadline)
-        except Dead:
+        except ProcessDied:
             data = b""
         if data[:1] != b"+":  # none, or its last
             self.drop_judge()
@@ -318,4 +318,4 @@ class Worker:
         try:
             return wire.read_verdict(data[1:])
         except wire.Malformed:
-            raise Dead from None
+            raise ProcessDied from None

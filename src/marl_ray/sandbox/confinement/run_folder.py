@@ -11,7 +11,7 @@ REMOVE_S = 2.0
 """Seconds for which a run's leftovers are removed before the next run; the rest waits for the one after."""
 
 
-class Mounted:
+class MountedFolder:
     """A file system of its own, which a run may own; replaced once a run has touched it, so that its inodes are counted
     anew.
 
@@ -31,7 +31,7 @@ class Mounted:
         return True
 
 
-class Numbered:
+class NumberedFolders:
     """Folders below a parent that runs may only pass through; a folder that a run has touched is set aside and removed
     there.
 

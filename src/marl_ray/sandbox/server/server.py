@@ -207,7 +207,7 @@ def _failure(body: Callable[[], object]) -> str:
 
 def _confinement(
     options: dict, spaces: bool, why: str
-) -> tuple[child.Confinement, run_folder.Mounted | run_folder.Numbered, Level, str]:
+) -> tuple[child.Confinement, run_folder.MountedFolder | run_folder.NumberedFolders, Level, str]:
     """The best this host allows, the folders of its runs, its level, and why it is not better."""
     base = options["folder"]
     work, uid = os.path.join(base, "work"), _other_user(options["number"])
@@ -221,7 +221,7 @@ def _confinement(
             work = inside
     if uid is not None and not _as_user(uid, _stdlib()):
         uid = None
-    folders: run_folder.Mounted | run_folder.Numbered
+    folders: run_folder.MountedFolder | run_folder.NumberedFolders
     runs = work
     if spaces:
 
@@ -229,9 +229,9 @@ def _confinement(
             kernel.unmount(work)
             _mount_folder(work, uid)
 
-        folders = run_folder.Mounted(work, mount_another)
+        folders = run_folder.MountedFolder(work, mount_another)
     else:
-        folders = run_folder.Numbered(work, uid)
+        folders = run_folder.NumberedFolders(work, uid)
         os.chmod(work, 0o711)
         runs = folders.parent
     paths, level = None, Level.LIMITS
@@ -250,7 +250,9 @@ def _confinement(
     return child.Confinement(folders.path, uid, paths, filter_), folders, level, why
 
 
-def _renewed(confinement: child.Confinement, folders: run_folder.Mounted | run_folder.Numbered) -> child.Confinement:
+def _renewed(
+    confinement: child.Confinement, folders: run_folder.MountedFolder | run_folder.NumberedFolders
+) -> child.Confinement:
     """The confinement of the next run, with a folder that no run has touched."""
     replaced = folders.renew()
     if replaced and confinement.paths is not None:  # the rules name what is mounted no more
@@ -293,7 +295,7 @@ def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> Non
     confinement, folders, level, why = _confinement(options, spaces, why)
     os.environ["HOME"] = os.environ["TMPDIR"] = confinement.work
     os.chdir("/")
-    _settle(isinstance(folders, run_folder.Mounted))
+    _settle(isinstance(folders, run_folder.MountedFolder))
     control.send(json.dumps({"level": level, "why": why}).encode())
     while True:
         message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, MOST_FDS)

@@ -12,7 +12,7 @@ DRIVER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Need:
+class TrialResources:
     """Resources that one trial occupies."""
 
     workers: int
@@ -30,7 +30,7 @@ class Need:
         return {"CPU": self.workers * self.cpus} | ({"GPU": float(self.workers)} if self.use_gpu else {})
 
 
-def need_of(config: RunConfig) -> Need:
+def need_of(config: RunConfig) -> TrialResources:
     """The resources of a trial; raises MarlRayError naming the key if no node, or the cluster however it scales, can
     hold it."""
     use_gpu = check_capacity(config)
@@ -44,10 +44,10 @@ def need_of(config: RunConfig) -> Need:
             f"resources.cpus_per_worker={need.cpus_per_worker:g}: a worker needs {text} on one node, "
             f"but no node (group) has them; the biggest has {biggest:g} CPUs"
         )
-    return Need(need.workers, need.cpus_per_worker, use_gpu)
+    return TrialResources(need.workers, need.cpus_per_worker, use_gpu)
 
 
-def slots(need: Need) -> int:
+def slots(need: TrialResources) -> int:
     """Number of trials of this size that the cluster holds at a time, after scaling up as far as it can."""
     import ray
 

@@ -38,7 +38,7 @@ from marl_ray.tuning.reporting.records import (
     why,
 )
 from marl_ray.tuning.reporting.report import write_report
-from marl_ray.tuning.running.capacity import Need, need_of, resources_of, slots
+from marl_ray.tuning.running.capacity import TrialResources, need_of, resources_of, slots
 from marl_ray.tuning.running.folder import Folder, absolute, trial_folder
 from marl_ray.tuning.running.trials import Leg, named_trial, read_state, write_state
 from marl_ray.tuning.search.plan import SweepPlan
@@ -131,7 +131,7 @@ class _Sweep:
 
     def __init__(self, config: SweepConfig, folder: Folder, records: SweepRecords):
         self.config, self.folder, self.records = config, folder, records
-        self.needs: dict[int, Need] = {}
+        self.needs: dict[int, TrialResources] = {}
         self.unsaved = self.report = ""
         self.progress = SweepProgress(config, records)
         self.plan = SweepPlan(config, records, self.exploit, self.refuse, self.changed)
@@ -145,7 +145,7 @@ class _Sweep:
     def run(self) -> None:
         import ray.tune
 
-        from marl_ray.tuning.running.ray_tune import Searcher, Watch, stopper
+        from marl_ray.tuning.running.ray_tune import RowsCallback, Searcher, stopper
 
         first = next((r.values for r in self.records.trials if r.state != "ended"), None)
         need = self._biggest_need() if first is None else self._need(first)
@@ -176,7 +176,7 @@ class _Sweep:
                     name=self.config.name,
                     storage_path=scratch,
                     failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
-                    callbacks=[Watch(self.note_rows)],
+                    callbacks=[RowsCallback(self.note_rows)],
                     stop=stopper(self.plan),
                     verbose=0,
                 ),
@@ -190,10 +190,10 @@ class _Sweep:
                     os.environ[key] = value
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _biggest_need(self) -> Need:
+    def _biggest_need(self) -> TrialResources:
         """The largest need among the configurations of a grid; for another search the need of the first
         configuration."""
-        first: Need | None = None
+        first: TrialResources | None = None
         problem = ""
         for number in range(len(self.records.trials), len(self.records.trials) + 1000):
             values = self.plan.search.ask(number) if self.config.search.kind != "tpe" else {}
@@ -211,10 +211,10 @@ class _Sweep:
         if first is None:
             if problem:
                 raise MarlRayError(problem)
-            return Need(1, 1.0, False)
+            return TrialResources(1, 1.0, False)
         return first
 
-    def _need(self, values: Mapping[str, Any]) -> Need:
+    def _need(self, values: Mapping[str, Any]) -> TrialResources:
         return need_of(self.run_config(values, self.config.seeds[0]))
 
     def run_config(self, values: Mapping[str, Any], seed: int) -> RunConfig:

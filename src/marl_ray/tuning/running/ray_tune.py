@@ -53,7 +53,7 @@ class Searcher(TuneSearcher):
         pass
 
 
-class Watch(ray.tune.Callback):
+class RowsCallback(ray.tune.Callback):
     """Passes every row of metrics on."""
 
     def __init__(self, on_rows: Callable[[Leg, list[dict[str, float]]], None]):

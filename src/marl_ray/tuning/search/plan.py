@@ -11,7 +11,7 @@ from typing import Any
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.tuning.reporting.records import FAILED, SweepRecords, TrialRecord, signed
-from marl_ray.tuning.search.schedulers import Exploit, make_rule
+from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
 from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
 
 WORST = -1e300
@@ -36,7 +36,7 @@ class SweepPlan:
         self.exploit, self.refuse = exploit, refuse
         self.search = SEARCHES[config.search.kind](config)
         steps = config.example().train.total_steps
-        self.rule = make_rule(config, steps)
+        self.scheduler = make_scheduler(config, steps)
         self.before, self.since = records.seconds, time.monotonic()
         self.active: set[int] = set()
         self.exhausted = False
@@ -96,7 +96,7 @@ class SweepPlan:
 
     def until(self, record: TrialRecord) -> int | None:
         """Environment steps at which the record's next leg ends; None for the end of training."""
-        return self.rule.next_stop(max(record.scores, default=0))
+        return self.scheduler.next_stop(max(record.scores, default=0))
 
     def done(self, number: int, result: Mapping[str, Any] | None, died: bool, until: int | None) -> None:
         """Note that a leg has ended: with a result, or `died` with its process, or cut short by the budget."""
@@ -157,7 +157,7 @@ class SweepPlan:
         standings = {r.number: r.standing() for r in self.records.trials if r.status not in FAILED}
         if not any(standing.state == "waiting" for standing in standings.values()):
             return
-        verdicts = self.rule.decide(standings, self.more())
+        verdicts = self.scheduler.decide(standings, self.more())
         for number, what in verdicts.exploits.items():
             record, donor = self.records.trials[number], self.records.trials[what.donor]
             at = max(record.scores)

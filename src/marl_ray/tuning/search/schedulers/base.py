@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True)
-class Standing:
+class TrialStanding:
     """One trial as schedulers see it."""
 
     number: int
@@ -48,14 +48,14 @@ class Verdicts:
     """Recipient -> its exploit; every recipient is also in `go`."""
 
 
-class Rule(Protocol):
+class Scheduler(Protocol):
     """A scheduler."""
 
     def next_stop(self, steps: int) -> int | None:
         """The first decision point after `steps` environment steps; None if there is none before the end."""
         ...
 
-    def decide(self, trials: Mapping[int, Standing], more: int | None) -> Verdicts:
+    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> Verdicts:
         """Decide about all trials that have not failed; `more` configurations may still be started (None: number
         unknown)."""
         ...

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from marl_ray.tuning.search.schedulers.base import Standing, Verdicts
+from marl_ray.tuning.search.schedulers.base import TrialStanding, Verdicts
 
 
-class FifoRule:
+class FifoScheduler:
     """Makes no decisions."""
 
     def next_stop(self, steps: int) -> int | None:
         return None
 
-    def decide(self, trials: Mapping[int, Standing], more: int | None) -> Verdicts:
+    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> Verdicts:
         return Verdicts()
