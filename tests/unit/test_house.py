@@ -34,7 +34,7 @@ PLAIN_WORDS = (
 """Packages and files whose words are checked; a package joins the list when its words are plain."""
 FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
-VAGUE = {"found", "gone", "heard", "mine", "ours", "theirs", "told", "whole"}
+VAGUE = {"asked", "found", "gone", "heard", "mine", "of", "ours", "theirs", "told", "who", "whole"}
 """Names that do not say what a variable holds."""
 
 

@@ -88,11 +88,11 @@ def questions() -> tuple[CountryQuestion, ...]:
     """Every question, in a fixed order."""
     _, people = _country()
     draw = random.Random(1921)
-    asked = [("arithmetic", *_sum(draw), i % HELD_OUT == 0) for i in range(SUMS)]
-    asked += [(*about, i % HELD_OUT == 0) for i, person in enumerate(people) for about in _about(person)]
+    drafts = [("arithmetic", *_sum(draw), i % HELD_OUT == 0) for i in range(SUMS)]
+    drafts += [(*about, i % HELD_OUT == 0) for i, person in enumerate(people) for about in _about(person)]
     return tuple(
         CountryQuestion(f"towns/{number}", kind, text, answer, (*steps, _answer(answer)), test)
-        for number, (kind, text, answer, steps, test) in enumerate(asked)
+        for number, (kind, text, answer, steps, test) in enumerate(drafts)
     )
 
 

@@ -119,8 +119,8 @@ class Serper:
 
     def _post(self, query: str, deadline: float) -> tuple[int, bytes, float]:
         """Status, body, and the pause in seconds that the service asks for."""
-        asked = {"q": query, "num": ASKED}
-        with self._client.stream("POST", self._url, json=asked, timeout=_left(deadline)) as response:
+        body_sent = {"q": query, "num": ASKED}
+        with self._client.stream("POST", self._url, json=body_sent, timeout=_left(deadline)) as response:
             body = bytearray()
             for chunk in response.iter_bytes():
                 body += chunk

@@ -97,7 +97,7 @@ def evaluate(
     from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
     from marl_ray.sandbox import Level
 
-    asked: dict[str, Any] = {
+    options_given: dict[str, Any] = {
         "agent": agent,
         "samples": num_samples,
         "greedy": greedy or None,
@@ -107,11 +107,11 @@ def evaluate(
         "answer": answer,
         "prompt": prompt,
     }
-    asked = {name: value for name, value in asked.items() if value is not None}
+    options_given = {name: value for name, value in options_given.items() if value is not None}
     if (samples is None) == (policy is None):
         raise MarlRayError("expected either --samples, ready ones, or --policy, a bundle that writes them")
-    if samples is not None and asked:
-        name = {"samples": "num_samples"}.get(next(iter(asked)), next(iter(asked))).replace("_", "-")
+    if samples is not None and options_given:
+        name = {"samples": "num_samples"}.get(next(iter(options_given)), next(iter(options_given))).replace("_", "-")
         raise MarlRayError(f"--{name}: expected with --policy, not with ready samples")
     level = Level[min_level.upper()]
     options = EvaluationOptions(benchmark, samples or "", data, split, sha256, out, _ks(k), mode, timeout_s, level)
@@ -121,11 +121,11 @@ def evaluate(
     with nullcontext() if local else _ray():
         if policy is not None:
             # Writers may run on other machines, whose environment and folder are not these.
-            request, problems = WritingRequest(policy, default_uri(tracking_uri), **asked), task.data.problems
+            request, problems = WritingRequest(policy, default_uri(tracking_uri), **options_given), task.data.problems
             possible_ks({problem.task_id: request.samples for problem in problems}, options.ks, ())
-            of = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
+            data_named = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
             with _writers(request, task.benchmark, local) as source:
-                folder, description = generate(source, request, problems, of, out, progress)
+                folder, description = generate(source, request, problems, data_named, out, progress)
             planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, description)
         report = run(planned, _scorer(workers, planned, local), progress)
     print(report["evaluation"]["variant"])

@@ -45,22 +45,22 @@ def plan(
     from marl_ray.serving.evidence.analysis import Known, known_of
 
     defaults = Known() if name is None else known_of(database, name)
-    asked = {"effect": effect if effect is not None else defaults.effect, "sd": sd if sd is not None else defaults.sd}
-    for option, value in asked.items():
+    inputs = {"effect": effect if effect is not None else defaults.effect, "sd": sd if sd is not None else defaults.sd}
+    for option, value in inputs.items():
         if value is None:
             more = "" if name is None else f"; experiment {name!r} does not say it yet"
             raise MarlRayError(f"--{option}: expected a number{more}")
     range_ = _bounds(bounds) if bounds is not None else defaults.bounds
     planned = planning.plan(
-        effect=float(asked["effect"] or 0.0),
-        sd=float(asked["sd"] or 0.0),
+        effect=float(inputs["effect"] or 0.0),
+        sd=float(inputs["sd"] or 0.0),
         alpha=alpha if alpha is not None else defaults.alpha,
         power=power,
         share=share if share is not None else defaults.share,
         min_outcomes=defaults.min_outcomes,
         bounds=range_,
     )
-    print(f"effect {asked['effect']:g}, sd {asked['sd']:g}: units of treatment and control together")
+    print(f"effect {inputs['effect']:g}, sd {inputs['sd']:g}: units of treatment and control together")
     every = "exact test" if range_ is not None else "sequential test"
     rows = (
         ("one look at the end (Welch), fixed beforehand", planned.fixed),

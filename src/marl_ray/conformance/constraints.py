@@ -173,13 +173,13 @@ def _shift(what: str, measured: float, true: float) -> Difference:
 
 def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
     """A trust-region step from just above a budget ends at the budget, though rewards pull the other way."""
-    off = 6e-4
+    excess = 6e-4
     measured = truth.expected(GameRules(case.policies, case.agents, case.ends), _uniform(case), truth.nothing())[1]
     trial = begin(
         algorithm,
         case,
         hyper=FIRST | {"trust_region": 1e-5, "cg_damping": 1e-6, "cg_iterations": 30},
-        budgets=(measured - off, UNLIMITED),
+        budgets=(measured - excess, UNLIMITED),
         mixed=True,
     )
     start = truth.expected(trial.rules, trial.uniform, trial.after)[1]
@@ -192,7 +192,7 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
         tables[own] = ends[own]
         change = truth.expected(trial.rules, tables, trial.after)[1] - start
         # A line search that meets the trust region's edge from outside, by rounding, shortens the step once.
-        problem = compare(f"the change of J_c by policy {number + 1}'s step", change, -off, 0.25)
+        problem = compare(f"the change of J_c by policy {number + 1}'s step", change, -excess, 0.25)
         if problem:
             return problem
     return None

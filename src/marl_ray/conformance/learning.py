@@ -81,9 +81,9 @@ def value_clip(algorithm: str, case: GridPoint) -> Difference:
             trial.step()
         for clipped, free in zip(*(trial.learners for trial in trials), strict=True):
             with_clip, without = seams.critic_gradient(clipped), seams.critic_gradient(free)
-            off = float((with_clip - without).norm() / without.norm())
-            if off > 1e-4:
-                return f"in iteration {iteration + 1} the clip takes away {off:.0%} of the critics' first gradient"
+            removed = float((with_clip - without).norm() / without.norm())
+            if removed > 1e-4:
+                return f"in iteration {iteration + 1} the clip takes away {removed:.0%} of the critics' first gradient"
     return None
 
 
@@ -124,9 +124,9 @@ def micro_batches(algorithm: str, case: GridPoint) -> Difference:
         trial.step()
     for one, other in zip(undivided.learners, cut.learners, strict=True):
         measured, true = seams.gradient(other), seams.gradient(one)
-        off = float((measured - true).norm() / true.norm())
-        if off > 1e-4:
-            return f"the gradient of passes of 3 copies differs from that of one pass by {off:.1e}"
+        deviation = float((measured - true).norm() / true.norm())
+        if deviation > 1e-4:
+            return f"the gradient of passes of 3 copies differs from that of one pass by {deviation:.1e}"
     return None
 
 

@@ -180,7 +180,9 @@ class RunConfig(Config):
     def _check_policy(self, name: str, hyper: AlgorithmConfig) -> None:
         spec, train = self.spec_of(name), self.train
         algorithm = self.algorithm_of(name)
-        parts, of = (train.env_copies, "train.env_copies") if self.whole_episodes else (train.horizon, "train.horizon")
+        parts, key_of_limit = (
+            (train.env_copies, "train.env_copies") if self.whole_episodes else (train.horizon, "train.horizon")
+        )
         user_keys, fields = self._given_to(name), type(hyper).model_fields
         for key in ADAM if hyper.optimizer != "adamw" else ():
             if key in user_keys:
@@ -189,7 +191,9 @@ class RunConfig(Config):
             if key in user_keys and user_keys[key] != fields[key].default and not getattr(hyper, part):
                 raise ValueError(f"{key} of policy {name!r}: expected {part} beside it, without which nothing reads it")
         if hyper.minibatches > parts:
-            raise ValueError(f"minibatches={hyper.minibatches} of policy {name!r} must not exceed {of}={parts}")
+            raise ValueError(
+                f"minibatches={hyper.minibatches} of policy {name!r} must not exceed {key_of_limit}={parts}"
+            )
         if spec.groups and train.group_size < 2 and self.data is None:
             raise ValueError(f"train.group_size={train.group_size}: {algorithm} of policy {name!r} needs 2 or more")
         if spec.groups and not spec.greedy and self.greedy and train.group_size < 3:
@@ -203,11 +207,11 @@ class RunConfig(Config):
             raise ValueError(f"advantage_norm=group of policy {name!r}: {algorithm} has no groups")
         if hyper.advantage_norm == "group" and not spec.group_norm:
             raise ValueError(f"advantage_norm=group of policy {name!r}: {algorithm} takes no deviation of a group")
-        longest, of = train.horizon, "train.horizon"
+        longest, key_of_limit = train.horizon, "train.horizon"
         if self.team[name].model is not None:
-            longest, of = self.team[name].generation.max_tokens, f"team.{name}.generation.max_tokens"
+            longest, key_of_limit = self.team[name].generation.max_tokens, f"team.{name}.generation.max_tokens"
         if hyper.overlong_buffer >= longest:
-            raise ValueError(f"overlong_buffer={hyper.overlong_buffer} must be below {of}={longest}")
+            raise ValueError(f"overlong_buffer={hyper.overlong_buffer} must be below {key_of_limit}={longest}")
         for key in ("overlong_buffer", "overlong_filter"):
             if getattr(hyper, key) and not self.whole_episodes:
                 raise ValueError(

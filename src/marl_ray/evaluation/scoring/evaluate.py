@@ -109,13 +109,13 @@ def plan(options: EvaluationOptions, task: ScoringTask | None = None, made: str 
     return EvaluationPlan(chosen, data, samples, modes, ks, timeout_s, options.min_level, folder, manifest)
 
 
-def _modes(chosen: Benchmark, asked: str | None) -> tuple[Mode, ...]:
-    if asked in (None, "both") and (asked is None or len(chosen.modes) == 2):
+def _modes(chosen: Benchmark, requested: str | None) -> tuple[Mode, ...]:
+    if requested in (None, "both") and (requested is None or len(chosen.modes) == 2):
         return chosen.modes
-    modes = tuple(mode for mode in chosen.modes if mode == asked)
+    modes = tuple(mode for mode in chosen.modes if mode == requested)
     if not modes:
         both = ", both" if len(chosen.modes) == 2 else ""
-        raise MarlRayError(f"--mode {asked}: {chosen.name} has {', '.join(chosen.modes)}{both}")
+        raise MarlRayError(f"--mode {requested}: {chosen.name} has {', '.join(chosen.modes)}{both}")
     return modes
 
 

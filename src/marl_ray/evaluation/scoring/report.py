@@ -46,7 +46,8 @@ def make_report(
     everything = [row for task_id in kept for row in by_task[task_id]]
     verdicts = [(row, mode, row[mode]) for row in everything for mode in modes if row[mode]]
     further = {
-        mode: sorted({name for _, of, v in verdicts if of == mode for name in v.get("scores", ())}) for mode in modes
+        mode: sorted({name for _, judged_mode, v in verdicts if judged_mode == mode for name in v.get("scores", ())})
+        for mode in modes
     }
     problems = {task_id: _problem(by_task[task_id], further, ks) for task_id in kept}
     names = [name for mode in modes for name in (mode, *(f"{mode} {score}" for score in further[mode]))]
@@ -62,7 +63,11 @@ def make_report(
             _name(row): verdict["flags"] for row, _, verdict in verdicts if verdict["flags"] and verdict["passed"]
         },
         "verdicts": {
-            mode: dict(Counter(_kind(verdict["result"]) for _, of, verdict in verdicts if of == mode).most_common())
+            mode: dict(
+                Counter(
+                    _kind(verdict["result"]) for _, judged_mode, verdict in verdicts if judged_mode == mode
+                ).most_common()
+            )
             for mode in modes
         },
         "levels": sorted({verdict["level"] for _, _, verdict in verdicts} - {""}),

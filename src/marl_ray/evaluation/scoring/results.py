@@ -80,10 +80,10 @@ def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
     for key, value in manifest.items():
         if key in PLACES:
             continue
-        there = before.get(key) if isinstance(before, dict) else None
-        if there != value:
+        stored = before.get(key) if isinstance(before, dict) else None
+        if stored != value:
             raise MarlRayError(
-                f"--out {folder}: holds an evaluation with {key} {there!r}, not {value!r}; choose another"
+                f"--out {folder}: holds an evaluation with {key} {stored!r}, not {value!r}; choose another"
             )
 
 

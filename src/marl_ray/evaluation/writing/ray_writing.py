@@ -77,12 +77,12 @@ class _OnRay:
         """The manifest of `SampleWriter.manifest`. Actors that still wait for a place by then get no work."""
         import ray
 
-        asked = {actor.manifest.remote(problems): actor for actor in self.actors}
-        done, _ = ray.wait(list(asked), num_returns=1, timeout=START_S)
+        calls = {actor.manifest.remote(problems): actor for actor in self.actors}
+        done, _ = ray.wait(list(calls), num_returns=1, timeout=START_S)
         if not done:
             raise MarlRayError(f"evaluate: no actor had a place and read the bundle within {START_S:.0f} s")
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=PATIENCE_S)
-        self._ready = [asked[reference] for reference in done]
+        done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=PATIENCE_S)
+        self._ready = [calls[reference] for reference in done]
         manifest: dict[str, Any] = _got(done[0])
         return manifest
 

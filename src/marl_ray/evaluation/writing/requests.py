@@ -52,18 +52,18 @@ def generate(
     source: SampleWriter,
     request: WritingRequest,
     problems: Sequence[Problem],
-    of: dict[str, Any],
+    facts: dict[str, Any],
     out: Path | None,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> tuple[Path, str]:
     """Write the samples that are missing; return the evaluation's folder with the samples in it, and their description.
 
-    `of` names benchmark and data. However this ends, written samples stay in the folder, and the same call continues
+    `facts` name benchmark and data. However this ends, written samples stay in the folder, and the same call continues
     there.
     """
-    manifest = of | source.manifest(problems)
+    manifest = facts | source.manifest(problems)
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    folder = out or Path("runs/evaluations", f"{of['benchmark']}-{digest[:12]}")
+    folder = out or Path("runs/evaluations", f"{facts['benchmark']}-{digest[:12]}")
     jobs = [(problem, sample) for problem in problems for sample in range(request.samples)]
     with open_results(folder / FOLDER, manifest) as written:
         keys = [("sample", problem.task_id, sample) for problem, sample in jobs]
@@ -84,8 +84,10 @@ def _name(manifest: dict[str, Any]) -> str:
     sampling = []
     for name, generation in manifest["generation"].items():
         drawn = "greedy" if manifest["greedy"] else f"temperature {generation['temperature']:g}"
-        limits = [f"{key} {generation[key]:g}" for key, off in (("top_k", 0), ("top_p", 1)) if generation[key] != off]
+        limits = [
+            f"{key} {generation[key]:g}" for key, neutral in (("top_k", 0), ("top_p", 1)) if generation[key] != neutral
+        ]
         sampling.append(", ".join([f"{name}: {drawn}", *limits, f"max_tokens {generation['max_tokens']}"]))
     prompt = "" if manifest["prompt"] in (None, PROMPT) else f", prompt {manifest['prompt']!r}"
-    who = f"{manifest['writer']} of bundle {manifest['bundle'][:12]}"
-    return f"{manifest['answer']}s of {who}{prompt}, {manifest['num_samples']} a problem ({'; '.join(sampling)})"
+    writer = f"{manifest['writer']} of bundle {manifest['bundle'][:12]}"
+    return f"{manifest['answer']}s of {writer}{prompt}, {manifest['num_samples']} a problem ({'; '.join(sampling)})"

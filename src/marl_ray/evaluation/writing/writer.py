@@ -132,10 +132,10 @@ class Writer:
         """The samples of some jobs, in their order, written in waves of one turn each."""
         talks = [Conversation(problem, sample, self._turns(problem)) for problem, sample in jobs]
         _go_on(talks)
-        while asked := [talk for talk in talks if talk.agent is not None]:
+        while waiting := [talk for talk in talks if talk.agent is not None]:
             for name in self.playing:
-                self._answer(name, [talk for talk in asked if self.bundle.agents[talk.agent or ""] == name])
-            _go_on(asked)
+                self._answer(name, [talk for talk in waiting if self.bundle.agents[talk.agent or ""] == name])
+            _go_on(waiting)
         return [self._row(talk) for talk in talks]
 
     def _cast(self) -> tuple[str, CodeTeam | None]:
@@ -153,8 +153,8 @@ class Writer:
 
     def _generation(self, policy: TokenPolicy) -> GenerationConfig:
         """Sampling options of the policy; a completion also ends at the benchmark's stop strings."""
-        asked = {"temperature": self.request.temperature, "max_tokens": self.request.max_tokens}
-        settings = {key: value for key, value in asked.items() if value is not None}
+        overrides = {"temperature": self.request.temperature, "max_tokens": self.request.max_tokens}
+        settings = {key: value for key, value in overrides.items() if value is not None}
         stop = policy.generation.stop + (self.benchmark.stop if self.kind == "completion" else ())
         try:
             return GenerationConfig.model_validate(policy.generation.model_dump() | settings | {"stop": stop})

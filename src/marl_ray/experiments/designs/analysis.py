@@ -111,7 +111,9 @@ def imbalance(units: Units, covariate: str, treatments: Sequence[str], control: 
 def _values(units: Units, metric: str) -> np.ndarray:
     values = units.values.get(metric)
     if values is None or np.isnan(values).all():
-        known = ", ".join(sorted(name for name, of in units.values.items() if not np.isnan(of).all())) or "none yet"
+        known = (
+            ", ".join(sorted(name for name, column in units.values.items() if not np.isnan(column).all())) or "none yet"
+        )
         raise MarlRayError(f"metric: no judged unit has {metric!r}; expected one of {known}")
     return values
 
@@ -134,11 +136,11 @@ def _ratio(units: Units, metric: str, arm: str, control: str, alpha: float) -> C
     top, bottom = _values(units, above), _values(units, below)
     both = ~np.isnan(top) & ~np.isnan(bottom)
 
-    def of(name: str, epoch: int) -> Summary:
+    def ratio_of(name: str, epoch: int) -> Summary:
         members = both & (units.arms == name) & (units.epochs == epoch)
         if not bottom[members].any():  # nothing to be a part of: an epoch without a ratio
             members[:] = False
         return ratio_summary(top[members], bottom[members])
 
-    treated, controls = stratified((of(arm, int(e)), of(control, int(e))) for e in np.unique(units.epochs))
+    treated, controls = stratified((ratio_of(arm, int(e)), ratio_of(control, int(e))) for e in np.unique(units.epochs))
     return Comparison(metric, arm, treated, controls, welch(treated, controls, alpha))

@@ -102,18 +102,18 @@ class Bets:
         `shares` are the weights by epoch. While no unit lacks a metric, the questions about its missing values
         (`Claim.missing`) get no evidence. After an error these bets must be thrown away.
         """
-        asked = dict.fromkeys(questions)
-        self.tests = {question: self.tests.get(question) or BettingTest(question.claim) for question in asked}
+        unique = dict.fromkeys(questions)
+        self.tests = {question: self.tests.get(question) or BettingTest(question.claim) for question in unique}
         until = judged_until(self.design, moment)
-        plain = [question for question in asked if question.claim.missing is None]
+        plain = [question for question in unique if question.claim.missing is None]
         self._continue(connection, name, plain, shares, until)
         # While all report, both ends are what those who report say: most experiments never need them.
         complete = {question.metric for question in plain} - self.lacking
         self._continue(
-            connection, name, [q for q in asked if q not in plain and q.metric not in complete], shares, until
+            connection, name, [q for q in unique if q not in plain and q.metric not in complete], shares, until
         )
-        self.upto = {question: at for question, at in self.upto.items() if question in asked}
-        return {question: self.tests[question].evidence() for question in asked if question in self.upto}
+        self.upto = {question: at for question, at in self.upto.items() if question in unique}
+        return {question: self.tests[question].evidence() for question in unique if question in self.upto}
 
     def _continue(
         self,

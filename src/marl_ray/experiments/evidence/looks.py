@@ -45,7 +45,8 @@ class Observations:
         if metric not in self.blocks:
             by_epoch = self.strata.get(metric, {}).values()
             return stratified(
-                (of.get(treatment, NO_OUTCOME), scaled(of.get(control, NO_OUTCOME), scale)) for of in by_epoch
+                (by_arm.get(treatment, NO_OUTCOME), scaled(by_arm.get(control, NO_OUTCOME), scale))
+                for by_arm in by_epoch
             )
 
         def grouped(blocks: Mapping[str, float], factor: float = 1.0) -> Blocks:
@@ -53,7 +54,10 @@ class Observations:
 
         by_epoch_blocks = self.blocks[metric].values()
         return block_summaries(
-            [(grouped(of.get(treatment, {})), grouped(of.get(control, {}), scale)) for of in by_epoch_blocks]
+            [
+                (grouped(by_arm.get(treatment, {})), grouped(by_arm.get(control, {}), scale))
+                for by_arm in by_epoch_blocks
+            ]
         )
 
     def gains(self, metric: str, control: str, arms: Iterable[str], total: int) -> dict[str, Summary]:
@@ -107,11 +111,11 @@ class Look(Observations):
         """Moments of the metric's values that judged units of both arms have reported, together."""
         if self.sources is None:
             return NONE
-        of = metric, treatment, control
-        if of not in self.sources.pooled:
-            parts = (here for key, here in self.sources.values.items() if key[0] == metric and key[2] in of[1:])
-            self.sources.pooled[of] = reduce(merged, parts, NONE)
-        return self.sources.pooled[of]
+        names = metric, treatment, control
+        if names not in self.sources.pooled:
+            parts = (here for key, here in self.sources.values.items() if key[0] == metric and key[2] in names[1:])
+            self.sources.pooled[names] = reduce(merged, parts, NONE)
+        return self.sources.pooled[names]
 
     def filled(
         self, metric: str, treatment: str, control: str, arms: int, *, value: float, shift: float, scale: float
@@ -145,15 +149,15 @@ class Look(Observations):
         """
         if self.sources is None:
             return 0.0, 0.0
-        asked = (metric, treatment, control, arms, value, shift, scale), end
-        if asked in self.sources.beyond:
-            return self.sources.beyond[asked]
+        request = (metric, treatment, control, arms, value, shift, scale), end
+        if request in self.sources.beyond:
+            return self.sources.beyond[request]
         values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
         parts = {key: observations.n * mean_beyond(observations, value, end) for key, observations in values.items()}
         values = {(metric, *key): Moments(n, parts.get((metric, *key), 0.0) / n, 0.0) for key, n in judged.items()}
         observations = _observations(values, self.sources.homes, self.sources.design)
         one, other = observations.pair(metric, treatment, control, arms)
-        return self.sources.beyond.setdefault(asked, (one.mean, other.mean))
+        return self.sources.beyond.setdefault(request, (one.mean, other.mean))
 
     def _of_pair(self, metric: str, changes: Mapping[str, tuple[float, float]]) -> tuple[Values, Mapping[Judged, int]]:
         """Reported values of these arms, times each arm's factor and plus its shift, and the numbers of judged
@@ -262,7 +266,8 @@ def _observations(values: Values, homes: Homes, design: Design) -> Observations:
             means.setdefault(metric, {}).setdefault(epoch, {}).setdefault(arm, {})[cluster] = moments.mean
     strata = {
         metric: {
-            epoch: {arm: summary_of(list(of.values())) for arm, of in arms.items()} for epoch, arms in moments.items()
+            epoch: {arm: summary_of(list(of_arm.values())) for arm, of_arm in arms.items()}
+            for epoch, arms in moments.items()
         }
         for metric, moments in means.items()
     }
@@ -273,8 +278,8 @@ def _pooled(means: dict[str, dict[int, dict[str, dict[str, float]]]]) -> dict[st
     pooled: dict[str, dict[str, list[float]]] = {}
     for metric, by_epoch in means.items():
         for by_arm in by_epoch.values():
-            for arm, of in by_arm.items():
-                pooled.setdefault(metric, {}).setdefault(arm, []).extend(of.values())
+            for arm, means_by_block in by_arm.items():
+                pooled.setdefault(metric, {}).setdefault(arm, []).extend(means_by_block.values())
     return {
         metric: {arm: summary_of(means_of_arm) for arm, means_of_arm in arms.items()} for metric, arms in pooled.items()
     }

@@ -123,17 +123,17 @@ class Sums:
         settled, open_rows = Totals(), Totals()
         # Everything is read before anything is added: an error half way must not count some twice.
         for sums in connection.execute(self._exposures(name, row, sqlite)):
-            of = settled if sums.settled else open_rows
-            of.exposures[sums.epoch, sums.arm, sums.cluster] = sums.rows
+            target = settled if sums.settled else open_rows
+            target.exposures[sums.epoch, sums.arm, sums.cluster] = sums.rows
         units = self._due(name, row, stored, sqlite)
         for table in (schema.outcomes, schema.metrics):
             for sums in connection.execute(self._values(table, units)):
-                of = settled if sums.settled else open_rows
+                target = settled if sums.settled else open_rows
                 judged = sums.epoch, sums.arm, sums.cluster, bool(sums.counts)
                 if table is schema.outcomes:
-                    of.judged[judged] = sums.rows
+                    target.judged[judged] = sums.rows
                 if sums.n:
-                    of.values[(sums.metric, *judged)] = moments_of(sums)
+                    target.values[(sums.metric, *judged)] = moments_of(sums)
         self.totals.add(settled)
         self.row, self.stored = row, stored
         if not open_rows:

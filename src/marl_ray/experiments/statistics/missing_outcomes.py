@@ -107,14 +107,18 @@ def nearer_end(
     """
     if reported.n < 2 or not reported.squares > 0:
         return furthest
-    spread, far = math.sqrt(reported.squares / reported.n), abs(furthest - reported.mean)
-    share = min(of.mean for of in reports)
-    error, moved = (math.sqrt(sum(of.variance / of.n for of in two if of.n)) for two in (pair, reports))
+    spread, distance_to_end = math.sqrt(reported.squares / reported.n), abs(furthest - reported.mean)
+    share = min(summary.mean for summary in reports)
+    error, moved = (
+        math.sqrt(sum(summary.variance / summary.n for summary in two if summary.n)) for two in (pair, reports)
+    )
 
     def cost(distance: float) -> float:
         return PROOF * math.hypot(share * error, distance * moved)
 
     steps = (spread * 1.25**k for k in range(STEPS))
-    costs = [(cost(d) + share * spread**2 / (4 * d), d) for d in steps if d < far]
-    _, distance = min([*costs, (cost(far), far)])
-    return furthest if distance == far else reported.mean + math.copysign(distance, furthest - reported.mean)
+    costs = [(cost(d) + share * spread**2 / (4 * d), d) for d in steps if d < distance_to_end]
+    _, distance = min([*costs, (cost(distance_to_end), distance_to_end)])
+    return (
+        furthest if distance == distance_to_end else reported.mean + math.copysign(distance, furthest - reported.mean)
+    )

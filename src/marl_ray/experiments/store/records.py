@@ -199,8 +199,8 @@ def look_design(config: dict[str, Any]) -> Design:
     rails = {rail["name"]: counts_as(rail["name"], rail.get("missing")) for rail in config.get("guardrails", ())}
     missing = {"error": 0.0} | rails | {"outcome": counts_as("outcome", config.get("missing"))}
     measures = {rail["name"]: rail for rail in config.get("guardrails", ())} | {"outcome": config}
-    limits = {metric: of.get("bounds") or of.get("winsorize") for metric, of in measures.items()}
-    ranges = {metric: (float(of[0]), float(of[1])) for metric, of in limits.items() if of}
+    limits = {metric: measure.get("bounds") or measure.get("winsorize") for metric, measure in measures.items()}
+    ranges = {metric: (float(limit[0]), float(limit[1])) for metric, limit in limits.items() if limit}
     for metric, (low, high) in ranges.items():
         value = missing.get(metric)
         missing[metric] = None if value is None else min(max(value, low), high)
@@ -210,7 +210,7 @@ def look_design(config: dict[str, Any]) -> Design:
         config.get("block_s", 600.0),
         config.get("outcome_window_s", WINDOW_S),
         tuple(sorted((metric, value) for metric, value in missing.items() if value is not None)),
-        tuple(sorted((metric, *of) for metric, of in ranges.items())),
+        tuple(sorted((metric, *limit) for metric, limit in ranges.items())),
     )
 
 

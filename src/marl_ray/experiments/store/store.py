@@ -192,8 +192,8 @@ class ExperimentStore(UnitStore):
                 "rolled_back_at": None,
                 "reason": None,
             }
-            if (of := barred.get(digest) or barred.get(weights)) is not None:
-                values |= {"rolled_back_at": now, "reason": f"the weights of rolled-back arm {of!r}"}
+            if (rolled_back_arm := barred.get(digest) or barred.get(weights)) is not None:
+                values |= {"rolled_back_at": now, "reason": f"the weights of rolled-back arm {rolled_back_arm!r}"}
             insert = self._insert(schema.arms).values(experiment=name, arm=arm, **values)
             connection.execute(insert.on_conflict_do_update(index_elements=["experiment", "arm"], set_=values))
 
@@ -265,8 +265,8 @@ class ExperimentStore(UnitStore):
         after: dict[str, Any],
         arm: str | None = None,
     ) -> None:
-        who = {"experiment": record.name, "at": now, "actor": actor, "action": action, "arm": arm, "reason": reason}
-        values = {**who, "epoch": record.epoch, "before": before, "after": after}
+        entry = {"experiment": record.name, "at": now, "actor": actor, "action": action, "arm": arm, "reason": reason}
+        values = {**entry, "epoch": record.epoch, "before": before, "after": after}
         connection.execute(sa.insert(schema.audit).values(values))
 
     def audit(self, name: str) -> list[AuditEntry]:

@@ -182,10 +182,10 @@ class UnitStore:
         with self._transaction() as connection:
             return _assignment(connection, experiment, unit)
 
-    def assignments(self, asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Assignment]:
-        """(Experiment, unit) -> the arm of its first exposure, for those of `asked` that have one."""
+    def assignments(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Assignment]:
+        """(Experiment, unit) -> the arm of its first exposure, for those of `pairs` that have one."""
         by_experiment: dict[str, list[str]] = {}
-        for experiment, unit in asked:
+        for experiment, unit in pairs:
             by_experiment.setdefault(experiment, []).append(unit)
         arms: dict[tuple[str, str], Assignment] = {}
         with self._transaction() as connection:
@@ -408,14 +408,14 @@ class _Changes:
 
     def rows(self) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
         """Yield each table with the rows to write to it."""
-        of: dict[bool, list[dict[str, Any]]] = {}
+        by_kind: dict[bool, list[dict[str, Any]]] = {}
         for (unit, metric), at in sorted(self.changed.items(), key=lambda item: item[0]):
             value, arrived_at = self.known[unit, metric]
             row = {"experiment": self.experiment, "unit": unit, "value": float(value), "arrived_at": arrived_at}
             row["at"] = arrived_at if at is None else at
             is_outcome = metric == "outcome"
-            of.setdefault(is_outcome, []).append(row if is_outcome else row | {"metric": metric})
-        for is_outcome, rows in of.items():
+            by_kind.setdefault(is_outcome, []).append(row if is_outcome else row | {"metric": metric})
+        for is_outcome, rows in by_kind.items():
             yield schema.outcomes if is_outcome else schema.metrics, rows
 
 

@@ -69,5 +69,5 @@ def terms_of(connection: sa.Connection, experiment: str) -> ReportRules:
     limits = {rail["name"]: rail.get("bounds") for rail in config.get("guardrails", ())} | {
         "outcome": config.get("bounds")
     }
-    bounds = {metric: (float(of[0]), float(of[1])) for metric, of in limits.items() if of}
+    bounds = {metric: (float(limit[0]), float(limit[1])) for metric, limit in limits.items() if limit}
     return ReportRules(float(config.get("outcome_window_s", WINDOW_S)), bounds)
