@@ -368,7 +368,7 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Rollout
     proven = [arm for arm in active if by_arm[arm].promotable]
     promotable = [arm for arm in proven if by_arm[arm].unguarded is None]
     more = plan.stages[state.stage + 1 :]
-    # Where the control gets nothing any more, the comparison cannot grow: the proof must come before.
+    # If the next stage gives the control nothing, the comparison cannot grow any more: the proof must come before it.
     if more and (more[0] < 1 or promotable):
         return RolloutDecision(
             RolloutStep.NEXT_STAGE, state.epoch, f"no harm at {plan.stages[state.stage]:g} of the units"

@@ -38,7 +38,7 @@ class WriterNode:
         return self._here().rows(jobs)
 
     def _here(self) -> Writer:
-        # Not in __init__, whose errors reach nobody but as the death of the actor.
+        # The bundle is not read in __init__, because an error there would only kill the actor, without a message.
         if self._writer is None:
             request, name = self._asked
             self._writer = Writer(request, benchmark(name))

@@ -38,7 +38,7 @@ def welch(treatment: Summary, control: Summary, alpha: float) -> WelchTest:
     p_value = float(2 * stdtr(dof, -abs(estimate) / error))
     difference = Interval(estimate, estimate - quantile * error, estimate + quantile * error)
     relative, low, high = _percent(treatment.mean, control.mean), -math.inf, math.inf
-    # As for Fieller's interval: a control that may be zero bounds no ratio.
+    # Fieller's interval has the same rule: a control that may be zero bounds no ratio.
     if abs(control.mean) > quantile * math.sqrt(parts[1]):
         ratio = treatment.mean / control.mean
         half = 100 * quantile * math.hypot(math.sqrt(parts[0]), ratio * math.sqrt(parts[1])) / abs(control.mean)

@@ -182,7 +182,7 @@ def _upgrade(engine: sa.Engine) -> None:
 
 
 def _set_up_sqlite(connection: Any, _: Any) -> None:
-    # Else the driver begins transactions itself, late, and commits before changes of the schema.
+    # Without this the driver begins transactions itself, late, and commits before changes of the schema.
     connection.isolation_level = None
     # WAL lets readers and the writer work at the same time; with it, NORMAL loses nothing when a process dies and at
     # most the last commits when the machine does.

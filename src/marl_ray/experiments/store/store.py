@@ -416,7 +416,7 @@ class ExperimentStore(UnitStore):
         there if it has been promoted, else its control. None for an endpoint that has never had an experiment."""
         here = schema.experiments.c
         newest = sa.select(here.name).where(here.endpoint == endpoint)
-        # Of a layer's experiments some may be over before others.
+        # Some of a layer's experiments may be over before others.
         order = sa.case((here.status.in_(OPEN), 0), else_=1), here.created.desc(), here.name.desc()
         with self._transaction() as connection:
             name = connection.execute(newest.order_by(*order).limit(1)).scalar()

@@ -149,7 +149,7 @@ class UnitStore:
         """Write exposures in one transaction; units that already have one keep it."""
         if not exposures:
             return
-        # In one order everywhere: two writers with the same units in different orders would wait for each other.
+        # All writers use one order: two writers with the same units in different orders would wait for each other.
         rows: list[dict[str, Any]] = [
             {
                 "experiment": e.experiment,
@@ -249,7 +249,7 @@ class UnitStore:
         """
         units = schema.exposures.c
         query = sa.select(units.unit, units.arm, units.epoch, units.propensity, units.stored_at)
-        # In one order everywhere: else two writers would wait for each other.
+        # All writers use one order: else two of them would wait for each other.
         query = query.where(units.experiment == experiment, units.unit.in_(names)).order_by(units.unit)
         rows = connection.execute(query.with_for_update(key_share=True)).all()
         return {row.unit: (Assignment(row.arm, row.epoch, row.propensity), row.stored_at) for row in rows}
@@ -273,7 +273,7 @@ class UnitStore:
 
     def _is_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
         """Insert the row unless its key is taken; True if it was inserted."""
-        # Not by the row count, which SQLAlchemy does not know of PostgreSQL's inserts (it says -1).
+        # The row count does not tell: SQLAlchemy does not know that of PostgreSQL's inserts (it says -1).
         insert = self._insert(table).values(row).on_conflict_do_nothing().returning(sa.literal(1))
         return connection.execute(insert).first() is not None
 

@@ -34,7 +34,7 @@ def arrival(connection: sa.Connection) -> float:
     """The moment (seconds since 1970) for everything that the transaction writes from now on."""
     if connection.dialect.name == "sqlite":
         return time.time()
-    # In this order: the transaction must be seen before it has a time.
+    # The transaction must be visible before it reads the clock, so the number comes first.
     row = connection.execute(
         sa.text("SELECT pg_current_xact_id()::text, extract(epoch FROM clock_timestamp())::float8")
     )

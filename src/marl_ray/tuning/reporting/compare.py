@@ -77,7 +77,7 @@ def bands(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if len(curve.seeds) == 1:
         return middle, middle, middle
     quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    # In slices of points, for the memory's sake.
+    # Slices of points save memory.
     cuts = [curve.seeds[:, k : k + 64][drawn] for k in range(0, curve.seeds.shape[1], 64)]
     quantiles_of = [np.quantile(trim_mean(cut, 0.25, axis=1), quantiles, axis=0) for cut in cuts]
     low, high = np.concatenate(quantiles_of, axis=1)

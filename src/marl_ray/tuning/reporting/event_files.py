@@ -50,7 +50,7 @@ class EventFiles:
         from tensorboardX import SummaryWriter
 
         if leg not in self.writers:
-            # By itself a file is named by the second: that of a leg taken up again would be written over.
+            # The writer names a file by the second, so a leg that is continued could overwrite its own file.
             self.writers[leg] = SummaryWriter(
                 str(self.root / leg), flush_secs=EVENTS_S, filename_suffix=f".{time.time_ns()}"
             )

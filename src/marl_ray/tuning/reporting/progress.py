@@ -35,7 +35,7 @@ class SweepProgress:
 
     def __enter__(self) -> "SweepProgress":
         if self.enabled and self.console.is_terminal:
-            # What is printed goes above the table, unless it goes elsewhere than to the terminal.
+            # Printed lines go above the table, unless they go elsewhere than to the terminal.
             to_terminal = sys.stdout.isatty()
             self.live = Live(console=self.console, auto_refresh=False, redirect_stdout=to_terminal)
             self.live.start()

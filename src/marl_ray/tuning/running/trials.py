@@ -344,7 +344,7 @@ class _Sender:
     def flush(self, more: dict[str, Any] | None = None) -> None:
         if self.rows or more:
             last = self.rows[-1] if self.rows else {}
-            # As text: Tune flattens nested results, and its loggers take a list for numbers.
+            # Values travel as text: Tune flattens nested results, and its loggers take a list for numbers.
             packed = {key: json.dumps(value) for key, value in ({"rows": self.rows} | (more or {})).items()}
             self.report(last | packed)
             self.rows, self.sent = [], time.monotonic()

@@ -146,7 +146,7 @@ class TpeSearch:
 
     def _suggest(self, trial: Any, key: str, dimension: DimensionConfig) -> Any:
         if dimension.choice is not None:
-            # By place: a choice may be a list or a mapping, which Optuna does not take.
+            # Optuna gets the index: a choice may be a list or a mapping, which Optuna does not take.
             return dimension.choice[trial.suggest_categorical(key, list(range(len(dimension.choice))))]
         if dimension.int is not None:
             return trial.suggest_int(key, *dimension.int)
