@@ -99,8 +99,8 @@ def tool_of(
 ) -> Tool:
     """A tool from a function: name and description are its own, the arguments' schema comes from its type hints.
 
-    `fixed`: keyword arguments that the agent neither sees nor gives. A parameter `deadline` (float, of `time.monotonic`)
-    is given by the caller. `how`: further fields of `Tool`. MarlRayError naming the function and what it lacks.
+    `fixed` are keyword arguments that the agent neither sees nor gives. The caller gives a parameter `deadline` (float, of
+    `time.monotonic`). `how` are further fields of `Tool`. Raises MarlRayError naming the function and what it lacks.
     """
     fixed = fixed or {}
     name = str(name or getattr(function, "__name__", type(function).__name__))

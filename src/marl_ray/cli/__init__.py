@@ -60,7 +60,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved conf
 def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Train here: on the cluster of RAY_ADDRESS, or on a Ray of its own that ends with the run.
 
-    The same command goes on with a run that was interrupted; of one that is finished it says what it has, with status 0.
+    The same command continues a run that was interrupted. For a finished run it prints the results and exits with
+    status 0.
     """
     from marl_ray.config import RunConfig, load_config
 
@@ -102,7 +103,7 @@ def algorithms(
         str | None, typer.Argument(metavar="[NAME]", help="The algorithm to check: a built-in or package.module:NAME.")
     ] = None,
 ) -> None:
-    """List the algorithms: paper, what each needs of a run, its knobs. `check NAME`: whether one does what it promises."""
+    """List the algorithms with their papers, needs and knobs. `check NAME` checks one against its formulas."""
     from marl_ray.config import SPECS, spec_of
 
     if name == "check":

@@ -95,7 +95,7 @@ def deploy(
     reason: Annotated[str | None, typer.Option(help="Why, for the audit log.")] = None,
     url: GatewayUrl = LOCAL_GATEWAY,
 ) -> None:
-    """Roll a bundle out against what is in production. Needs an admin key in MARL_RAY_API_KEY."""
+    """Roll a bundle out against the one in production. Needs an admin key in MARL_RAY_API_KEY."""
     from marl_ray.serving.client.admin import ask, deploy_bundle, lines
 
     if (bundle is None) == (from_sweep is None):
@@ -126,7 +126,8 @@ def export(
         str, typer.Option(envvar="MARL_RAY_DATABASE", help="SQLAlchemy URL of the experiment store.")
     ] = "sqlite:///runs/experiments.db",
 ) -> None:
-    """Write what was served, with its outcomes, as trajectories that `marl-ray train warm_start.data=...` reads."""
+    """Write served acts and texts, with their outcomes, as trajectories that `marl-ray train warm_start.data=...`
+    reads."""
     from marl_ray.experiments.store.store import ExperimentStore
     from marl_ray.serving.logs.export import export as write
 
@@ -177,7 +178,7 @@ def experiment_list(url: GatewayUrl = LOCAL_GATEWAY) -> None:
 
 @experiment_app.command("status")
 def experiment_status(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """State, traffic, outcomes and what they prove."""
+    """Show an experiment's state, traffic, outcomes and decisions."""
     from marl_ray.serving.client.admin import ask, lines
 
     print("\n".join(lines(ask(url, f"/v1/experiments/{name}"))))
@@ -185,7 +186,7 @@ def experiment_status(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> 
 
 @experiment_app.command("watch")
 def experiment_watch(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """The same, live, until the experiment is over."""
+    """Show the status live, until the experiment is over."""
     from rich.live import Live
 
     from marl_ray.serving.client.admin import watch
@@ -197,7 +198,7 @@ def experiment_watch(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> N
 
 @experiment_app.command("audit")
 def experiment_audit(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """Every change: when, by whom, why."""
+    """Show every change of an experiment: when, by whom, why."""
     from datetime import UTC, datetime
 
     from marl_ray.serving.client.admin import ask
@@ -219,7 +220,8 @@ def experiment_off_policy(
         str | None, typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where models:/ are; runs/mlflow.db by default.")
     ] = None,
 ) -> None:
-    """Estimate what a bundle would earn from what others did; status 1 if it should not be exposed."""
+    """Estimate the outcome that a bundle would have, from logged units of others; status 1 if it should not be
+    exposed."""
     from marl_ray.evaluation.off_policy.acts import judge
     from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 

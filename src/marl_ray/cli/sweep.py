@@ -33,7 +33,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the trials, and stop.")] = False,
     retry: Retry = False,
 ) -> None:
-    """Train many configurations and find the best. The same command goes on with a sweep that was killed."""
+    """Train many configurations and find the best. The same command continues a sweep that was killed."""
     from marl_ray.config.sweep import load_sweep
     from marl_ray.tuning.reporting.records import shown
 
@@ -68,7 +68,7 @@ def report(
     sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's folder, or its name under the storage.")],
     storage: Annotated[str, typer.Option(help="Folder or URI that has the sweep's folder.")] = "runs",
 ) -> None:
-    """Write the report of a sweep, one HTML file in its folder; also while it runs, or of one that was killed."""
+    """Write the report of a sweep, one HTML file in its folder. The sweep may still run, or have been killed."""
     from marl_ray.tuning.reporting.records import find_sweep
     from marl_ray.tuning.reporting.report import write_report
 

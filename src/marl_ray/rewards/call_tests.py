@@ -1,14 +1,15 @@
 """Many tests that call one function, in one run of the program; each test has a verdict of its own.
 
 The program is loaded once and its calls share its process, in the order of the tests; every test has fresh names and a
-fresh set-up, as it would have alone. What the process does besides answering decides about no other test:
+fresh set-up, as it would have alone. A test that disturbs the process changes no other test's verdict:
 
-- a test that exceeds the limits of one test in time or memory runs again by itself, which gives its verdict, and
-  those behind it go on in another run;
-- what a call does to its arguments is seen only where the call is a statement of its own;
-- where the process ends, hands over a value that may not cross, or uses up the time of `SHARE` tests, none of its reports
-  counts: every test runs by itself, however slow that is;
-- where the program already fails as it is loaded, all tests have that verdict.
+- a test that exceeds the limits of one test in time or memory runs again by itself, which gives its verdict, and the tests
+  behind it go on in another run;
+- the tests see changes that a call makes to its arguments only if the call is a statement of its own;
+- if the process ends, hands over a value that may not cross, or uses up the time of `SHARE` tests, none of its reports
+counts:
+  every test runs by itself, however slow that is;
+- if the program already fails while it is loaded, all tests have that verdict.
 
 So a program gains nothing by breaking its process: at worst its tests have the verdicts that they have alone.
 """

@@ -23,9 +23,9 @@ _LANGUAGE = re.compile(r"\{?\.?([\w+#-]*)(?:\.\d+)?(?=[\s:,{}]|$)")
 def blocks(text: str) -> Iterator[str]:
     """Complete fenced blocks of Python, in order, without the indent of their fence: a block may stand in a list.
 
-    As in Markdown: a block ends with a line of at least as many of the same characters and nothing else. So a program
-    that contains three backticks on a line of their own needs a longer fence. The language is the first word behind the
-    fence, whatever else is there (`python title="a.py"`, `{.python}`, `python:a.py`).
+    The rules are Markdown's: a block ends with a line of at least as many of the same characters and nothing else. So a
+    program that contains three backticks on a line of their own needs a longer fence. The language is the first word
+    behind the fence, whatever follows it (`python title="a.py"`, `{.python}`, `python:a.py`).
     """
     fence, indent, counts, lines = "", "", False, list[str]()
     for line in text.split("\n"):

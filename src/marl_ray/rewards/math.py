@@ -1,7 +1,7 @@
 """Rewards for mathematics: extraction of the final answer from a model's text, and comparison with the right answer.
 
 The rule of extraction: the last complete `\\boxed{...}`; else the line after the last "answer is", "answer:" or "####";
-else the last number, where the right answer is one; else the last line. Lines are read without Markdown's emphasis.
+else the last number, if the right answer is one; else the last line. Lines are read without Markdown's emphasis.
 Nothing that a model writes is evaluated.
 """
 

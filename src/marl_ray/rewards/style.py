@@ -1,8 +1,9 @@
 """Style of a program, measured by ruff.
 
-A program may be written in a text that it hands to `exec`, `eval` or `compile`; nothing is gained by that. Where the text
-is written there, it is checked as a program of its own, its violations count, and so does the call. Where it is not, or
-another way to such a call is taken (another name for it, `builtins`, `importlib`, `runpy`), the program cannot be checked.
+A program gains nothing by hiding code in a text that it hands to `exec`, `eval` or `compile`. If the text is written
+there, it is checked as a program of its own: its violations count, and so does the call. If it is not, or if the
+program reaches such a call another way (another name for it, `builtins`, `importlib`, `runpy`), the program cannot be
+checked.
 """
 
 import ast
@@ -121,7 +122,7 @@ def _violations(code: str) -> int | None:
 def style(code: str) -> float:
     """1 / (1 + violations): 1 for a clean program, 0 for one that cannot be checked.
 
-    By number and not by density, so that no padding makes a program look cleaner.
+    The number of violations counts and not their density, so that no padding makes a program look cleaner.
     """
     count = violations(code)
     return 0.0 if count is None else 1 / (1 + count)

@@ -65,8 +65,7 @@ class AlgorithmConfig(Config):
         "token-mean"
     )
     """Rule by which the losses of a batch's decisions become one number. `fixed-length` divides by the most decisions
-    that a sequence
-    may have: `train.horizon`, or `generation.max_tokens` of a language model."""
+    that a sequence may have: `train.horizon`, or `generation.max_tokens` of a language model."""
     advantage_norm: Literal["batch", "group", "none"] = "batch"
     """Divisor of advantages: the standard deviation of the batch (centred too), of the group, or none."""
     std_ddof: Literal[0, 1] = 0

@@ -32,7 +32,7 @@ plays about T more for each."""
 
 
 class RunConfig(Config):
-    """One training run: an environment, a team, an algorithm, and what it may use."""
+    """One training run: its environment, team, algorithm and resources."""
 
     name: str = Name
     """Name of the run. The same name under the same storage resumes it."""
@@ -44,14 +44,14 @@ class RunConfig(Config):
     team: dict[str, PolicyConfig] = Field({"shared": PolicyConfig()}, min_length=1)
     """Policies by name and the agents they play; one policy shared by all agents when not given."""
     hyper: GivenHyper = GivenHyper()
-    """Hyper-parameters; what is not given has the default of the algorithm, or else of the family of policies. Each key must
-    be read by the algorithm of some policy."""
+    """Hyper-parameters; a key that is not given has the default of the algorithm, or else of the family of policies.
+    The algorithm of some policy must read each given key."""
     constraints: tuple[ConstraintConfig, ...] = ()
     """Budgets of the environment's cost signals."""
     data: str | None = None
-    """Language models: learn from this and play nothing but evaluations. `decisions://FOLDER/EXPERIMENT`: texts that were
-    served, as `marl-ray export EXPERIMENT --out FOLDER` wrote them, with the outcomes as rewards; for DPO also JSONL, JSON
-    or Parquet lines of `prompt`, `chosen`, `rejected` and, in a team, `agent`."""
+    """Language models: learn from this data and play nothing but evaluations. `decisions://FOLDER/EXPERIMENT`: texts
+    that were served, as `marl-ray export EXPERIMENT --out FOLDER` wrote them, with the outcomes as rewards; for DPO
+    also JSONL, JSON or Parquet lines of `prompt`, `chosen`, `rejected` and, in a team, `agent`."""
     train: TrainConfig = TrainConfig()
     warm_start: WarmStartConfig | None = None
     """Imitate logged decisions before the first iteration."""

@@ -130,7 +130,8 @@ class TrainConfig(Config):
 
 
 class WarmStartConfig(Config):
-    """Imitate before the first iteration: what was served, or demonstrations (supervised fine-tuning of language models)."""
+    """Imitation before the first iteration: of served decisions, or of demonstrations (supervised fine-tuning of
+    language models)."""
 
     data: str
     """Exported decisions of an experiment: a Parquet file, a folder of them, or either as a URI (`s3://...`). For language

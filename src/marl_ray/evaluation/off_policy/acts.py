@@ -109,8 +109,7 @@ def evaluate_doubly_robust(bundle: Bundle, data: Logged | str, alpha: float = 0.
     The model predicts a unit's outcome from its first observations, with the same prediction for the logged and for the
     bundle's actions: so it removes the variance that starts bring, and needs right weights. It is fitted with the
     importance weights, so that it tends to the bundle's outcome from a start, and across five folds of units, so that
-    no unit is
-    predicted by a model that saw it (Chernozhukov et al. 2018, arXiv 1608.00060, definition 3.1).
+    no unit is predicted by a model that saw it (Chernozhukov et al. 2018, arXiv 1608.00060, definition 3.1).
     """
     logged = logged_for(bundle, data) if isinstance(data, str) else data
     weights, used = log_weights(bundle, logged), _used(logged)

@@ -124,7 +124,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score what is not scored yet, then write and return the report.
 
-    However this ends, what was scored stays in the folder, and the same call goes on from there.
+    However this ends, all finished scores stay in the folder, and the same call continues from there.
     """
     with open_results(planned.folder, planned.manifest) as results, scorer as run:
         filtered, unchecked = [], 0

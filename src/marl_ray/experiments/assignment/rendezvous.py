@@ -6,14 +6,14 @@ An arm's score depends on its own weight and name only. Raising one weight there
 adding an arm moves units only into the new arm, and neither the order of the arms nor any process matters.
 (Thaler and Ravishankar 1998 for rendezvous hashing; Schindelhauer and Schomaker 2005 for the logarithmic weights.)
 
-Where arms influence each other's units, not the unit is assigned but its cluster, by the same hash, or the block of time
-it begins in (a switchback: Bojinov, Simchi-Levi, Zhao, arXiv 2009.00148). Their blocks are coins tossed one by one. With
-few blocks, coins give one arm all the evenings; and day and night differ more than arms do. So blocks are drawn by
-groups of as many consecutive ones as there are arms, by stratified uniforms: the blocks of a group get a random order
-pi, and block j gets u_j = (pi_j + e_j) / size with e_j uniform. Each u_j is uniform by itself, so an arm's chance is its
-share exactly and is what gets logged; together the u_j lie in different strata, so with equal weights every group has
-every arm once, and with others no arm can have a long run of luck. Groups are independent of each other, which is what
-the statistics (`clusters`) lean on.
+If arms influence each other's units, the unit's cluster is assigned instead of the unit, by the same hash, or the block
+of time in which the unit begins (a switchback: Bojinov, Simchi-Levi, Zhao, arXiv 2009.00148). Independent coins per
+block, if there are few blocks, may give one arm all the evenings, and day and night differ more than arms do. So blocks
+are drawn in groups of as many consecutive ones as there are arms, by stratified uniforms: the blocks of a group get a
+random order pi, and block j gets u_j = (pi_j + e_j) / size with e_j uniform. Each u_j is uniform by itself, so an arm's
+chance is exactly its share, and this chance is logged. Together the u_j lie in different strata, so with equal weights
+every group has every arm once, and with other weights no arm can have a long run of luck. Groups are independent of
+each other, which the statistics (`clusters`) rely on.
 """
 
 import hashlib

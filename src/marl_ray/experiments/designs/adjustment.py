@@ -47,9 +47,10 @@ def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarra
 def ratio_summary(numerators: np.ndarray, denominators: np.ndarray) -> Summary:
     """A metric such as errors per step, whose events belong to units: sum of numerators over sum of denominators.
 
-    Both are sums per unit (n,), the unit being what was assigned (a session). Delta method (Deng, Knoblich, Lu, arXiv
-    1803.06336): the ratio R varies like the mean of R + (N_i - R D_i) / mean(D). The summary counts units,
-    its mean is R, its variance theirs; every test takes it like any other. Good once R is not dominated by few units.
+    Both are sums per unit (n,), where the unit is what was assigned (a session). Delta method (Deng, Knoblich, Lu,
+    arXiv 1803.06336): the ratio R varies like the mean of R + (N_i - R D_i) / mean(D). The summary counts units, its
+    mean is R, and its variance that of these terms; every test takes it like any other. It is good once no few units
+    dominate R.
     """
     n, total = len(numerators), float(denominators.sum())
     if len(denominators) != n:

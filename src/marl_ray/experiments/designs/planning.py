@@ -1,8 +1,8 @@
 """Number of units an experiment needs, for one look at a size fixed beforehand and for the tests that decide at every look.
 
-The test that decides (promotion; harm is found a little sooner) is simulated on what it sees of many units: the gain's
-sum S of intrinsic time V, a Brownian motion with drift. The normal mixture's evidence is a function of (S, V), and so is
-nearly the betting test's: the mean over its stakes l of exp(l S - l^2 V / 2).
+The deciding test (promotion; harm is found a little sooner) is simulated in its limit for many units: the gain's sum S
+of intrinsic time V is a Brownian motion with drift. The normal mixture's evidence is a function of (S, V), and so is,
+nearly, the betting test's: the mean over its stakes l of exp(l S - l^2 V / 2).
 """
 
 import math

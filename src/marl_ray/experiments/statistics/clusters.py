@@ -1,7 +1,8 @@
 """Statistics of clusters and blocks: one observation is the mean of a cluster's units, whatever their number.
 
-Units of one cluster share a match, a server, an hour. Counted one by one they look like far more evidence than they are,
-and an arm that is no worse is rolled back for one bad evening. Assigned at random, clusters are independent.
+Units of one cluster share a match, a server, an hour. Counted one by one they look like far more evidence than they
+are, and one bad evening would roll back an arm that is no worse. Clusters are assigned at random, so they are
+independent.
 
 Blocks of time (a switchback) are correlated among themselves, but the coin that gave them their arms is not: what
 matters is how the difference varies over draws of the assignment (Bojinov, Simchi-Levi, Zhao, arXiv 2009.00148). A

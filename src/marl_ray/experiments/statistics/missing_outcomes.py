@@ -1,8 +1,8 @@
 """Missing outcomes of units whose windows are over: an alarm for unequal reporting, and bounds on their effect.
 
-Where units without an outcome do not count (`missing: exclude`), means compare those who reported. An arm that loses its
-clients before they report, or whose outcomes come too late, is compared by others than the control's: 41 happy sessions of
-410 are no evidence. Two things follow.
+If units without an outcome do not count (`missing: exclude`), the means are those of the units that reported. If an arm
+loses its clients before they report, or if its outcomes come too late, other kinds of units are compared with the
+control's: 41 happy sessions of 410 are no evidence. Two things follow.
 
 **The alarm** (`unequal_reporting`). Each unit is 1 if it has reported and 0 if not (of a cluster or block, its units'
 mean). Both one-sided tests of `sequential.harm` with margin 0 and half of alpha each ask whether one arm does so less often
@@ -11,20 +11,20 @@ powerful than comparing the counts of reports with the shares of units (`sample_
 950 reports of 1,000 units are no surprise beside 1,000 of 1,000 as shares of 1,950, and a great one as units.
 
 **Both ends** (`serving.evidence.questions.ask`). Missing outcomes move the mean as soon as they are missing, and the alarm
-needs its time. So as soon as any judged unit has not reported, harm and promotion are asked of all judged units, twice:
-with every missing outcome of both arms at the low end c of the range of the metric, and at the high end. What both prove is
-proven, and no share has to be estimated.
+needs its time. So as soon as any judged unit has not reported, harm and promotion are tested on all judged units, twice:
+with every missing outcome of both arms at the low end c of the range of the metric, and at the high end. A claim that both
+tests prove is proven, and no share has to be estimated.
 
-This is why that suffices. Let R be 1 for a unit that reports and 0 for one that does not, y its outcome, moved by the
-margin in the
-treatment. With the missing ones at c a unit counts c + R (y - c), so arms are compared by their sums of R (y - c). Suppose
-that an arm makes nobody report who would not report with the other arm: it only loses reports, or delays them, of whatever
-kind of unit (monotone selection, Lee, Review of Economic Studies 76, 2009, assumption 2). Then one arm's reports are those
-of units that report with either arm, plus an excess. If the treatment is no worse among those who report with either, that
-holds for their sums of R (y - c) at either end. An excess of the control's lowers its sum of R (y - high), every term being
-0 or less, and an excess of the treatment's raises its sum of R (y - low). So at one of the ends, known or not, the treatment
-is no worse over all units, the test of that end errs with alpha at most, and both together not more often (an
-intersection-union test, Berger, Technometrics 24, 1982). Promotion is the same with the arms exchanged.
+This suffices for the following reason. Let R be 1 for a unit that reports and 0 for one that does not, and y its
+outcome, moved by the margin in the treatment. With the missing ones at c a unit counts c + R (y - c), so arms are
+compared by their sums of R (y - c). Suppose that an arm makes no unit report that would not report with the other arm:
+it only loses reports, or delays them, of any kind of unit (monotone selection, Lee, Review of Economic Studies 76,
+2009, assumption 2). Then one arm's reports are those of units that report with either arm, plus an excess. If the
+treatment is no worse among the units that report with either, that holds for their sums of R (y - c) at either end. An
+excess of the control's lowers its sum of R (y - high), because every term is 0 or less, and an excess of the
+treatment's raises its sum of R (y - low). So at one of the ends, known or not, the treatment is no worse over all
+units, the test of that end errs with alpha at most, and both together not more often (an intersection-union test,
+Berger, Technometrics 24, 1982). Promotion is the same with the arms exchanged.
 
 The range is the metric's bounds. Where it has none it is from the smallest to the largest value that either arm's judged
 units have reported: the excess is among these. The further the range, the longer both ends take: a missing unit counts as
@@ -38,11 +38,11 @@ for any values of mean m and variance s^2 (Scarf, A min-max solution of an inven
 among them. U's mean is lowered by that, and the same holds below the low end of the other arm.
 
 No test can see the following. Half of all units are successes in either arm. The one arm reports its successes with the
-chance a and
-its failures with the chance b, the other the other way round. Both report (a + b) / 2 of their units, and the parts of
-successes among their reports are a / (a + b) and b / (a + b). Two arms that report every unit with the chance (a + b) / 2,
-and of which these parts are successes in truth, show the same with the same chances: there the arms differ, here they do
-not. So whoever cannot rule out that arms lose different kinds of units must say what a missing outcome counts as.
+chance a and its failures with the chance b, the other the other way round. Both report (a + b) / 2 of their units, and
+the parts of successes among their reports are a / (a + b) and b / (a + b). Two arms that report every unit with the
+chance (a + b) / 2, and of which these parts really are successes, look the same with the same chances: there the arms
+differ, here they do not. So a user who cannot rule out that arms lose different kinds of units must declare the value
+of a missing outcome.
 """
 
 import math

@@ -55,9 +55,9 @@ def doubly_robust(
 ) -> PolicyValue:
     """Doubly robust (Dudik, Langford, Li, arXiv 1103.4601): mean of target_model + w (r - logged_model).
 
-    All (n,), per episode: a model's prediction of the reward given the start and what was done (`logged_model`), and
-    its mean over what the target would do (`target_model`). Right if the weights are or if the model is; the better the
-    model, the smaller the error. The model must not be fitted on these episodes.
+    All arrays are (n,), per episode. `logged_model` is a model's prediction of the reward given the start and the
+    logged actions, `target_model` its mean over the target's actions. The estimate is right if the weights are or if
+    the model is; the better the model, the smaller the error. The model must not be fitted on these episodes.
     """
     weights, scale = _weights(log_weights, rewards)
     for name, values in {"logged_model": logged_model, "target_model": target_model}.items():

@@ -12,19 +12,19 @@ of intrinsic time V that has no upward drift,
     E = 2 sqrt(rho / (V + rho)) exp(S^2 / (2 (V + rho))) Phi(S / sqrt(V + rho))
 
 exceeds 1 / alpha at any time with probability alpha at most. The variance is estimated, which makes the guarantee
-asymptotic (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, arXiv 2103.06476). What makes it hold from the first look
-on, measured by `benchmarks/experiments.py` for rare, heavy-tailed, skewed and autocorrelated outcomes:
+asymptotic (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, arXiv 2103.06476). The following makes it hold from the first look
+on, as `benchmarks/experiments.py` measures for rare, heavy-tailed, skewed and autocorrelated outcomes:
 
 - Nothing is decided before both arms have `min_outcomes`.
 - An arm's variance is mixed with the larger of both arms', weighing `BORROWED` outcomes. With rare or skewed outcomes
-  a small mean comes with a small sample variance, and the arm would look surer of its luck than it can be. Costs
-  nothing where the arms vary alike.
+  a small mean comes with a small sample variance, and the arm would look surer of its luck than it can be. The mixture
+  costs nothing if the arms vary alike.
 - Promotion, which can wait, takes variances larger by `CAUTION` / n: at the margin the treatment may vary more than
   either arm has shown yet.
-- Outcomes that are 0 or 1 should say so (`binary`): their variance follows from the mean, and the larger is taken of
-  that where the arm is and that where the null hypothesis puts it (a score test's). So no luck makes it small, events
-  may be rare, and an arm without any failure can be promoted. For outcomes with bounds `bets` is exact, and mostly
-  slower.
+- Outcomes that are 0 or 1 should be declared (`binary`): their variance follows from the mean, and the test takes the larger
+  of the variances at the arm's mean and at the mean of the null hypothesis (as a score test does). So no luck makes it
+  small, events may be rare, and an arm without any failure can be promoted. For outcomes with bounds `bets` is exact,
+  and mostly slower.
 - V is information: the inverse squared standard error of the gain, not the number of outcomes. The gain times it is a
   Brownian motion even while the shares of traffic change (a ramp), when the number of outcomes is no such clock.
 - Units are assigned at random, one by one: drift that both arms share, and outcomes like those before them, do not

@@ -75,11 +75,12 @@ def marked_arms(connection: sa.Connection, name: str) -> frozenset[str]:
 def allowed_arms(
     connection: sa.Connection, name: str, config: dict[str, Any], before: dict[str, Any]
 ) -> dict[str, str]:
-    """Arms with weight that may serve weights which another experiment has rolled back: arm -> that experiment.
+    """Arms that serve weights which another experiment has rolled back, with the config's permission: arm -> that
+    experiment.
 
-    An arm is such an arm if its bundle, or its weights in whatever bundle, were rolled back elsewhere and the config
-    says `allow_rolled_back`; arms that `before` (the arms of the earlier config) already allowed are left out. Raises
-    MarlRayError for an arm that the config does not allow.
+    The arms have weight, and their bundle, or the same weights in another bundle, were rolled back elsewhere. Arms that
+    `before` (the arms of the earlier config) already permitted are left out. Raises MarlRayError for such an arm
+    without `allow_rolled_back`.
     """
     own_arms, other_arms = schema.arms.alias().c, schema.arms.alias().c
     same = sa.or_(other_arms.digest == own_arms.digest, other_arms.weights_sha256 == own_arms.weights_sha256)

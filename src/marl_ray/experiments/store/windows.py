@@ -1,14 +1,13 @@
 """Windows of outcomes, and the clock they run by: the database's, which is the same for all hosts.
 
-A unit's window begins when its exposure is stored. That is a tenth of a second after it acted, and hours after when the
-database was away meanwhile: a client's outcomes are refused as long, so its time to send them begins then. What a unit
-reports counts if it arrives before the window ends. For a unit to be judged, nothing may still be on its way that arrived
-in time:
+A unit's window begins when its exposure is stored: a tenth of a second after its act, or hours after it if the database
+was away. A client's outcomes are refused as long as it is away, so the time to send them begins then. A report counts
+if it arrives before the window ends. A unit can be judged once no report that arrived in time can still be under way:
 
-- Who writes reads the clock within its transaction. On PostgreSQL it has its transaction's number by then, so whoever reads
-  later sees the transaction under way, and judges only units whose windows ended before the oldest of these began.
+- A writer reads the clock within its transaction. On PostgreSQL the transaction has its number by then, so a later reader
+  sees that it is open, and judges only units whose windows ended before the oldest open transaction began.
 - SQLite has one writer at a time, and does not say whether it is at work. There a unit is judged `GRACE_S` after its window.
-  It covers, on both, a clock that is put back by less.
+  On both databases this also covers a clock that is put back by less.
 """
 
 import time

@@ -1,9 +1,9 @@
 """The semantics of openai/human-eval's `execution.py`, inside a run of the sandbox.
 
 Its quirks are kept on purpose, so that a reported score is the official one: functions set to None, stdin that cannot be
-read, SIGALRM that a program may swallow, a `result` that a program may reach by walking frames. Only the clock is another:
-it stands while the program waits for a core, so that a busy machine changes no score, and a program that sleeps is late as
-it is in the harness. Nothing here may use `from __future__ import`: `exec` would inherit it.
+read, SIGALRM that a program may swallow, a `result` that a program may reach by walking frames. Only the clock differs: it
+stands while the program waits for a core, so that a busy machine changes no score; a program that sleeps is late, as it
+is in the harness. Nothing here may use `from __future__ import`: `exec` would inherit it.
 """
 
 import builtins
