@@ -168,7 +168,7 @@ def experiment_create(
 
 @experiment_app.command("list")
 def experiment_list(url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """All experiments of the gateway."""
+    """List the experiments of the gateway."""
     from marl_ray.serving.client.admin import ask
 
     for row in ask(url, "/v1/experiments")["experiments"]:
