@@ -16,8 +16,8 @@ from marl_ray.cluster.local import LocalRay
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, ModelAnswer
 from marl_ray.evaluation.data_files import ANY, load
-from marl_ray.evaluation.scoring.evaluate import Options, evaluate, plan
-from marl_ray.evaluation.scoring.ray_scoring import Node, ray_scorer, score_batches
+from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, evaluate, plan
+from marl_ray.evaluation.scoring.ray_scoring import ScoringNode, ray_scorer, score_batches
 from marl_ray.evaluation.scoring.scoring import ScoringJob
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level
@@ -182,7 +182,7 @@ def test_problems_whose_own_references_fail_are_left_out_and_counted(tmp_path):
 
 def test_on_ray_the_results_are_those_of_one_process(ray_cluster: LocalRay, scored, tmp_path):
     data = str(FIXTURES / "humaneval.jsonl")
-    planned = plan(Options("humaneval", SAMPLES, data, sha256=ANY, out=tmp_path / "out", ks=(1, 6)))
+    planned = plan(EvaluationOptions("humaneval", SAMPLES, data, sha256=ANY, out=tmp_path / "out", ks=(1, 6)))
     found = evaluate(planned, ray_scorer(2, planned.packages, Level.PATHS))
     assert found["scores"] == report(scored)["scores"] and found["problems"] == report(scored)["problems"]
 
@@ -195,7 +195,7 @@ def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster: LocalRay
         "completion", "    import time\n    time.sleep(0.1)\n    return sum(n for n in numbers if n % 2 == 0)"
     )
     jobs = [ScoringJob("sample", Sample(problems[0], number, source), ("official",), 5.0) for number in range(24)]
-    remote: Any = ray.remote(Node)
+    remote: Any = ray.remote(ScoringNode)
     nodes = {name: (remote.options(num_cpus=1).remote(1, frozenset(), Level.LIMITS), 1) for name in ("one", "two")}
     dying = nodes["one"][0]
     batches = score_batches(nodes, jobs)

@@ -84,8 +84,8 @@ TOOLS = {tool.name: tool for tool in (tool_of(write), tool_of(mix), *make_tools(
 def test_a_call_is_found_in_every_form(text: str) -> None:
     call = parse(text)
     assert (call.tool, call.arguments, call.problem) == ("add", {"a": 2, "b": 3}, "")
-    assert text.startswith(call.said)
-    assert "9" not in call.said.replace("it is 9", "") or "think" in call.said.lower()
+    assert text.startswith(call.text)
+    assert "9" not in call.text.replace("it is 9", "") or "think" in call.text.lower()
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_a_call_may_leave_its_arguments_out_behind_a_tag() -> None:
 
 
 def test_the_call_of_a_response_is_said_with_its_end_and_without_what_follows() -> None:
-    assert parse(f"<tool_call>{JSON}</tool_call>\nmore").said == f"<tool_call>{JSON}</tool_call>"
-    assert parse(f"[TOOL_CALLS] [{JSON}] more").said == f"[TOOL_CALLS] [{JSON}]"
+    assert parse(f"<tool_call>{JSON}</tool_call>\nmore").text == f"<tool_call>{JSON}</tool_call>"
+    assert parse(f"[TOOL_CALLS] [{JSON}] more").text == f"[TOOL_CALLS] [{JSON}]"
 
 
 def test_a_fenced_program_is_the_argument_of_a_tool_that_takes_one_text() -> None:
@@ -200,7 +200,7 @@ def test_arguments_in_marks_are_texts() -> None:
     for text in (qwen, glm, qwen.removeprefix("<tool_call>\n")):
         call = parse(f"I add.\n{text} and more")
         assert (call.tool, call.arguments, call.problem) == ("add", {"a": "2", "code": program}, "")
-        assert call.said == f"I add.\n{text}" and call.thought == "I add."
+        assert call.text == f"I add.\n{text}" and call.thought == "I add."
     assert parse("<tool_call>now</tool_call>").arguments == parse("[now()]").arguments == {}
     for broken in ("<tool_call><function=add><parameter=a>2", "<function=add>", "[add(2)]", "[add(a=2", "[add](b=2)"):
         assert parse(broken).problem
@@ -213,7 +213,7 @@ def test_arguments_in_marks_are_texts() -> None:
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)))
 def test_no_text_raises(text: str) -> None:
     call = parse(text)
-    assert text.encode("utf-8", "replace").decode().startswith(call.said)
+    assert text.encode("utf-8", "replace").decode().startswith(call.text)
     assert (call.arguments is None) == bool(call.problem)
     act(call, TOOLS, 5.0)
 

@@ -14,7 +14,7 @@ from marl_ray.experiments.designs.adjustment import cuped, holm, ratio_summary, 
 from marl_ray.experiments.designs.fixed_size import power, samples_needed, welch
 from marl_ray.experiments.designs.thompson import probability_best, thompson_weights
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.statistics.off_policy import Value, doubly_robust, gate, snips
+from marl_ray.experiments.statistics.off_policy import PolicyValue, doubly_robust, gate, snips
 
 ARMS = st.builds(Summary, st.integers(2, 500), st.floats(-3, 3), st.floats(0.01, 9))
 
@@ -248,13 +248,13 @@ def test_weights_of_long_episodes_do_not_overflow():
     [(0.5, 100.0, True, "above 0.4"), (0.4, 100.0, False, "must be above 0.4"), (0.5, 49.0, False, "50 needed")],
 )
 def test_gate_needs_bound_and_episodes(low, effective, passed, reason):
-    found = gate(Value(1.0, 0.1, low, effective, 1.0), floor=0.4, min_effective=50)
+    found = gate(PolicyValue(1.0, 0.1, low, effective, 1.0), floor=0.4, min_effective=50)
     assert found.passed is passed
     assert reason in found.reason
 
 
 def test_gate_fails_on_what_is_not_known():
-    assert not gate(Value(math.nan, math.inf, math.nan, math.nan, 1.0), floor=0, min_effective=0).passed
+    assert not gate(PolicyValue(math.nan, math.inf, math.nan, math.nan, 1.0), floor=0, min_effective=0).passed
     assert not gate(snips(np.zeros(100), np.ones(100), 0.05), floor=0, min_effective=10).passed  # never differed
 
 

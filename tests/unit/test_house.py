@@ -1,6 +1,7 @@
-"""The layout: imports go in no circle, folders are small and say their purpose, a class name means one thing."""
+"""The layout and the words: imports, folders, class names, the first words of docstrings, the names of variables."""
 
 import ast
+import re
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -13,6 +14,28 @@ SOURCES = Path(marl_ray.__file__).parent.parent
 FOLDERS = sorted({path.parent for path in SOURCES.glob("marl_ray/**/*.py")})
 FILES = 9
 """Most files of a folder besides its `__init__.py`."""
+PLAIN_WORDS = (
+    "agents",
+    "cli",
+    "cluster",
+    "config",
+    "conformance",
+    "demo",
+    "drawing",
+    "errors",
+    "evaluation",
+    "experiments",
+    "imports",
+    "rewards",
+    "sandbox",
+    "trajectories",
+    "tuning",
+)
+"""Packages and files whose words are checked; a package joins the list when its words are plain."""
+FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
+"""First words of a docstring that is a fragment and no sentence, or that hides its subject."""
+VAGUE = {"asked", "found", "gone", "heard", "mine", "of", "ours", "theirs", "told", "who", "whole"}
+"""Names that do not say what a variable holds."""
 
 
 def trees() -> dict[str, ast.Module]:
@@ -65,3 +88,29 @@ def test_a_public_class_name_means_one_thing():
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def plain_trees() -> list[tuple[str, ast.Module]]:
+    return [(module, tree) for module, tree in trees().items() if [*module.split("."), ""][1] in PLAIN_WORDS]
+
+
+def test_a_docstring_begins_like_a_sentence():
+    assert len(plain_trees()) > 150
+    texts = [
+        f"{module}:{node.lineno}: {node.value.value.strip()[:60]}"
+        for module, tree in plain_trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if FRAGMENT.match(node.value.value.strip())
+    ]
+    assert texts == []
+
+
+def test_a_variable_says_what_it_holds():
+    names = [
+        f"{module}:{node.lineno}: {name}"
+        for module, tree in plain_trees()
+        for node in ast.walk(tree)
+        if (name := node.arg if isinstance(node, ast.arg) else node.id if isinstance(node, ast.Name) else "") in VAGUE
+    ]
+    assert names == []

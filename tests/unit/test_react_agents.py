@@ -52,7 +52,7 @@ def said(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
 
 def test_a_call_is_read_and_made() -> None:
     call = parse(CALL)
-    assert (call.said, call.thought, call.tool, call.arguments) == (CALL, "I add.", "add", {"a": 2, "b": 3})
+    assert (call.text, call.thought, call.tool, call.arguments) == (CALL, "I add.", "add", {"a": 2, "b": 3})
     result = act(call, TOOLS, 5.0)
     assert (result.observation, result.problem, result.tool, result.ends) == ("5", "", "add", False)
 
@@ -74,9 +74,9 @@ def test_other_ways_to_write_the_same_call(text: str) -> None:
 
 
 def test_what_follows_the_first_call_is_not_repeated() -> None:
-    assert parse(CALL + '\nAction: add\nInput: {"a": 9}').said == CALL
-    assert parse(CALL + "\nObservation: 6").said == CALL
-    assert parse("Thought: hm\nobservation: 6").said == "Thought: hm"
+    assert parse(CALL + '\nAction: add\nInput: {"a": 9}').text == CALL
+    assert parse(CALL + "\nObservation: 6").text == CALL
+    assert parse("Thought: hm\nobservation: 6").text == "Thought: hm"
     assert parse('Thought: hm\nObservation: 6\nAction: answer\nInput: {"answer": "6"}').problem == "no_call"
 
 
@@ -185,7 +185,7 @@ WORDS += [
 @example("Input:" + 10_000 * "\nAction:")
 def test_no_text_raises(text: str) -> None:
     call = parse(text)
-    assert text.encode("utf-8", "replace").decode().startswith(call.said)
+    assert text.encode("utf-8", "replace").decode().startswith(call.text)
     assert (call.arguments is None) == bool(call.problem)
     result = act(call, TOOLS, 5.0, limit=200)
     assert result.ends or len(result.observation) <= 200
@@ -223,7 +223,7 @@ def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs: list[tuple[str, st
     assert len(text) <= fixed + 40 + extra
     assert text.startswith("head\nQuestion: what?\n")
     assert text.endswith("foot\n")
-    whole = "".join(f"{turn.said}\nObservation: {turn.observation}\n" for turn in turns)
+    whole = "".join(f"{turn.text}\nObservation: {turn.observation}\n" for turn in turns)
     if len(whole) <= 40 + extra:
         assert text == f"head\nQuestion: what?\n{cut(whole, 10_000)}foot\n"
     else:

@@ -14,7 +14,7 @@ import pytest
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, HUMANEVAL, benchmark
 from marl_ray.evaluation.data_files import ANY, load, rows
-from marl_ray.evaluation.scoring.evaluate import Options, plan
+from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan
 from marl_ray.evaluation.scoring.report import make_report
 from marl_ray.evaluation.scoring.results import MANIFEST, RESULTS, open_results
 from marl_ray.evaluation.writing.samples import read_samples
@@ -207,7 +207,11 @@ def test_only_humaneval_comes_with_a_package():
 )
 def test_options_are_checked_before_anything_runs(options, message):
     with refused(message):
-        plan(Options(**{"benchmark": "humaneval", "samples": SAMPLES, "data": PROBLEMS, "sha256": ANY} | options))
+        plan(
+            EvaluationOptions(
+                **{"benchmark": "humaneval", "samples": SAMPLES, "data": PROBLEMS, "sha256": ANY} | options
+            )
+        )
 
 
 def row(task_id="a", sample=0, **more):

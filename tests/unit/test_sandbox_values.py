@@ -283,11 +283,11 @@ def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(
     monkeypatch.setattr(run_folder, "REMOVE_S", -1.0)
     mounted, replaced = tmp_path / "mounted", []
     mounted.mkdir(0o700)
-    kept = run_folder.Mounted(str(mounted), lambda: replaced.append(True))
+    kept = run_folder.MountedFolder(str(mounted), lambda: replaced.append(True))
     assert not kept.renew() and not replaced
     (mounted / "left").mkdir()
     assert kept.renew() and replaced
-    numbered = run_folder.Numbered(str(tmp_path), None)
+    numbered = run_folder.NumberedFolders(str(tmp_path), None)
     first = Path(numbered.path)
     assert not numbered.renew() and numbered.path == str(first)
     (first / "left").mkdir()

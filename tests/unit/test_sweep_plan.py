@@ -12,7 +12,7 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.tuning.reporting.records import SweepRecords, TrialRecord, identity_of
 from marl_ray.tuning.search.plan import ENDED, SweepPlan
-from marl_ray.tuning.search.schedulers import Exploit, Standing, make_rule
+from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, make_scheduler
 from marl_ray.tuning.search.schedulers.pb2 import upper_bounds
 
 TOTAL = 1000
@@ -123,7 +123,7 @@ def test_median_stops_what_is_below_the_others_average():
     median = {"kind": "median", "grace": 200, "interval": 200}
     bench = Bench(config_of(scheduler=median), lambda values, steps: -by_lr(values, steps)).run(slots=1)
     assert bench.statuses() == ["finished"] * 3 + ["stopped"] * 5
-    rule = make_rule(config_of(scheduler={"kind": "median", "grace": 300, "interval": 200}), TOTAL)
+    rule = make_scheduler(config_of(scheduler={"kind": "median", "grace": 300, "interval": 200}), TOTAL)
     assert [rule.next_stop(s) for s in (0, 299, 300, 499, 500, 900)] == [300, 300, 500, 500, 700, None]
 
 
@@ -202,7 +202,7 @@ def test_a_trial_cut_by_the_budget_is_taken_up_again_under_a_bigger_one():
 
 def test_standings_survive_json():
     trial = TrialRecord(0, {"hyper.lr": 0.1}, scores={125: 1.0}, history={125: {"hyper.lr": 0.2}})
-    assert isinstance(trial.standing(), Standing)
+    assert isinstance(trial.standing(), TrialStanding)
     assert json.loads(json.dumps(trial.scores)) == {"125": 1.0}
 
 

@@ -60,7 +60,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved conf
 def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Train here: on the cluster of RAY_ADDRESS, or on a Ray of its own that ends with the run.
 
-    The same command goes on with a run that was interrupted; of one that is finished it says what it has, with status 0.
+    The same command continues a run that was interrupted. For a finished run it prints the results and exits with
+    status 0.
     """
     from marl_ray.config import RunConfig, load_config
 
@@ -102,7 +103,7 @@ def algorithms(
         str | None, typer.Argument(metavar="[NAME]", help="The algorithm to check: a built-in or package.module:NAME.")
     ] = None,
 ) -> None:
-    """List the algorithms: paper, what each needs of a run, its knobs. `check NAME`: whether one does what it promises."""
+    """List the algorithms with their papers, needs and knobs. `check NAME` checks one against its formulas."""
     from marl_ray.config import SPECS, spec_of
 
     if name == "check":
@@ -138,22 +139,22 @@ def algorithms(
 
 
 def _language_defaults(spec: "Spec") -> dict[str, str]:
-    """What an algorithm's keys default to for language models, in words, where that differs from actor-critics."""
+    """Defaults of an algorithm's keys for language models, in words, where they differ from those of actor-critics."""
     from marl_ray.config import LoraConfig, ModelConfig
     from marl_ray.config.run.family_defaults import family_defaults
 
     kinds = {"path": {"path": "-"}, "path with lora": {"path": "-", "lora": LoraConfig()}}
     kinds |= {"preset": {"preset": "tiny-1m"}, "preset with lora": {"preset": "tiny-1m", "lora": LoraConfig()}}
-    found = {
+    by_source = {
         kind: {**family_defaults(ModelConfig.model_validate(model)), **spec.defaults} for kind, model in kinds.items()
     }
     plain = spec.hyper.model_validate(spec.defaults).model_dump()
     words = {}
-    for knob in next(iter(found.values())):
-        values = {kind: json.dumps(own[knob]) for kind, own in found.items()}
+    for knob in next(iter(by_source.values())):
+        values = {kind: json.dumps(values_of_source[knob]) for kind, values_of_source in by_source.items()}
         if len(set(values.values())) > 1:
             words[knob] = "language models: " + ", ".join(f"{kind} {value}" for kind, value in values.items())
-        elif found["path"][knob] != plain[knob]:
+        elif by_source["path"][knob] != plain[knob]:
             words[knob] = f"language models: {values['path']}"
     return words
 

@@ -1,4 +1,4 @@
-"""The commands of evaluation: code benchmarks, with ready samples or those that a bundle writes."""
+"""The commands of evaluation: code benchmarks, with ready samples or with samples that a bundle writes."""
 
 import json
 import os
@@ -92,12 +92,12 @@ def evaluate(
     """pass@k of a bundle's language models, or of ready samples: with intervals, per problem, as JSON and Markdown."""
     from marl_ray.config import tracking_uri as default_uri
     from marl_ray.evaluation.pass_at_k import possible_ks
-    from marl_ray.evaluation.scoring.evaluate import Options, plan, task_of
+    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan, task_of
     from marl_ray.evaluation.scoring.evaluate import evaluate as run
     from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
     from marl_ray.sandbox import Level
 
-    asked: dict[str, Any] = {
+    options_given: dict[str, Any] = {
         "agent": agent,
         "samples": num_samples,
         "greedy": greedy or None,
@@ -107,26 +107,26 @@ def evaluate(
         "answer": answer,
         "prompt": prompt,
     }
-    asked = {name: value for name, value in asked.items() if value is not None}
+    options_given = {name: value for name, value in options_given.items() if value is not None}
     if (samples is None) == (policy is None):
         raise MarlRayError("expected either --samples, ready ones, or --policy, a bundle that writes them")
-    if samples is not None and asked:
-        name = {"samples": "num_samples"}.get(next(iter(asked)), next(iter(asked))).replace("_", "-")
+    if samples is not None and options_given:
+        name = {"samples": "num_samples"}.get(next(iter(options_given)), next(iter(options_given))).replace("_", "-")
         raise MarlRayError(f"--{name}: expected with --policy, not with ready samples")
     level = Level[min_level.upper()]
-    options = Options(benchmark, samples or "", data, split, sha256, out, _ks(k), mode, timeout_s, level)
-    task, made, progress = task_of(options), "", _progress()
+    options = EvaluationOptions(benchmark, samples or "", data, split, sha256, out, _ks(k), mode, timeout_s, level)
+    task, description, progress = task_of(options), "", _progress()
     if policy is None:
         planned = plan(options, task)
     with nullcontext() if local else _ray():
         if policy is not None:
             # Writers may run on other machines, whose environment and folder are not these.
-            request, problems = WritingRequest(policy, default_uri(tracking_uri), **asked), task.data.problems
+            request, problems = WritingRequest(policy, default_uri(tracking_uri), **options_given), task.data.problems
             possible_ks({problem.task_id: request.samples for problem in problems}, options.ks, ())
-            of = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
+            data_named = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
             with _writers(request, task.benchmark, local) as source:
-                folder, made = generate(source, request, problems, of, out, progress)
-            planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, made)
+                folder, description = generate(source, request, problems, data_named, out, progress)
+            planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, description)
         report = run(planned, _scorer(workers, planned, local), progress)
     print(report["evaluation"]["variant"])
     width = max(9, *map(len, report["scores"]))

@@ -1,4 +1,4 @@
-"""The commands of serving: gateways, experiments, deploying bundles, data from what was served."""
+"""The commands of serving: gateways, experiments, deploying bundles, exporting data that was served."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -55,11 +55,11 @@ def lint(
             if not is_manifest(document):
                 findings += lint_serve_config(document, str(path))
                 continue
-            found = lint_manifest(document, str(path))
+            problems = lint_manifest(document, str(path))
             inner = serve_config(document)
-            findings += found
+            findings += problems
             if inner is not None:
-                pods = 1 if found else replica_pods(document)
+                pods = 1 if problems else replica_pods(document)
                 findings += lint_serve_config(inner, str(path), where="spec.serveConfigV2.", pods=pods)
     for finding in findings:
         print(finding)
@@ -95,7 +95,7 @@ def deploy(
     reason: Annotated[str | None, typer.Option(help="Why, for the audit log.")] = None,
     url: GatewayUrl = LOCAL_GATEWAY,
 ) -> None:
-    """Roll a bundle out against what is in production. Needs an admin key in MARL_RAY_API_KEY."""
+    """Roll a bundle out against the one in production. Needs an admin key in MARL_RAY_API_KEY."""
     from marl_ray.serving.client.admin import ask, deploy_bundle, lines
 
     if (bundle is None) == (from_sweep is None):
@@ -103,10 +103,10 @@ def deploy(
     if from_sweep is not None:
         from marl_ray.tuning.reporting.records import winner_of
 
-        bundle, told = winner_of(from_sweep)
-        reason = reason or told
-        known = ask(url, "/v1/endpoints")["endpoints"]
-        if endpoint not in known and (endpoint or not known):
+        bundle, description = winner_of(from_sweep)
+        reason = reason or description
+        endpoints = ask(url, "/v1/endpoints")["endpoints"]
+        if endpoint not in endpoints and (endpoint or not endpoints):
             where = f"endpoint {endpoint!r}" if endpoint else f"gateway {url}"
             raise MarlRayError(
                 f"deploy --from-sweep: {where} has no model in production to compare with; deploy one first: "
@@ -126,7 +126,8 @@ def export(
         str, typer.Option(envvar="MARL_RAY_DATABASE", help="SQLAlchemy URL of the experiment store.")
     ] = "sqlite:///runs/experiments.db",
 ) -> None:
-    """Write what was served, with its outcomes, as trajectories that `marl-ray train warm_start.data=...` reads."""
+    """Write served acts and texts, with their outcomes, as trajectories that `marl-ray train warm_start.data=...`
+    reads."""
     from marl_ray.experiments.store.store import ExperimentStore
     from marl_ray.serving.logs.export import export as write
 
@@ -142,13 +143,13 @@ def export(
 def _settings(given: Any) -> dict[str, Any]:
     import yaml
 
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for setting in given:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise MarlRayError(f"--set {setting!r}: expected KEY=VALUE")
-        found[key] = yaml.safe_load(value)
-    return found
+        values[key] = yaml.safe_load(value)
+    return values
 
 
 @experiment_app.command("create")
@@ -167,7 +168,7 @@ def experiment_create(
 
 @experiment_app.command("list")
 def experiment_list(url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """All experiments of the gateway."""
+    """List the experiments of the gateway."""
     from marl_ray.serving.client.admin import ask
 
     for row in ask(url, "/v1/experiments")["experiments"]:
@@ -177,7 +178,7 @@ def experiment_list(url: GatewayUrl = LOCAL_GATEWAY) -> None:
 
 @experiment_app.command("status")
 def experiment_status(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """State, traffic, outcomes and what they prove."""
+    """Show an experiment's state, traffic, outcomes and decisions."""
     from marl_ray.serving.client.admin import ask, lines
 
     print("\n".join(lines(ask(url, f"/v1/experiments/{name}"))))
@@ -185,7 +186,7 @@ def experiment_status(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> 
 
 @experiment_app.command("watch")
 def experiment_watch(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """The same, live, until the experiment is over."""
+    """Show the status live, until the experiment is over."""
     from rich.live import Live
 
     from marl_ray.serving.client.admin import watch
@@ -197,7 +198,7 @@ def experiment_watch(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> N
 
 @experiment_app.command("audit")
 def experiment_audit(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY) -> None:
-    """Every change: when, by whom, why."""
+    """Show every change of an experiment: when, by whom, why."""
     from datetime import UTC, datetime
 
     from marl_ray.serving.client.admin import ask
@@ -219,22 +220,23 @@ def experiment_off_policy(
         str | None, typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where models:/ are; runs/mlflow.db by default.")
     ] = None,
 ) -> None:
-    """Estimate what a bundle would earn from what others did; status 1 if it should not be exposed."""
+    """Estimate the outcome that a bundle would have, from logged units of others; status 1 if it should not be
+    exposed."""
     from marl_ray.evaluation.off_policy.acts import judge
     from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 
     loaded = load_bundle(bundle, tracking_uri)
     if isinstance(loaded, Bundle):
-        found = judge(loaded, data, floor=floor)
+        estimate = judge(loaded, data, floor=floor)
     else:
         from marl_ray.evaluation.off_policy.texts import judge_texts  # transformers takes seconds to import
 
-        found = judge_texts(loaded, data, floor=floor)
-    print(f"{found.units} units, logged mean {found.logged:.4g}, {found.greedy_units} greedy units left out")
-    for name, value in (("SNIPS", found.value), ("doubly robust", found.doubly_robust)):
+        estimate = judge_texts(loaded, data, floor=floor)
+    print(f"{estimate.units} units, logged mean {estimate.logged:.4g}, {estimate.greedy_units} greedy units left out")
+    for name, value in (("SNIPS", estimate.value), ("doubly robust", estimate.doubly_robust)):
         print(f"  {name:<14} {value.estimate:.4g}, at least {value.low:.4g} ({value.effective:.0f} effective units)")
-    print(f"{'may' if found.gate.passed else 'must not'} be exposed: {found.gate.reason}")
-    raise typer.Exit(0 if found.gate.passed else 1)
+    print(f"{'may' if estimate.gate.passed else 'must not'} be exposed: {estimate.gate.reason}")
+    raise typer.Exit(0 if estimate.gate.passed else 1)
 
 
 def _change_command(action: str, text: str) -> None:

@@ -1,12 +1,12 @@
-"""Rewards for what language policies write. Runs without torch and Ray."""
+"""Rewards for code and mathematics that language policies write. Runs without torch and Ray."""
 
 from marl_ray.rewards.code import (
     CallTest,
     CodeReward,
     CodeTask,
+    CodeTestResults,
     StdioTest,
     Test,
-    Tested,
     code_reward,
     reference_cpu,
     run_tests,
@@ -21,9 +21,9 @@ __all__ = [
     "CallTest",
     "CodeReward",
     "CodeTask",
+    "CodeTestResults",
     "StdioTest",
     "Test",
-    "Tested",
     "answers_match",
     "blocks",
     "code_reward",

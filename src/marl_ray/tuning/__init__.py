@@ -1,1 +1,1 @@
-"""Sweeps: many runs that differ in some keys, searched, stopped early, compared over seeds."""
+"""Sweeps: a sweep trains many runs that differ in some keys, stops bad ones early, and compares them over seeds."""

@@ -127,8 +127,8 @@ class React(TextEnv):
         call = parse(text)
         tool = find(self.tools, call.tool)
         if self.max_calls is not None and calls >= self.max_calls and tool is not None and not tool.ends:
-            return call.said, CallResult(_NO_CALLS, "no_calls_left")
-        return call.said, react_format.act(call, self.tools, self.timeout_s, self.observation_limit)
+            return call.text, CallResult(_NO_CALLS, "no_calls_left")
+        return call.text, react_format.act(call, self.tools, self.timeout_s, self.observation_limit)
 
     def _ask(self) -> None:
         self.ask(self.possible_agents[0], self._prompt(self.task, self._past, self._calls))

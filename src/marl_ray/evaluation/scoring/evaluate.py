@@ -10,21 +10,21 @@ from typing import Any
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
-from marl_ray.evaluation.data_files import Data, load
+from marl_ray.evaluation.data_files import BenchmarkData, load
 from marl_ray.evaluation.pass_at_k import possible_ks
 from marl_ray.evaluation.scoring.report import MARKDOWN, REPORT, make_report, markdown
-from marl_ray.evaluation.scoring.results import Results, open_results, write_whole
+from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_whole
 from marl_ray.evaluation.scoring.scoring import ResultRow, Scorer, ScoringJob, What
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
 from marl_ray.sandbox import Level
 
 Progress = Callable[[What, int, int], None]
-"""Called with what is scored, how much of it is done, and of how much."""
+"""Function that is called with what is scored, the number done and the total."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """What to evaluate, and how."""
+class EvaluationOptions:
+    """Options of an evaluation, as a user gives them."""
 
     benchmark: str
     """A name, or `jsonl:FILE` with the problems."""
@@ -35,27 +35,27 @@ class Options:
     out: Path | None = None
     ks: tuple[int, ...] | None = None
     mode: str | None = None
-    """`official`, `hardened` or `both`; None takes all that the benchmark has."""
+    """`official`, `hardened` or `both`; None takes all modes that the benchmark has."""
     timeout_s: float | None = None
     min_level: Level = Level.PATHS
 
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """What samples are scored on, checked."""
+    """A benchmark with its problems, modes and limit, checked; samples are scored on it."""
 
     benchmark: Benchmark
-    data: Data
+    data: BenchmarkData
     modes: tuple[Mode, ...]
     timeout_s: float
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """A checked evaluation: everything that can be wrong with its input has been looked at."""
+    """A checked evaluation: nothing in its input can fail any more."""
 
     benchmark: Benchmark
-    data: Data
+    data: BenchmarkData
     samples: Samples
     modes: tuple[Mode, ...]
     ks: tuple[int, ...]
@@ -66,11 +66,11 @@ class EvaluationPlan:
 
     @property
     def packages(self) -> frozenset[str]:
-        """What programs may import where it is installed."""
+        """Packages that programs may import, if they are installed."""
         return frozenset().union(*(problem.packages for problem in self.data.problems))
 
 
-def task_of(options: Options) -> ScoringTask:
+def task_of(options: EvaluationOptions) -> ScoringTask:
     """Read and check everything but samples. Raises MarlRayError naming the option, or the file and line."""
     name, colon, file = options.benchmark.partition(":")
     if colon and (name != JSONL.name or options.data is not None):
@@ -83,8 +83,8 @@ def task_of(options: Options) -> ScoringTask:
     return ScoringTask(chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s)
 
 
-def plan(options: Options, task: ScoringTask | None = None, made: str = "") -> EvaluationPlan:
-    """Read and check everything. `task` is what was read before; `made` says what the samples are, if that is known.
+def plan(options: EvaluationOptions, task: ScoringTask | None = None, made: str = "") -> EvaluationPlan:
+    """Read and check everything. `task` is a task that was read before; `made` describes the samples, if that is known.
 
     Raises MarlRayError naming the option, or the file and line.
     """
@@ -109,14 +109,14 @@ def plan(options: Options, task: ScoringTask | None = None, made: str = "") -> E
     return EvaluationPlan(chosen, data, samples, modes, ks, timeout_s, options.min_level, folder, manifest)
 
 
-def _modes(chosen: Benchmark, asked: str | None) -> tuple[Mode, ...]:
-    if asked in (None, "both") and (asked is None or len(chosen.modes) == 2):
+def _modes(chosen: Benchmark, requested: str | None) -> tuple[Mode, ...]:
+    if requested in (None, "both") and (requested is None or len(chosen.modes) == 2):
         return chosen.modes
-    found = tuple(mode for mode in chosen.modes if mode == asked)
-    if not found:
+    modes = tuple(mode for mode in chosen.modes if mode == requested)
+    if not modes:
         both = ", both" if len(chosen.modes) == 2 else ""
-        raise MarlRayError(f"--mode {asked}: {chosen.name} has {', '.join(chosen.modes)}{both}")
-    return found
+        raise MarlRayError(f"--mode {requested}: {chosen.name} has {', '.join(chosen.modes)}{both}")
+    return modes
 
 
 def evaluate(
@@ -124,7 +124,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score what is not scored yet, then write and return the report.
 
-    However this ends, what was scored stays in the folder, and the same call goes on from there.
+    However this ends, all finished scores stay in the folder, and the same call continues from there.
     """
     with open_results(planned.folder, planned.manifest) as results, scorer as run:
         filtered, unchecked = [], 0
@@ -132,8 +132,8 @@ def evaluate(
             filtered = _failing_references(planned, results, run, progress)
             unchecked = sum(not problem.references for problem in planned.data.problems)
         left_out = set(filtered)
-        wanted = [sample for sample in planned.samples.samples if sample.problem.task_id not in left_out]
-        _score(planned, results, run, "sample", wanted, progress)
+        selected = [sample for sample in planned.samples.samples if sample.problem.task_id not in left_out]
+        _score(planned, results, run, "sample", selected, progress)
         report = make_report(
             planned.manifest,
             [problem.task_id for problem in planned.data.problems],
@@ -148,7 +148,7 @@ def evaluate(
     return report
 
 
-def _failing_references(planned: EvaluationPlan, results: Results, run: Scorer, progress: Progress) -> list[str]:
+def _failing_references(planned: EvaluationPlan, results: ResultsFile, run: Scorer, progress: Progress) -> list[str]:
     """Problems all of whose references fail. A problem's next reference is tried only after the one before failed."""
     open_problems = [problem for problem in planned.data.problems if problem.references]
     failing: list[Problem] = []
@@ -172,7 +172,7 @@ def _passes(planned: EvaluationPlan, row: ResultRow) -> bool:
 
 def _score(
     planned: EvaluationPlan,
-    results: Results,
+    results: ResultsFile,
     run: Scorer,
     what: What,
     samples: Sequence[Sample],

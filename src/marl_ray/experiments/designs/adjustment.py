@@ -10,13 +10,13 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.statistics.intervals import Summary
 
 
-class Adjusted(NamedTuple):
-    """CUPED's result."""
+class CupedResult(NamedTuple):
+    """Result of CUPED."""
 
     theta: float
     """Slope of outcome on covariate that all arms share."""
     arms: dict[str, Summary]
-    """Adjusted outcomes; their differences estimate the same as those of the raw ones."""
+    """Summaries of the adjusted outcomes; their differences estimate the same effects as those of the raw outcomes."""
 
 
 def summarise(values: np.ndarray) -> Summary:
@@ -25,8 +25,8 @@ def summarise(values: np.ndarray) -> Summary:
     return Summary(n, float(values.mean()) if n else math.nan, float(values.var(ddof=1)) if n > 1 else 0.0)
 
 
-def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarray]) -> Adjusted:
-    """Take out of each arm's outcomes (n_arm,) what a covariate from before the exposure (n_arm,) explains.
+def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarray]) -> CupedResult:
+    """Remove from each arm's outcomes (n_arm,) the part that a covariate from before the exposure (n_arm,) explains.
 
     Deng, Xu, Kohavi, Walker, "Improving the sensitivity of online controlled experiments by utilizing pre-experiment
     data" (WSDM 2013): Y - theta (X - mean X), where the mean is over all arms, which assignment by
@@ -41,15 +41,16 @@ def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarra
     products = math.fsum(float(((covariates[arm] - covariates[arm].mean()) * outcomes[arm]).sum()) for arm in filled)
     theta = products / squares if squares > 0 else 0.0
     centre = float(np.concatenate([covariates[arm] for arm in filled]).mean()) if filled else 0.0
-    return Adjusted(theta, {arm: summarise(y - theta * (covariates[arm] - centre)) for arm, y in outcomes.items()})
+    return CupedResult(theta, {arm: summarise(y - theta * (covariates[arm] - centre)) for arm, y in outcomes.items()})
 
 
 def ratio_summary(numerators: np.ndarray, denominators: np.ndarray) -> Summary:
     """A metric such as errors per step, whose events belong to units: sum of numerators over sum of denominators.
 
-    Both are sums per unit (n,), the unit being what was assigned (a session). Delta method (Deng, Knoblich, Lu, arXiv
-    1803.06336): the ratio R varies like the mean of R + (N_i - R D_i) / mean(D). The summary counts units,
-    its mean is R, its variance theirs; every test takes it like any other. Good once R is not dominated by few units.
+    Both are sums per unit (n,), where the unit is what was assigned (a session). Delta method (Deng, Knoblich, Lu,
+    arXiv 1803.06336): the ratio R varies like the mean of R + (N_i - R D_i) / mean(D). The summary counts units, its
+    mean is R, and its variance that of these terms; every test takes it like any other. It is good once no few units
+    dominate R.
     """
     n, total = len(numerators), float(denominators.sum())
     if len(denominators) != n:

@@ -1,8 +1,9 @@
-"""What would a new arm earn? Estimated from exposures of the old ones, before any user meets it.
+"""Off-policy estimates: the reward that a new policy would earn, estimated from exposures of the old ones.
 
-Logged are the chances with which the behaviour policy took its actions; the target policy says with what chance it
-would have taken them. An episode counts w = prod_t pi(a_t | s_t) / b(a_t | s_t), its importance weight. Weights of
-long episodes spread over many orders of magnitude: the effective sample size says how many episodes really speak.
+The log holds the chances with which the behaviour policy took its actions; the target policy gives the chances with
+which it would take them. An episode's importance weight is w = prod_t pi(a_t | s_t) / b(a_t | s_t). Weights of long
+episodes spread over many orders of magnitude; the effective sample size is the number of episodes that carry the
+estimate.
 """
 
 import math
@@ -13,7 +14,7 @@ import numpy as np
 from marl_ray.errors import MarlRayError
 
 
-class Value(NamedTuple):
+class PolicyValue(NamedTuple):
     """Estimated mean reward per episode under the target policy."""
 
     estimate: float
@@ -24,17 +25,17 @@ class Value(NamedTuple):
     effective: float
     """Effective sample size, (sum w)^2 / sum w^2 (Kong 1992)."""
     mean_weight: float
-    """About 1 if the log covers what the target does and the propensities are right."""
+    """Mean importance weight: about 1 if the log covers the target's actions and the propensities are right."""
 
 
-class Gate(NamedTuple):
-    """Whether the target may be exposed, and why not."""
+class ExposureGate(NamedTuple):
+    """Decision whether the target may be exposed, with the reason."""
 
     passed: bool
     reason: str
 
 
-def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> Value:
+def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> PolicyValue:
     """Self-normalised importance sampling (Swaminathan, Joachims, NeurIPS 2015): sum w r / sum w over n episodes.
 
     `log_weights`, `rewards` (n,). Variance by the delta method, sum w^2 (r - v)^2 / (sum w)^2. Moves with the rewards
@@ -43,7 +44,7 @@ def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> Value:
     weights, scale = _weights(log_weights, rewards)
     total, effective = float(weights.sum()), _effective(weights)
     if not total > 0:
-        return Value(math.nan, math.inf, -math.inf, 0.0, 0.0)
+        return PolicyValue(math.nan, math.inf, -math.inf, 0.0, 0.0)
     estimate = float(weights @ rewards) / total
     error = math.sqrt(float(weights**2 @ (rewards - estimate) ** 2)) / total
     return _value(estimate, error, effective, _mean_weight(total / len(weights), scale), alpha)
@@ -51,12 +52,12 @@ def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> Value:
 
 def doubly_robust(
     log_weights: np.ndarray, rewards: np.ndarray, logged_model: np.ndarray, target_model: np.ndarray, alpha: float
-) -> Value:
+) -> PolicyValue:
     """Doubly robust (Dudik, Langford, Li, arXiv 1103.4601): mean of target_model + w (r - logged_model).
 
-    All (n,), per episode: a model's prediction of the reward given the start and what was done (`logged_model`), and
-    its mean over what the target would do (`target_model`). Right if the weights are or if the model is; the better the
-    model, the smaller the error. The model must not be fitted on these episodes.
+    All arrays are (n,), per episode. `logged_model` is a model's prediction of the reward given the start and the
+    logged actions, `target_model` its mean over the target's actions. The estimate is right if the weights are or if
+    the model is; the better the model, the smaller the error. The model must not be fitted on these episodes.
     """
     weights, scale = _weights(log_weights, rewards)
     for name, values in {"logged_model": logged_model, "target_model": target_model}.items():
@@ -64,23 +65,25 @@ def doubly_robust(
             raise MarlRayError(f"{name}: expected finite numbers of shape {rewards.shape}, got shape {values.shape}")
     n, effective = len(weights), _effective(weights)
     if not effective or n < 2:
-        return Value(math.nan, math.inf, -math.inf, effective, 0.0)
+        return PolicyValue(math.nan, math.inf, -math.inf, effective, 0.0)
     # Unlike a ratio of sums this needs weights on their true scale.
     with np.errstate(over="ignore", invalid="ignore"):
         scores = target_model + np.exp(log_weights) * (rewards - logged_model)
     if not np.isfinite(scores).all():
-        return Value(math.nan, math.inf, -math.inf, effective, math.inf)
+        return PolicyValue(math.nan, math.inf, -math.inf, effective, math.inf)
     error = math.sqrt(float(scores.var(ddof=1)) / n)
     return _value(float(scores.mean()), error, effective, _mean_weight(float(weights.mean()), scale), alpha)
 
 
-def gate(value: Value, *, floor: float, min_effective: float) -> Gate:
+def gate(value: PolicyValue, *, floor: float, min_effective: float) -> ExposureGate:
     """Pass only a target whose lower bound is above `floor`, on at least `min_effective` effective episodes."""
     if not value.effective >= min_effective:
-        return Gate(False, f"{value.effective:.1f} effective episodes, {min_effective:g} needed")
+        return ExposureGate(False, f"{value.effective:.1f} effective episodes, {min_effective:g} needed")
     if not value.low > floor:
-        return Gate(False, f"lower bound {value.low:.6g}, must be above {floor:g}")
-    return Gate(True, f"lower bound {value.low:.6g} above {floor:g} on {value.effective:.1f} effective episodes")
+        return ExposureGate(False, f"lower bound {value.low:.6g}, must be above {floor:g}")
+    return ExposureGate(
+        True, f"lower bound {value.low:.6g} above {floor:g} on {value.effective:.1f} effective episodes"
+    )
 
 
 def _weights(log_weights: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, float]:
@@ -104,12 +107,12 @@ def _mean_weight(scaled: float, scale: float) -> float:
     return math.exp(min(math.log(scaled) + scale, 700.0))
 
 
-def _value(estimate: float, error: float, effective: float, mean_weight: float, alpha: float) -> Value:
+def _value(estimate: float, error: float, effective: float, mean_weight: float, alpha: float) -> PolicyValue:
     if effective <= 2 or not error > 0:
         # Few episodes, or rewards that never differed, say nothing about the error.
-        return Value(estimate, math.inf, -math.inf, effective, mean_weight)
+        return PolicyValue(estimate, math.inf, -math.inf, effective, mean_weight)
     from scipy.special import stdtrit
 
     # A t quantile: the error is estimated from about as many numbers as there are effective episodes.
     quantile = float(stdtrit(effective - 1, 1 - alpha))
-    return Value(estimate, error, estimate - quantile * error, effective, mean_weight)
+    return PolicyValue(estimate, error, estimate - quantile * error, effective, mean_weight)

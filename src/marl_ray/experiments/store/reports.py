@@ -63,7 +63,7 @@ class Changes:
     experiment: str
     actor: str
     now: float
-    terms: windows.Terms
+    terms: windows.ReportRules
     units: Mapping[str, tuple[Assignment, float]]
     known: Known
     changed: dict[tuple[str, str], float | None] = field(default_factory=dict)

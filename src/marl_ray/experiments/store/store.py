@@ -1,4 +1,4 @@
-"""The experiment store: what was configured, who was exposed to what, and what came of it, in a SQL database.
+"""The experiment store: configs, exposures, outcomes and the audit of every change, in a SQL database.
 
 Rules that the database itself keeps, whatever processes do: a unit has one exposure per experiment, the first, for
 good; one outcome at most, and one value of each metric; a rolled-back arm keeps its mark; the audit only grows, in the
@@ -80,7 +80,7 @@ class ExperimentStore(EvidenceStore):
     """All access to the database. Safe to use from several threads, processes and machines."""
 
     def __init__(self, url: str, clock: Callable[[], float] | None = None):
-        """As `UnitStore`."""
+        """Connect as `UnitStore` does."""
         super().__init__(url, clock)
         self._configs: Configs = {}
         self._states: tuple[tuple[int, int], dict[str, AssignmentState]] = (-1, -1), {}
@@ -88,7 +88,7 @@ class ExperimentStore(EvidenceStore):
     def open_experiment(
         self, name: str, config: dict[str, Any], *, actor: str = "config", reason: str = "opened"
     ) -> ExperimentRecord:
-        """Create the experiment, or take it up again with this config, a later epoch if assignment changed.
+        """Create the experiment, or continue it under this config; the config is a later epoch if assignment changed.
 
         `config` is plain data with `salt` and `arms` (name -> {"digest", "weights_sha256", "weight", ...}; without the
         second an arm is known by its bundle's digest alone), and the other keys of `ExperimentConfig` as far as they are
@@ -115,42 +115,42 @@ class ExperimentStore(EvidenceStore):
             }
             # The insert comes first because it takes the write lock: of two replicas one waits here.
             fresh = self._is_new(connection, schema.experiments, row)
-            found = read(connection, name, lock=True)
-            assert found is not None
-            if found.config == config and not fresh:
-                return found
+            stored = read(connection, name, lock=True)
+            assert stored is not None
+            if stored.config == config and not fresh:
+                return stored
             if not fresh:
-                check_design_kept(connection, name, found.config, config)
-                check_arms_kept(connection, name, found.config["arms"], config["arms"])
+                check_design_kept(connection, name, stored.config, config)
+                check_arms_kept(connection, name, stored.config["arms"], config["arms"])
             self._register_arms(connection, name, config["arms"], now)
             plan = plan_of(config)
             # Read again: an arm that is new by name alone has just got its mark.
-            state = replace(found.state, rolled_back=marked_arms(connection, name))
+            state = replace(stored.state, rolled_back=marked_arms(connection, name))
             allowed: dict[str, str] = {}
-            if fresh or assignment_part(found.config) != assignment_part(config):
-                allowed = allowed_arms(connection, name, config, {} if fresh else found.config["arms"])
-            if assignment_part(found.config) != assignment_part(config):
-                state = reconfigured(state, found.plan, plan, now)
-            record = ExperimentRecord(name, config, found.created, state, plan)
+            if fresh or assignment_part(stored.config) != assignment_part(config):
+                allowed = allowed_arms(connection, name, config, {} if fresh else stored.config["arms"])
+            if assignment_part(stored.config) != assignment_part(config):
+                state = reconfigured(state, stored.plan, plan, now)
+            record = ExperimentRecord(name, config, stored.created, state, plan)
             check_endpoint(connection, record, endpoint)
             here = schema.experiments.c
             values = {"config": config, "endpoint": endpoint, "revision": here.revision + 1, **columns_of(state)}
             connection.execute(sa.update(schema.experiments).where(here.name == name).values(values))
-            old = None if fresh else {**plain(found), "config": found.config}
+            old = None if fresh else {**plain(stored), "config": stored.config}
             self._audit(connection, record, "open", actor, reason, now, old, {**plain(record), "config": config})
             for arm, elsewhere in allowed.items():
-                told = f"allow_rolled_back: bundle rolled back in experiment {elsewhere!r}"
-                self._audit(connection, record, "allow_rolled_back", actor, told, now, None, plain(record), arm)
+                note = f"allow_rolled_back: bundle rolled back in experiment {elsewhere!r}"
+                self._audit(connection, record, "allow_rolled_back", actor, note, now, None, plain(record), arm)
             return record
 
     def _register_arms(self, connection: sa.Connection, name: str, given: dict[str, Any], now: float) -> None:
         """Note the arms that are new or have a new digest; one that this experiment has rolled back is marked again."""
         arms = schema.arms.c
-        known = {row.arm: row for row in connection.execute(sa.select(schema.arms).where(arms.experiment == name))}
-        marked = [row for row in known.values() if row.rolled_back_at is not None]
+        rows = {row.arm: row for row in connection.execute(sa.select(schema.arms).where(arms.experiment == name))}
+        marked = [row for row in rows.values() if row.rolled_back_at is not None]
         barred = {key: row.arm for row in marked for key in (row.digest, row.weights_sha256) if key is not None}
         for arm, part in given.items():
-            digest, weights, row = part["digest"], part.get("weights_sha256"), known.get(arm)
+            digest, weights, row = part["digest"], part.get("weights_sha256"), rows.get(arm)
             if row is not None and row.digest == digest:
                 if row.weights_sha256 is None and weights is not None:  # registered before weights were
                     of_arm = sa.update(schema.arms).where(arms.experiment == name, arms.arm == arm)
@@ -167,63 +167,65 @@ class ExperimentStore(EvidenceStore):
                 "rolled_back_at": None,
                 "reason": None,
             }
-            if (of := barred.get(digest) or barred.get(weights)) is not None:
-                values |= {"rolled_back_at": now, "reason": f"the weights of rolled-back arm {of!r}"}
+            if (rolled_back_arm := barred.get(digest) or barred.get(weights)) is not None:
+                values |= {"rolled_back_at": now, "reason": f"the weights of rolled-back arm {rolled_back_arm!r}"}
             insert = self._insert(schema.arms).values(experiment=name, arm=arm, **values)
             connection.execute(insert.on_conflict_do_update(index_elements=["experiment", "arm"], set_=values))
 
     def change(
         self, name: str, action: Action, *, epoch: int | None, actor: str, reason: str, arm: str | None = None
     ) -> ExperimentRecord:
-        """Do an action (see `states.transition`) with its audit entry, and return what the experiment is then.
+        """Do an action (see `lifecycle.transition`), write its audit entry, and return the changed experiment.
 
-        `epoch` is the one it was decided on: StaleEpochError, and no change, if it is over. None means any, for actions
-        that only take traffic from treatments (`states.RETREATS`). Rolling back again what is rolled back writes
-        nothing. Raises MarlRayError if the experiment is unknown, if the action is not possible now, or if it might give
-        traffic to a bundle that another experiment has rolled back.
+        `epoch` is the epoch that the action was decided on: if it is over, the method raises StaleEpochError and
+        changes nothing. None means any epoch, for actions that only take traffic from treatments
+        (`lifecycle.RETREATS`). Rolling back again what is rolled back writes nothing. Raises MarlRayError if the
+        experiment is unknown, if the action is not possible now, or if it might give traffic to a bundle that another
+        experiment has rolled back.
         """
         if epoch is None and action not in RETREATS:
             raise MarlRayError(f"epoch: expected the epoch that {action} was decided on")
         with self._transaction(self._writer) as connection:
-            found = read(connection, name, lock=True)
-            if found is None:
+            stored = read(connection, name, lock=True)
+            if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
-            if epoch is not None and epoch != found.epoch:
-                raise StaleEpochError(f"epoch: {action} was decided on epoch {epoch}, {name!r} is at {found.epoch}")
+            if epoch is not None and epoch != stored.epoch:
+                raise StaleEpochError(f"epoch: {action} was decided on epoch {epoch}, {name!r} is at {stored.epoch}")
             if action not in RETREATS:
-                allowed_arms(connection, name, found.config, found.config["arms"])
+                allowed_arms(connection, name, stored.config, stored.config["arms"])
             now = time.time()
-            state = transition(found.state, action, found.plan, now, arm)
-            if state == found.state:
-                return found
-            record = ExperimentRecord(name, found.config, found.created, state, found.plan)
-            marked = state.rolled_back - found.state.rolled_back
+            state = transition(stored.state, action, stored.plan, now, arm)
+            if state == stored.state:
+                return stored
+            record = ExperimentRecord(name, stored.config, stored.created, state, stored.plan)
+            marked = state.rolled_back - stored.state.rolled_back
             if marked:
                 arms = schema.arms.c
                 mark = sa.update(schema.arms).where(arms.experiment == name, arms.arm.in_(sorted(marked)))
                 connection.execute(mark.values(rolled_back_at=now, reason=reason))
             update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
             connection.execute(update.values(columns_of(state)))
-            self._audit(connection, record, action.value, actor, reason, now, plain(found), plain(record), arm)
+            self._audit(connection, record, action.value, actor, reason, now, plain(stored), plain(record), arm)
             return record
 
     def reallocate(
         self, name: str, weights: Mapping[str, float], *, epoch: int, actor: str, reason: str
     ) -> ExperimentRecord:
-        """Give a running `thompson` experiment other weights (see `states.reallocated`), as a new epoch with its audit
+        """Give a running `thompson` experiment other weights (see `lifecycle.reallocated`), as a new epoch with its
+        audit
         entry. Raises as `change` does."""
         with self._transaction(self._writer) as connection:
-            found = read(connection, name, lock=True)
-            if found is None:
+            stored = read(connection, name, lock=True)
+            if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
-            if epoch != found.epoch:
-                raise StaleEpochError(f"epoch: weights were decided on epoch {epoch}, {name!r} is at {found.epoch}")
-            allowed_arms(connection, name, found.config, found.config["arms"])
+            if epoch != stored.epoch:
+                raise StaleEpochError(f"epoch: weights were decided on epoch {epoch}, {name!r} is at {stored.epoch}")
+            allowed_arms(connection, name, stored.config, stored.config["arms"])
             now = time.time()
-            record = replace(found, state=reallocated(found.state, found.plan, weights, now))
+            record = replace(stored, state=reallocated(stored.state, stored.plan, weights, now))
             update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
             connection.execute(update.values(columns_of(record.state)))
-            self._audit(connection, record, "reallocate", actor, reason, now, plain(found), plain(record))
+            self._audit(connection, record, "reallocate", actor, reason, now, plain(stored), plain(record))
             return record
 
     def _audit(
@@ -238,8 +240,8 @@ class ExperimentStore(EvidenceStore):
         after: dict[str, Any],
         arm: str | None = None,
     ) -> None:
-        who = {"experiment": record.name, "at": now, "actor": actor, "action": action, "arm": arm, "reason": reason}
-        values = {**who, "epoch": record.epoch, "before": before, "after": after}
+        entry = {"experiment": record.name, "at": now, "actor": actor, "action": action, "arm": arm, "reason": reason}
+        values = {**entry, "epoch": record.epoch, "before": before, "after": after}
         connection.execute(sa.insert(schema.audit).values(values))
 
     def audit(self, name: str) -> list[AuditEntry]:
@@ -261,8 +263,8 @@ class ExperimentStore(EvidenceStore):
             return read_all(connection, self._configs)
 
     def states(self) -> dict[str, AssignmentState]:
-        """How units are assigned now, experiment by experiment, the oldest first. To be polled: while nothing changes it
-        costs one row, and the answer is the same object, which must not be changed."""
+        """Experiment -> its assignment state, the oldest first. Made for polling: while nothing changes it costs one
+        row and returns the same object, which must not be changed."""
         with self._transaction() as connection:
             version = version_of(connection)  # read first: what changes meanwhile is found by the next call
             if version != self._states[0]:
@@ -271,15 +273,15 @@ class ExperimentStore(EvidenceStore):
             return self._states[1]
 
     def table(self, name: str) -> AssignmentState:
-        """How one experiment's units are assigned now. MarlRayError if the experiment is unknown."""
+        """Assignment state of one experiment. Raises MarlRayError if the experiment is unknown."""
         record = self.experiment(name)
         if record is None:
             raise MarlRayError(f"experiment: unknown experiment {name!r}")
         return assignment_state(record)
 
     def past(self, name: str) -> Past | None:
-        """How units have been assigned so far, as the audit tells; None where it does not tell all, or where the salt has
-        changed."""
+        """Weights and populations of all epochs so far, read from the audit; None if the audit is incomplete or the
+        salt has changed."""
         audit = schema.audit.c
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == name).order_by(audit.id)
         with self._transaction() as connection:
@@ -293,11 +295,11 @@ class ExperimentStore(EvidenceStore):
         return Past(weights, frozenset(population_of(after["config"]) for after in states if "config" in after))
 
     def production(self, endpoint: str) -> Production | None:
-        """What serves the endpoint's units that are in no experiment: of the newest experiment there its winner if it
-        has been promoted, else its control. None for an endpoint that has never had one."""
+        """The bundle that serves the endpoint's units that are in no experiment: the winner of the newest experiment
+        there if it has been promoted, else its control. None for an endpoint that has never had an experiment."""
         here = schema.experiments.c
         newest = sa.select(here.name).where(here.endpoint == endpoint)
-        # Of a layer's experiments some may be over before others.
+        # Some of a layer's experiments may be over before others.
         order = sa.case((here.status.in_(OPEN), 0), else_=1), here.created.desc(), here.name.desc()
         with self._transaction() as connection:
             name = connection.execute(newest.order_by(*order).limit(1)).scalar()

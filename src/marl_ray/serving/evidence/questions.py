@@ -204,7 +204,7 @@ class Asked(NamedTuple):
         _, look, measure, arm, plan, *_ = self
         if measure.range is not None:
             return self._bet(end)
-        reported = look.told(measure.name, arm, plan.control)
+        reported = look.pooled(measure.name, arm, plan.control)
         if not reported.low < reported.high:
             # All alike so far: nothing but chance in who reports would be held against the margin.
             return OneSided(math.nan, -self.side * math.inf, 1.0, False)
@@ -220,7 +220,7 @@ class Asked(NamedTuple):
     def _filled(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
         """All judged units, the missing ones at this end, or nearer to the mean than it where that costs less."""
         _, look, measure, arm, plan, *_ = self
-        reported = look.told(measure.name, arm, plan.control)
+        reported = look.pooled(measure.name, arm, plan.control)
         low, high = reported.low, reported.high
         if measure.bounds is not None:
             low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])

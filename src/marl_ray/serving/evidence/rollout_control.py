@@ -27,7 +27,7 @@ from marl_ray.experiments.lifecycle import (
     StaleEpochError,
     advance,
 )
-from marl_ray.experiments.statistics.missing_outcomes import ALARM, Unequal, unequal_reporting
+from marl_ray.experiments.statistics.missing_outcomes import ALARM, ReportingTest, unequal_reporting
 from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving.evidence.questions import (
     HARM,
@@ -71,7 +71,7 @@ class Reporting:
     judged: int
     control_reported: int
     control_judged: int
-    test: Unequal
+    test: ReportingTest
 
     def sentence(self, control: str) -> str:
         """The alarm as a sentence."""

@@ -11,10 +11,10 @@ is among the best floor(n_k / reduction) of those that have arrived, as in the p
 from collections.abc import Mapping
 
 from marl_ray.config.sweep import Asha
-from marl_ray.tuning.search.schedulers.base import Standing, Verdicts
+from marl_ray.tuning.search.schedulers.base import TrialStanding, Verdicts
 
 
-class AshaRule:
+class AshaScheduler:
     def __init__(self, config: Asha, total_steps: int):
         self.config = config
         self.rungs: list[int] = []
@@ -26,7 +26,7 @@ class AshaRule:
     def next_stop(self, steps: int) -> int | None:
         return next((rung for rung in self.rungs if rung > steps), None)
 
-    def decide(self, trials: Mapping[int, Standing], more: int | None) -> Verdicts:
+    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> Verdicts:
         go: set[int] = set()
         coming = 0 if more is None else more
         size = len(trials) + coming
@@ -42,7 +42,7 @@ class AshaRule:
         waiting = {number for number, trial in trials.items() if trial.state == "waiting"}
         return Verdicts(frozenset(go), frozenset(waiting) if idle else frozenset())
 
-    def _ranked(self, trials: Mapping[int, Standing], rung: int) -> list[int]:
+    def _ranked(self, trials: Mapping[int, TrialStanding], rung: int) -> list[int]:
         """Trials that have reached the rung, best first, the earlier first among equals."""
         reached = [number for number, trial in trials.items() if rung in trial.scores]
         return sorted(reached, key=lambda number: (-trials[number].scores[rung], number))

@@ -1,15 +1,15 @@
-"""Every configuration runs to its end."""
+"""No scheduler: every configuration runs to its end, in the order in which it was suggested."""
 
 from collections.abc import Mapping
 
-from marl_ray.tuning.search.schedulers.base import Standing, Verdicts
+from marl_ray.tuning.search.schedulers.base import TrialStanding, Verdicts
 
 
-class FifoRule:
-    """No decisions."""
+class FifoScheduler:
+    """Makes no decisions."""
 
     def next_stop(self, steps: int) -> int | None:
         return None
 
-    def decide(self, trials: Mapping[int, Standing], more: int | None) -> Verdicts:
+    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> Verdicts:
         return Verdicts()

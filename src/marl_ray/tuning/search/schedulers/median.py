@@ -8,24 +8,24 @@ from collections.abc import Mapping
 from statistics import fmean, median
 
 from marl_ray.config.sweep import Median
-from marl_ray.tuning.search.schedulers.base import Standing, Verdicts
+from marl_ray.tuning.search.schedulers.base import TrialStanding, Verdicts
 
 
-class MedianRule:
+class MedianScheduler:
     def __init__(self, config: Median, total_steps: int):
         self.config, self.total_steps = config, total_steps
 
     def next_stop(self, steps: int) -> int | None:
-        past = max(0, (steps - self.config.grace) // self.config.interval + 1) if steps >= self.config.grace else 0
-        stop = self.config.grace + past * self.config.interval
+        passed = max(0, (steps - self.config.grace) // self.config.interval + 1) if steps >= self.config.grace else 0
+        stop = self.config.grace + passed * self.config.interval
         return stop if stop < self.total_steps else None
 
-    def decide(self, trials: Mapping[int, Standing], more: int | None) -> Verdicts:
+    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> Verdicts:
         waiting = [trial for trial in trials.values() if trial.state == "waiting"]
         stop = frozenset(trial.number for trial in waiting if self._hopeless(trial, trials))
         return Verdicts(frozenset(trial.number for trial in waiting) - stop, stop)
 
-    def _hopeless(self, trial: Standing, trials: Mapping[int, Standing]) -> bool:
+    def _hopeless(self, trial: TrialStanding, trials: Mapping[int, TrialStanding]) -> bool:
         others = [
             fmean(score for at, score in other.scores.items() if at <= trial.at)
             for other in trials.values()

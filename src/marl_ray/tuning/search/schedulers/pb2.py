@@ -18,19 +18,21 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
 from marl_ray.config.sweep import DimensionConfig
-from marl_ray.tuning.search.schedulers.base import Standing
-from marl_ray.tuning.search.schedulers.pbt import PopulationRule
+from marl_ray.tuning.search.schedulers.base import TrialStanding
+from marl_ray.tuning.search.schedulers.pbt import PopulationScheduler
 from marl_ray.tuning.search.spaces import clip_value
 
 CANDIDATES = 512
 MOST_POINTS = 400
-"""Newest observations that the process is fitted to."""
+"""Number of the newest observations that the process is fitted to."""
 KAPPA = 2.0
 JITTER = 1e-6
 
 
-class Pb2Rule(PopulationRule):
-    def explore(self, trials: Mapping[int, Standing], donor: int, at: int, rng: np.random.Generator) -> dict[str, Any]:
+class Pb2Scheduler(PopulationScheduler):
+    def explore(
+        self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator
+    ) -> dict[str, Any]:
         keys = list(self.space)
         times, points, changes = self._observed(trials, keys)
         candidates = rng.random((CANDIDATES, len(keys)))
@@ -40,7 +42,9 @@ class Pb2Rule(PopulationRule):
             best = candidates[int(np.argmax(upper_bounds(times, points, changes, at / self.interval, candidates)))]
         return {key: from_unit(self.space[key], float(share)) for key, share in zip(keys, best, strict=True)}
 
-    def _observed(self, trials: Mapping[int, Standing], keys: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _observed(
+        self, trials: Mapping[int, TrialStanding], keys: list[str]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(N,) intervals, (N, D) points in the unit cube, (N,) changes of the score, oldest first."""
         rows = []
         for trial in trials.values():
@@ -66,8 +70,8 @@ def upper_bounds(
     def kernel(theta: np.ndarray, t: np.ndarray, x: np.ndarray, t2: np.ndarray, x2: np.ndarray) -> np.ndarray:
         length, forget = math.exp(theta[0]), 1 / (1 + math.exp(-theta[1]))
         square = ((x[:, None] - x2[None]) ** 2).sum(-1)
-        found: np.ndarray = np.exp(-square / (2 * length**2)) * (1 - forget) ** (np.abs(t[:, None] - t2[None]) / 2)
-        return found
+        values: np.ndarray = np.exp(-square / (2 * length**2)) * (1 - forget) ** (np.abs(t[:, None] - t2[None]) / 2)
+        return values
 
     def fitted(theta: np.ndarray) -> Any:
         noise = math.exp(theta[2]) + JITTER

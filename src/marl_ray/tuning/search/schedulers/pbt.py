@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from marl_ray.config.sweep import DimensionConfig, Pb2, Pbt
-from marl_ray.tuning.search.schedulers.base import Exploit, Standing, Verdicts
+from marl_ray.tuning.search.schedulers.base import Exploit, TrialStanding, Verdicts
 from marl_ray.tuning.search.spaces import clip_value, draw_value
 
 
-class PopulationRule:
-    """What PBT and PB2 share: when to exploit, who copies from whom."""
+class PopulationScheduler:
+    """The part that PBT and PB2 share: the times of exploits, and the choice of recipients and donors."""
 
     def __init__(self, config: Pbt | Pb2, space: Mapping[str, DimensionConfig], total_steps: int, seed: int):
         self.interval, self.quantile = config.interval, config.quantile
@@ -27,7 +27,7 @@ class PopulationRule:
         stop = (steps // self.interval + 1) * self.interval
         return stop if stop < self.total_steps else None
 
-    def decide(self, trials: Mapping[int, Standing], more: int | None) -> Verdicts:
+    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> Verdicts:
         waiting = {number: trial for number, trial in trials.items() if trial.state == "waiting"}
         if more != 0 or not waiting or any(trial.state == "running" for trial in trials.values()):
             return Verdicts()
@@ -44,17 +44,21 @@ class PopulationRule:
             exploits[number] = Exploit(donor, self.explore(trials, donor, at, rng))
         return Verdicts(frozenset(waiting), exploits=exploits)
 
-    def explore(self, trials: Mapping[int, Standing], donor: int, at: int, rng: np.random.Generator) -> dict[str, Any]:
+    def explore(
+        self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator
+    ) -> dict[str, Any]:
         """The recipient's new hyper-parameters."""
         raise NotImplementedError
 
 
-class PbtRule(PopulationRule):
+class PbtScheduler(PopulationScheduler):
     def __init__(self, config: Pbt, space: Mapping[str, DimensionConfig], total_steps: int, seed: int):
         super().__init__(config, space, total_steps, seed)
         self.config = config
 
-    def explore(self, trials: Mapping[int, Standing], donor: int, at: int, rng: np.random.Generator) -> dict[str, Any]:
+    def explore(
+        self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator
+    ) -> dict[str, Any]:
         return {key: self._perturbed(key, value, rng) for key, value in trials[donor].values.items()}
 
     def _perturbed(self, key: str, value: Any, rng: np.random.Generator) -> Any:

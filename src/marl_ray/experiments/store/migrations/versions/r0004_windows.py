@@ -8,7 +8,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    # What came before there were windows has counted whenever it came, and goes on to count: as if it came at once.
+    # Values from before there were windows counted whenever they came, and go on to count as if they had come at once.
     exposed = (
         "(SELECT first_at FROM exposures WHERE exposures.experiment = {0}.experiment AND exposures.unit = {0}.unit)"
     )

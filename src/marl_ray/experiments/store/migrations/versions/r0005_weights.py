@@ -10,7 +10,7 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    # Of arms that are there it is not known until their experiment is opened again; their bundles' digests bar them.
+    # The weights of existing arms are unknown until their experiment is opened again; their bundles' digests bar them.
     op.add_column("arms", sa.Column("weights_sha256", sa.String(64)))
     op.create_index("arms_of_weights", "arms", ["weights_sha256"])
     changed = "COALESCE(NEW.weights_sha256, '') <> OLD.weights_sha256"
