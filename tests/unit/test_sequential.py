@@ -62,7 +62,7 @@ def test_a_step_uses_up_the_budget_of_the_next():
         assert learner.moved_costs(before, data, factor, None) == before
         from marl_ray.algorithms.with_critic.ppo import cost_advantages
 
-        raw, _ = cost_advantages(data, learner.hyper)
+        raw, _ = cost_advantages(data, learner.policy.hyper)
         shift = 6.0 * (0.1 * raw[..., 0][data.mask]).mean().item()
         after = learner.moved_costs(before, data, factor * 1.1, None)
         assert after.means == (pytest.approx(4.5 + shift, rel=1e-4),)

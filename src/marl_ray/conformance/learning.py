@@ -106,7 +106,7 @@ def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
         case = case._replace(below=case.below and whole_episodes(algorithm))
         trial = begin(algorithm, case, hyper=hyper | {"minibatches": minibatches})
         trial.step()
-        found.append([learner.kl_coef for learner in trial.learners])
+        found.append([learner.state.kl_coef for learner in trial.learners])
     return None if found[0] == found[1] else f"one minibatch led to {found[0]}, two to {found[1]}"
 
 

@@ -171,7 +171,7 @@ class Trial:
 
     def _prepare(self, number: int, learner: Learner) -> None:
         """A uniform actor; critics that know the game's true values (zeros, where the critic is fitted first)."""
-        model, rules = learner.rollout_model, self.rules
+        model, rules = learner.policy.rollout_model, self.rules
         fit_last_layer(model.actor, own_rows(rules), torch.zeros(STATES * rules.agents, 2))
         if model.critics:
             exact = torch.tensor([self.values[state] for state in range(STATES)])
@@ -208,13 +208,13 @@ class Trial:
             yield
             return
         steps = self._script(self.config.train.horizon * (self.iteration + 1), mixed)[-self.config.train.horizon :]
-        kept = [learner.rollout_model.distribution for learner in self.learners]
+        kept = [learner.policy.rollout_model.distribution for learner in self.learners]
         for number, learner in enumerate(self.learners):
             own = slice(number * self.rules.agents, (number + 1) * self.rules.agents)
-            learner.rollout_model.distribution = Scripted([actions[:, own] for actions in steps])
+            learner.policy.rollout_model.distribution = Scripted([actions[:, own] for actions in steps])
         yield
         for learner, distribution in zip(self.learners, kept, strict=True):
-            learner.rollout_model.distribution = distribution
+            learner.policy.rollout_model.distribution = distribution
 
     def _ahead(self) -> dict[str, Any]:
         """What a collector continues from whose second half of the copies stands one step ahead of the first."""
@@ -270,13 +270,13 @@ class Trial:
         found = []
         for learner in self.learners:
             with torch.no_grad():
-                outputs = learner.rollout_model.actor.infer(own_rows(self.rules)).double().softmax(-1)
+                outputs = learner.policy.rollout_model.actor.infer(own_rows(self.rules)).double().softmax(-1)
             found += outputs.reshape(STATES, self.rules.agents, 2).transpose(0, 1).tolist()
         return found
 
     def weight_gradient(self, number: int, by_logit: Sequence[Sequence[Sequence[float]]]) -> Tensor:
         """The gradient by a policy's weights, flat, of what has the gradient `by_logit` by agent, state and action."""
-        actor = copy.deepcopy(self.learners[number].rollout_model.actor).requires_grad_(True)
+        actor = copy.deepcopy(self.learners[number].policy.rollout_model.actor).requires_grad_(True)
         logits = actor(*actor.prepare(own_rows(self.rules))).double()
         first = number * self.rules.agents
         wanted = torch.tensor(by_logit[first : first + self.rules.agents], dtype=torch.float64).transpose(0, 1)
@@ -313,7 +313,7 @@ def fit_last_layer(network: Network, rows: Tensor, wanted: Tensor) -> None:
 @torch.no_grad()
 def silence_critics(learner: Learner) -> None:
     """Critics of a language model that say 0 everywhere."""
-    for model in (learner.rollout_model, learner.model):
+    for model in (learner.policy.rollout_model, learner.policy.model):
         for head in model.heads:
             for parameter in head.parameters():
                 local(parameter).zero_()
@@ -322,7 +322,9 @@ def silence_critics(learner: Learner) -> None:
 @torch.no_grad()
 def write_back(learner: Learner) -> None:
     """Copy the rollout copy's weights into the trained ones."""
-    for plain, parameter in zip(learner.rollout_model.parameters(), learner.model.parameters(), strict=True):
+    for plain, parameter in zip(
+        learner.policy.rollout_model.parameters(), learner.policy.model.parameters(), strict=True
+    ):
         local(parameter).copy_(plain)
 
 

@@ -5,12 +5,14 @@ one that left it.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from marl_ray.training.collectives import gather
 from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.trained_policy import TrainedPolicy
 
 SHARE = 0.85
 """Of the free memory that passes may take; the rest is for what fragments."""
@@ -21,20 +23,21 @@ def limit_passes(learners: Iterable[Learner]) -> None:
 
     Every worker takes part. Two passes are measured, of one and of two sequences as long as the context.
     """
-    together = [learner for learner in learners if learner.device.type == "cuda"]
+    together = [learner for learner in learners if learner.policy.device.type == "cuda"]
     # Adam's two moments, which the first step makes.
     coming = sum(
         2 * _bytes(group["params"])
         for learner in together
-        for group in learner.optimizer.param_groups
-        if learner.hyper.optimizer == "adamw"
+        for group in learner.policy.optimizer.param_groups
+        if learner.policy.hyper.optimizer == "adamw"
     )
     for learner in together:
-        peaks = [_peak(learner, rows) for rows in (1, 2)]
-        free, _ = torch.cuda.mem_get_info(learner.device)
-        free += torch.cuda.memory_reserved(learner.device) - torch.cuda.memory_allocated(learner.device)
-        found = min(gather(rows_that_fit(peaks[0], peaks[1], SHARE * free - coming)))
-        learner.micro_batch = min(found, learner.micro_batch or found)
+        policy = learner.policy
+        peaks = [_peak(policy, rows) for rows in (1, 2)]
+        free, _ = torch.cuda.mem_get_info(policy.device)
+        free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
+        rows = min(gather(rows_that_fit(peaks[0], peaks[1], SHARE * free - coming)))
+        learner.policy = replace(policy, micro_batch=min(rows, policy.micro_batch or rows))
 
 
 def rows_that_fit(one: float, two: float, free: float) -> int:
@@ -54,11 +57,12 @@ def rehearse(model: Any, rows: int) -> None:
     model.zero_grad(set_to_none=True)
 
 
-def _peak(learner: Learner, rows: int) -> float:
-    torch.cuda.reset_peak_memory_stats(learner.device)
-    before = torch.cuda.memory_allocated(learner.device)
-    rehearse(learner.model, rows)
-    return float(torch.cuda.max_memory_allocated(learner.device) - before)
+def _peak(policy: TrainedPolicy, rows: int) -> float:
+    """Bytes that a forward and backward pass of `rows` sequences takes beside what is allocated before it."""
+    torch.cuda.reset_peak_memory_stats(policy.device)
+    before = torch.cuda.memory_allocated(policy.device)
+    rehearse(policy.model, rows)
+    return float(torch.cuda.max_memory_allocated(policy.device) - before)
 
 
 def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:

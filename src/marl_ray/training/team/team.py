@@ -37,7 +37,7 @@ class Team:
     def players(self) -> dict[str, Any]:
         """What the collector needs of every policy, as of now."""
         norms = {
-            name: (self.learners[name].value_norm, self.learners[name].cost_norms)
+            name: (self.learners[name].state.value_norm, self.learners[name].state.cost_norms)
             if name in self.learners
             else (ValueNorm(), ())
             for name in self.models
@@ -144,7 +144,7 @@ def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_prec
     from marl_ray.training.team.gpu_pass_limit import limit_passes
 
     sampling = {
-        name: learners[name].rollout_model if name in learners else plain_copy(model.to(mesh.device_type))
+        name: learners[name].policy.rollout_model if name in learners else plain_copy(model.to(mesh.device_type))
         for name, model in models.items()
     }
     limit_passes(learners.values())

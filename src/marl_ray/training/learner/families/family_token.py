@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from marl_ray.policies.language import token_policy
 from marl_ray.policies.language.token_policy import TokenPolicy, frozen_copy, plain_copy, shard
 from marl_ray.training.collectives import total, world
-from marl_ray.training.learner.family import Copies, Outputs
+from marl_ray.training.learner.families.family import Copies, Outputs
 from marl_ray.training.learner.minibatches import Cut, Shape
 from marl_ray.trajectories import Trajectories
 

@@ -1,6 +1,7 @@
 """Actor-critics as the learner needs them: small networks, gathered as one group; the rollout copy is on CPU."""
 
 import copy
+from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from marl_ray.policies.actor_critic.actor_critic import ActorCritic, Prepared
 from marl_ray.training.collectives import world
-from marl_ray.training.learner.family import Copies, Outputs
+from marl_ray.training.learner.families.family import Copies, Outputs
 from marl_ray.training.learner.minibatches import Cut, Shape
 from marl_ray.trajectories import Trajectories
 
@@ -56,9 +57,11 @@ def refresh(copies: Copies, mixed_precision: bool) -> None:
     sharded.reshard()
 
 
-def adopt_actor(copies: Copies) -> None:
-    """Copy the rollout copy's actor, equal on all workers, into the sharded weights."""
+def adopt_actor(copies: Copies, parameters: Mapping[str, Tensor]) -> None:
+    """Give the rollout copy's and the sharded actor these weights, which are equal on all workers."""
     with torch.no_grad():
+        for plain, value in zip(copies.rollout.actor.parameters(), parameters.values(), strict=True):
+            plain.copy_(value)
         for plain, parameter in zip(copies.rollout.actor.parameters(), copies.trained.actor.parameters(), strict=True):
             sharded = cast(DTensor, parameter)
             moved = plain.to(sharded.device)
