@@ -92,7 +92,7 @@ def test_rates_rise_batch_by_batch_and_fall_with_the_steps() -> None:
     scales = [min(1, (batch + 1) / 4) * (1 - batch / 6) for batch in range(6)]
     for found, scale in zip(rates, scales, strict=True):
         assert sorted(set(found)) == pytest.approx([0.01 * scale, 0.02 * scale])
-    assert own.trust_region == pytest.approx(own.hyper.trust_region * scales[-1])
+    assert own.trust_region == pytest.approx(own.policy.hyper.trust_region * scales[-1])
     still = learner(toy_runs.config())
     still.set_progress(0.5, 0)
     assert {group["lr"] for group in still.policy.optimizer.param_groups} == {0.01}
