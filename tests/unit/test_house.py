@@ -65,3 +65,15 @@ def test_a_public_class_name_means_one_thing():
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_one_file_imports_the_private_parts_of_ray():
+    private = {
+        module
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray"
+        for name in [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        if name.startswith("_")
+    }
+    assert private == {"marl_ray.ray_seams"}

@@ -31,7 +31,7 @@ from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import make_engine
 from marl_ray.policies.language.token_policy import TokenPolicy, load_model
 from marl_ray.policies.prompting.turn_ends import end_tokens, turn_end
-from marl_ray.training.imitation.demonstrations import Told, encode
+from marl_ray.training.texts.demonstrations import Told, encode
 
 TEMPLATES = {
     "chatml": (CHATML, ("<|im_start|>", "<|im_end|>"), None, ("", "<|im_end|>")),

@@ -17,7 +17,7 @@ from marl_ray.rollout.served.collector import Block, ServedCollector
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
 from marl_ray.rollout.text.transcripts import Transcript, means
 from marl_ray.training.collectives import gather
-from marl_ray.training.imitation.served_data import Reader, read_data
+from marl_ray.training.texts.served_data import Reader, read_data
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 

@@ -13,7 +13,7 @@ from marl_ray.envs.text.record_files import read_bytes, read_record, rows
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.served.collector import Block, ServedResponse
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, file_of, read_served
-from marl_ray.training.imitation.demonstrations import Told, encode
+from marl_ray.training.texts.demonstrations import Told, encode
 
 GROUP = 16
 """Most responses to one prompt that are compared with each other, so that a batch has many prompts."""

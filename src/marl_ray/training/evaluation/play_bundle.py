@@ -11,7 +11,7 @@ from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, Whol
 from marl_ray.training.team.team import build_models, team_agents
 
 
-def evaluate(
+def play_bundle(
     config: RunConfig, bundle: Path | str, episodes: int, seed: int, steps: int, greedy: bool = False
 ) -> list[WholeEpisode]:
     """`episodes` whole episodes of at most `steps` steps that the bundle's team plays in the config's environment.
