@@ -9,7 +9,7 @@ from marl_ray.errors import MarlRayError
 
 
 class BatchStep(NamedTuple):
-    """What one step gave to the agents that acted in it; zeros for the others."""
+    """The results of one step for the agents that acted in it; zeros for the others."""
 
     rewards: np.ndarray
     """(copies, agents) float32."""

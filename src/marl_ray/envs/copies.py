@@ -166,7 +166,7 @@ def _row(observation: Any, offset: int) -> np.ndarray:
 
 
 def _start(space: spaces.Space[Any]) -> int:
-    """What a row subtracts from an observation, so that categories count from zero."""
+    """The offsets that a row subtracts from an observation, so that categories count from zero."""
     return int(space.start) if isinstance(space, spaces.Discrete) else 0
 
 

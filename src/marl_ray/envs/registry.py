@@ -47,14 +47,14 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
 
 
 def is_text(env: Any) -> bool:
-    """Whether agents of the environment take turns, read texts and write texts."""
+    """True if agents of the environment take turns, read texts and write texts."""
     from pettingzoo import AECEnv
 
     return isinstance(env, AECEnv) and all(_texts(env))
 
 
 def _texts(env: Any) -> list[bool]:
-    """Of each observation and action space, whether it is one of texts. Needs no reset."""
+    """Say for each observation and action space if it is a text space. Needs no reset."""
     from gymnasium.spaces import Text
 
     makers = env.observation_space, env.action_space

@@ -20,7 +20,7 @@ WEIGHTS = "weights"
 
 
 def save(folder: Path, learners: dict[str, Learner], state: dict[str, Any], envs: dict[str, Any]) -> None:
-    """Write this worker's part of a checkpoint into `folder`; every worker takes part, with the same `state`."""
+    """Write this worker's part of a checkpoint into `folder`; every worker calls it, with the same `state`."""
     rank, _ = world()
     folder.mkdir(parents=True, exist_ok=True)
     dcp.save(_sharded(learners), storage_writer=dcp.FileSystemWriter(folder / WEIGHTS))

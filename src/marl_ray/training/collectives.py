@@ -44,7 +44,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """What rank 0 makes, a plain value, on every worker."""
+    """Call `make` on rank 0 alone, and return its plain value on every worker."""
     values = [make() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(values, src=0)
     return values[0]

@@ -39,9 +39,9 @@ from marl_ray.training.tracking.rows_to_driver import metrics_queue
 from marl_ray.training.tracking.summary import best_score_of, run_summary
 
 FINISHED = "finished"
-"""Key of the run's record under which its outcome lies once it has played all its steps."""
+"""Key of the run's record under which its result lies once it has played all its steps."""
 STOPPED = "stopped"
-"""Key of what a worker returns when numbers stopped being finite."""
+"""Key under which a worker returns the error message when numbers stopped being finite."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RunResult:
 
     name: str
     model: str
-    """`models:/name/version` of the best bundle."""
+    """`models:/name/version`, which names the best bundle in MLflow's registry."""
     bundle: str
     """Folder or URI of the best bundle under the run's storage."""
     curve: Path | None
@@ -58,18 +58,18 @@ class RunResult:
     tracking_uri: str
     run_id: str
     best_return: float | None
-    """Of the best bundle, over other episodes than it was chosen by; over training episodes where nothing was evaluated, and
-    None where nothing was played."""
+    """Mean return of the best bundle over other episodes than those that chose it; without evaluations over training
+    episodes; None if nothing was played."""
     metrics: dict[str, float]
-    """Of the last iteration."""
+    """The metrics of the last iteration."""
     summary: list[str]
     """The best policy and the last one in lines for people."""
     trained: bool = True
-    """Whether anything was left to train."""
+    """False if the run had played all its steps already."""
 
 
 def finished(config: RunConfig) -> RunResult | None:
-    """The outcome of a run that has played `train.total_steps` already, None of any other.
+    """Return the result of a run that has played `train.total_steps` already, and None for any other run.
 
     Raises MarlRayError if the folder under its name is another run's.
     """
@@ -174,7 +174,7 @@ def train(config: RunConfig) -> RunResult:
 
 
 def worker(payload: dict[Any, Any]) -> Any:
-    """What Ray Train starts in every worker process."""
+    """Train in one worker process; Ray Train calls this function in each."""
     import ray.train
     import ray.train.torch
 
@@ -217,7 +217,7 @@ def worker(payload: dict[Any, Any]) -> Any:
 
 
 def say_kept(config: RunConfig) -> None:
-    """Answer an interruption with what the same command will go on with."""
+    """Print which checkpoint the same command will continue from."""
     _say(config, f"interrupted; {kept(config)}")
 
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
-"""What Ctrl-C and, where a handler makes it an exit, SIGTERM raise."""
+"""The exceptions that Ctrl-C and, where a handler makes it an exit, SIGTERM raise."""
 LEAVE_S = 5.0
-"""How long one thing may take while an interrupted process cleans up."""
+"""Seconds that one clean-up of an interrupted process may take."""
 
 
 @contextmanager
@@ -35,7 +35,10 @@ def answering(say: Callable[[], None]) -> Iterator[None]:
 
 
 def within(seconds: float, action: Callable[[], object]) -> bool:
-    """Whether the action ended in time without an error; it goes on, on a thread that holds nothing up, where it did not."""
+    """Run the action on a thread of its own; return True if it ends within `seconds` without an error.
+
+    An action that takes longer goes on, and does not keep the process alive.
+    """
     done = threading.Event()
 
     def run() -> None:

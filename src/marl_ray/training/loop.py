@@ -1,4 +1,4 @@
-"""What every training worker runs: collect, update, report, checkpoint. No Ray in here; the edge passes callbacks in."""
+"""The loop of every training worker: collect, update, report, checkpoint. It knows no Ray; callers pass callbacks in."""
 
 import tempfile
 import time
@@ -106,11 +106,11 @@ class Run:
         self.iteration, self.steps = self.state["iteration"], self.state["steps"]
         self.costs = {name: CostStats(**stats) for name, stats in self.state["costs"].items()}
         self.metrics: Metrics = self.state["metrics"]
-        """Of the last iteration."""
+        """The metrics of the last iteration."""
         self.fresh = resume_from is None
-        """Whether nothing of this run was played yet."""
+        """True until the run has played its first step."""
         self.evaluated: float | None = None
-        """Score of the weights as they are, if they were evaluated and are not kept yet."""
+        """Score of the current weights, if they were evaluated and are not saved yet."""
         self.transcripts: list[dict[str, Any]] = []
         """A few episodes of the last iteration as text, of all workers, where language models play."""
 
@@ -120,12 +120,12 @@ class Run:
 
     @property
     def best(self) -> bool:
-        """Whether the weights as they are were evaluated, are not kept yet, and none that are kept scored more."""
+        """True if the current weights were evaluated, are not saved yet, and score at least as much as all saved ones."""
         return self.evaluated is not None and self.evaluated >= self.state["best_score"]
 
     @property
     def save_due(self) -> bool:
-        """Whether the weights as they are must be kept."""
+        """True if the current weights must be saved."""
         return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best
 
     def begin(self) -> Metrics:
@@ -199,7 +199,7 @@ class Run:
         return metrics
 
     def score(self) -> float:
-        """What the best checkpoint is chosen by: an evaluation of these very weights, else the recent episodes."""
+        """The number that chooses the best checkpoint: an evaluation of these very weights, else the recent episodes."""
         found = self.evaluated if self.config.evaluates else self.recent.score()
         return UNKNOWN if found is None else max(found, UNKNOWN)
 
@@ -350,8 +350,8 @@ def _update(
 
 
 def _cost_stats(released: Sequence[Ended], before: Mapping[str, CostStats]) -> dict[str, CostStats]:
-    """By policy mean costs and decisions of the episodes that this batch has released; of the last batch that had any if
-    none was."""
+    """Policy -> mean costs and decisions of the episodes that this batch has released, or, if it has released none, of the
+    last batch that did."""
     if not released:
         return {name: replace(stats, episodes=0) for name, stats in before.items()}
     means, count = tuple(mean_costs([episode.costs for episode in released])), len(released)
@@ -360,9 +360,9 @@ def _cost_stats(released: Sequence[Ended], before: Mapping[str, CostStats]) -> d
 
 
 def _together(config: RunConfig, batch: Any, collector: Any) -> tuple[list[Ended], list[tuple[int, int]], int]:
-    """Of all workers: episodes that have ended, (start, steps played) of those that have not, and steps.
+    """Gather from all workers the episodes that have ended, (start, steps played) of those that have not, and the steps.
 
-    Episodes that were played greedily, as a group's baseline, tell nothing of the policy that samples.
+    Episodes that were played greedily, as a group's baseline, are left out: they do not measure the policy that samples.
     """
     sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
     own = [tuple(Ended.of(episode)) for episode in sampled]
@@ -372,7 +372,7 @@ def _together(config: RunConfig, batch: Any, collector: Any) -> tuple[list[Ended
 
 
 def _group_metrics(config: RunConfig, collector: Any, names: Sequence[str]) -> Metrics:
-    """Of the policies whose algorithms compare groups: how the members of all workers' groups differed."""
+    """Metrics of policies whose algorithms compare groups: how the members of all workers' groups differed."""
     compared = [name for name in names if config.spec_of(name).groups and not config.spec_of(name).greedy]
     if not compared:
         return {}

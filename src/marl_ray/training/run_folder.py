@@ -1,4 +1,4 @@
-"""A run's folder, on any storage: what it was begun with, whether it may go on, and what it holds.
+"""A run's folder, on any storage: the record of the run, its checkpoints, and the tracebacks of failures.
 
 NAME/run.json        what the run is, its MLflow run, and how it ended where it has
 NAME/checkpoint_*    Ray Train's folders, one per checkpoint
@@ -146,7 +146,7 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
 
 
 def kept(config: RunConfig) -> str:
-    """What the run's folder holds for the same command to go on with, in words."""
+    """Say in one sentence from which checkpoint of the run's folder the same command continues."""
     filesystem, folder = filesystem_of(config)
     try:
         latest = (_read_json(filesystem, f"{folder}/{CHECKPOINTS}") or {}).get("latest_checkpoint_result")

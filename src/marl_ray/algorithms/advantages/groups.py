@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories
 
 Singleton = Literal["zero", "score"]
-"""What a group of one gets: nothing to learn from (TRL, SkyRL), or its raw score (verl's loop version)."""
+"""The advantage of a group of one: 0, so that nothing is learned (TRL, SkyRL), or its raw score (verl's loop version)."""
 
 
 class GroupMoments(NamedTuple):

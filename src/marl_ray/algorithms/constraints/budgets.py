@@ -1,6 +1,6 @@
-"""How episodes stand against the budgets of a run: shares within them, certified bounds, and the score that chooses.
+"""Compare episodes with the budgets of a run: shares within them, certified bounds, and the score that chooses a policy.
 
-A policy keeps a budget where its mean cost of an episode does not pass it. How many single episodes do is another question,
+A policy keeps a budget if its mean cost of an episode does not exceed it. How many single episodes do is another question,
 which constraints on the mean say nothing about, so it is reported beside them.
 """
 
@@ -15,7 +15,7 @@ _ROUNDING = 1e-6
 
 
 def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
-    """Of each signal over episodes."""
+    """Average the costs of each signal over episodes; returns (K,) from (episodes, K)."""
     return [sum(column) / len(costs) for column in zip(*costs, strict=True)]
 
 
@@ -28,7 +28,7 @@ def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float:
-    """What the best policy is chosen by: the return, and before that how near the mean costs are to their budgets."""
+    """The number that chooses the best policy: its return, and before that how near the mean costs are to their budgets."""
     return ret - OVER_BUDGET * violation(budgets, costs)
 
 

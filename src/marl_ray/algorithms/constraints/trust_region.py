@@ -136,7 +136,7 @@ def fisher_vector_product(
 
 
 class TrustRegionStep(NamedTuple):
-    """What to add to the weights, and why."""
+    """The step to add to the weights, and the case of the dual problem that it solves."""
 
     step: Tensor
     """(D,)."""
@@ -254,7 +254,7 @@ class LineSearch(NamedTuple):
     vector: Tensor
     """(D,) the accepted weights, or the very tensor `old`."""
     accepted: int | None
-    """How often the step was shortened; None where no candidate was accepted."""
+    """The number of times that the step was shortened; None if no candidate was accepted."""
     loss_change: float
     cost_changes: tuple[float, ...]
     kl: float

@@ -9,7 +9,7 @@ from marl_ray.config import AlgorithmConfig
 
 
 class Valued(NamedTuple):
-    """What a critic says of R sequences at T steps, (R, T) each, in the critic's own units."""
+    """A critic's outputs for R sequences at T steps, (R, T) each, in the critic's own units."""
 
     outputs: Tensor
     """Now, with gradients."""

@@ -144,7 +144,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):
 def affordable(
     needs: Sequence[np.ndarray], headroom: np.ndarray, limits: np.ndarray, turn: int = 0
 ) -> tuple[list[np.ndarray], list[int]]:
-    """What agents that act in the same step may choose, so that any combination of it is affordable.
+    """The actions that agents which act in the same step may choose, so that any combination of them is affordable.
 
     `needs[i]`: (actions, S), agent i's cost of each action and what must follow, infinite for what it cannot do.
     `headroom`, `limits`: (S,), what is left and what there was at first. Returns (actions,) boolean masks, and each

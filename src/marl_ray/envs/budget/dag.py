@@ -18,7 +18,7 @@ TASKS = 8
 
 
 class Effort(NamedTuple):
-    """What one way to do a sub-task costs and how often it succeeds."""
+    """The cost of one way to do a sub-task, and how often it succeeds."""
 
     cost: int
     success: float

@@ -86,7 +86,7 @@ class World(MultiGridEnv):
             agent.reset(self.mission)
         self.blank = self.rows.copy()
         self.varies = False
-        """Whether layouts are drawn, or hold what can change; found out at the first reset."""
+        """True if layouts are drawn at random, or hold objects that can change; known from the first reset on."""
         self.drawn = 0
         """Steps of this episode whose action order is drawn."""
 

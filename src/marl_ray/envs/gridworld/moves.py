@@ -34,7 +34,7 @@ BLOCK = 32
 
 
 class WorldRules(NamedTuple):
-    """What an environment's keyword arguments choose."""
+    """The choices of an environment's keyword arguments."""
 
     overlap: bool
     """Agents may share a cell."""
@@ -55,8 +55,11 @@ class Prices(NamedTuple):
 
 @numba.njit(cache=True)
 def uses_object(grid: np.ndarray, agents: np.ndarray, i: int, action: int) -> bool:
-    """Whether only the package's objects can tell what the action does: an object is taken, dropped or toggled, or an
-    open door entered (RedBlueDoors closes a door without saying so in the grid). Also for what is no action at all."""
+    """True if only the package's objects can tell the effect of the action.
+
+    Then an object is taken, dropped or toggled, an open door is entered (RedBlueDoors closes a door without saying so in
+    the grid), or the number is no action at all.
+    """
     if action in (LEFT, RIGHT, DONE):
         return False
     if action == DROP:

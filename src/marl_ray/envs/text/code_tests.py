@@ -27,15 +27,15 @@ _LOADING = ("fail:error", "fail:wrong")
 
 @dataclass(frozen=True)
 class Checked:
-    """What the tests say of a program."""
+    """The results of a program's tests."""
 
     public: float
     """Fraction of the public tests that pass; 0 where there are none."""
     hidden: float
     report: str
-    """Of the public tests and the program alone, so that it may be shown."""
+    """A report on the public tests and the program alone, so that agents may read it."""
     runs: int
-    """How often the sandbox ran the program."""
+    """Number of times that the sandbox ran the program."""
     cpu_s: float
 
 
@@ -120,7 +120,7 @@ def _judge(
 
 @lru_cache(maxsize=1024)
 def _program(task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], calls: tuple[str, ...]) -> str:
-    """What the judge runs: every test by itself, then a report as the text of an AssertionError.
+    """The program of the judge: it runs every test by itself, then raises its report as the text of an AssertionError.
 
     All that the report shows is known before the first hidden test: afterwards the program has seen their inputs, and
     could return them. Its random numbers depend on the tests and not on this process.

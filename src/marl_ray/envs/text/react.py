@@ -123,7 +123,7 @@ class React(TextEnv):
         return found
 
     def _respond(self, text: str, calls: int) -> tuple[str, CallResult]:
-        """What later prompts repeat of a response, and what came of it, after this many calls."""
+        """Run the call in a response, after `calls` earlier ones; returns the text that later prompts repeat, and the result."""
         call = parse(text)
         tool = find(self.tools, call.tool)
         if self.max_calls is not None and calls >= self.max_calls and tool is not None and not tool.ends:
@@ -167,7 +167,7 @@ class React(TextEnv):
 
 
 def same_answer(given: str, wanted: str) -> bool:
-    """Whether two answers are the same: as `marl_ray.rewards.math` has it, or as words without punctuation and articles."""
+    """True if two answers are equal by `marl_ray.rewards.math`, or as words without punctuation and articles."""
     given = given.strip().strip("*")
     if answers_match(given, wanted):
         return True

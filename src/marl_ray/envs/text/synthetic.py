@@ -101,7 +101,7 @@ class TaskFamily(NamedTuple):
 
     level: int
     kind: str
-    """Of the argument x: `n` number, `l` list of numbers, `s` string, `p` two numbers x and y."""
+    """Type of the argument x: `n` number, `l` list of numbers, `s` string, `p` two numbers x and y."""
     text: str
     code: str
 
@@ -190,7 +190,7 @@ FAMILIES = tuple(
     )
 )
 STEPS = tuple(family for family in FAMILIES if family.level == 1 and family.code.count("x") == 1 and family.kind == "n")
-"""What may follow each other in level 4: the first makes a number of a number."""
+"""The functions that may follow each other in level 4: each makes a number of a number."""
 _NUMBERS = tuple(family for family in STEPS if not re.search("[<=>]", family.code))
 _LETTERS = "abcde"
 _NUMBERS_TRIED = range(-9, 50)
@@ -323,7 +323,7 @@ def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]
 
 
 def _result(code: str, given: tuple[Any, ...]) -> str | type[Exception]:
-    """What the function returns, written as Python; the type of what it raises."""
+    """The function's result as Python source, or the type of the exception that it raises."""
     try:
         return repr(_function_of(code)(*given))
     except Exception as error:

@@ -37,13 +37,13 @@ class MathRecord(Strict):
     prompt: str = Field(min_length=1)
     answer: str | int | float
     solution: str = ""
-    """What a demonstration writes instead of the bare answer."""
+    """The text that a demonstration writes instead of the bare answer."""
     task_id: str = ""
     level: float = 0.0
 
 
 class InputOutput(Strict):
-    """What a program reads and prints."""
+    """The input and the expected output of a program."""
 
     stdin: str
     stdout: str

@@ -165,7 +165,7 @@ class Stack:
 
 
 def stackable(bundles: Sequence[Bundle]) -> bool:
-    """Whether the bundles have the same policies for the same agents, small ones whose layers can stand side by side."""
+    """True if the bundles have the same policies for the same agents, small ones whose layers can be stacked."""
     first = bundles[0]
     if any(one.agents != first.agents or one.policies.keys() != first.policies.keys() for one in bundles):
         return False

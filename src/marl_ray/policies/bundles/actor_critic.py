@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PASS = 1 << 16
 """Most rows of one forward pass."""
 NUMBERS: set[type] = {bool, int, float}
-"""What lists from outside consist of."""
+"""The types that lists from outside may consist of."""
 
 Act = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
 """A policy's name, each row's request, and what `ServedPolicy.act` takes; what that gives."""
@@ -51,7 +51,7 @@ Act = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None
 
 @dataclass(frozen=True)
 class PolicyParts:
-    """What a bundle needs of a trained policy; `weights` are the actor's, by parameter name, on any device."""
+    """The parts of a trained policy that a bundle holds; `weights` are the actor's, by parameter name, on any device."""
 
     network: NetworkConfig
     observation_space: spaces.Space[Any]

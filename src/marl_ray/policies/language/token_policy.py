@@ -37,7 +37,7 @@ LOGITS = 1 << 25
 
 @dataclass(frozen=True)
 class TokenOutputs:
-    """What a policy says of responses; zeros where they were not decided by it."""
+    """A policy's outputs for responses; zeros where the policy did not decide."""
 
     log_probs: Tensor
     """(R, T) float32 log-probability of each token at the generation's temperature."""

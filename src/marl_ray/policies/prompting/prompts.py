@@ -18,9 +18,9 @@ Message = Mapping[str, Any]
 LEAST_LEFT = 0.5
 """Share of a text that must be left of it where it is cut."""
 LEFT_OUT = "…"
-"""What stands where a text was cut."""
+"""The mark that stands where a text was cut."""
 _BREAK, _UNKNOWN = "\ufdd0", "\ufffd"
-"""A code point that is no character, for use inside of programs; and what stands for what cannot be encoded."""
+"""A code point that is no character, for use inside of programs; and the mark for text that cannot be encoded."""
 SHOWN = "Zq7"
 """A text that no template changes."""
 
@@ -31,30 +31,30 @@ class PromptTooLong(MarlRayError):
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is found out once about a tokenizer."""
+    """Properties of a tokenizer, which are computed once."""
 
     spelled: re.Pattern[str]
     """Matches the text of every special token, and of every added token that the template writes."""
     normalizer: Any
-    """What texts go through before special tokens are looked for in them; None where they go through nothing."""
+    """The normaliser that texts pass before special tokens are looked for in them; None if there is none."""
     start: list[int]
     """Tokens before a text without a template."""
     newline: list[int]
     longest: int
     """Most characters of one token."""
     parts: bool | None
-    """Whether the template reads contents as lists of parts; None where it shows them neither way, or is none."""
+    """True if the template reads contents as lists of parts; None if it shows them neither way, or there is no template."""
     left_out: frozenset[str]
-    """Of the roles `system` and `developer` those whose messages the template drops without a word."""
+    """Those of the roles `system` and `developer` whose messages the template drops without an error."""
     refused: frozenset[str]
-    """And those that it refuses."""
+    """Those of the two roles whose messages the template refuses."""
 
 
 _FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
 
 
 def uses_template(tokenizer: Any, chat: bool | None) -> bool:
-    """Whether prompts are wrapped in the chat template, for `model.chat`; None means if there is one.
+    """True if prompts are wrapped in the chat template, for `model.chat`, of which None means: if there is one.
 
     Raises MarlRayError if there must be one and is none.
     """
@@ -261,13 +261,13 @@ def _found_out(tokenizer: Any) -> _Facts:
 
 
 def _shows(tokenizer: Any, role: str, parts: bool) -> bool | None:
-    """Whether the template shows what a role says before the user; None where it refuses."""
+    """True if the template shows a role's message before the user's; None if it refuses one."""
     text = _rendered(tokenizer, [{"role": role, "content": SHOWN}, {"role": "user", "content": "a"}], parts)
     return SHOWN in text if text else None
 
 
 def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
-    """Whether contents are lists of parts, and the added tokens that a template writes around contents."""
+    """Return True if contents are lists of parts, and the added tokens that the template writes around contents."""
     user = [{"role": "user", "content": SHOWN}]
     ways = [parts for parts in (False, True) if SHOWN in _rendered(tokenizer, user, parts)]
     if not ways:

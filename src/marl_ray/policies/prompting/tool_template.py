@@ -1,4 +1,4 @@
-"""How a chat template shows tools, and how the model writes a call of one."""
+"""Find out how a chat template shows tools, and how the model writes a call of one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ _TOOL = {
 }
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 LIST = "[TOOL_CALLS]"
-"""What Mistral's models write before a list of calls."""
+"""The text that Mistral's models write before a list of calls."""
 
 
 class WrittenCall(NamedTuple):
-    """What a model calls."""
+    """A call of a tool by a model."""
 
     name: str
     arguments: str
@@ -48,16 +48,16 @@ class Form(NamedTuple):
 
 
 HERMES = Form('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
-"""Of the models of NousResearch and Qwen, and where a template says nothing else."""
+"""The format of the models of NousResearch and Qwen; also used if a template shows no other."""
 
 
 class _Facts(NamedTuple):
     tools: bool
-    """Whether the template shows the tools, ..."""
+    """True if the template shows the tools."""
     calls: bool
-    """... an assistant's calls, ..."""
+    """True if the template shows an assistant's calls."""
     results: bool
-    """... and what a tool answers."""
+    """True if the template shows a tool's answers."""
     form: Form
 
 

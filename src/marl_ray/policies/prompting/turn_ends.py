@@ -24,7 +24,7 @@ def turn_begin(tokenizer: Any) -> str:
 
 
 def turn_end(lm: Any, tokenizer: Any) -> tuple[str, int]:
-    """What follows a whole response: text, if any, and then a token.
+    """The text, if any, and then the token that follow a complete response.
 
     That is what the chat template writes behind an assistant's content. Where it writes no token there, the token that
     begins the next turn, if the model says that it ends a response (as GLM-4's `<|user|>`); else, and without a template,

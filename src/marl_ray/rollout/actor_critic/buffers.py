@@ -61,7 +61,7 @@ class Buffer:
     def record(
         self, t: int, rewards: np.ndarray, costs: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
     ) -> None:
-        """What step t brought to the agents that acted; costs (copies, signals) are the team's."""
+        """Record the results of step t for the agents that acted; costs (copies, signals) are the team's."""
         self.rewards[t] += rewards
         self.costs[t] += costs[:, None]
         self.terminated[t] |= terminated
@@ -69,12 +69,12 @@ class Buffer:
 
 
 class Ahead(NamedTuple):
-    """What the critics of a policy are asked about: every step, and what comes after where rows were cut."""
+    """The inputs of a policy's critics: every step, and the state after each cut of a row."""
 
     inputs: np.ndarray
     """(T + 1, copies, ...) what they read at the steps and after the last one."""
     finals: list[np.ndarray]
-    """What they read after each of `cuts`."""
+    """The critics' inputs after each of `cuts`."""
     cuts: list[tuple[int, int]]
     """(step, copy)."""
     open_end: np.ndarray
@@ -150,7 +150,7 @@ class Played:
         )
 
     def _ahead(self, name: str, player: Player) -> Ahead:
-        """What the critics of a policy are asked about."""
+        """The inputs of a policy's critics."""
         buffer, steps = self.buffers[name], self.steps
         if player.model.central:
             joint = [b.rows[: steps + 1].reshape(steps + 1, b.rows.shape[1], -1) for b in self.buffers.values()]

@@ -24,7 +24,7 @@ class Episode(NamedTuple):
     ret: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
-    """Of each cost signal the sum over steps and agents."""
+    """The sum of each cost signal over steps and agents."""
     length: int
     """Environment steps."""
     start: int
@@ -35,10 +35,10 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class CollectPlan:
-    """What a batch is."""
+    """The settings of a collector: how long, how many and which episodes make a batch."""
 
     steps: int
-    """Of every copy; the most of it where `episodes`."""
+    """Steps of every copy in a batch; the greatest number of steps where `episodes`."""
     episodes: bool = False
     """One episode per copy from its start, instead of a stretch of its play."""
     group_size: int = 1
@@ -46,7 +46,7 @@ class CollectPlan:
     greedy: bool = False
     """The first copy of every group takes the most likely actions."""
     refills: int = 0
-    """How often groups whose members all score the same for every policy of `judges` are played again."""
+    """Greatest number of times that groups whose members all score the same for every policy of `judges` are replayed."""
     judges: tuple[str, ...] = ()
     branch_turns: int = 0
     """Text environments: turns after the first of every group's first episode at which its other members answer too,"""
@@ -55,7 +55,7 @@ class CollectPlan:
 
 
 class Batch(NamedTuple):
-    """What was gathered."""
+    """The gathered batch."""
 
     trajectories: dict[str, Trajectories]
     """By policy."""
@@ -92,7 +92,7 @@ class Collector:
         self.returns, self.costs, self.lengths = np.zeros(count), np.zeros((count, signals)), np.zeros(count, np.int64)
         self.decisions, self.starts = np.zeros((count, len(agents)), np.int64), np.zeros(count, np.int64)
         self.group_sums: dict[str, GroupSums] = {}
-        """Of the last batch: how the members of groups differed in what each policy scored."""
+        """Policy -> how its scores differed among the members of the last batch's groups."""
         self.history: list[list[np.ndarray]] = []
         """Actions by step and policy since the oldest running episode began: replayed on resume, so that no environment is
         ever pickled."""

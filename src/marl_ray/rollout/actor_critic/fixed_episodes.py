@@ -28,20 +28,20 @@ class FixedStart(NamedTuple):
     kind: int
     """0 or 1: sets of starts that share no random number."""
     greedy: bool
-    """Whether the most likely actions are taken."""
+    """True: play the most likely actions; False: draw them."""
 
 
 class WholeEpisode(NamedTuple):
-    """What an episode brought."""
+    """The result of one whole episode."""
 
     ret: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
-    """Of each cost signal the sum over steps and agents."""
+    """The sum of each cost signal over steps and agents."""
     length: int
     """Environment steps."""
     cut: bool
-    """Whether it was ended by the limit of steps."""
+    """True if the limit of steps has ended it."""
 
 
 class Arena:

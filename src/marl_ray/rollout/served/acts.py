@@ -1,4 +1,4 @@
-"""What was served, as trajectories: the Parquet files that an experiment's decisions are exported to.
+"""Read served acts as trajectories, from the Parquet files that an experiment's decisions are exported to.
 
 One row is one decision sequence of one agent in one unit (a session, an episode). Observations and actions are as the
 environment has them, flattened; here they become what a collector would have gathered.
@@ -40,11 +40,11 @@ COLUMNS: dict[str, pa.DataType] = {
     "terminated": FLAGS,
     "truncated": FLAGS,
 }
-"""What is read of a file; it may have more."""
+"""The columns that are read; a file may have more."""
 PER_ROW = ("group", "turn", "greedy", "outcome")
 
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
-"""Of observations and of actions."""
+"""(observation space, action space)."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class _Rows:
         return np.array(array.to_pylist(), object) if array.type == pa.string() else _numpy(array)
 
     def lengths(self, column: str) -> np.ndarray:
-        """Of a list column, (rows,)."""
+        """The length of each row's list in a list column, (rows,)."""
         return _numpy(self._whole(column).value_lengths())
 
     def steps(self, column: str, lengths: np.ndarray, width: int | None = None) -> np.ndarray:
@@ -174,7 +174,7 @@ class _Rows:
         return values.reshape(len(widths), width)
 
     def ragged(self, column: str, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many numbers each step of a list column of lists has, and all of them one after another."""
+        """For a list column of lists: the count of numbers at each step, and all the numbers one after another."""
         steps = self._steps(column, lengths)
         widths, values = _numpy(steps.value_lengths()), steps.flatten()
         if values.null_count:
@@ -203,7 +203,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one file holds of one policy."""
+    """One policy's part of one file."""
 
     rows: _Rows
     """Where they came from; empty."""
@@ -267,7 +267,7 @@ def _actions(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.n
 
 
 def _masks(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any], actions: np.ndarray) -> np.ndarray | None:
-    """What was allowed, (steps, choices), or None if nothing was ever masked; a row without masks allows everything."""
+    """The allowed actions, (steps, choices), or None if nothing was ever masked; a row without masks allows everything."""
     given = ~rows.missing("action_masks")
     if not given.any():
         return None

@@ -37,7 +37,7 @@ class ServedResponse(NamedTuple):
 
 
 Block = tuple[ServedResponse, ...]
-"""What must be in one batch: responses to one prompt, or a pair of which the first was preferred."""
+"""Responses that must be in one batch: those to one prompt, or a pair of which the first was preferred."""
 
 
 class ServedCollector(TextCollector):

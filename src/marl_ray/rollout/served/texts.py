@@ -25,7 +25,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "temperature": pa.float64(),
     "asked": pa.list_(pa.string()),
 }
-"""What is read of a file; it may have more."""
+"""The columns that are read; a file may have more."""
 LARGEST = 1 << 31
 """Ids of tokens are below it."""
 SHOWN = 16
@@ -44,7 +44,7 @@ class ServedText:
     sampled: bool
     """Drawn from the model's whole distribution, so that `log_probs` are the chances with which it was drawn."""
     outcome: float
-    """Of its unit."""
+    """The outcome of its unit."""
     prompt_ids: np.ndarray
     """(P,) int32."""
     ids: np.ndarray

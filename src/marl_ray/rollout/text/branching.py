@@ -39,7 +39,7 @@ def keep_state(copy: TextCopy, turns: int, agents: Collection[str]) -> None:
 
 
 def branches(group: int, members: Sequence[TextCopy]) -> list[Branch]:
-    """Of every kept state of the first member one branch for each of the others, not played yet."""
+    """Make one branch of every kept state of the first member for each other member, not played yet."""
     first, *others = members
     found = []
     for state in first.states:

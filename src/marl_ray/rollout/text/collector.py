@@ -38,7 +38,7 @@ TRANSCRIPT_ORDER = (1 << 27) - 2
 
 
 class TextBatch(NamedTuple):
-    """What was gathered; the first three fields are those of `collector.Batch`."""
+    """The gathered batch; the first three fields are those of `collector.Batch`."""
 
     trajectories: dict[str, Trajectories]
     """By policy; a row per response."""
@@ -86,7 +86,7 @@ class TextCollector:
         self.position: int = saved.get("position", 0)
         """Groups that all workers have played: the index of the next task, where no curriculum chooses it."""
         self.group_sums: dict[str, GroupSums] = {}
-        """Of the last batch: how the members of groups differed in what each policy scored."""
+        """Policy -> how its scores differed among the members of the last batch's groups."""
         self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None
 
     def state(self) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | Non
 
 
 def _informative(members: Sequence[TextCopy], judging: set[str]) -> bool:
-    """Whether some agent of `judging` scored differently in the members that do not play greedily."""
+    """True if some agent of `judging` scored differently in two members that do not play greedily."""
     return informative(_scores(members, judging))
 
 

@@ -24,7 +24,7 @@ class TextEpisode(NamedTuple):
     ret: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
-    """Of each cost signal the sum over turns and agents."""
+    """The sum of each cost signal over turns and agents."""
     length: int
     """Turns of all agents."""
     task: int
@@ -32,11 +32,11 @@ class TextEpisode(NamedTuple):
     sample: int
     """Which of the task's episodes, in evaluation; 0 in training."""
     solved: bool | None
-    """What the environment reported; None if it reported nothing."""
+    """True if the environment reported the task as solved; None if it reported nothing."""
     tokens: int
     """Tokens of all responses."""
     cut: bool
-    """Whether it was ended at the horizon, because the next prompt was too long, or by a text that was refused."""
+    """True if the horizon, a prompt that was too long, or a refused text has ended the episode."""
     metrics: dict[str, float]
     """The environment's own, averaged over the reports of the episode."""
     decisions: dict[str, int]
@@ -51,7 +51,7 @@ class EpisodeTurn:
 
     agent: str
     number: int
-    """Of this turn among the agent's own."""
+    """Number of this turn among the agent's own."""
     prompt: list[int]
     completion: Completion
     observation: str
@@ -59,9 +59,9 @@ class EpisodeTurn:
     costs: np.ndarray
     """(signals,) the team's costs from this turn to the end of the episode."""
     reward: float = 0.0
-    """What the agent received from this turn to the end of the episode."""
+    """The sum of the agent's rewards from this turn to the end of the episode."""
     shortened: bool = False
-    """Whether the prompt lost its middle, because it did not fit."""
+    """True if the prompt lost its middle, because it did not fit."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TextCopy:
     agent: str | None = None
     """Who acts next; None where no episode runs."""
     observation: str = ""
-    """What that agent sees."""
+    """The observation of that agent."""
     turns: list[EpisodeTurn] = field(default_factory=list)
     states: "list[TextCopy]" = field(default_factory=list)
     """The running episode as it was before some of its turns, in their order (see `keep`)."""
@@ -116,7 +116,7 @@ class TextCopy:
         self.unread: str | None = None
         """The agent that could not read its prompt, which ended the episode."""
         self.refused = False
-        """Whether the environment refused the last response, which ended the episode."""
+        """True if the environment refused the last response, which ended the episode."""
         self.rewards = dict.fromkeys(self.env.possible_agents, 0.0)
         self.costs = np.zeros(self.signals)
         self.solved: bool | None = None

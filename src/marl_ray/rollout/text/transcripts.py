@@ -1,4 +1,4 @@
-"""What a batch of text episodes is reported by: means over roles, and a few episodes in full."""
+"""Report a batch of text episodes: means over roles, and a few episodes in full."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from marl_ray.rollout.text.episode import TextCopy
 
 MAX_CHARACTERS = 4_000
-"""Of a prompt or response in a transcript; the middle of a longer one is left out."""
+"""Greatest length of a prompt or response in a transcript; the middle of a longer one is left out."""
 
 CUT = "cut"
 """Counts episodes that were cut before the environment said whether they are solved; no metric by itself."""
@@ -22,7 +22,7 @@ class TranscriptLine(NamedTuple):
     prompt: str
     response: str
     reward: float
-    """What the agent received from this turn to the end of the episode."""
+    """The sum of the agent's rewards from this turn to the end of the episode."""
 
 
 class Transcript(NamedTuple):

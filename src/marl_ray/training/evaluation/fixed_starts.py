@@ -24,7 +24,7 @@ noisy scores is too high; a score that chose nothing is not."""
 
 
 class Brought(Protocol):
-    """What is read of an episode."""
+    """The fields of an episode that an evaluation reads."""
 
     @property
     def ret(self) -> float: ...
@@ -35,7 +35,7 @@ class Brought(Protocol):
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation has found."""
+    """The result of one evaluation."""
 
     metrics: dict[str, float]
     score: float
@@ -90,7 +90,7 @@ class Evaluator:
         return Evaluation(found | extra, judged, sum(episode.length for episode in (*sampled, *greedy)))
 
     def _play(self, players: Mapping[str, Player], kind: int) -> list[WholeEpisode]:
-        """Of all workers, each of which plays every n-th: the sampled episodes, then the greedy ones."""
+        """Play every n-th episode on each of n workers, and gather them: the sampled ones, then the greedy ones."""
         count = self.config.evaluation_episodes
         ways = (False, True) if kind == SCORED else (False,)
         starts = [FixedStart(number, kind, greedy) for greedy in ways for number in range(count)]

@@ -44,7 +44,7 @@ class Recent:
         return found
 
     def score(self) -> float | None:
-        """What the best checkpoint is chosen by where nothing is evaluated; None before the first episode."""
+        """The number that chooses the best checkpoint of a run without evaluations; None before the first episode."""
         if not self.episodes:
             return None
         costs = mean_costs([episode.costs for episode in self.episodes])

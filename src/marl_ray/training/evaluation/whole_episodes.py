@@ -23,7 +23,7 @@ class Ended(NamedTuple):
 
     @classmethod
     def of(cls, episode: Any) -> "Ended":
-        """Of an Episode or a TextEpisode."""
+        """Make it from an Episode or a TextEpisode."""
         return cls(*(getattr(episode, field) for field in cls._fields))
 
 

@@ -216,7 +216,7 @@ def _decisions(name: str, policy: TrainedPolicy, logged: Logged, env: ParallelEn
 
 
 def joint_states(logged: Logged, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
-    """What a central critic sees, (units, T, S), and in which units it is known, (units,) bool.
+    """Build the inputs of a central critic, (units, T, S), and say in which units they are known, (units,) bool.
 
     Rows tell no times, so it is known only where every agent has one sequence and all are of one length: there, step t
     of each was the same moment.

@@ -1,4 +1,4 @@
-"""How a batch is cut: minibatches (a gradient step each) and micro-batches (a forward and backward pass each).
+"""Cut a batch into minibatches (a gradient step each) and micro-batches (a forward and backward pass each).
 
 A minibatch is a set of time indices, or of copies where rows are whole episodes: the same set for any number of workers,
 because the order is drawn over all of them. Micro-batches are parts of the copies of a minibatch. A copy is an environment
@@ -17,7 +17,7 @@ from marl_ray.rollout.rng import permutation
 
 @dataclass(frozen=True)
 class Shape:
-    """Of this worker's part of a batch: rows are copies * agents."""
+    """The shape of this worker's part of a batch, whose rows are copies * agents."""
 
     agents: int
     steps: int
@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def copies(self) -> int:
-        """This worker's."""
+        """The number of this worker's copies."""
         return self.bounds[self.rank + 1] - self.first_copy
 
     @property
@@ -47,7 +47,7 @@ class Cut:
     copies: Tensor | None
     times: Tensor | None
     most: int
-    """Copies of the worker that has most of them: all workers make as many passes as that one needs."""
+    """Largest per-worker copy count; it sets the number of passes on all workers."""
 
     def of(self, array: Tensor, agents: int) -> Tensor:
         """The part of a (copies * agents, T, ...) array, (R, T', ...)."""

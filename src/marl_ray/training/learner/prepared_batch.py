@@ -35,7 +35,7 @@ class CostStats:
     means: tuple[float, ...] | None
     """Mean cost of an episode by signal; None while no episode has ended."""
     episodes: int
-    """How many ended in this batch, on all workers; 0 where `means` are those of earlier ones."""
+    """Number of episodes that ended in this batch, on all workers; 0 if `means` are those of earlier ones."""
     decisions: float = 1.0
     """Decisions of the learner's policy in one of these episodes, all its agents together, on average."""
 
@@ -61,7 +61,7 @@ class PreparedBatch:
     mask: Tensor
     """bool: decisions that are trained on."""
     inputs: Any
-    """What the family's `evaluate` takes."""
+    """The encoded inputs that the family's `evaluate` takes."""
     order: Tensor | None
     """(copies,) copies with like numbers cost less in one pass; None where all passes cost the same."""
     advantages: Tensor
@@ -89,7 +89,7 @@ class PreparedBatch:
 
     @property
     def behaviour_log_probs(self) -> Tensor:
-        """Of the policy that sampled."""
+        """(B, T) log-probabilities under the policy that sampled."""
         return self.batch.log_probs
 
 

@@ -54,7 +54,7 @@ class TrainedPolicy:
     by_episode: bool
     """Rows are whole episodes, so minibatches are sets of rows; otherwise minibatches are sets of time indices."""
     micro_batch: int | None
-    """How many environment copies (responses, for a language model) share a forward and backward pass; None: all."""
+    """Environment copies (responses, for a language model) that share a forward and backward pass; None: all."""
     served: bool
     """Other policies wrote the batches. Ratios are then to the probabilities that these policies recorded."""
 

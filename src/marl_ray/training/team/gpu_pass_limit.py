@@ -1,6 +1,6 @@
-"""How many responses share a pass on a GPU: measured before the first gradient step, so that none runs out of memory.
+"""Measure how many responses fit into one pass on a GPU, before the first gradient step, so that none runs out of memory.
 
-Running out of memory and trying again is no way for several workers: the others would wait in the pass's collectives for the
+Several workers cannot run out of memory and try again: the others would wait in the pass's collectives for the
 one that left it.
 """
 
@@ -15,7 +15,7 @@ from marl_ray.training.learner.learner import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 
 SHARE = 0.85
-"""Of the free memory that passes may take; the rest is for what fragments."""
+"""The share of the free memory that passes may take; the rest is left for fragmentation."""
 
 
 def limit_passes(learners: Iterable[Learner]) -> None:

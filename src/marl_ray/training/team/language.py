@@ -85,8 +85,10 @@ def build_data(
 
 
 def response_metrics(batch: TextBatch) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Of all workers' responses: tokens that are trained on and tokens of their prompts, means of roles and environment;
-    and the transcripts of the drawn episodes. Every worker takes part."""
+    """Gather metrics of all workers' responses, and the transcripts of the drawn episodes; every worker calls it.
+
+    The metrics are the tokens that are trained on, the tokens of their prompts, and means of roles and environment.
+    """
     rows = [own for own in batch.trajectories.values() if own.prompts is not None]
     trained = sum(int(own.mask.sum()) for own in rows)
     prompts = sum(int((cast(Tensor, own.prompts) >= 0).sum()) for own in rows)

@@ -1,4 +1,4 @@
-"""What can be known of a run of language models before its weights are read."""
+"""Checks of a run of language models that need no weights."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec

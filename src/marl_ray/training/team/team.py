@@ -32,10 +32,10 @@ class Team:
     """ActorCritic or TokenPolicy."""
     learners: dict[str, Learner]
     engines: Mapping[str, Any] = field(default_factory=dict)
-    """What samples from each of the models, of language models."""
+    """Policy -> the engine that samples from it; empty for actor-critics."""
 
     def players(self) -> dict[str, Any]:
-        """What the collector needs of every policy, as of now."""
+        """The current models, engines and normalisers, as a collector takes them."""
         norms = {
             name: (self.learners[name].state.value_norm, self.learners[name].state.cost_norms)
             if name in self.learners

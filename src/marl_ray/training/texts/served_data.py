@@ -20,7 +20,7 @@ GROUP = 16
 
 
 class Reader(NamedTuple):
-    """What reads a policy's data; of `lm` only the end tokens and the vocabulary are asked for."""
+    """The tokenizer and model that encode a policy's data; of `lm` only end tokens and vocabulary are read."""
 
     lm: Any
     tokenizer: Any

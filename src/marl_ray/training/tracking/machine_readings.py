@@ -1,4 +1,4 @@
-"""What a worker's machine is doing, now and then: CPU, memory, GPU."""
+"""Sample CPU, memory and GPU use of a worker's machine now and then."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What the driver does with the rows that workers send: it shows them, and gives them to MLflow and the other sinks."""
+"""Show the rows of metrics that workers send, and log them to MLflow and the other sinks."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ TRANSCRIPTS = "transcripts"
 """Key of episodes as text among rows of metrics on their way to the driver, and the folder of MLflow that they go to."""
 QUEUE_GET_S = 1.0
 DRAIN_S = 30.0
-"""How long the driver waits, after the workers have ended, for the last metrics to be logged."""
+"""Seconds that the driver waits, after the workers have ended, for the last metrics to be logged."""
 
 
 class MetricsLog:

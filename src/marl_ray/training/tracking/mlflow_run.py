@@ -62,7 +62,7 @@ class Tracker:
         return str(run.info.run_id)
 
     def _tags(self) -> dict[str, str]:
-        """What runs are searched by. The commit has MLflow's own key, by which its pages show it."""
+        """The tags that runs are searched by. The commit has MLflow's own key, by which its pages show it."""
         algorithms = dict.fromkeys(self.config.algorithm_of(name) for name in self.config.team)
         tags = {
             "algorithm": ",".join(algorithms),

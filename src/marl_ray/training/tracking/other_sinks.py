@@ -43,7 +43,7 @@ def check_sinks(config: RunConfig) -> None:
 
 
 def _logged_in() -> bool:
-    """Whether `wandb login` has left a key for the server."""
+    """True if `wandb login` has left a key for the server."""
     server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     try:
         return netrc.netrc().authenticators(urlsplit(server).hostname or "") is not None

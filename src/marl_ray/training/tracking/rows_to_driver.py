@@ -1,11 +1,11 @@
-"""Rows of metrics on their way from a worker to the driver."""
+"""Send rows of metrics from a worker to the driver through a Ray queue."""
 
 import secrets
 import time
 from typing import Any
 
 SENDING_S = 0.5
-"""Least time between two sendings of metrics to the driver."""
+"""Least seconds between two messages to the driver."""
 
 
 def metrics_queue(owner: str) -> Any:
@@ -19,7 +19,7 @@ def metrics_queue(owner: str) -> Any:
 
 
 class Rows:
-    """Sends them through a Ray queue, at most twice a second, so that fast iterations do not wait."""
+    """Buffers rows and sends them at most twice a second, so that fast iterations do not wait."""
 
     def __init__(self, queue: Any):
         self.queue, self.sent = queue, float("-inf")

@@ -1,4 +1,4 @@
-"""What a run has come to, in lines for people."""
+"""Summarise a run in lines for people."""
 
 from collections.abc import Mapping
 

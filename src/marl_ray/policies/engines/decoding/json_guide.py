@@ -42,13 +42,13 @@ class GuideState(NamedTuple):
     """Where a text stands."""
 
     mode: str = "start"
-    """What has to come next; `done` when nothing may."""
+    """The part of the grammar that comes next; `done` if nothing may follow."""
     stack: str = ""
     """Open objects and arrays, `{` and `[`, the innermost last."""
     texts: tuple[str, ...] = ()
-    """Of the modes `before`, `word` and `after`: what is to be written exactly, one of these."""
+    """The strings of which one must be written exactly, in the modes `before`, `word` and `after`."""
     behind: str = ""
-    """What is to be written behind the object."""
+    """The text that must be written behind the object."""
     spaces: int = 0
     """Blanks just before."""
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What a model keeps per token."""
+    """The shape of the keys and values that a model keeps per token."""
 
     layers: int
     heads: int

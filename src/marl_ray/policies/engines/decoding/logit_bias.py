@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """What a request adds to the logits."""
+    """The numbers that a request adds to the logits."""
 
     tokens: tuple[tuple[int, float], ...] = ()
     """Token ids and their biases."""

@@ -21,7 +21,7 @@ class StopStrings:
         self._window = max(len(stop.encode("utf-8", "surrogatepass")) for stop in stops) + 1
 
     def completed(self, responses: Sequence[Sequence[int]]) -> list[bool]:
-        """Whether the newest token of each response, which held no stop string before it, completes one."""
+        """True for each response whose newest token completes a stop string; before that token it held none."""
         ends = [self._end(ids, frozenset()) for ids in responses]
         found = self._hold(ends)
         mixed = [row for row, ids in enumerate(ends) if self._special.intersection(ids)]

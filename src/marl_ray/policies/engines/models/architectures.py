@@ -79,7 +79,7 @@ def check_architecture(config: Any, engine: Engine, context: int, where: str) ->
 
 
 class LogitsShape(NamedTuple):
-    """What an architecture does to what its output layer gives."""
+    """The operations of an architecture on the outputs of its last layer."""
 
     factor: float
     """Multiplies them."""
@@ -90,8 +90,10 @@ class LogitsShape(NamedTuple):
 
 
 def logits_shape(lm: Any) -> LogitsShape:
-    """Of a model of transformers. What a key of its config means differs from architecture to architecture, and some have
-    keys that they do not read."""
+    """Read the operations from a model of transformers.
+
+    The meaning of a config's key differs between architectures, and some have keys that they do not read.
+    """
     kind, config = lm.config.model_type, lm.config.get_text_config()
 
     def key(name: str, *others: str) -> Any:

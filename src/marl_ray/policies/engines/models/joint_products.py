@@ -24,7 +24,7 @@ class Product:
     scale: float
 
     def widened(self, x: Tensor) -> Tensor:
-        """What the weight is multiplied with."""
+        """The input that the weight is multiplied with."""
         return x if self.down is None else torch.cat([x, functional.linear(x, self.down) * self.scale], -1)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class Product:
 
 
 def product(*layers: Any) -> Product:
-    """Of linear layers with the same input; their outputs stand one behind the other.
+    """One product for linear layers with the same input; their outputs stand one behind the other.
 
     The layers' parameters become views of the product's, so that writing to a parameter writes to it; they are moved only
     once.

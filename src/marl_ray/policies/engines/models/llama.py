@@ -39,7 +39,7 @@ class _Layer:
 
 
 def is_llama(lm: Any, context: int) -> bool:
-    """Whether `LlamaModel` computes what this model does, for sequences of at most `context` tokens."""
+    """True if `LlamaModel` computes the same as this model for sequences of at most `context` tokens."""
     if type(lm).__name__ not in FAMILY or not type(lm).__module__.startswith("transformers."):
         return False
     window = getattr(lm.config, "sliding_window", None)
