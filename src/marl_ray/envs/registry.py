@@ -88,11 +88,11 @@ def _make(config: EnvConfig) -> Any:
 def check_costs(env: "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]", signals: int) -> None:
     """Raise MarlRayError unless a step of the environment reports `signals` costs."""
     _, infos = first_step(env)
-    found = [np.size(info["cost"]) for info in infos.values() if "cost" in info]
-    if not found:
+    sizes = [np.size(info["cost"]) for info in infos.values() if "cost" in info]
+    if not sizes:
         raise MarlRayError('constraints: the environment reports no infos[agent]["cost"], so no budget can be kept')
-    if set(found) != {signals}:
-        raise MarlRayError(f'constraints: {signals} given, but infos[agent]["cost"] has {max(found)} numbers')
+    if set(sizes) != {signals}:
+        raise MarlRayError(f'constraints: {signals} given, but infos[agent]["cost"] has {max(sizes)} numbers')
 
 
 def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
@@ -135,12 +135,12 @@ def _imported(env_id: str) -> Callable[..., Any]:
         raise MarlRayError(f"env.id: cannot import {module_name!r} of {env_id!r} ({reason})") from error
     make = getattr(module, name, None)
     if not callable(make):
-        found = (
+        made = (
             "not callable; expected what returns an environment"
             if hasattr(module, name)
             else f"not in the module{_suggest(name, vars(module))}"
         )
-        raise MarlRayError(f"env.id: {name!r} of {env_id!r} is {found}")
+        raise MarlRayError(f"env.id: {name!r} of {env_id!r} is {made}")
     return make
 
 

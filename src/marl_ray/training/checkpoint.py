@@ -26,8 +26,8 @@ def save(folder: Path, learners: dict[str, Learner], state: dict[str, Any], envs
     dcp.save(_sharded(learners), storage_writer=dcp.FileSystemWriter(folder / WEIGHTS))
     (folder / f"envs-{rank}.json").write_text(json.dumps(envs))
     if rank == 0:
-        whole = state | {"learners": {name: learner.state.plain() for name, learner in learners.items()}}
-        (folder / "state.json").write_text(json.dumps(whole))
+        run_state = state | {"learners": {name: learner.state.plain() for name, learner in learners.items()}}
+        (folder / "state.json").write_text(json.dumps(run_state))
 
 
 def load(folder: Path, learners: dict[str, Learner], own_hyper: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -54,7 +54,7 @@ def load(folder: Path, learners: dict[str, Learner], own_hyper: bool = False) ->
 
 
 def _sharded(learners: dict[str, Learner]) -> dict[str, Any]:
-    whole = {}
+    states = {}
     for name, learner in learners.items():
         untouched = not learner.policy.optimizer.state
         model, optimizer = get_state_dict(learner.policy.model, learner.policy.optimizer)
@@ -63,5 +63,5 @@ def _sharded(learners: dict[str, Learner]) -> dict[str, Any]:
             for own in learner.policy.optimizer.state.values():
                 if "step" in own:
                     own["step"].zero_()
-        whole[name] = {"model": model, "optimizer": optimizer}
-    return whole
+        states[name] = {"model": model, "optimizer": optimizer}
+    return states

@@ -73,10 +73,10 @@ def finished(config: RunConfig) -> RunResult | None:
 
     Raises MarlRayError if the folder under its name is another run's.
     """
-    found = record_of(config).get(FINISHED)
-    if found is None or found["total_steps"] < config.train.total_steps:
+    ended = record_of(config).get(FINISHED)
+    if ended is None or ended["total_steps"] < config.train.total_steps:
         return None
-    outcome = found["outcome"]
+    outcome = ended["outcome"]
     return RunResult(**outcome | {"curve": None if outcome["curve"] is None else Path(outcome["curve"])}, trained=False)
 
 
@@ -204,7 +204,7 @@ def worker(payload: dict[Any, Any]) -> Any:
                 emit=emit,
                 report=report,
                 run_id=payload["run_id"],
-                show=lambda iteration, told: rows.add({"iteration": float(iteration), TRANSCRIPTS: told}),
+                show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
             )
         except Diverged as error:  # all workers meet it together, and would again after every restart
             return {STOPPED: str(error)}
@@ -240,12 +240,12 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
     # Of equal scores, as where nothing was played, the newest counts.
     kept = sorted(result.best_checkpoints, key=lambda pair: (pair[1]["score"], pair[1]["iteration"]), reverse=True)
     paths = ((f"{checkpoint.path}/{BUNDLE}", metrics) for checkpoint, metrics in kept)
-    best, found = next(p for p in paths if filesystem.get_file_info(p[0]).type == fs.FileType.Directory)
+    best, best_metrics = next(p for p in paths if filesystem.get_file_info(p[0]).type == fs.FileType.Directory)
     with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
         local = Path(temporary) / BUNDLE
         local.mkdir()
         fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
-        model = tracker.register(local, load_bundle(local).digest, best_score_of(config, found))
+        model = tracker.register(local, load_bundle(local).digest, best_score_of(config, best_metrics))
         curve = plot_run(panels_of(config, tracker.history), Path(temporary) / "return.png", config.env.id)
         tracker.artifact(curve)
         with curve.open("rb") as source, filesystem.open_output_stream(f"{folder}/return.png") as target:
@@ -259,9 +259,9 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
         curve=Path(folder) / "return.png" if is_local else None,
         tracking_uri=tracker.uri,
         run_id=tracker.run_id,
-        best_return=found.get("best/return", found.get("return")),
+        best_return=best_metrics.get("best/return", best_metrics.get("return")),
         metrics=last,
-        summary=run_summary(config, found, last),
+        summary=run_summary(config, best_metrics, last),
     )
 
 

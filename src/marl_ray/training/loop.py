@@ -58,10 +58,10 @@ class Clock:
     def read(self, steps: int) -> Metrics:
         """Steps per second and each phase's share of the time; starts over."""
         now = time.perf_counter()
-        whole = now - self.started
-        shares = {f"time/{name}": seconds / whole for name, seconds in self.phases.items()}
+        elapsed = now - self.started
+        shares = {f"time/{name}": seconds / elapsed for name, seconds in self.phases.items()}
         self.started, self.phases = now, dict.fromkeys(self.phases, 0.0)
-        return {"steps_per_second": steps / whole, **shares, "time/other": max(0.0, 1 - sum(shares.values()))}
+        return {"steps_per_second": steps / elapsed, **shares, "time/other": max(0.0, 1 - sum(shares.values()))}
 
 
 class Run:
@@ -132,8 +132,8 @@ class Run:
         """Evaluate what training starts from, if there are evaluations; the metrics of step 0."""
         self.fresh = False
         if self.config.evaluates:
-            found, cost = self.evaluate()
-            self.metrics = {"iteration": 0, "steps": 0} | found
+            metrics, cost = self.evaluate()
+            self.metrics = {"iteration": 0, "steps": 0} | metrics
             total = self.config.train.total_steps
             # A team that learns may end its episodes sooner than at first, so the middle of the run is not left out.
             self.state["evaluate_at"] = max(total / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, total / 2))
@@ -182,13 +182,15 @@ class Run:
         """
         players = self.team.players()
         with self.clock.phase("evaluation"):
-            found = self.evaluator.evaluate(players, SCORED, self.steps)
-            self.evaluated = max(found.score, UNKNOWN)
-            metrics, steps = {f"eval/{key}": value for key, value in found.metrics.items()}, found.steps
+            scored = self.evaluator.evaluate(players, SCORED, self.steps)
+            self.evaluated = max(scored.score, UNKNOWN)
+            metrics, steps = {f"eval/{key}": value for key, value in scored.metrics.items()}, scored.steps
             if self.best:
-                told = self.evaluator.evaluate(players, CONFIRMED, self.steps)
-                metrics |= {f"best/{key}": value for key, value in told.metrics.items()} | {"best/steps": self.steps}
-                steps += told.steps
+                confirmed = self.evaluator.evaluate(players, CONFIRMED, self.steps)
+                metrics |= {f"best/{key}": value for key, value in confirmed.metrics.items()} | {
+                    "best/steps": self.steps
+                }
+                steps += confirmed.steps
         return metrics, steps
 
     def _spoken(self, batch: Any) -> Metrics:
@@ -200,8 +202,8 @@ class Run:
 
     def score(self) -> float:
         """The number that chooses the best checkpoint: an evaluation of these very weights, else the recent episodes."""
-        found = self.evaluated if self.config.evaluates else self.recent.score()
-        return UNKNOWN if found is None else max(found, UNKNOWN)
+        score = self.evaluated if self.config.evaluates else self.recent.score()
+        return UNKNOWN if score is None else max(score, UNKNOWN)
 
     def save(self, folder: Path | None) -> float:
         """Write a checkpoint, with a bundle where the score is the best so far; the score. No folder: nothing is written."""

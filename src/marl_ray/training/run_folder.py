@@ -173,7 +173,7 @@ def write_traceback(config: RunConfig, whose: str, text: str) -> str:
 
 
 def traceback_of(config: RunConfig, ranks: Iterable[int]) -> str:
-    """Where the traceback of the first of these workers that left one lies; empty if none did."""
+    """Path of the traceback of the first of these workers that left one; empty if none did."""
     filesystem, folder = filesystem_of(config)
     paths = (f"{folder}/errors/worker-{rank}.txt" for rank in ranks)
     return next((path for path in paths if filesystem.get_file_info(path).type == fs.FileType.File), "")

@@ -42,10 +42,10 @@ def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) 
 def shares(budgets: Sequence[float], costs: Sequence[Sequence[float]]) -> dict[str, float]:
     """`within_budget` and `within_budget_105`: shares of the episodes whose costs are within 1.00 and 1.05 times every
     budget; `..._certified`: what each share is at least, with 95 % confidence. `costs` are (episodes, signals)."""
-    found = {}
+    metrics = {}
     for name, factor in (("within_budget", 1.0), ("within_budget_105", SLACK)):
         limits = [factor * budget + _ROUNDING * max(budget, 1.0) for budget in budgets]
         kept = sum(all(c <= limit for c, limit in zip(own, limits, strict=True)) for own in costs)
-        found[name] = kept / len(costs)
-        found[f"{name}_certified"] = certified_rate(kept, len(costs))
-    return found
+        metrics[name] = kept / len(costs)
+        metrics[f"{name}_certified"] = certified_rate(kept, len(costs))
+    return metrics

@@ -14,7 +14,7 @@ class Valued(NamedTuple):
     outputs: Tensor
     """Now, with gradients."""
     old: Tensor
-    """When the update began."""
+    """The outputs when the update began."""
     targets: Tensor
 
 

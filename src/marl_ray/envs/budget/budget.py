@@ -19,7 +19,7 @@ from marl_ray.errors import MarlRayError
 LEVELS = 32
 """Levels of the remaining limit in a categorical observation."""
 TOLERANCE = 1e-6
-"""By how much a limit may be passed, for rounding; once per episode, not once per step."""
+"""Amount by which rounding may exceed a limit; once per episode, not once per step."""
 
 
 class HardBudget(BaseParallelWrapper[str, Any, Any]):
@@ -227,7 +227,7 @@ def _wider(agent: str, space: spaces.Space[Any], extra: int) -> spaces.Space[Any
             return spaces.MultiDiscrete(nvec, dtype=space.dtype.type, start=start)
         case spaces.Discrete():
             return spaces.MultiDiscrete([int(space.n), *[LEVELS] * extra], start=[int(space.start), *[0] * extra])
-    found = f"{type(space).__name__} of shape {space.shape}"
+    kind = f"{type(space).__name__} of shape {space.shape}"
     raise MarlRayError(
-        f"constraints: hard_limit appends to vectors of Box, MultiDiscrete or Discrete, but {agent} observes {found}"
+        f"constraints: hard_limit appends to vectors of Box, MultiDiscrete or Discrete, but {agent} observes {kind}"
     )

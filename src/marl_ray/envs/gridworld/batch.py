@@ -1,4 +1,4 @@
-"""Many copies of a gridworld whose states stand in shared arrays, so that one compiled call steps them all."""
+"""Step many copies of a gridworld in one compiled call: their states stand in shared arrays."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -43,7 +43,7 @@ class WorldRules(NamedTuple):
     success_all: bool
     """A success ends only the agent's own episode, not every agent's."""
     failure_all: bool
-    """Likewise for a failure."""
+    """A failure ends only the agent's own episode, not every agent's."""
 
 
 class Prices(NamedTuple):
@@ -132,7 +132,7 @@ def turn(
     reward: float,
     rewards: np.ndarray,
 ) -> bool:
-    """All agents act, in the order of their draws (agents,). False, and nothing happens, if any needs objects.
+    """Let all agents act, in the order of their draws (agents,). Returns False, and changes nothing, if any needs objects.
 
     Whether one does can be said beforehand: nothing but the use of an object changes the grid, and no agent but
     itself moves or turns an agent.

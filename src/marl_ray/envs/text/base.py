@@ -224,7 +224,7 @@ class TextEnv(AECEnv[str, str, str], ABC):
 
 
 def place(count: int, seed: int, index: int) -> int:
-    """Which of `count` tasks is number `index` of a run: every epoch is a shuffle of its own of all of them."""
+    """Return which of `count` tasks is number `index` of a run; every epoch shuffles all tasks anew."""
     epoch, position = divmod(index, count)
     return int(_shuffle(count, seed, epoch)[position])
 

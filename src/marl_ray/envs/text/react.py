@@ -23,7 +23,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _INSIDE_A_NUMBER = re.compile(r"(?<=\d)[^\w\s](?=\d)")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _FORMULA = re.compile(r"[\\^=+*/<>{}\[\]|#]|(?<!\w)-|-(?!\w)|^\(|\d[!(]")
-"""In an answer: signs that mean something, unlike the punctuation of words."""
+"""Signs that carry meaning in an answer, unlike the punctuation of words."""
 
 
 class React(TextEnv):
@@ -111,19 +111,21 @@ class React(TextEnv):
         In the made-up country the expert knows which calls lead to the answer, and makes them. For tasks of a file it
         thinks the task's solution, where there is one, and gives the answer: that teaches the format, not the tools.
         """
-        found = []
+        demonstrations = []
         for index in range(count):
             task = self.train[place(len(self.train), seed, index)]
             past: list[ReactTurn] = []
             for step in _plan(task):
                 response = _written(step)
-                found.append(Demonstration(self.possible_agents[0], self._prompt(task, past, len(past)), response))
+                demonstrations.append(
+                    Demonstration(self.possible_agents[0], self._prompt(task, past, len(past)), response)
+                )
                 said, result = self._respond(response, len(past))
                 past.append(ReactTurn(said, result.observation))
-        return found
+        return demonstrations
 
     def _respond(self, text: str, calls: int) -> tuple[str, CallResult]:
-        """Run the call in a response, after `calls` earlier ones; returns the text that later prompts repeat, and the result."""
+        """Run the call in a response after `calls` earlier ones; returns the text for later prompts, and the result."""
         call = parse(text)
         tool = find(self.tools, call.tool)
         if self.max_calls is not None and calls >= self.max_calls and tool is not None and not tool.ends:

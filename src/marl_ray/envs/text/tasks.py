@@ -143,12 +143,12 @@ def _stdio(cases: Iterable[InputOutput]) -> tuple[StdioTest, ...]:
 
 
 def _unique(
-    path: str, found: Iterable[FileRow], model: type[R], make: Callable[[str, R, str], Made]
+    path: str, rows: Iterable[FileRow], model: type[R], make: Callable[[str, R, str], Made]
 ) -> tuple[Made, ...]:
     """A task of every row; one without an id is called by its number."""
     tasks: dict[str, Made] = {}
     seen: dict[str, str] = {}
-    for row in found:
+    for row in rows:
         record = read_record(model, _without_nulls(row))
         task_id = record.task_id or str(len(tasks))
         if task_id in seen:

@@ -105,10 +105,10 @@ def consists_of(data: list[Any], kinds: set[type]) -> bool:
     """
     parts = [data]
     for part in parts:  # which grows
-        found = set(map(type, part))
-        if not found <= kinds | {list}:
+        types = set(map(type, part))
+        if not types <= kinds | {list}:
             return False
-        if list in found:
+        if list in types:
             parts.extend(one for one in part if type(one) is list)
     return True
 

@@ -109,24 +109,24 @@ class Bundle:
     @cached_property
     def _categories(self) -> dict[str, np.ndarray]:
         """Agent -> number of categories at each place, for observations that are a row of few categories, from zero on."""
-        found = {}
+        categories = {}
         for agent, policy in self.agents.items():
             space = self.policies[policy].observation_space
             if not isinstance(space, spaces.MultiDiscrete) or space.nvec.ndim != 1:
                 continue
             if space.nvec.max() < 256 and not np.any(space.start):
-                found[agent] = space.nvec.astype(np.uint8)
-        return found
+                categories[agent] = space.nvec.astype(np.uint8)
+        return categories
 
     @cached_property
     def _bounds(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Agent -> least and greatest observation, float32, for Boxes with bounds."""
-        found = {}
+        bounds = {}
         for agent, policy in self.agents.items():
             space = self.policies[policy].observation_space
             if isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).any():
-                found[agent] = space.low.astype(np.float32), space.high.astype(np.float32)
-        return found
+                bounds[agent] = space.low.astype(np.float32), space.high.astype(np.float32)
+        return bounds
 
     def check(self, agent: str, observation: Any) -> np.ndarray:
         """One observation from outside as an array, or MarlRayError that says what was expected of the agent."""

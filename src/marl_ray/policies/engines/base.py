@@ -37,7 +37,7 @@ class Token:
     """The handle that `Decoder.add` returned for the row."""
     id: int
     log_prob: float
-    """At the generation's temperature, without biases, and not renormalised after top-k and top-p."""
+    """Log-probability at the generation's temperature, without biases, and not renormalised after top-k and top-p."""
     finish: Literal["stop", "length"] | None
     """`stop`: the response ended by itself (end token, stop string, or it is what its guide asks for); `length`: it has
     max_tokens tokens."""
@@ -53,7 +53,7 @@ class Completion:
     """The sampled tokens, the end token included."""
     log_probs: list[float]
     ended: bool
-    """By an end token or a stop string, and not by max_tokens."""
+    """True if an end token or a stop string has ended the response; False if `max_tokens` has."""
 
 
 class Engine(Protocol):

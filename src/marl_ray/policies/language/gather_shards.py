@@ -33,9 +33,9 @@ def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 def _gathered(tensors: list[Tensor]) -> Iterator[Tensor]:
     sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
-    found = _exchanged(sharded) if sharded else iter(())
+    exchanged = _exchanged(sharded) if sharded else iter(())
     for tensor in tensors:
-        yield next(found) if isinstance(tensor, DTensor) else tensor
+        yield next(exchanged) if isinstance(tensor, DTensor) else tensor
 
 
 def _exchanged(tensors: list[DTensor]) -> Iterator[Tensor]:

@@ -32,7 +32,7 @@ class Packed(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Who follows whom."""
+    """The tree of shared prefixes: which row continues which."""
 
     prompts: Tensor
     """(G, P) the prompts' tokens in S, padded on the right."""
@@ -94,14 +94,14 @@ def states(lm: Any, packed: Packed) -> Tensor:
     """Last hidden states (S, H) of a model that `use` was called on."""
     # A mask that is there already is handed on: without one transformers would build one of S x S.
     there = packed.ids.new_zeros(1, 1, 1, 1)
-    found = lm.get_decoder()(
+    outputs = lm.get_decoder()(
         input_ids=packed.ids,
         position_ids=packed.positions,
         attention_mask=there,
         use_cache=False,
         layout=packed.layout,
     )
-    hidden: Tensor = found.last_hidden_state[0]
+    hidden: Tensor = outputs.last_hidden_state[0]
     return hidden
 
 
@@ -124,7 +124,7 @@ def _attend(
     asked, keys, values = (_laid(part, layout.prompts) for part in (q, k, v))
     # Padding stands on the right, where causal attention does not look.
     mixed = functional.scaled_dot_product_attention(asked, keys, values, is_causal=True, scale=scaling, enable_gqa=True)
-    found = [mixed.transpose(1, 2).flatten(0, 1)]
+    parts = [mixed.transpose(1, 2).flatten(0, 1)]
     if layout.responses.shape[1]:
         asked, new_keys, new_values = (_laid(part, layout.responses) for part in (q, k, v))
         keys, values = torch.cat([keys[layout.own], new_keys], 2), torch.cat([values[layout.own], new_values], 2)
@@ -138,8 +138,8 @@ def _attend(
             scale=scaling,
             enable_gqa=True,
         )
-        found.append(mixed.transpose(1, 2).flatten(0, 1))
-    return torch.cat(found).index_select(0, layout.back)[None].to(query.dtype), None
+        parts.append(mixed.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, layout.back)[None].to(query.dtype), None
 
 
 def _laid(tokens: Tensor, places: Tensor) -> Tensor:

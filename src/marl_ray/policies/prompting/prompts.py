@@ -112,7 +112,7 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
         if len(ids) <= room:
             return ids, False
     least, too_many = int(LEAST_LEFT * len(text)), min(len(text), most + 1)
-    if least > most or len(found := _read(tokenizer, _cut(text, least), chat) or [begin]) > room:
+    if least > most or len(fitting := _read(tokenizer, _cut(text, least), chat) or [begin]) > room:
         raise PromptTooLong(
             f"prompt: expected at most {room} tokens when half of its {len(text)} characters are left out"
         )
@@ -120,10 +120,10 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
         middle = (least + too_many) // 2
         ids = _read(tokenizer, _cut(text, middle), chat) or [begin]
         if len(ids) <= room:
-            least, found = middle, ids
+            least, fitting = middle, ids
         else:
             too_many = middle
-    return found, True
+    return fitting, True
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -199,7 +199,7 @@ def _marked(facts: _Facts, text: str) -> str:
     if facts.normalizer is not None and facts.spelled.search(normal := facts.normalizer.normalize_str(text)):
         text = normal
     while facts.spelled.search(text):  # what is behind a break may spell another one
-        text = facts.spelled.sub(lambda found: f"{found[0][0]}{_BREAK}{found[0][1:]}", text)
+        text = facts.spelled.sub(lambda match: f"{match[0][0]}{_BREAK}{match[0][1:]}", text)
     return text
 
 
@@ -234,8 +234,8 @@ def _facts(tokenizer: Any) -> _Facts:
 
 def _found_out(tokenizer: Any) -> _Facts:
     plain = tokenizer.encode("a", add_special_tokens=False, verbose=False)
-    whole = tokenizer.encode("a", add_special_tokens=True)
-    before = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
+    encoded = tokenizer.encode("a", add_special_tokens=True)
+    before = next((at for at in range(len(encoded)) if encoded[at : at + len(plain)] == plain), 0)
     parts, written = _frame(tokenizer) if tokenizer.chat_template is not None else (None, set())
     added = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special), *written}
@@ -251,7 +251,7 @@ def _found_out(tokenizer: Any) -> _Facts:
     return _Facts(
         re.compile("|".join(longest) or "(?!)"),
         normalizer,
-        whole[:before],
+        encoded[:before],
         tokenizer.encode("\n", add_special_tokens=False, verbose=False),
         max(map(len, tokenizer.get_vocab())),
         parts,
@@ -272,11 +272,11 @@ def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
     ways = [parts for parts in (False, True) if SHOWN in _rendered(tokenizer, user, parts)]
     if not ways:
         return None, set()
-    told = [{"role": "system", "content": SHOWN}]
+    system = [{"role": "system", "content": SHOWN}]
     answered = [*user, {"role": "assistant", "content": SHOWN}, *user]
-    texts = [_rendered(tokenizer, messages, ways[0]) for messages in (user, answered, [*told, *user])]
-    found = {number for text in texts for number in tokenizer.encode(text, add_special_tokens=False, verbose=False)}
-    return ways[0], found & tokenizer.added_tokens_decoder.keys()
+    texts = [_rendered(tokenizer, messages, ways[0]) for messages in (user, answered, [*system, *user])]
+    numbers = {number for text in texts for number in tokenizer.encode(text, add_special_tokens=False, verbose=False)}
+    return ways[0], numbers & tokenizer.added_tokens_decoder.keys()
 
 
 def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool, **settings: Any) -> str:

@@ -121,13 +121,13 @@ def calls_in(text: str) -> list[WrittenCall]:
     one call with its arguments in marks; none where it is something else."""
     text = text.strip().removeprefix(LIST).strip()
     try:
-        found, end = decode(text)
+        data, end = decode(text)
     except ValueError:
         marked = in_marks(text, 0)
         return [] if marked is None else [WrittenCall(marked[0], json.dumps(marked[1], ensure_ascii=False))]
     if end < len(text):
         return []
-    calls = [_call(part) for part in (found if isinstance(found, list) else [found])]
+    calls = [_call(part) for part in (data if isinstance(data, list) else [data])]
     return [call for call in calls if call is not None] if all(calls) else []
 
 

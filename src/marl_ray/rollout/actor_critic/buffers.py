@@ -48,7 +48,7 @@ class Buffer:
             array[:, copies] = 0
 
     def permit(self, t: int, alive: np.ndarray, allowed: np.ndarray | None) -> None:
-        """Who acts at step t, (copies, agents), and what is allowed, (copies, agents, choices)."""
+        """The agents that act at step t, (copies, agents), and their allowed actions, (copies, agents, choices)."""
         self.acted[t] |= alive
         if allowed is None:
             self.mask[t] |= alive
@@ -168,9 +168,9 @@ class Played:
 
     def _acting_at_end(self, name: str) -> np.ndarray:
         """(T, copies, agents) bool: agents that were cut, or go on, where the row or the team's episode is cut."""
-        found = self.buffers[name].truncated[: self.steps].copy()
-        found[-1] |= self._open_end(name)
-        return found
+        cut = self.buffers[name].truncated[: self.steps].copy()
+        cut[-1] |= self._open_end(name)
+        return cut
 
     def _for_all(self, name: str, bootstrap: Tensor, players: Mapping[str, Player]) -> Tensor:
         """Costs after a cut, (T, copies, agents, K), also for agents that were done before: the mean of what the critics of

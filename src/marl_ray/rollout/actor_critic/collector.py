@@ -1,4 +1,4 @@
-"""Many environment copies played in step by one batch of actions per policy."""
+"""Play many environment copies in step, with one batch of actions per policy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Episode(NamedTuple):
     length: int
     """Environment steps."""
     start: int
-    """When it began, in steps of every copy since the run began; where a batch is whole episodes, when the batch did."""
+    """Step at which it began, counted in every copy since the run began; its batch's if a batch is whole episodes."""
     decisions: dict[str, int]
     """Policy -> its own decisions in the whole episode, those of earlier batches included."""
 
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
     """The gathered batch."""
 
     trajectories: dict[str, Trajectories]
-    """By policy."""
+    """Policy -> its rows."""
     episodes: list[Episode]
     steps: int
     """Environment steps that were played for it."""
@@ -97,7 +97,7 @@ class Collector:
         """Actions by step and policy since the oldest running episode began: replayed on resume, so that no environment is
         ever pickled."""
         self.began = np.zeros(count, np.int64)
-        """Where in `history` each copy's episode began."""
+        """Index in `history` at which each copy's episode began."""
         if not plan.episodes:
             for c, number in enumerate(copies):
                 self._continue(c, (state or {}).get(str(number)))
@@ -206,10 +206,10 @@ class Collector:
             if not playing.any():
                 break
             parts = zip(players.values(), buffers.values(), envs.action_masks, noise[t].split(widths, -1), strict=True)
-            for p, (_, buffer, allowed, _) in enumerate(whole := list(parts)):
+            for p, (_, buffer, allowed, _) in enumerate(listed := list(parts)):
                 buffer.permit(t, alive[:, buffer.columns], allowed)
                 self.decisions[:, p] += buffer.mask[t].sum(1) * playing
-            actions = [act(*part, t, alive[:, part[1].columns], played.greedy) for part in whole]
+            actions = [act(*part, t, alive[:, part[1].columns], played.greedy) for part in listed]
             step = envs.step(actions)
             if restart:
                 self.history.append(actions)

@@ -22,7 +22,7 @@ _BLOCK_BITS = 20
 
 
 class FixedStart(NamedTuple):
-    """Which episode is played, and how."""
+    """The episode to play, and how to choose its actions."""
 
     number: int
     kind: int

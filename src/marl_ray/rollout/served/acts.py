@@ -52,10 +52,10 @@ class Logged:
     """Logged units and what was decided in them."""
 
     policies: dict[str, Trajectories]
-    """By policy, one row per sequence, ordered by unit, agent and turn; `episode` is the unit's index, `states` is None.
+    """Policy -> one row per sequence, ordered by unit, agent and turn; `episode` is the unit's index, `states` is None.
     Padded at the end (mask False); costs that were not measured are NaN. A policy without logged rows is not there."""
     lengths: dict[str, Tensor]
-    """By policy, (B,) int64: steps of each row before its padding."""
+    """Policy -> (B,) int64: steps of each row before its padding."""
     units: tuple[str, ...]
     """`experiment/unit`, sorted."""
     outcomes: np.ndarray
@@ -74,12 +74,12 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
         rows = _Rows(name, table, begin + np.arange(len(table)))
         played_by = np.array([agents.get(agent, "") for agent in rows.plain("agent")], object)
         rows.check("agent", played_by != "", f"one of {', '.join(agents)}")
-        for policy, found in parts.items():
+        for policy, own in parts.items():
             chosen = np.flatnonzero(played_by == policy)
             if len(chosen):
                 members = [agent for agent, player in agents.items() if player == policy]
-                found.append(_read(rows.only(chosen), members, spaces[policy]))
-    everything = [part for found in parts.values() for part in found]
+                own.append(_read(rows.only(chosen), members, spaces[policy]))
+    everything = [part for own in parts.values() for part in own]
     if not everything:
         raise MarlRayError(f"{path}: expected at least one logged decision sequence")
     keys = np.concatenate([part.keys for part in everything])
@@ -87,14 +87,14 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
     units, first = np.unique(keys, return_index=True)
     place = {unit: number for number, unit in enumerate(units)}
     policies, lengths = {}, {}
-    for policy, found in parts.items():
-        for part in found:
+    for policy, own in parts.items():
+        for part in own:
             number = np.array([place[key] for key in part.keys])
             expected = outcomes[first][number]
             part.rows.check("outcome", part.columns["outcome"] == expected, "the same outcome in all rows of a unit")
             part.columns["episode"] = number
-        if found:
-            policies[policy], lengths[policy] = _trajectories(found)
+        if own:
+            policies[policy], lengths[policy] = _trajectories(own)
     return Logged(policies, lengths, tuple(units), outcomes[first])
 
 
@@ -206,7 +206,7 @@ class _Part:
     """One policy's part of one file."""
 
     rows: _Rows
-    """Where they came from; empty."""
+    """The rows without their columns, which name the file and the row in errors."""
     keys: np.ndarray
     """(rows,) names of the units."""
     lengths: np.ndarray
@@ -241,29 +241,29 @@ def _read(rows: _Rows, members: Sequence[str], spaces: Spaces) -> _Part:
 
 def _observations(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
     """Flat rows (steps, D)."""
-    found = to_row(space, rows.steps("observations", lengths, row_size(space)))
+    values = to_row(space, rows.steps("observations", lengths, row_size(space)))
     if isinstance(space, CATEGORICAL):
-        good = (found >= 0) & (found < np.array(cardinalities(space))) & (found == np.round(found))
+        good = (values >= 0) & (values < np.array(cardinalities(space))) & (values == np.round(values))
         rows.check("observations", good.all(1), f"categories of {space}", lengths)
     elif space.dtype == np.uint8:
-        good = (found >= 0) & (found <= 255) & (found == np.round(found))
+        good = (values >= 0) & (values <= 255) & (values == np.round(values))
         rows.check("observations", good.all(1), "integers from 0 to 255", lengths)
     else:
-        rows.check("observations", np.isfinite(found.astype(np.float32)).all(1), "finite numbers", lengths)
-    return found.astype(row_dtype(space))
+        rows.check("observations", np.isfinite(values.astype(np.float32)).all(1), "finite numbers", lengths)
+    return values.astype(row_dtype(space))
 
 
 def _actions(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
     """Actions (steps, *shape) as a distribution has them: choices count from zero."""
     distribution = distribution_of(space)
-    found = rows.steps("actions", lengths, math.prod(distribution.shape))
+    values = rows.steps("actions", lengths, math.prod(distribution.shape))
     if isinstance(distribution, Categorical):
-        found = found - distribution.start
-        good = (found >= 0) & (found < np.array(distribution.sizes)) & (found == np.round(found))
+        values = values - distribution.start
+        good = (values >= 0) & (values < np.array(distribution.sizes)) & (values == np.round(values))
         rows.check("actions", good.all(1), f"actions of {space}", lengths)
-        return found.astype(np.int64).reshape(-1, *distribution.shape)
-    rows.check("actions", np.isfinite(found).all(1), "finite numbers", lengths)
-    return found.astype(np.float32).reshape(-1, *distribution.shape)
+        return values.astype(np.int64).reshape(-1, *distribution.shape)
+    rows.check("actions", np.isfinite(values).all(1), "finite numbers", lengths)
+    return values.astype(np.float32).reshape(-1, *distribution.shape)
 
 
 def _masks(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any], actions: np.ndarray) -> np.ndarray | None:
@@ -315,9 +315,9 @@ def _trajectories(parts: Sequence[_Part]) -> tuple[Trajectories, Tensor]:
 
     def padded(name: str, blank: bool | float = 0) -> Tensor:
         flat = np.concatenate([part.steps[name] for part in parts])
-        whole = np.full((*taken.shape, *flat.shape[1:]), blank, np.float32 if flat.dtype == np.float64 else flat.dtype)
-        whole[taken] = flat[source]
-        return torch.from_numpy(whole)
+        array = np.full((*taken.shape, *flat.shape[1:]), blank, np.float32 if flat.dtype == np.float64 else flat.dtype)
+        array[taken] = flat[source]
+        return torch.from_numpy(array)
 
     if any("action_masks" in part.steps for part in parts):
         choices = next(part.steps["action_masks"].shape[1] for part in parts if "action_masks" in part.steps)
@@ -325,10 +325,10 @@ def _trajectories(parts: Sequence[_Part]) -> tuple[Trajectories, Tensor]:
             part.steps.setdefault("action_masks", np.ones((int(part.lengths.sum()), choices), bool))
     signals = max(part.steps["costs"].shape[1] for part in parts)
     for part in parts:
-        found = part.steps["costs"].shape[1]
-        if found not in (0, signals):
+        count = part.steps["costs"].shape[1]
+        if count not in (0, signals):
             part.rows.refuse("costs", 0, f"{signals} numbers per step, as in other rows, or none")
-        if found < signals:
+        if count < signals:
             part.steps["costs"] = np.full((int(part.lengths.sum()), signals), np.nan)
     nothing, costs = torch.zeros(taken.shape), padded("costs")
     trajectories = Trajectories(

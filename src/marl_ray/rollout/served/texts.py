@@ -55,7 +55,7 @@ class ServedText:
     finish: str
     """`stop`, `length` or `cut`."""
     temperature: float | None
-    """In force."""
+    """The temperature in force."""
     asked: frozenset[str]
     """Settings that the request chose itself."""
 
@@ -76,11 +76,11 @@ def read_served(path: str) -> list[ServedText]:
     Those of arms that tell no tokens are left out. Raises MarlRayError naming the file, the row (from 0) and the column of
     what does not fit, or if nothing is left.
     """
-    found = [one for name, begin, table in tables(path, COLUMNS) for one in _responses(name, begin, table)]
-    if not found:
+    texts = [one for name, begin, table in tables(path, COLUMNS) for one in _responses(name, begin, table)]
+    if not texts:
         raise MarlRayError(f"{path}: expected at least one response with its tokens")
-    _check_outcomes(found)
-    return found
+    _check_outcomes(texts)
+    return texts
 
 
 def _responses(file: str, begin: int, table: pa.Table) -> Iterator[ServedText]:
@@ -134,12 +134,12 @@ def _check_outcomes(served: Sequence[ServedText]) -> None:
 
 def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[str, list[ServedText]]:
     """The responses by the policy that plays their agent (agent -> policy); MarlRayError for an agent that nobody plays."""
-    found: dict[str, list[ServedText]] = {}
+    result: dict[str, list[ServedText]] = {}
     for one in served:
         if one.agent not in agents:
             raise MarlRayError(f"{one.where}, column agent: {one.agent!r} is not one of {', '.join(agents)}")
-        found.setdefault(agents[one.agent], []).append(one)
-    return found
+        result.setdefault(agents[one.agent], []).append(one)
+    return result
 
 
 def check_readable(name: str, tokenizer: Any, vocabulary: int, context: int, served: Sequence[ServedText]) -> None:

@@ -41,7 +41,7 @@ class TextBatch(NamedTuple):
     """The gathered batch; the first three fields are those of `collector.Batch`."""
 
     trajectories: dict[str, Trajectories]
-    """By policy; a row per response."""
+    """Policy -> its rows, one per response."""
     episodes: list[TextEpisode]
     """One per copy: the last it played."""
     steps: int
@@ -49,7 +49,7 @@ class TextBatch(NamedTuple):
     sums: Sums
     """Metrics of roles and environment; `transcripts.means` of all workers' sums are their means."""
     transcripts: list[Transcript]
-    """Those of the drawn episodes that this worker played."""
+    """Transcripts of those drawn episodes that this worker played."""
 
 
 class TextCollector:
@@ -128,8 +128,8 @@ class TextCollector:
                 outcomes += [(positions[group], *_outcome(self.groups[group])) for group in pending]
             pending = [group for group in pending if judging and not _informative(self.groups[group], judging)]
         if self.curriculum:
-            found = sorted(outcome for part in self.gather(outcomes) for outcome in part)
-            self.curriculum.add((index, share) for _, index, share in found)
+            all_outcomes = sorted(outcome for part in self.gather(outcomes) for outcome in part)
+            self.curriculum.add((index, share) for _, index, share in all_outcomes)
         teaching = [group for group in self.groups if group not in pending]
         branched = [branch for group in teaching for branch in branches(group, self.groups[group])]
         self._play_on(players, [branch.copy for branch in branched])
@@ -224,13 +224,13 @@ class TextCollector:
         for copy in copies:
             if copy.observation not in encoded:  # members of a group begin with the same prompt
                 encoded[copy.observation] = _encode(player, copy)
-            if (found := encoded[copy.observation]) is None:
+            if (fitted := encoded[copy.observation]) is None:
                 copy.cannot_read()
                 continue
             number = sum(turn.agent == copy.agent for turn in copy.turns)
             stream = response_stream(*copy.start.stream, self.numbers[copy.acting], number)
-            asked.append((copy, found[1]))
-            prompts.append(Prompt(tuple(found[0]), stream, copy.start.greedy))
+            asked.append((copy, fitted[1]))
+            prompts.append(Prompt(tuple(fitted[0]), stream, copy.start.greedy))
             numbers.append(number)
         if not prompts:
             return

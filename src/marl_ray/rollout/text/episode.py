@@ -30,7 +30,7 @@ class TextEpisode(NamedTuple):
     task: int
     """Index of its task in the environment's order."""
     sample: int
-    """Which of the task's episodes, in evaluation; 0 in training."""
+    """Number of this episode among its task's in evaluation; 0 in training."""
     solved: bool | None
     """True if the environment reported the task as solved; None if it reported nothing."""
     tokens: int
@@ -66,7 +66,7 @@ class EpisodeTurn:
 
 @dataclass(frozen=True)
 class EpisodeStart:
-    """Which episode a copy plays, and with which random numbers."""
+    """The episode that a copy plays, and its stream of random numbers."""
 
     index: int
     split: str
@@ -90,7 +90,7 @@ class TextCopy:
     policies: Mapping[str, Sequence[str]]
     """Policy -> its agents."""
     agent: str | None = None
-    """Who acts next; None where no episode runs."""
+    """The agent that acts next; None if no episode runs."""
     observation: str = ""
     """The observation of that agent."""
     turns: list[EpisodeTurn] = field(default_factory=list)
@@ -105,7 +105,7 @@ class TextCopy:
 
     @property
     def acting(self) -> str:
-        """Who acts next in the running episode."""
+        """The agent that acts next in the running episode."""
         assert self.agent is not None
         return self.agent
 
@@ -247,8 +247,8 @@ class TextCopy:
                 costs += self._costs(agent, info["cost"])
             for name, value in info.get("metrics", {}).items():
                 self.reports.setdefault(name, []).append(_finite(value, f"metric {name} of {agent}"))
-        if told := [bool(info["solved"]) for info in infos.values() if "solved" in info]:
-            self.solved = any(told)
+        if solved := [bool(info["solved"]) for info in infos.values() if "solved" in info]:
+            self.solved = any(solved)
         self._spend(costs)
         for agent, reward in rewards.items():
             self.rewards[agent] += reward
@@ -265,8 +265,8 @@ class TextCopy:
     def _rewards(self) -> dict[str, float]:
         rewards = self.env.rewards
         if not isinstance(rewards, dict) or not set(self.env.agents) <= set(rewards) <= set(self.rewards):
-            found = sorted(rewards) if isinstance(rewards, dict) else type(rewards).__name__
-            raise MarlRayError(f"env.rewards has {found}, expected one of each of {self.env.agents}")
+            given = sorted(rewards) if isinstance(rewards, dict) else type(rewards).__name__
+            raise MarlRayError(f"env.rewards has {given}, expected one of each of {self.env.agents}")
         return {agent: _finite(reward, f"reward of {agent}") for agent, reward in rewards.items()}
 
     def _costs(self, agent: str, cost: Any) -> list[float]:

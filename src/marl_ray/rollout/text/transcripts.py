@@ -76,16 +76,16 @@ def metric_sums(copies: Sequence[TextCopy]) -> Sums:
 
 def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
     """Means of the sums of all workers. Where the environment says what is solved, an episode that was cut is not."""
-    whole: Sums = {}
+    sums: Sums = {}
     for part in parts:
         for name, (total, count) in part.items():
-            before, counted = whole.get(name, (0.0, 0))
-            whole[name] = before + total, counted + count
-    _, cut = whole.pop(CUT, (0.0, 0))
-    if "env/solved" in whole:
-        total, count = whole["env/solved"]
-        whole["env/solved"] = total, count + cut
-    return {name: total / count for name, (total, count) in sorted(whole.items())}
+            before, counted = sums.get(name, (0.0, 0))
+            sums[name] = before + total, counted + count
+    _, cut = sums.pop(CUT, (0.0, 0))
+    if "env/solved" in sums:
+        total, count = sums["env/solved"]
+        sums["env/solved"] = total, count + cut
+    return {name: total / count for name, (total, count) in sorted(sums.items())}
 
 
 def _bounded(text: str) -> str:

@@ -68,9 +68,9 @@ class Evaluator:
         if config.language:
             from marl_ray.training.evaluation.held_out import play_held_out, solved_shares
 
-            told, chosen = play_held_out(config, self.collector, players, kind, kind == SCORED)
-            sampled, greedy = told, chosen
-            extra = solved_shares(told, chosen, config.evaluation.samples)
+            drawn, chosen = play_held_out(config, self.collector, players, kind, kind == SCORED)
+            sampled, greedy = drawn, chosen
+            extra = solved_shares(drawn, chosen, config.evaluation.samples)
         else:
             played = self._play(players, kind)
             sampled = played[: config.evaluation_episodes]
@@ -79,15 +79,15 @@ class Evaluator:
         costs = [episode.costs for episode in sampled]
         if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.ret, *e.costs)))):
             raise Diverged(f"evaluation at step {steps}: returns or costs are not finite")
-        found = {"return": _mean([episode.ret for episode in sampled])}
+        metrics = {"return": _mean([episode.ret for episode in sampled])}
         if greedy:
-            found["greedy_return"] = _mean([episode.ret for episode in greedy])
-        found["episode_length"] = _mean([episode.length for episode in sampled])
+            metrics["greedy_return"] = _mean([episode.ret for episode in greedy])
+        metrics["episode_length"] = _mean([episode.length for episode in sampled])
         if config.budgets:
-            found |= {f"episode_cost_{k}": mean for k, mean in enumerate(mean_costs(costs))}
-            found |= shares(config.budgets, costs)
-        judged = score(config.budgets, found["return"], mean_costs(costs))
-        return Evaluation(found | extra, judged, sum(episode.length for episode in (*sampled, *greedy)))
+            metrics |= {f"episode_cost_{k}": mean for k, mean in enumerate(mean_costs(costs))}
+            metrics |= shares(config.budgets, costs)
+        judged = score(config.budgets, metrics["return"], mean_costs(costs))
+        return Evaluation(metrics | extra, judged, sum(episode.length for episode in (*sampled, *greedy)))
 
     def _play(self, players: Mapping[str, Player], kind: int) -> list[WholeEpisode]:
         """Play every n-th episode on each of n workers, and gather them: the sampled ones, then the greedy ones."""

@@ -41,15 +41,15 @@ def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples
 
     An episode that was cut before the environment said so is not solved.
     """
-    told = [episode.solved for episode in (*greedy, *sampled) if not episode.cut or episode.solved is not None]
-    if not told or None in told:
+    outcomes = [episode.solved for episode in (*greedy, *sampled) if not episode.cut or episode.solved is not None]
+    if not outcomes or None in outcomes:
         return {}
-    found = {"greedy": sum(bool(e.solved) for e in greedy) / len(greedy)} if greedy else {}
+    shares = {"greedy": sum(bool(e.solved) for e in greedy) / len(greedy)} if greedy else {}
     by_task = [sampled[i : i + samples] for i in range(0, len(sampled), samples)]
     solved = [sum(bool(episode.solved) for episode in several) for several in by_task]
     for k in _ks(samples):
-        found[f"pass_at_{k}"] = sum(pass_at_k(samples, count, k) for count in solved) / len(solved)
-    return found
+        shares[f"pass_at_{k}"] = sum(pass_at_k(samples, count, k) for count in solved) / len(solved)
+    return shares
 
 
 def _ks(samples: int) -> list[int]:

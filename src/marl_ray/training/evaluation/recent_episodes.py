@@ -34,14 +34,14 @@ class Recent:
         if not self.episodes:
             return {}
         count, costs = len(self.episodes), [episode.costs for episode in self.episodes]
-        found = {"return": sum(episode.ret for episode in self.episodes) / count}
+        metrics = {"return": sum(episode.ret for episode in self.episodes) / count}
         means = mean_costs(costs)
         names = ["episode_cost"] if len(means) == 1 else [f"episode_cost_{k}" for k in range(len(means))]
-        found |= dict(zip(names, means, strict=True))
-        found["episode_length"] = sum(episode.length for episode in self.episodes) / count
+        metrics |= dict(zip(names, means, strict=True))
+        metrics["episode_length"] = sum(episode.length for episode in self.episodes) / count
         if self.budgets:
-            found |= {key: value for key, value in shares(self.budgets, costs).items() if "certified" not in key}
-        return found
+            metrics |= {key: value for key, value in shares(self.budgets, costs).items() if "certified" not in key}
+        return metrics
 
     def score(self) -> float | None:
         """The number that chooses the best checkpoint of a run without evaluations; None before the first episode."""

@@ -1,4 +1,4 @@
-"""When a training episode may be averaged: once every episode that began no later has ended.
+"""Hold back training episodes from averages until every episode that began no later has ended.
 
 Of episodes that have ended by some moment the short ones are too many: in a gridworld quick successes end first, and a team
 that succeeds in one episode of seven seems to in six. Of episodes that began before some moment none is missing, so these
@@ -13,7 +13,7 @@ class Ended(NamedTuple):
     """An episode that has ended."""
 
     start: int
-    """When it began, in steps of every copy since the run began."""
+    """Step at which it began, counted in every copy since the run began."""
     copy: int
     ret: float
     costs: tuple[float, ...]

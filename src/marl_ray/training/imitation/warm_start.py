@@ -140,8 +140,8 @@ class _Fit:
         means = {"log_likelihood": likelihood / int(self.data.imitated.sum())}
         if self.critic is not None:
             means["value_loss"] = value / int(self.data.valued.sum())
-        for key, found in means.items():
-            if not math.isfinite(found):
+        for key, mean in means.items():
+            if not math.isfinite(mean):
                 raise Diverged(f"policy {self.name!r}, warm start, epoch {number + 1}: {key} is not finite")
         return means
 
@@ -161,9 +161,9 @@ class _Fit:
         loss, value = -likelihood / data.imitated[chosen].sum().clamp(min=1), torch.zeros_like(likelihood)
         if self.critic is not None:
             heads = values[0]
-            found = heads.gather(1, data.agent[own][:, None])[:, 0] if central else heads[:, 0]
+            estimates = heads.gather(1, data.agent[own][:, None])[:, 0] if central else heads[:, 0]
             wanted = self.learner.state.value_norm.normalize(data.returns[own])
-            value = clipped_value_loss(found, found, wanted, None, policy.hyper.huber_delta)
+            value = clipped_value_loss(estimates, estimates, wanted, None, policy.hyper.huber_delta)
             value = (value * data.valued[own]).sum() * share
             loss = loss + value / data.valued[chosen].sum().clamp(min=1)
         self.optimizer.zero_grad(set_to_none=True)
@@ -195,9 +195,9 @@ def _decisions(name: str, policy: TrainedPolicy, logged: Logged, env: ParallelEn
     unit = spread(batch.episode)
     valued, states, state = torch.ones_like(unit, dtype=torch.bool), batch.observations.new_zeros(0, 0), unit
     if policy.model.central:
-        whole, aligned = joint_states(logged, env, team.agents)
-        state = (batch.episode[:, None] * whole.shape[1] + torch.arange(mask.shape[1]))[mask]
-        states, valued = whole.flatten(0, 1), aligned[unit]
+        joint, aligned = joint_states(logged, env, team.agents)
+        state = (batch.episode[:, None] * joint.shape[1] + torch.arange(mask.shape[1]))[mask]
+        states, valued = joint.flatten(0, 1), aligned[unit]
     imitated = torch.from_numpy(best_units(logged.outcomes, top))[unit]
     if not imitated.any():
         raise MarlRayError(f"warm_start.top: the best {top:g} of the units hold no decision of policy {name!r}")

@@ -71,13 +71,13 @@ def everything(shape: Shape) -> Cut:
 
 def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape, by_copy: bool) -> list[Cut]:
     """The `count` minibatches of an epoch, this worker's part of each (possibly of no copies)."""
-    whole = everything(shape)
+    batch = everything(shape)
     if count == 1:  # the order of a sum's terms does not matter, so nothing need be moved
-        return [whole]
+        return [batch]
     size = shape.all_copies if by_copy else shape.steps
     parts = torch.from_numpy(permutation(seed, iteration, epoch, size)).tensor_split(count)
     if not by_copy:
-        return [Cut(None, part, whole.most) for part in parts]
+        return [Cut(None, part, batch.most) for part in parts]
     cuts, inner = [], torch.tensor(shape.bounds[1:])
     for part in parts:
         holder = torch.bucketize(part, inner, right=True)

@@ -287,7 +287,7 @@ def _violations(policy: TrainedPolicy, costs: CostStats, cost_scale: Tensor) -> 
 
 
 def raw_violations(budgets: Sequence[float], costs: CostStats) -> list[float] | None:
-    """By how much a decision exceeds its share of each budget, in units of the cost; None without budgets or episodes."""
+    """The excess of a decision over its share of each budget, in units of the cost; None without budgets or episodes."""
     if not budgets or costs.means is None:
         return None
     pairs = zip(costs.means, budgets, strict=True)

@@ -51,8 +51,8 @@ def rehearse(model: Any, rows: int) -> None:
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
     responses = torch.zeros(rows, steps, dtype=torch.int64, device=model.device)
     prompts[:, 0] = torch.arange(rows)  # equal prompts would be read once
-    found = model.evaluate(prompts, responses, torch.ones_like(responses, dtype=torch.bool))
-    parts = (found.log_probs, found.entropy, found.values, found.cost_values)
+    outputs = model.evaluate(prompts, responses, torch.ones_like(responses, dtype=torch.bool))
+    parts = (outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
     sum(part.sum() for part in parts if part is not None).backward()
     model.zero_grad(set_to_none=True)
 

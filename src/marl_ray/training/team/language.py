@@ -97,8 +97,8 @@ def response_metrics(batch: TextBatch) -> tuple[dict[str, float], list[dict[str,
         "tokens": float(sum(part[0] for part in parts)),
         "prompt_tokens": float(sum(part[1] for part in parts)),
     }
-    return counts | means(part[2] for part in parts), [_plain(told) for part in parts for told in part[3]]
+    return counts | means(part[2] for part in parts), [_plain(transcript) for part in parts for transcript in part[3]]
 
 
-def _plain(told: Transcript) -> dict[str, Any]:
-    return told._asdict() | {"lines": [line._asdict() for line in told.lines]}
+def _plain(transcript: Transcript) -> dict[str, Any]:
+    return transcript._asdict() | {"lines": [line._asdict() for line in transcript.lines]}

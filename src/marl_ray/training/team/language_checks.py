@@ -61,8 +61,8 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
     if config.data is not None:
         read_data(config, agents, {name: Reader(*model) for name, model in models.items()})
     if config.warm_start is not None:
-        for name, told in read_demonstrations(config, env, agents, SAMPLE).items():
-            encode(told, *models[name], config, name)
+        for name, demonstrations in read_demonstrations(config, env, agents, SAMPLE).items():
+            encode(demonstrations, *models[name], config, name)
 
 
 def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:

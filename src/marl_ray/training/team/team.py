@@ -60,8 +60,8 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
     """
     if config.language != is_text(env):
         kinds = ("a text environment", "language models", "actor-critics")
-        found, needed, given = kinds if is_text(env) else (f"no {kinds[0][2:]}", kinds[2], kinds[1])
-        raise MarlRayError(f"env.id: {config.env.id} is {found}, for {needed}; team: the policies are {given}")
+        given_kind, needed, given = kinds if is_text(env) else (f"no {kinds[0][2:]}", kinds[2], kinds[1])
+        raise MarlRayError(f"env.id: {config.env.id} is {given_kind}, for {needed}; team: the policies are {given}")
     try:
         table = config.policy_of(list(env.possible_agents))
     except ValueError as error:

@@ -24,7 +24,7 @@ class System:
             return {}
         self.next = time.monotonic() + EVERY_S
         memory = psutil.virtual_memory()
-        found = {
+        metrics = {
             "system/cpu_percent": psutil.cpu_percent(),
             "system/memory_gib": (memory.total - memory.available) / GIB,
             "system/process_cpu_percent": self.process.cpu_percent(),  # 200 on two full cores
@@ -32,6 +32,6 @@ class System:
         }
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
-            found["system/gpu_memory_gib"] = (total - free) / GIB
-            found["system/gpu_memory_peak_gib"] = torch.cuda.max_memory_allocated() / GIB
-        return found
+            metrics["system/gpu_memory_gib"] = (total - free) / GIB
+            metrics["system/gpu_memory_peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+        return metrics

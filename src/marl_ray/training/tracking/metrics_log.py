@@ -61,8 +61,8 @@ class MetricsLog:
                     continue
                 except RayError:
                     return  # the cluster is going down; the error of the run says why
-                for told in [row for row in rows if TRANSCRIPTS in row]:
-                    self._keep(told)
+                for shown in [row for row in rows if TRANSCRIPTS in row]:
+                    self._keep(shown)
                 rows = [row for row in rows if TRANSCRIPTS not in row]
                 if not rows:
                     continue
@@ -81,19 +81,19 @@ class MetricsLog:
             except Exception as error:  # a tracker that is away must not end a training run; rows wait for it
                 self.problems[name] = one_line(error)
 
-    def _keep(self, told: Mapping[str, Any]) -> None:
+    def _keep(self, row: Mapping[str, Any]) -> None:
         """Transcripts become files of the run."""
         with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
-            path = Path(temporary) / f"{told['iteration']:.0f}.jsonl"
-            path.write_text("".join(json.dumps(one) + "\n" for one in told[TRANSCRIPTS]))
+            path = Path(temporary) / f"{row['iteration']:.0f}.jsonl"
+            path.write_text("".join(json.dumps(one) + "\n" for one in row[TRANSCRIPTS]))
             try:
                 self.tracker.artifact(path, TRANSCRIPTS)
             except Exception as error:  # samples to look at: nothing depends on them
-                what = f"transcripts of iteration {told['iteration']:.0f}"
+                what = f"transcripts of iteration {row['iteration']:.0f}"
                 print(f"{self.config.name}: {what}: {one_line(error)}", file=sys.stderr)
 
 
 def _warmth(row: Mapping[str, float]) -> str:
     """One epoch of a warm start as a line."""
-    found = (f"{key} {value:.4g}" for key, value in row.items() if key != "steps" and not key.startswith("system/"))
-    return "  ".join(found)
+    parts = (f"{key} {value:.4g}" for key, value in row.items() if key != "steps" and not key.startswith("system/"))
+    return "  ".join(parts)

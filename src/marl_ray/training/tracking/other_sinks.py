@@ -1,4 +1,4 @@
-"""Where a run's metrics go besides MLflow: TensorBoard and Weights & Biases, behind the face that the MLflow tracker has."""
+"""The sinks of a run's metrics besides MLflow, with the same methods: TensorBoard and Weights & Biases."""
 
 import contextlib
 import math
@@ -17,7 +17,7 @@ from marl_ray.errors import MarlRayError, one_line
 TENSORBOARD = "tensorboard"
 """Folder of a run's event files, in the run's folder."""
 EVENTS_S = 1
-"""After so many seconds an event is on the disk; tensorboardX's own is 120, and its `flush` passes over what is queued."""
+"""Seconds until an event is on the disk; tensorboardX's own are 120, and its `flush` skips what is queued."""
 
 
 class Sink(Protocol):

@@ -1,4 +1,4 @@
-"""Which tokens may come next, where a response has to be a JSON object: an automaton over characters (RFC 8259).
+"""Restrict the next token of a response that must be a JSON object: an automaton over characters (RFC 8259).
 
 A `GuideState` is where the text stands. `advance` reads one character more, and `Guides` finds the tokens whose whole text
 the automaton can read from a state, as Willard and Louf do with the states of regular expressions (arXiv 2307.09702). What
@@ -39,7 +39,7 @@ _WORDS = {"t": "rue", "f": "alse", "n": "ull"}
 
 
 class GuideState(NamedTuple):
-    """Where a text stands."""
+    """The state of the automaton after a text."""
 
     mode: str = "start"
     """The part of the grammar that comes next; `done` if nothing may follow."""
@@ -146,8 +146,8 @@ class Guides:
         self._plain = np.zeros(size, bool)
         self._marked: list[int] = []
         """Tokens with a quote, a backslash or a control character; all others may stand anywhere in a text."""
-        for token, whole in zip(known, decoded, strict=True):
-            text = self._texts[token] = whole[start:]
+        for token, full in zip(known, decoded, strict=True):
+            text = self._texts[token] = full[start:]
             if text:
                 self._by_first.setdefault(text[0], []).append(token)
                 if '"' in text or "\\" in text or min(text) < " ":
@@ -161,9 +161,9 @@ class Guides:
 
     def after(self, state: GuideState, token: int) -> GuideState:
         """The state behind an allowed token."""
-        found = self._read(state, token)
-        assert found is not None
-        return found
+        after = self._read(state, token)
+        assert after is not None
+        return after
 
     def allowed(self, state: GuideState, size: int) -> np.ndarray:
         """(size,) bool: which tokens may come next, of as many as the model has."""

@@ -79,9 +79,9 @@ def _placed(pieces: Sequence[tuple[nn.Parameter, Place]], sizes: tuple[int, ...]
         for part, place in pieces
     ):
         return first.detach().as_strided(sizes, steps, start)
-    whole = first.new_zeros(sizes)
+    joined = first.new_zeros(sizes)
     for part, place in pieces:
-        view = whole[tuple(slice(at, at + size) for at, size in zip(place, part.shape, strict=True))]
+        view = joined[tuple(slice(at, at + size) for at, size in zip(place, part.shape, strict=True))]
         view.copy_(part.detach())
         part.data = view
-    return whole
+    return joined

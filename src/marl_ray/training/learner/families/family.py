@@ -56,7 +56,7 @@ class PolicyFamily(Protocol):
         """Return the batch, with one empty copy (`agents` rows) added if it has none."""
 
     def bounds(self, batch: Trajectories, agents: int) -> tuple[int, ...]:
-        """Where each worker's copies begin among all, and how many there are; every worker takes part."""
+        """(workers + 1,) the number of each worker's first copy among all, and of all copies; every worker takes part."""
 
     def order(self, model: Any, batch: Trajectories, agents: int) -> Tensor | None:
         """(copies,) numbers: copies with like ones cost less in one pass; None where all passes cost the same."""

@@ -74,8 +74,8 @@ def inputs(model: TokenPolicy, batch: Trajectories) -> None:
 
 def evaluate(model: TokenPolicy, inputs: None, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
     assert batch.prompts is not None
-    found = model.evaluate(cut.of(batch.prompts, shape.agents), cut.of(batch.actions, shape.agents), mask)
-    return Outputs(found.log_probs, found.entropy, found.values, found.cost_values)
+    outputs = model.evaluate(cut.of(batch.prompts, shape.agents), cut.of(batch.actions, shape.agents), mask)
+    return Outputs(outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
 
 
 def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
