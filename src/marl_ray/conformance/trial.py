@@ -23,10 +23,10 @@ from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.rollout.rng import team_order
-from marl_ray.training.evaluation.recent_episodes import Recent
+from marl_ray.training.evaluation.recent_episodes import RecentEpisodes
 from marl_ray.training.learner.learner import Learner
 from marl_ray.training.learner.prepared_batch import CostStats
-from marl_ray.training.loop import _cost_stats, _together, _update, build_collector
+from marl_ray.training.loop import _cost_stats, _gather_episodes, _update, build_collector
 from marl_ray.training.team.team import build_team
 from marl_ray.trajectories import Trajectories
 
@@ -130,7 +130,7 @@ class Trial:
         self.learners: list[Learner] = list(self.team.learners.values())
         self.iteration = 0
         self.costs: dict[str, CostStats] = {name: CostStats(None, 0) for name in self.team.learners}
-        self.recent = Recent(self.config)
+        self.recent = RecentEpisodes(self.config)
         if self.text:
             self.collector = self._collector()
             for learner in self.learners:
@@ -231,7 +231,7 @@ class Trial:
         """The next batch. `costs` are then by policy what the episodes that ended in it cost."""
         with self._acting(self.mixed):
             batch = self.collector.collect(self.team.players(), self.iteration)
-        ended, running, _ = _together(self.config, batch, self.collector)
+        ended, running, _ = _gather_episodes(self.config, batch, self.collector)
         self.costs = _cost_stats(self.recent.add(ended, running), self.costs)
         return batch.trajectories
 

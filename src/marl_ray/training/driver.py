@@ -180,12 +180,12 @@ def worker(payload: dict[Any, Any]) -> Any:
 
     from marl_ray.training.learner.prepared_batch import Diverged
     from marl_ray.training.loop import run_worker
-    from marl_ray.training.tracking.machine_readings import System
+    from marl_ray.training.tracking.machine_readings import MachineReadings
     from marl_ray.training.tracking.rows_to_driver import Rows
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # bundles of the registry are looked up here too
     work_in(payload["folder"])
-    rows, system = Rows(payload["queue"]), System()
+    rows, system = Rows(payload["queue"]), MachineReadings()
 
     def emit(metrics: dict[str, float]) -> None:
         rows.add(metrics | system.read())

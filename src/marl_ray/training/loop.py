@@ -22,8 +22,8 @@ from marl_ray.rollout.rng import team_order
 from marl_ray.training import checkpoint
 from marl_ray.training.collectives import gather, world
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
-from marl_ray.training.evaluation.recent_episodes import Recent
-from marl_ray.training.evaluation.whole_episodes import Ended
+from marl_ray.training.evaluation.recent_episodes import RecentEpisodes
+from marl_ray.training.evaluation.whole_episodes import EndedEpisode
 from marl_ray.training.imitation.warm_start import warm_start
 from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.team.team import Team, build_team, export_bundle
@@ -101,7 +101,7 @@ class Run:
             data = build_data(config, self.team.agents, self.team.models)
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, envs, data)
         self.evaluator = Evaluator(config, self.env, self.team.agents, self.collector)
-        self.recent = Recent(config, self.state["recent"])
+        self.recent = RecentEpisodes(config, self.state["recent"])
         self.clock = Clock("rollout", "update", *(("evaluation",) if config.evaluates else ()))
         self.iteration, self.steps = self.state["iteration"], self.state["steps"]
         self.costs = {name: CostStats(**stats) for name, stats in self.state["costs"].items()}
@@ -146,8 +146,8 @@ class Run:
         before, self.evaluated = self.steps, None
         with self.clock.phase("rollout"):
             batch = self.collector.collect(self.team.players(), self.iteration)
-        ended, running, played = _together(self.config, batch, self.collector)
-        spoken = self._spoken(batch) if self.config.language else {}
+        ended, running, played = _gather_episodes(self.config, batch, self.collector)
+        responses = self._response_metrics(batch) if self.config.language else {}
         groups = _group_metrics(self.config, self.collector, list(self.team.learners))
         self.steps += played
         self.costs = _cost_stats(self.recent.add(ended, running), self.costs)
@@ -163,11 +163,11 @@ class Run:
                 self.state["evaluate_at"] = self.steps + wait
         progress = {"iteration": self.iteration, "steps": self.steps}
         speed = self.clock.read(played)
-        if spoken:
+        if responses:
             # Both are read in an update; a rate per step of the environment says little where responses differ in length.
-            tokens = spoken["tokens"] + spoken["prompt_tokens"]
+            tokens = responses["tokens"] + responses["prompt_tokens"]
             speed["tokens_per_second"] = tokens * speed["steps_per_second"] / max(played, 1)
-        self.metrics = progress | losses | self.recent.metrics() | groups | spoken | evaluated | speed
+        self.metrics = progress | losses | self.recent.metrics() | groups | responses | evaluated | speed
         return self.metrics
 
     def _evaluation_due(self) -> bool:
@@ -193,7 +193,7 @@ class Run:
                 steps += confirmed.steps
         return metrics, steps
 
-    def _spoken(self, batch: Any) -> Metrics:
+    def _response_metrics(self, batch: Any) -> Metrics:
         """Metrics of the responses of all workers; keeps the transcripts."""
         from marl_ray.training.team.language import response_metrics
 
@@ -351,7 +351,7 @@ def _update(
     return metrics
 
 
-def _cost_stats(released: Sequence[Ended], before: Mapping[str, CostStats]) -> dict[str, CostStats]:
+def _cost_stats(released: Sequence[EndedEpisode], before: Mapping[str, CostStats]) -> dict[str, CostStats]:
     """Policy -> mean costs and decisions of the episodes that this batch has released, or, if it has released none, of the
     last batch that did."""
     if not released:
@@ -361,15 +361,17 @@ def _cost_stats(released: Sequence[Ended], before: Mapping[str, CostStats]) -> d
     return {name: CostStats(means, count, max(decisions[name], 1.0)) for name in before}
 
 
-def _together(config: RunConfig, batch: Any, collector: Any) -> tuple[list[Ended], list[tuple[int, int]], int]:
+def _gather_episodes(
+    config: RunConfig, batch: Any, collector: Any
+) -> tuple[list[EndedEpisode], list[tuple[int, int]], int]:
     """Gather from all workers the episodes that have ended, (start, steps played) of those that have not, and the steps.
 
     Episodes that were played greedily, as a group's baseline, are left out: they do not measure the policy that samples.
     """
     sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
-    own = [tuple(Ended.of(episode)) for episode in sampled]
+    own = [tuple(EndedEpisode.of(episode)) for episode in sampled]
     parts = gather((own, collector.running, batch.steps))
-    ended = [Ended(*episode) for part, _, _ in parts for episode in part]
+    ended = [EndedEpisode(*episode) for part, _, _ in parts for episode in part]
     return ended, [one for _, part, _ in parts for one in part], sum(steps for _, _, steps in parts)
 
 

@@ -66,6 +66,7 @@ def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
 
 
 def write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
+    """Write plain data to a file; raises OSError."""
     with filesystem.open_output_stream(path) as stream:
         stream.write(json.dumps(data, indent=1).encode())
 

@@ -37,7 +37,7 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
         head = lm.get_output_embeddings()
         chosen = [name for name, module in linear.items() if module is not head and _last(name) not in unnamed]
     else:
-        chosen = [name for target in config.targets for name in _found(lm, linear, target, unnamed)]
+        chosen = [name for target in config.targets for name in _matching(lm, linear, target, unnamed)]
     if not chosen:
         raise MarlRayError("model.lora.targets: this model has no linear layers that take an adapter")
     transposed = any(isinstance(module, Conv1D) for module in linear.values())
@@ -47,7 +47,9 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
             layer.__class__ = Adapted
 
 
-def _found(lm: PreTrainedModel, linear: Mapping[str, nn.Linear | Conv1D], target: str, unnamed: set[str]) -> list[str]:
+def _matching(
+    lm: PreTrainedModel, linear: Mapping[str, nn.Linear | Conv1D], target: str, unnamed: set[str]
+) -> list[str]:
     """Names of the linear layers that a target names."""
     matching = [name for name in linear if f".{name}".endswith(f".{target}")]
     if not matching:

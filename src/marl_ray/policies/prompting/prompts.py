@@ -228,11 +228,11 @@ def _encode_marked(tokenizer: Any, facts: _Facts, text: str) -> list[int]:
 
 def _facts(tokenizer: Any) -> _Facts:
     if tokenizer not in _FACTS:
-        _FACTS[tokenizer] = _found_out(tokenizer)
+        _FACTS[tokenizer] = _inspected(tokenizer)
     return _FACTS[tokenizer]
 
 
-def _found_out(tokenizer: Any) -> _Facts:
+def _inspected(tokenizer: Any) -> _Facts:
     plain = tokenizer.encode("a", add_special_tokens=False, verbose=False)
     encoded = tokenizer.encode("a", add_special_tokens=True)
     before = next((at for at in range(len(encoded)) if encoded[at : at + len(plain)] == plain), 0)

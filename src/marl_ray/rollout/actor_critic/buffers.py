@@ -68,7 +68,7 @@ class Buffer:
         self.truncated[t] |= truncated
 
 
-class Ahead(NamedTuple):
+class CriticInputs(NamedTuple):
     """The inputs of a policy's critics: every step, and the state after each cut of a row."""
 
     inputs: np.ndarray
@@ -105,7 +105,7 @@ class Played:
         """The batch of one policy, with the critics' values."""
         player, buffer, steps = players[name], self.buffers[name], self.steps
         copies, agents = buffer.mask.shape[1:]
-        after = self._ahead(name, player)
+        after = self._critic_inputs(name, player)
         inputs = after[0]
 
         def rows(array: np.ndarray | Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class Played:
             turn=torch.zeros(copies * agents, dtype=torch.int64),
         )
 
-    def _ahead(self, name: str, player: Player) -> Ahead:
+    def _critic_inputs(self, name: str, player: Player) -> CriticInputs:
         """The inputs of a policy's critics."""
         buffer, steps = self.buffers[name], self.steps
         if player.model.central:
@@ -158,7 +158,7 @@ class Played:
             finals = [np.concatenate([rows.reshape(-1) for rows in cut.values()]) for cut in self.cuts.values()]
         else:
             inputs, finals = buffer.rows[: steps + 1], [cut[name] for cut in self.cuts.values()]
-        return Ahead(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
+        return CriticInputs(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
 
     def _open_end(self, name: str) -> np.ndarray:
         """(copies, agents) bool: a row that is not over at its last step goes on in the next batch: it bootstraps from what
@@ -184,7 +184,7 @@ class Played:
             for other in others:
                 player, theirs = players[other], torch.from_numpy(self._acting_at_end(other))[..., None]
                 shape = (self.steps, *self.buffers[other].costs.shape[1:])
-                ahead = self._ahead(other, player)
+                ahead = self._critic_inputs(other, player)
                 costs = _values(player.model.cost_critic, player.cost_norms, shape, *ahead)[1]
                 total = total + torch.where(lacking, (costs * theirs).sum(2), 0.0)
                 count = count + theirs.sum(2) * lacking

@@ -23,7 +23,7 @@ SCORED, CONFIRMED = 0, 1
 noisy scores is too high; a score that chose nothing is not."""
 
 
-class Brought(Protocol):
+class EpisodeResult(Protocol):
     """The fields of an episode that an evaluation reads."""
 
     @property
@@ -63,8 +63,8 @@ class Evaluator:
         """
         config = self.config
         extra: dict[str, float] = {}
-        sampled: Sequence[Brought]
-        greedy: Sequence[Brought]
+        sampled: Sequence[EpisodeResult]
+        greedy: Sequence[EpisodeResult]
         if config.language:
             from marl_ray.training.evaluation.held_out import play_held_out, solved_shares
 

@@ -7,19 +7,19 @@ from typing import Any
 
 from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
 from marl_ray.config import RunConfig
-from marl_ray.training.evaluation.whole_episodes import Ended, blocking, release
+from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking, release
 
 
-class Recent:
+class RecentEpisodes:
     """The last `evaluation.window` released episodes of all workers, and those that are held back."""
 
     def __init__(self, config: RunConfig, saved: Mapping[str, Any] | None = None):
         self.budgets, self.most_steps = config.budgets, config.evaluation.max_steps
         old = {key: [_ended(one) for one in (saved or {}).get(key, ())] for key in ("window", "held_back")}
-        self.episodes: deque[Ended] = deque(old["window"], config.evaluation.window)
-        self.held_back: list[Ended] = old["held_back"]
+        self.episodes: deque[EndedEpisode] = deque(old["window"], config.evaluation.window)
+        self.held_back: list[EndedEpisode] = old["held_back"]
 
-    def add(self, ended: Iterable[Ended], running: Sequence[tuple[int, int]]) -> list[Ended]:
+    def add(self, ended: Iterable[EndedEpisode], running: Sequence[tuple[int, int]]) -> list[EndedEpisode]:
         """Take in what has ended, given the (start, steps played) of what has not, on all workers; what is released."""
         released, self.held_back = release([*self.held_back, *ended], blocking(running, self.most_steps))
         self.episodes.extend(released)
@@ -51,6 +51,6 @@ class Recent:
         return score(self.budgets, self.metrics()["return"], costs)
 
 
-def _ended(plain: Sequence[Any]) -> Ended:
+def _ended(plain: Sequence[Any]) -> EndedEpisode:
     start, copy, ret, costs, length, decisions = plain
-    return Ended(start, copy, ret, tuple(costs), length, decisions)
+    return EndedEpisode(start, copy, ret, tuple(costs), length, decisions)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 
-class Ended(NamedTuple):
+class EndedEpisode(NamedTuple):
     """An episode that has ended."""
 
     start: int
@@ -22,12 +22,12 @@ class Ended(NamedTuple):
     """Policy -> its own decisions in the whole episode."""
 
     @classmethod
-    def of(cls, episode: Any) -> "Ended":
+    def of(cls, episode: Any) -> "EndedEpisode":
         """Make it from an Episode or a TextEpisode."""
         return cls(*(getattr(episode, field) for field in cls._fields))
 
 
-def release(ended: Iterable[Ended], running: Iterable[int]) -> tuple[list[Ended], list[Ended]]:
+def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list[EndedEpisode], list[EndedEpisode]]:
     """(released, held back), each by start and copy; `running` are the starts of all episodes that have not ended.
 
     What is released later began no earlier, whatever the order of the ends.

@@ -9,7 +9,7 @@ EVERY_S = 10.0
 GIB = 2.0**30
 
 
-class System:
+class MachineReadings:
     """Readings of this machine and of this process."""
 
     def __init__(self) -> None:

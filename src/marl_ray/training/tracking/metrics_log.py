@@ -69,7 +69,7 @@ class MetricsLog:
                 if "iteration" in rows[-1]:
                     progress.show(rows[-1])
                 elif self.config.tracking.progress:
-                    print(f"{self.config.name}: {_warmth(rows[-1])}", flush=True)
+                    print(f"{self.config.name}: {_warm_start_line(rows[-1])}", flush=True)
                 self._log(rows)
 
     def _log(self, rows: Sequence[dict[str, float]] = ()) -> None:
@@ -93,7 +93,7 @@ class MetricsLog:
                 print(f"{self.config.name}: {what}: {one_line(error)}", file=sys.stderr)
 
 
-def _warmth(row: Mapping[str, float]) -> str:
+def _warm_start_line(row: Mapping[str, float]) -> str:
     """One epoch of a warm start as a line."""
     parts = (f"{key} {value:.4g}" for key, value in row.items() if key != "steps" and not key.startswith("system/"))
     return "  ".join(parts)

@@ -118,4 +118,5 @@ class WeightsAndBiases:
 
 
 def numbers(row: Mapping[str, float]) -> Iterable[tuple[str, float]]:
+    """The finite metrics of a row by name, without `steps`."""
     return ((key, float(value)) for key, value in row.items() if key != "steps" and math.isfinite(value))

@@ -170,13 +170,13 @@ class Guides:
         with self._lock:
             mask = self._masks.get(state)
             if mask is None:
-                mask = self._found(state)
+                mask = self._allowed_tokens(state)
                 if len(self._masks) >= MASKS:
                     del self._masks[next(iter(self._masks))]
                 self._masks[state] = mask
         return np.pad(mask, (0, size - len(mask))) if size > len(mask) else mask
 
-    def _found(self, state: GuideState) -> np.ndarray:
+    def _allowed_tokens(self, state: GuideState) -> np.ndarray:
         if state.mode in ("text", "key_text"):
             mask, some = self._plain.copy(), self._marked
         else:

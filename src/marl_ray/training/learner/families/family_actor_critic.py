@@ -40,14 +40,17 @@ def set_up(model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, referenc
 
 
 def actor(model: ActorCritic) -> nn.Module:
+    """The network that chooses actions."""
     return model.actor
 
 
 def critics(model: ActorCritic) -> list[nn.Module]:
+    """The critic and the cost critic, as far as the algorithm has them."""
     return list(model.critics)
 
 
 def refresh(copies: Copies, mixed_precision: bool) -> None:
+    """Gather the sharded weights, and copy them into the rollout copy; every worker takes part."""
     sharded = cast(FSDPModule, copies.trained)
     if not mixed_precision:
         sharded.unshard()  # one gather for all parameters; mixed precision would round them
@@ -69,6 +72,7 @@ def adopt_actor(copies: Copies, parameters: Mapping[str, Tensor]) -> None:
 
 
 def padded(batch: Trajectories, agents: int) -> Trajectories:
+    """Return the batch as it is: every worker has at least one copy."""
     return batch  # a worker has one copy at least
 
 
@@ -79,6 +83,7 @@ def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
 
 
 def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None:
+    """None: a pass costs the same whichever copies it has."""
     return None
 
 
@@ -93,6 +98,7 @@ def inputs(model: ActorCritic, batch: Trajectories) -> Inputs:
 
 
 def evaluate(model: ActorCritic, inputs: Inputs, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
+    """Evaluate the cut (R rows, T' steps) of a batch by the model; all of it, whatever `mask` asks for."""
     rows = None if batch.action_masks is None else cut.of(batch.action_masks, shape.agents).flatten(0, 1)
     heads, size = shape.agents if model.central else 1, mask.shape
     outputs, *values = model.evaluate(
@@ -115,6 +121,7 @@ def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
 
 
 def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
+    """Log-probabilities (R, T') of the cut's actions under the reference actor."""
     distribution = copies.trained.distribution
     allowed = None if batch.action_masks is None else cut.of(batch.action_masks, shape.agents).flatten(0, 1)
     observations = cut.of(batch.observations, shape.agents)

@@ -32,14 +32,17 @@ def set_up(model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, referenc
 
 
 def actor(model: TokenPolicy) -> nn.Module:
+    """The language model itself."""
     return cast(nn.Module, model.lm)
 
 
 def critics(model: TokenPolicy) -> list[nn.Module]:
+    """The value heads, as far as the algorithm has them."""
     return list(model.heads)
 
 
 def refresh(copies: Copies, mixed_precision: bool) -> None:
+    """Gather the trained weights, and copy them into the rollout copy; every worker takes part."""
     token_policy.refresh(copies.rollout, copies.trained)
 
 
@@ -64,21 +67,25 @@ def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
 
 
 def order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None:
+    """(copies,) numbers by which copies of like length and equal prompts share a pass."""
     assert batch.prompts is not None
     return model.order(batch.prompts, batch.mask)[::agents]
 
 
 def inputs(model: TokenPolicy, batch: Trajectories) -> None:
+    """None: a language model reads token ids as they are."""
     return None
 
 
 def evaluate(model: TokenPolicy, inputs: None, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
+    """Evaluate the cut (R rows, T' tokens) of a batch by the model, where `mask` (R, T') is True."""
     assert batch.prompts is not None
     outputs = model.evaluate(cut.of(batch.prompts, shape.agents), cut.of(batch.actions, shape.agents), mask)
     return Outputs(outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
 
 
 def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
+    """Log-probabilities (R, T') of the cut's tokens under the reference model."""
     assert batch.prompts is not None
     parts = (cut.of(x, shape.agents) for x in (batch.prompts, batch.actions, batch.mask))
     return cast(TokenPolicy, copies.reference).reference_evaluate(*parts)
