@@ -23,11 +23,13 @@ from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.rollout.rng import team_order
-from marl_ray.training.evaluation.recent_episodes import RecentEpisodes
+from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
+from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.learner.learner import Learner
 from marl_ray.training.learner.prepared_batch import CostStats
-from marl_ray.training.loop import _cost_stats, _gather_episodes, _update, build_collector
+from marl_ray.training.loop import build_collector
 from marl_ray.training.team.team import build_team
+from marl_ray.training.team.team_update import update_team
 from marl_ray.trajectories import Trajectories
 
 STILL = 1e-30
@@ -231,13 +233,13 @@ class Trial:
         """The next batch. `costs` are then by policy what the episodes that ended in it cost."""
         with self._acting(self.mixed):
             batch = self.collector.collect(self.team.players(), self.iteration)
-        ended, running, _ = _gather_episodes(self.config, batch, self.collector)
-        self.costs = _cost_stats(self.recent.add(ended, running), self.costs)
+        ended, running, _ = gather_episodes(self.config, batch, self.collector)
+        self.costs = cost_stats(self.recent.add(ended, running), self.costs)
         return batch.trajectories
 
     def update(self, batches: dict[str, Trajectories]) -> dict[str, float]:
         """Update every policy on it."""
-        metrics = _update(self.config, self.team, batches, self.iteration, 0, self.costs)
+        metrics = update_team(self.config, self.team, batches, self.iteration, 0, self.costs)
         self.iteration += 1
         return metrics
 

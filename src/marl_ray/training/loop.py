@@ -2,9 +2,8 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,20 @@ import torch
 from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import init_device_mesh
 
-from marl_ray.algorithms.constraints.budgets import mean_costs
 from marl_ray.config import RunConfig
 from marl_ray.envs.copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
 from marl_ray.rollout.group_spread import GroupSums
-from marl_ray.rollout.rng import team_order
 from marl_ray.training import checkpoint
 from marl_ray.training.collectives import gather, world
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
-from marl_ray.training.evaluation.recent_episodes import RecentEpisodes
-from marl_ray.training.evaluation.whole_episodes import EndedEpisode
+from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
+from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.imitation.warm_start import warm_start
 from marl_ray.training.learner.prepared_batch import CostStats
-from marl_ray.training.team.team import Team, build_team, export_bundle
-from marl_ray.trajectories import Trajectories
+from marl_ray.training.team.team import build_team, export_bundle
+from marl_ray.training.team.team_update import update_team
 
 BUNDLE = "bundle"
 """Folder of a checkpoint that holds the bundle, where the checkpoint was the best so far."""
@@ -146,13 +143,13 @@ class Run:
         before, self.evaluated = self.steps, None
         with self.clock.phase("rollout"):
             batch = self.collector.collect(self.team.players(), self.iteration)
-        ended, running, played = _gather_episodes(self.config, batch, self.collector)
+        ended, running, played = gather_episodes(self.config, batch, self.collector)
         responses = self._response_metrics(batch) if self.config.language else {}
         groups = _group_metrics(self.config, self.collector, list(self.team.learners))
         self.steps += played
-        self.costs = _cost_stats(self.recent.add(ended, running), self.costs)
+        self.costs = cost_stats(self.recent.add(ended, running), self.costs)
         with self.clock.phase("update"):
-            losses = _update(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
+            losses = update_team(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
         self.iteration += 1
         evaluated: Metrics = {}
         due = self.config.evaluates and self._evaluation_due()
@@ -317,62 +314,6 @@ def _fresh_state(run_id: str | None, policies: Sequence[str]) -> dict[str, Any]:
         "metrics": {},
         "mlflow_run_id": run_id,
     }
-
-
-def _update(
-    config: RunConfig,
-    team: Team,
-    batches: dict[str, Trajectories],
-    iteration: int,
-    steps: int,
-    costs: Mapping[str, CostStats],
-) -> Metrics:
-    """Update every policy; where an algorithm is sequential, one after another with the factor of those before."""
-    metrics: Metrics = {}
-    names = list(team.learners)
-    sequential = any(config.spec_of(name).order == "sequential" for name in names)
-    if sequential:
-        names = [names[i] for i in team_order(config.seed, iteration, len(names))]
-    factor: torch.Tensor | None = None
-    means = next(iter(costs.values())).means
-    for name in names:
-        learner, batch = team.learners[name], batches[name]
-        learner.set_progress(steps / max(config.train.total_steps, 1), iteration)
-        own = factor if config.spec_of(name).order == "sequential" else None
-        where = f"policy {name!r}, iteration {iteration + 1}, step {steps}"
-        stats = replace(costs[name], means=means)
-        losses = learner.update(batch, config.seed, iteration, stats, own, where)
-        prefix = "" if len(team.learners) == 1 else f"{name}/"
-        metrics |= {prefix + key: value for key, value in losses.items()}
-        if sequential:
-            change = learner.log_ratio(batch).clamp(-20, 20).exp()
-            after = change if factor is None else factor * change
-            means, factor = learner.moved_costs(stats, batch, after, factor).means, after
-    return metrics
-
-
-def _cost_stats(released: Sequence[EndedEpisode], before: Mapping[str, CostStats]) -> dict[str, CostStats]:
-    """Policy -> mean costs and decisions of the episodes that this batch has released, or, if it has released none, of the
-    last batch that did."""
-    if not released:
-        return {name: replace(stats, episodes=0) for name, stats in before.items()}
-    means, count = tuple(mean_costs([episode.costs for episode in released])), len(released)
-    decisions = {name: sum(episode.decisions[name] for episode in released) / count for name in before}
-    return {name: CostStats(means, count, max(decisions[name], 1.0)) for name in before}
-
-
-def _gather_episodes(
-    config: RunConfig, batch: Any, collector: Any
-) -> tuple[list[EndedEpisode], list[tuple[int, int]], int]:
-    """Gather from all workers the episodes that have ended, (start, steps played) of those that have not, and the steps.
-
-    Episodes that were played greedily, as a group's baseline, are left out: they do not measure the policy that samples.
-    """
-    sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
-    own = [tuple(EndedEpisode.of(episode)) for episode in sampled]
-    parts = gather((own, collector.running, batch.steps))
-    ended = [EndedEpisode(*episode) for part, _, _ in parts for episode in part]
-    return ended, [one for _, part, _ in parts for one in part], sum(steps for _, _, steps in parts)
 
 
 def _group_metrics(config: RunConfig, collector: Any, names: Sequence[str]) -> Metrics:

@@ -3,11 +3,13 @@ the score that selects the best checkpoint."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
 from marl_ray.config import RunConfig
 from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking, release
+from marl_ray.training.learner.prepared_batch import CostStats
 
 
 class RecentEpisodes:
@@ -54,3 +56,13 @@ class RecentEpisodes:
 def _ended(plain: Sequence[Any]) -> EndedEpisode:
     start, copy, ret, costs, length, decisions = plain
     return EndedEpisode(start, copy, ret, tuple(costs), length, decisions)
+
+
+def cost_stats(released: Sequence[EndedEpisode], before: Mapping[str, CostStats]) -> dict[str, CostStats]:
+    """Policy -> mean costs and decisions of the episodes that this batch has released, or, if it has released none, of the
+    last batch that did."""
+    if not released:
+        return {name: replace(stats, episodes=0) for name, stats in before.items()}
+    means, count = tuple(mean_costs([episode.costs for episode in released])), len(released)
+    decisions = {name: sum(episode.decisions[name] for episode in released) / count for name in before}
+    return {name: CostStats(means, count, max(decisions[name], 1.0)) for name in before}

@@ -8,6 +8,9 @@ are averaged: an ended episode is held back until the episodes that began before
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from marl_ray.config import RunConfig
+from marl_ray.training.collectives import gather
+
 
 class EndedEpisode(NamedTuple):
     """An episode that has ended."""
@@ -42,3 +45,17 @@ def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
     """Starts of the (start, steps played) that hold others back: an episode of `most_steps` or more does so no longer, or
     one that never ends would for ever."""
     return [start for start, played in running if played < most_steps]
+
+
+def gather_episodes(
+    config: RunConfig, batch: Any, collector: Any
+) -> tuple[list[EndedEpisode], list[tuple[int, int]], int]:
+    """Gather from all workers the episodes that have ended, (start, steps played) of those that have not, and the steps.
+
+    Episodes that were played greedily, as a group's baseline, are left out: they do not measure the policy that samples.
+    """
+    sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
+    own = [tuple(EndedEpisode.of(episode)) for episode in sampled]
+    parts = gather((own, collector.running, batch.steps))
+    ended = [EndedEpisode(*episode) for part, _, _ in parts for episode in part]
+    return ended, [one for _, part, _ in parts for one in part], sum(steps for _, _, steps in parts)
