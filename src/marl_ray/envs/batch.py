@@ -1,4 +1,4 @@
-"""Copies of one environment as arrays: what is asked of them."""
+"""The interface of copies of one environment that are stepped together as arrays."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

@@ -180,7 +180,7 @@ def _accepted(env_id: str, env: Any) -> Any:
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean ...' for a mistyped name, else the list of what there is if it is short enough."""
+    """'; did you mean ...' for a mistyped name, else the list of all names if it is short enough."""
     names = [other for other in known if not other.startswith("_")]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(close)}?" if close else f"; expected one of {', '.join(names[:20])}"

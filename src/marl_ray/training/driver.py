@@ -83,7 +83,7 @@ def finished(config: RunConfig) -> RunResult | None:
 def train(config: RunConfig) -> RunResult:
     """Run to the end on the Ray that this process is connected to; a run that is finished is not run again.
 
-    Raises MarlRayError with the cause of a failure. On Ctrl-C and SIGTERM it says what is kept and raises on.
+    Raises MarlRayError with the cause of a failure. On Ctrl-C and SIGTERM it prints which checkpoint is kept, and raises.
     """
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
@@ -266,7 +266,7 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
 
 
 def cause(error: BaseException) -> str:
-    """The first line of what went wrong in a worker, not of the wrappers around it."""
+    """The first line of the error that a worker raised, without the wrappers around it."""
     for rank, failure in failures_of(error).items():
         return f"worker {rank}: {named(failure)}"
     return one_line(error)

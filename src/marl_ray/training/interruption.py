@@ -1,4 +1,4 @@
-"""Leaving on Ctrl-C or SIGTERM: say at once what is kept, then clean up undisturbed and with deadlines."""
+"""Leave on Ctrl-C or SIGTERM: say at once which checkpoint is kept, then clean up undisturbed and with deadlines."""
 
 import signal
 import threading

@@ -126,7 +126,7 @@ class Run:
         return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best
 
     def begin(self) -> Metrics:
-        """Evaluate what training starts from, if there are evaluations; the metrics of step 0."""
+        """Evaluate the weights that training starts from, if there are evaluations; returns the metrics of step 0."""
         self.fresh = False
         if self.config.evaluates:
             metrics, cost = self.evaluate()
@@ -172,10 +172,10 @@ class Run:
         return bool(self.steps >= self.state["evaluate_at"] if every is None else self.iteration % every == 0)
 
     def evaluate(self) -> tuple[Metrics, int]:
-        """Evaluate the weights as they are; metrics, and the steps that were played for them. Every worker takes part.
+        """Evaluate the current weights; returns metrics and the steps that were played for them. Every worker takes part.
 
-        Where the score is the best so far, other episodes say what the weights are worth: `best/...`. Nothing that training
-        reads changes.
+        If the score is the best so far, other episodes measure the weights again: `best/...`. Nothing that training reads
+        changes.
         """
         players = self.team.players()
         with self.clock.phase("evaluation"):

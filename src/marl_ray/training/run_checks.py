@@ -12,7 +12,7 @@ from marl_ray.training.tracking.other_sinks import check_sinks
 def check_run(config: RunConfig) -> None:
     """Check a run before any cluster starts; raises MarlRayError that names the key, the file or the argument.
 
-    Builds the environment once (which also compiles what it compiles, cached for the workers) and the models; language
+    Builds the environment once, which also compiles its functions and caches them for the workers, and the models; language
     models without their weights.
     """
     uri_of(config)

@@ -20,8 +20,10 @@ def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
 
 
 def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
-    """Sum over the signals of what the mean costs are above their budgets, in budgets (of 1 at least); 0 within all, where
-    rounding is allowed for as in `shares`."""
+    """Sum over the signals of the excess of the mean cost over its budget, in units of the budget (at least 1).
+
+    Returns 0 if all costs are within their budgets; an excess that rounding explains does not count.
+    """
     pairs = zip(budgets, costs, strict=False)  # without constraints a signal may be gathered that has no budget
     over = [(cost - budget) / max(budget, 1.0) for budget, cost in pairs]
     return sum(part for part in over if part > _ROUNDING)
@@ -40,8 +42,11 @@ def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) 
 
 
 def shares(budgets: Sequence[float], costs: Sequence[Sequence[float]]) -> dict[str, float]:
-    """`within_budget` and `within_budget_105`: shares of the episodes whose costs are within 1.00 and 1.05 times every
-    budget; `..._certified`: what each share is at least, with 95 % confidence. `costs` are (episodes, signals)."""
+    """Count the episodes within the budgets, given `costs` (episodes, signals); returns metrics.
+
+    `within_budget` and `within_budget_105` are the shares of episodes whose costs are within 1.00 and 1.05 times every
+    budget; `..._certified` is a lower bound of each share, with 95 % confidence.
+    """
     metrics = {}
     for name, factor in (("within_budget", 1.0), ("within_budget_105", SLACK)):
         limits = [factor * budget + _ROUNDING * max(budget, 1.0) for budget in budgets]

@@ -143,7 +143,7 @@ class TrustRegionStep(NamedTuple):
     case: Case
     """The problem that was solved; `recovery` means that no point of the trust region meets the constraints."""
     multipliers: tuple[float, ...]
-    """nu_k >= 0: what a unit of constraint k costs in loss; 0 where it does not bind, and in a recovery."""
+    """nu_k >= 0: the loss that a unit of constraint k costs; 0 where the constraint does not bind, and in a recovery."""
     trust_multiplier: float
     """lambda >= 0 of the trust region; 0 where it does not bind, and in a recovery."""
 

@@ -95,7 +95,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):
         return row[self._signals]
 
     def _mask(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """The infos with the masks of the living agents narrowed to what is affordable."""
+        """The infos with the masks of the living agents narrowed to affordable actions."""
         needs = {a: self._need(a, infos[a]) for a in self.env.agents if "next_costs" in infos[a]}
         needs = {agent: need for agent, need in needs.items() if np.isfinite(need).any()}  # others cannot act
         masks, cheapest = affordable(list(needs.values()), self._limits - self._spent, self._limits, self._time)
@@ -106,7 +106,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):
         }
 
     def _need(self, agent: str, info: dict[str, Any]) -> np.ndarray:
-        """(actions, limited signals): cost of each action and of what must follow; infinite where it is masked out."""
+        """(actions, limited signals): cost of each action and of those that must follow; infinite where it is masked out."""
         space = self.env.action_space(agent)
         if not isinstance(space, spaces.Discrete):
             kind = type(space).__name__

@@ -296,7 +296,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):
 
 
 def _check_kwargs(kwargs: dict[str, Any]) -> None:
-    """Raise ValueError for what the package would take and misunderstand."""
+    """Raise ValueError for arguments that the package would accept and misunderstand."""
     agents = kwargs.get("agents", 1)
     if not isinstance(agents, int) or agents < 1:
         raise ValueError(f"agents={agents!r}, expected a positive integer")

@@ -27,7 +27,7 @@ _FORMULA = re.compile(r"[\\^=+*/<>{}\[\]|#]|(?<!\w)-|-(?!\w)|^\(|\d[!(]")
 
 
 class React(TextEnv):
-    """One agent thinks, calls a tool, reads what came of it, and calls `answer` at the end (`marl_ray.agents.react_format`).
+    """One agent thinks, calls a tool, reads the result, and calls `answer` at the end (`marl_ray.agents.react_format`).
 
     Reward 1 for the right answer, 0 for another or none. Answers are compared as in mathematics, and words without case,
     punctuation and articles.

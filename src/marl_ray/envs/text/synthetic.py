@@ -363,7 +363,7 @@ _SWAPPED = {
 
 
 def mutants(code: str) -> list[Mutant]:
-    """Programs with one whole number, one operator or one string of a letter changed. Empty for what is no Python."""
+    """Programs with one whole number, one operator or one string of a letter changed. Empty if the code is not Python."""
     starts = [0]
     for line in code.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))

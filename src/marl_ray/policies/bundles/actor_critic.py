@@ -1,4 +1,4 @@
-"""Bundles: what is served. A folder with `bundle.json` and safetensors weights per policy; nothing in it is a pickle.
+"""Bundles of actor-critics: folders with `bundle.json` and safetensors weights per policy; nothing in one is a pickle.
 
 A bundle is content-addressed: its digest is the sha256 of `bundle.json` without the digest itself, and `bundle.json`
 holds the sha256 of every other file. Only actors are kept; critics live in checkpoints. This file is the entry to all
@@ -46,7 +46,7 @@ NUMBERS: set[type] = {bool, int, float}
 """The types that lists from outside may consist of."""
 
 Act = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
-"""A policy's name, each row's request, and what `ServedPolicy.act` takes; what that gives."""
+"""A call of `ServedPolicy.act`: (policy's name, each row's request, arguments) -> result."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Bundle:
         return bounds
 
     def check(self, agent: str, observation: Any) -> np.ndarray:
-        """One observation from outside as an array, or MarlRayError that says what was expected of the agent."""
+        """Convert one observation from outside to an array; raises MarlRayError naming what the agent expects."""
         categories = self._categories.get(agent)
         if categories is not None and isinstance(observation, list):
             # The usual case: integers that are bytes, in one comparison. An array of a list takes three times as long.
@@ -179,7 +179,7 @@ class Bundle:
         return array
 
     def check_mask(self, agent: str, mask: Any) -> np.ndarray:
-        """One action mask from outside as a bool array, or MarlRayError that says what was expected of the agent."""
+        """Convert one action mask from outside to a bool array; raises MarlRayError naming what the agent expects."""
         space = self.policies[self.agents[agent]].action_space
         if not isinstance(space, spaces.Discrete):
             raise MarlRayError(f"action_masks.{agent}: expected none, the agent's actions are not Discrete")

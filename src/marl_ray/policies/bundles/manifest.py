@@ -1,4 +1,4 @@
-"""`bundle.json`: what a bundle says of itself, how it is written whole, found and checked."""
+"""`bundle.json`, a bundle's description of itself; bundles are written in one piece, found and checked."""
 
 import hashlib
 import json

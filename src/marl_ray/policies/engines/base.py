@@ -39,7 +39,7 @@ class Token:
     log_prob: float
     """Log-probability at the generation's temperature, without biases, and not renormalised after top-k and top-p."""
     finish: Literal["stop", "length"] | None
-    """`stop`: the response ended by itself (end token, stop string, or it is what its guide asks for); `length`: it has
+    """`stop`: the response ended by itself (end token, stop string, or its guide is satisfied); `length`: it has
     max_tokens tokens."""
     top: tuple[tuple[int, float], ...] = ()
     """The most likely tokens here and their log-probabilities, the likeliest first."""

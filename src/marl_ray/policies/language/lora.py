@@ -83,7 +83,8 @@ def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
-    """Not what is only built as one, as Phi-MoE's router is, which gives the chosen experts."""
+    """True if the module computes a linear layer; False for one that is only built as one, as Phi-MoE's router, which
+    returns the chosen experts."""
     if type(module) in (nn.Linear, Conv1D):
         return True
     if not isinstance(module, nn.Linear):

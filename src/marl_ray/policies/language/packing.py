@@ -18,7 +18,7 @@ MULTIPLE = 32
 """Tokens of a row are a multiple of it: in bfloat16 products of other lengths are slower, and oneDNN compiles a kernel per
 length."""
 HIDDEN = -1e4
-"""Added to scores of what must not be seen: finite, and so small that its weight is zero in float16 too."""
+"""Added to the scores of hidden keys: finite, and so low that their weight is zero in float16 too."""
 
 
 class Packed(NamedTuple):
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
     own: Tensor
     """(R,) each response's prompt."""
     hidden: Tensor
-    """(R, 1, T, P + T) float32: what a response's token must not see of its prompt and its response, HIDDEN; else 0."""
+    """(R, 1, T, P + T) float32: HIDDEN for keys of prompt and response that a response's token must not see; else 0."""
     back: Tensor
     """(S,) where each token is in G * P and then R * T; 0 of the padding at the row's end."""
 
@@ -86,7 +86,7 @@ def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
 
 
 def use(lm: Any) -> None:
-    """Let a model take `layout=` in its forward pass; without it the model does what it did."""
+    """Let a model take `layout=` in its forward pass; without that argument the model works as before."""
     lm.set_attn_implementation(NAME)
 
 

@@ -137,7 +137,7 @@ class TokenPolicy(nn.Module):
         return chosen, -(log_p.exp() * log_p).sum(-1) if need_entropy else torch.zeros_like(chosen)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Float32 logits (N, V) of last hidden states (N, H), with what some architectures do to them."""
+        """Float32 logits (N, V) of last hidden states (N, H), scaled and capped as some architectures do."""
         shape = self._logits
         logits = self.lm.get_output_embeddings()(states).float() * shape.factor
         if shape.cap is not None:

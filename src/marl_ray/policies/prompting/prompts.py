@@ -1,4 +1,4 @@
-"""Prompts as token ids: what a model reads of a text, in the frame of its chat template.
+"""Encode texts as prompts of token ids, in the frame of the model's chat template.
 
 Text is text. Special tokens are written by the template alone: where a text spells one out, such as `<|im_end|>`, the model
 reads its characters. So nothing that an agent or a client writes can end a turn or begin another's.
@@ -100,7 +100,7 @@ def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> 
 
 
 def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple[list[int], bool]:
-    """As `encode_prompt`, in at most `room` tokens; and whether the text lost its middle for that.
+    """Encode as `encode_prompt` does, in at most `room` tokens; also True if the text lost its middle for that.
 
     The template's frame is never cut. A text without tokens becomes the one with which texts begin: an empty text, or one of
     characters that the tokenizer does not know. Raises PromptTooLong where less than LEAST_LEFT of the text would be left.

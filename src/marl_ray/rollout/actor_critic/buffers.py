@@ -43,7 +43,7 @@ class Buffer:
         self.acted, self.mask, self.terminated, self.truncated = (np.zeros(shape, bool) for _ in range(4))
 
     def clear(self, copies: np.ndarray) -> None:
-        """Forget what these copies (bool mask or indices) played."""
+        """Forget the steps of these copies (bool mask or indices)."""
         for array in (self.rows, self.rewards, self.costs, self.acted, self.mask, self.terminated, self.truncated):
             array[:, copies] = 0
 
@@ -72,7 +72,7 @@ class CriticInputs(NamedTuple):
     """The inputs of a policy's critics: every step, and the state after each cut of a row."""
 
     inputs: np.ndarray
-    """(T + 1, copies, ...) what they read at the steps and after the last one."""
+    """(T + 1, copies, ...) the critics' inputs at the steps and after the last one."""
     finals: list[np.ndarray]
     """The critics' inputs after each of `cuts`."""
     cuts: list[tuple[int, int]]
@@ -99,7 +99,7 @@ class Played:
     greedy: np.ndarray
     """(copies,) bool."""
     ends: dict[tuple[int, int], bool] = field(default_factory=dict)
-    """(step, copy) where an episode of the whole team ended -> whether it was cut."""
+    """(step, copy) at which an episode of the whole team ended -> True if it was cut."""
 
     def trajectories(self, name: str, players: Mapping[str, Player]) -> Trajectories:
         """The batch of one policy, with the critics' values."""

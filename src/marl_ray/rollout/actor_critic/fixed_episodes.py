@@ -1,4 +1,4 @@
-"""Whole episodes from fixed starts, to judge actor-critics: nothing is kept of them but what they brought.
+"""Play whole episodes from fixed starts, to measure actor-critics: only the results of the episodes are kept.
 
 An episode is a function of (weights, seed, kind, number): neither the number of workers nor that of copies changes it, and
 no random number is one of training's.

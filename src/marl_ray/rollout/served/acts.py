@@ -49,7 +49,7 @@ Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 
 @dataclass(frozen=True)
 class Logged:
-    """Logged units and what was decided in them."""
+    """Logged units and the decisions in them."""
 
     policies: dict[str, Trajectories]
     """Policy -> one row per sequence, ordered by unit, agent and turn; `episode` is the unit's index, `states` is None.

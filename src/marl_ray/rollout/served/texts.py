@@ -61,7 +61,7 @@ class ServedText:
 
 
 def file_of(data: str) -> str:
-    """The Parquet file of `decisions://FOLDER/EXPERIMENT`, where FOLDER is what `marl-ray export --out` was given: a local
+    """The Parquet file of `decisions://FOLDER/EXPERIMENT`, where FOLDER is the one given to `marl-ray export --out`: a local
     folder or a URI (`decisions://s3://bucket/prefix/EXPERIMENT`)."""
     place, mark, options = data.removeprefix(SCHEME).partition("?")
     folder, _, experiment = place.rpartition("/")

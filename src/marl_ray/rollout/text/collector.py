@@ -253,7 +253,7 @@ class TextCollector:
 
 
 def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | None:
-    """Token ids of what a copy's agent sees, and whether it was shortened; None where it cannot be shortened enough."""
+    """Encode the observation of a copy's agent: token ids, and True if it was shortened; None if it still does not fit."""
     policy = player.policy
     room = policy.config.context - policy.generation.max_tokens
     with copy.named():

@@ -1,4 +1,4 @@
-"""Choose the next task by what has been solved so far."""
+"""Choose the next task by the shares of tasks that were solved so far."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -215,7 +215,7 @@ class TextCopy:
             raise
 
     def _go_on(self) -> None:
-        """Take those who are over out of the game, and find out who acts next and on what."""
+        """Step the agents that are over out of the game, and read the next agent and its observation."""
         env = self.env
         for _ in env.possible_agents:
             if env.agents and self._over(env.agent_selection):
@@ -239,7 +239,7 @@ class TextCopy:
         return bool(self.env.terminations.get(agent) or self.env.truncations.get(agent))
 
     def _read(self) -> None:
-        """Add what the step brought to every turn that led to it."""
+        """Add the step's rewards to every turn that led to it."""
         rewards, costs = self._rewards(), np.zeros(self.signals)
         infos = self.env.infos
         for agent, info in infos.items():
@@ -256,7 +256,7 @@ class TextCopy:
             turn.reward += rewards.get(turn.agent, 0.0)
 
     def _spend(self, costs: np.ndarray) -> None:
-        """Add what the last turn cost to every turn that led to it; tokens are counted here."""
+        """Add the last turn's costs to every turn that led to it; tokens are counted here."""
         costs[self.token_signals] = len(self.turns[-1].completion.ids)
         self.costs += costs
         for turn in self.turns:

@@ -9,7 +9,7 @@ MAX_CHARACTERS = 4_000
 """Greatest length of a prompt or response in a transcript; the middle of a longer one is left out."""
 
 CUT = "cut"
-"""Counts episodes that were cut before the environment said whether they are solved; no metric by itself."""
+"""Counts episodes that were cut before the environment reported them as solved or not; no metric by itself."""
 
 Sums = dict[str, tuple[float, int]]
 """Metric -> (sum, count), which may be added over workers."""
@@ -75,7 +75,7 @@ def metric_sums(copies: Sequence[TextCopy]) -> Sums:
 
 
 def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Means of the sums of all workers. Where the environment says what is solved, an episode that was cut is not."""
+    """Means of all workers' sums. If the environment reports solved episodes, an episode that was cut is not solved."""
     sums: Sums = {}
     for part in parts:
         for name, (total, count) in part.items():

@@ -19,8 +19,8 @@ from marl_ray.training.collectives import gather, world
 from marl_ray.training.learner.prepared_batch import Diverged
 
 SCORED, CONFIRMED = 0, 1
-"""Kinds of starts: the best policy is chosen on the first, and what it is worth is told of the second. The best of several
-noisy scores is too high; a score that chose nothing is not."""
+"""Kinds of starts: episodes from the first choose the best policy, and episodes from the second measure it. The best of
+several noisy scores is too high; a score that chose nothing is not."""
 
 
 class EpisodeResult(Protocol):

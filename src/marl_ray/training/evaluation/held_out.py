@@ -37,7 +37,7 @@ def play_held_out(
 
 
 def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples: int) -> dict[str, Any]:
-    """`greedy` (share solved) and `pass_at_k`; nothing where the environment does not say what is solved.
+    """Compute `greedy` (share solved) and `pass_at_k`; empty if the environment does not report which tasks are solved.
 
     An episode that was cut before the environment said so is not solved.
     """

@@ -22,7 +22,10 @@ class RecentEpisodes:
         self.held_back: list[EndedEpisode] = old["held_back"]
 
     def add(self, ended: Iterable[EndedEpisode], running: Sequence[tuple[int, int]]) -> list[EndedEpisode]:
-        """Take in what has ended, given the (start, steps played) of what has not, on all workers; what is released."""
+        """Add the episodes that have ended, given the (start, steps played) of those that have not, on all workers.
+
+        Returns the episodes that are released now.
+        """
         released, self.held_back = release([*self.held_back, *ended], blocking(running, self.most_steps))
         self.episodes.extend(released)
         return released

@@ -37,7 +37,7 @@ from marl_ray.training.team.team import Team
 
 
 class Fit(Protocol):
-    """One policy and what it imitates."""
+    """One policy and the data that it imitates."""
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
         """One pass over the data, in an order drawn by seed and epoch; its metrics."""
@@ -62,7 +62,7 @@ class Decisions:
     returns: Tensor
     """(N,) discounted rewards that followed, in reward units."""
     valued: Tensor
-    """(N,) bool: what the critic is fitted to."""
+    """(N,) bool: decisions that the critic is fitted to."""
     agent: Tensor
     """(N,) which of the policy's agents decided."""
     states: Tensor

@@ -112,7 +112,7 @@ class Learner:
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.state.multipliers)}
 
     def log_ratio(self, batch: Trajectories) -> Tensor:
-        """(copies, T) how the update has changed the log-probability of what this actor-critic's agents did, on CPU."""
+        """(copies, T) change of the log-probability of this actor-critic's recorded actions by the update, on CPU."""
         return family_actor_critic.log_ratio(self.policy.rollout_model, batch)
 
     def moved_costs(self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None) -> CostStats:
@@ -121,7 +121,7 @@ class Learner:
         `after` and `before` (copies, T) are the factors of all updates up to this one, with and without it.
         Sequential constrained updates share one budget: what one policy's step uses of it, the next must not use again.
         A factor is of all agents that act together, and a cost is the team's, so a step of a copy counts once: with the
-        mean of what the deciding agents' critics say of it.
+        mean of the cost advantages of the deciding agents.
         """
         policy = self.policy
         if not policy.budgets or costs.means is None:

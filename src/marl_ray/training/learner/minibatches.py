@@ -87,7 +87,7 @@ def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape,
 
 
 def micro_batches(cut: Cut, shape: Shape, size: int | None, order: Tensor | None = None) -> Iterator[tuple[Cut, bool]]:
-    """Parts of a minibatch of at most `size` copies, and whether each is the last; as many on every worker.
+    """Yield parts of a minibatch of at most `size` copies, each with True if it is the last; as many on every worker.
 
     `order` (copies,) puts copies with like numbers together, the largest first. Some parts may be of no copies.
     """

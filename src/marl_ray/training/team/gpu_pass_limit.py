@@ -19,7 +19,7 @@ SHARE = 0.85
 
 
 def limit_passes(learners: Iterable[Learner]) -> None:
-    """Lower `micro_batch` of learners of language models to what fits, the same on every worker; nothing on a CPU.
+    """Lower `micro_batch` of language models' learners until a pass fits, the same on every worker; nothing on a CPU.
 
     Every worker takes part. Two passes are measured, of one and of two sequences as long as the context.
     """

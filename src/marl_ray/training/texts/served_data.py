@@ -41,7 +41,7 @@ def read_data(
 ) -> dict[str, list[Block]]:
     """The blocks of every policy that learns (policy -> its agents): the same in every process that reads them.
 
-    Raises MarlRayError naming the file and the line of what does not fit, or a policy that has nothing to learn from.
+    Raises MarlRayError naming the file and the line that does not fit, or a policy that has nothing to learn from.
     """
     path = cast(str, config.data)
     players = {agent: name for name, members in agents.items() for agent in members}

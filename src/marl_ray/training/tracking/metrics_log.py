@@ -33,7 +33,7 @@ class MetricsLog:
         self.thread.start()
 
     def close(self, wait_s: float = DRAIN_S) -> None:
-        """Log what has arrived, and say what could not be logged; a second call does nothing."""
+        """Log the rows that have arrived, and print which could not be logged; a second call does nothing."""
         if self.done.is_set():
             return
         self.done.set()

@@ -12,7 +12,7 @@ from marl_ray.config import RunConfig, config_hash, tracking_uri
 from marl_ray.errors import MarlRayError, one_line
 
 BEST_SCORE = "best_score"
-"""Metric of a run, and tag of a version in the registry: what its bundle scored on episodes that chose nothing."""
+"""Metric of a run, and tag of a version in the registry: the score of its bundle on episodes that chose nothing."""
 BEST = "best"
 """Alias in the registry. MLflow itself keeps `latest`."""
 BATCH = 1000

@@ -39,7 +39,7 @@ class _Row:
     state: GuideState | None = None
     """The state of the row's guide."""
     added: Tensor | None = None
-    """(V,): what its prompt's bias adds to the next logits; from the first step on."""
+    """(V,) the numbers that its prompt's bias adds to the next logits; from the first step on."""
 
     @property
     def newest(self) -> int:
@@ -203,7 +203,7 @@ class Decoder:
 
 
 def _added(rows: list[_Row], logits: Tensor) -> Tensor | None:
-    """(R, V): what the rows' biases add to the logits; None if no row has one."""
+    """(R, V) the numbers that the rows' biases add to the logits; None if no row has one."""
     if all(row.prompt.bias is None for row in rows):
         return None
     added = torch.zeros_like(logits, dtype=torch.float32)

@@ -32,7 +32,7 @@ _NUMBERS = {
     "sign": dict.fromkeys(_DIGITS, "exponent"),
     "exponent": dict.fromkeys(_DIGITS, "exponent"),
 }
-"""Part of a number -> what a character makes of it."""
+"""Part of a number -> character -> the part that follows."""
 _WHOLE = frozenset({"zero", "integer", "fraction", "exponent"})
 """Parts with which a number may end."""
 _WORDS = {"t": "rue", "f": "alse", "n": "ull"}

@@ -101,7 +101,7 @@ class LlamaModel:
         return self._head(x)
 
     def _run(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Last hidden states (N, hidden) of tokens (N,), which differ only in what `attend` lets them see."""
+        """Last hidden states (N, hidden) of tokens (N,); `attend` decides which keys each token attends to."""
         x = functional.embedding(ids, self._model.embed_tokens.weight)
         hidden, rotated = x.shape[-1:], self._heads + self._groups
         for index, layer in enumerate(self._layers):

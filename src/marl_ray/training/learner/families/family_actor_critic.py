@@ -131,7 +131,7 @@ def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Te
 
 
 def log_ratio(rollout: ActorCritic, batch: Trajectories) -> Tensor:
-    """(copies, T) how the log-probability of what the policy's agents did differs from when they did it, on CPU."""
+    """(copies, T) log-probability of the agents' recorded actions now, minus that when they were sampled, on CPU."""
     distribution = rollout.distribution
     allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
     outputs = distribution.normalize(rollout.actor.infer(batch.observations.flatten(0, 1)), allowed)
