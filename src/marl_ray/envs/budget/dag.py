@@ -109,7 +109,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):
         return *result, self._infos(costs)
 
     def _worker(self) -> str | None:
-        """Whose turn it is; nobody's after the last sub-task."""
+        """The agent whose turn it is; none after the last sub-task."""
         return self.possible_agents[self._task % len(self.possible_agents)] if self._task < TASKS else None
 
     def _share_left(self, spent: int) -> float:

@@ -164,7 +164,7 @@ class World(MultiGridEnv):
             self.drawn = self.step_count // BLOCK * BLOCK + BLOCK
 
     def step(self, actions: dict[int, int]) -> tuple[Any, dict[int, float], dict[int, bool], dict[int, bool], Any]:
-        """One step; observations and infos, which the package returns here, are empty: see `gen_obs`."""
+        """Play one step. Observations and infos, which the package returns here, are empty: see `gen_obs`."""
         self.draw()
         self.step_count += 1
         rewards = self.handle_actions(actions)

@@ -153,7 +153,7 @@ class Stack:
         noise: np.random.Generator | None = None,
         masks: Sequence[Mapping[str, np.ndarray]] = (),
     ) -> list[dict[str, tuple[np.ndarray, float]]]:
-        """As `Bundle.act`; each request by the bundle `which` of them."""
+        """Act as `Bundle.act` does, each request by the bundle whose number is in `which`."""
 
         def act(
             policy: str, asked: list[int], rows: np.ndarray, uniforms: np.ndarray | None, allowed: np.ndarray | None

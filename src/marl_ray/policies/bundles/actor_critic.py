@@ -283,7 +283,7 @@ def load_bundle(
 
 
 def load_actor_critics(reference: str | Path, tracking_uri: str | None = None) -> Bundle:
-    """Likewise, where only actor-critics will do. Raises MarlRayError if it is a bundle of language models."""
+    """Load a bundle of actor-critics; raises MarlRayError if it is one of language models."""
     bundle = load_bundle(reference, tracking_uri)
     if not isinstance(bundle, Bundle):
         raise MarlRayError(f"bundle {str(reference)!r} holds language models, expected actor-critics")

@@ -280,7 +280,7 @@ def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
 
 
 def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool, **settings: Any) -> str:
-    """As `_render`; nothing where the template refuses."""
+    """Render as `_render` does; returns an empty text if the template refuses."""
     try:
         return _render(tokenizer, messages, parts, **settings)
     except MarlRayError:  # many know no system

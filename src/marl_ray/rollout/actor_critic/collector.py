@@ -129,7 +129,7 @@ class Collector:
         self.envs.close()
 
     def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
-        """One batch of every policy."""
+        """Play one batch of every policy."""
         buffers = {
             name: Buffer(self.env, player, self.columns[name], self.plan.steps, len(self.numbers), self.signals)
             for name, player in players.items()
@@ -148,7 +148,8 @@ class Collector:
     def _whole_episodes(
         self, players: Mapping[str, Player], played: Played, iteration: int
     ) -> tuple[list[Episode], int]:
-        """One episode per copy; groups that teach nothing are played again from other starts, `refills` times."""
+        """Play one episode per copy. Groups whose members all score the same are played again from other starts, at most
+        `refills` times."""
         episodes: list[Episode] = []
         steps, pending = 0, np.ones(len(self.numbers), bool)
         self.group_sums = dict.fromkeys(played.buffers, GroupSums())
@@ -303,7 +304,7 @@ def act(
     alive: np.ndarray,
     greedy: np.ndarray,
 ) -> np.ndarray:
-    """One forward pass of one policy; its actions (copies, agents, *shape) as the environment takes them."""
+    """Run one forward pass of one policy; returns its actions (copies, agents, *shape) as the environment takes them."""
     distribution = player.model.distribution
     copies, agents = buffer.rows.shape[1:3]
     rows = torch.from_numpy(buffer.rows[t].reshape(copies * agents, -1))

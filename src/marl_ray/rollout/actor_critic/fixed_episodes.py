@@ -68,7 +68,7 @@ class Arena:
         self.envs.close()
 
     def play(self, players: Mapping[str, Player], starts: Sequence[FixedStart]) -> list[WholeEpisode]:
-        """One episode of each start, in their order."""
+        """Play one episode from each start; returns them in the order of the starts."""
         episodes: list[WholeEpisode] = []
         for first in range(0, len(starts), self.copies):
             wave = list(starts[first : first + self.copies])
@@ -78,7 +78,7 @@ class Arena:
         return episodes
 
     def _play(self, players: Mapping[str, Player], starts: Sequence[FixedStart]) -> list[WholeEpisode]:
-        """One episode in every copy."""
+        """Play one episode in every copy."""
         envs, count = self.envs, self.copies
         buffers = [
             Buffer(self.env, player, self.columns[name], 1, count, self.signals) for name, player in players.items()

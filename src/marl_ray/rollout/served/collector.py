@@ -73,7 +73,7 @@ class ServedCollector(TextCollector):
         """Blocks of each policy that all workers have read, over all passes."""
 
     def state(self) -> dict[str, Any]:
-        """As `TextCollector.state`."""
+        """Plain data for a checkpoint, like `TextCollector.state`."""
         return {"read": dict(self.read), "digest": self.digest}
 
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:

@@ -43,7 +43,7 @@ class TextBatch(NamedTuple):
     trajectories: dict[str, Trajectories]
     """Policy -> its rows, one per response."""
     episodes: list[TextEpisode]
-    """One per copy: the last it played."""
+    """The last episode of each copy."""
     steps: int
     """Turns of all agents that were played for it; an episode that nobody could begin counts as one."""
     sums: Sums
@@ -96,7 +96,7 @@ class TextCollector:
 
     @property
     def running(self) -> list[tuple[int, int]]:
-        """As `Collector.running`: a batch leaves no episode to go on with."""
+        """Like `Collector.running`, but always empty: a batch leaves no episode to go on with."""
         return []
 
     def close(self) -> None:
@@ -104,7 +104,8 @@ class TextCollector:
             copy.env.close()
 
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
-        """One episode of every copy; groups that teach nothing are played again on other tasks, `plan.refills` times."""
+        """Play one episode of every copy. Groups whose members all score the same are played again on other tasks, at most
+        `plan.refills` times."""
         judging = {agent for name in self.plan.judges for agent in players[name].agents}
         comparing = {agent for name in self.plan.comparing for agent in players[name].agents}
         pending, steps, total = list(self.groups), 0, 0
@@ -217,7 +218,7 @@ class TextCollector:
             self._side_by_side([copy for copy in playing if copy.agent], TextCopy.step)
 
     def _answer(self, player: TokenPlayer, copies: Sequence[TextCopy]) -> None:
-        """One turn, by one policy in one call of its engine, of every copy whose prompt fits; the others end."""
+        """Play one turn of every copy whose prompt fits, in one call of the policy's engine; the other copies end."""
         policy = player.policy
         encoded: dict[str, tuple[list[int], bool] | None] = {}
         asked, prompts, numbers = [], [], []

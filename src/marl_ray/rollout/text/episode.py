@@ -42,7 +42,7 @@ class TextEpisode(NamedTuple):
     decisions: dict[str, int]
     """Policy -> its own decisions: the tokens of its agents' responses."""
     start: int = 0
-    """As in `collector.Episode`; every batch is whole episodes, so none waits for another."""
+    """The meaning is that of `collector.Episode`; every batch is whole episodes, so none waits for another."""
 
 
 @dataclass

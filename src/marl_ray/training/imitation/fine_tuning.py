@@ -58,7 +58,10 @@ class _Fit:
         self.optimizer = optimizer_of(policy.hyper, [([policy.actor], settings.lr or FASTER * policy.hyper.lr)])
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
-        """One pass over the demonstrations, in an order drawn by seed and epoch; mean log-likelihood of a token."""
+        """Make one pass over the demonstrations, in an order drawn by seed and epoch.
+
+        Returns the mean log-likelihood of a token, in nats.
+        """
         order = permutation(seed, BEFORE, number, len(self.examples)).tolist()
         likelihood = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         for start in range(0, len(order), self.batch):
@@ -69,7 +72,7 @@ class _Fit:
         return {"log_likelihood": mean}
 
     def _step(self, chosen: list[Example]) -> Tensor:
-        """One gradient step on all workers' examples; this worker's sum of log-likelihoods."""
+        """Take one gradient step on all workers' examples; returns this worker's sum of log-likelihoods."""
         policy, (rank, workers) = self.policy, world()
         own = sorted(chosen, key=lambda example: -example.length)[rank::workers]
         most = -(-len(chosen) // workers)  # of a worker: all make as many passes as that one

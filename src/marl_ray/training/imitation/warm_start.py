@@ -40,7 +40,7 @@ class Fit(Protocol):
     """One policy and the data that it imitates."""
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
-        """One pass over the data, in an order drawn by seed and epoch; its metrics."""
+        """Make one pass over the data, in an order drawn by seed and epoch; returns its metrics."""
 
 
 BEFORE = -1
@@ -130,7 +130,7 @@ class _Fit:
         self.optimizer = optimizer_of(hyper, parts)
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
-        """One pass over the decisions, in an order drawn by seed and epoch; means over it."""
+        """Make one pass over the decisions, in an order drawn by seed and epoch; returns means over it."""
         size = len(self.data.rows)
         order = torch.from_numpy(permutation(seed, BEFORE, number, size)).to(self.data.rows.device)
         sums = torch.zeros(2, dtype=torch.float64, device=order.device)
@@ -146,7 +146,8 @@ class _Fit:
         return means
 
     def _step(self, chosen: Tensor) -> Tensor:
-        """One gradient step on decisions (all workers' numbers); this worker's sums of log-likelihood and value loss."""
+        """Take one gradient step on decisions (all workers' numbers); returns this worker's sums of log-likelihood and value
+        loss, (2,)."""
         data, policy, (rank, workers) = self.data, self.learner.policy, world()
         own = chosen[rank::workers]
         share = 1.0 if len(own) else 0.0

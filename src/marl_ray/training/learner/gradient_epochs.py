@@ -62,7 +62,10 @@ def _step(
     size: Sequence[float],
     first: bool,
 ) -> tuple[UpdateState, Tensor]:
-    """One gradient step on a minibatch of `size` (decisions, sequences) over all workers; this worker's part of METRICS."""
+    """Take one gradient step on a minibatch of `size` (decisions, sequences) over all workers.
+
+    Returns the state, and this worker's part of METRICS (7,). `first`: no step was taken on this batch yet.
+    """
     spec, hyper, costs = policy.algorithm.spec, policy.hyper, prepared.costs
     sharded = cast(FSDPModule, policy.model)
     parts = list(micro_batches(cut, prepared.shape, policy.pass_copies, prepared.order))

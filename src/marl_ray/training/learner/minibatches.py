@@ -56,7 +56,7 @@ class Cut:
         return array if self.times is None else array[:, self.times]
 
     def rows(self, inputs: Prepared, shape: Shape, agents: int) -> Prepared:
-        """The same part of the prepared inputs of (copies * agents * T) rows."""
+        """The cut's part of the prepared inputs of (copies * agents * T) rows."""
         if self.copies is None and self.times is None:
             return inputs
         device = inputs.values.device

@@ -47,9 +47,9 @@ class Example(NamedTuple):
 def read_demonstrations(
     config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]], most: int | None = None
 ) -> dict[str, list[GivenResponse]]:
-    """The demonstrations of a warm start by policy (policy -> its agents), of those that are trained.
+    """Read the demonstrations of a warm start for each trained policy, given `agents` (policy -> its agents).
 
-    Of an environment `most` episodes. Raises MarlRayError naming the file and the line, or a policy without any.
+    An environment plays at most `most` episodes. Raises MarlRayError naming the file and the line, or a policy without any.
     """
     settings = cast(WarmStartConfig, config.warm_start)
     if settings.data == "environment":

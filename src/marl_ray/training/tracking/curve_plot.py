@@ -14,7 +14,7 @@ _TRAINING = {"color": "0.6", "linewidth": 1.0, "label": "training episodes"}
 
 @dataclass(frozen=True)
 class Panel:
-    """One number of a run over its steps."""
+    """One metric of a run over its steps: evaluations, training episodes and budget."""
 
     name: str
     evaluated: Points

@@ -45,7 +45,7 @@ class ProgressBar:
         self.bar.stop()
 
     def show(self, row: Mapping[str, float]) -> None:
-        """One iteration's metrics."""
+        """Show one iteration's metrics."""
         self.scored = row.get("eval/return", self.scored)
         note = iteration_line(self.config, row, self.scored)
         self.bar.update(self.task, completed=row["steps"], note=note)
