@@ -146,7 +146,7 @@ def _imported(env_id: str) -> Callable[..., Any]:
 
 def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     try:
-        return make(**copy.deepcopy(kwargs))  # an environment may change what it is given; the config stays
+        return make(**copy.deepcopy(kwargs))  # an environment may change its arguments; the config stays
     except (TypeError, ValueError, AssertionError, KeyError) as error:
         # A bare `assert` has no text; its source line says more than its type.
         reason = one_line(error) if str(error) else traceback.extract_tb(error.__traceback__)[-1].line

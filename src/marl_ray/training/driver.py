@@ -191,7 +191,7 @@ def worker(payload: dict[Any, Any]) -> Any:
         rows.add(metrics | system.read())
 
     def report(folder: Path, metrics: dict[str, float]) -> None:
-        rows.flush()  # what is played again after a failure is reported again; what is not, is not lost
+        rows.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
     latest = ray.train.get_checkpoint()
@@ -228,7 +228,7 @@ def _say(config: RunConfig, text: str) -> None:
 def _end(sink: Sink, status: str) -> None:
     try:
         sink.end(status)
-    except Exception as error:  # what the run has made counts, whatever a tracker says to it
+    except Exception as error:  # an error of a tracker does not make the run fail
         print(f"tracking.also: {one_line(error)}", file=sys.stderr)
 
 

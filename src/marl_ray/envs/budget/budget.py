@@ -187,7 +187,7 @@ def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] 
     several = [i for i, rows in enumerate(kept) if len(rows) > 1]
     if not several:
         return choice if (room >= 0).all() else None
-    # Measured from each signal's least, so that totals only grow and what does not fit now never will.
+    # Measured from each signal's least, so that totals only grow, and a choice that does not fit now never will.
     least = [needs[i].min(0) for i in several]
     room = room - np.sum(least, 0)
     totals, choices = np.zeros((1, len(room))), np.zeros((1, 0), np.int64)

@@ -168,7 +168,7 @@ class World(MultiGridEnv):
         self.draw()
         self.step_count += 1
         rewards = self.handle_actions(actions)
-        # Here the package observes: what its class does to the agents after this, nobody sees before the next step.
+        # The package observes here: changes of the agents after this are seen only at the next step.
         self.gone[...] = self.agent_states._terminated
         over = [self.step_count >= self.max_steps] * self.num_agents
         if self.render_mode == "human":
@@ -257,7 +257,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):
         """Reset the world and nothing else, for those who keep the rest of the state themselves."""
         try:
             self.world.reset(seed=seed)
-        except RecursionError as error:  # what the package raises when an object finds no free cell
+        except RecursionError as error:  # the package raises it when an object finds no free cell
             raise MarlRayError(f"env.kwargs: {self.metadata['name']} has no room for its agents and objects") from error
         except AssertionError as error:
             raise MarlRayError(f"env.kwargs: {self.metadata['name']} cannot start ({error})") from error

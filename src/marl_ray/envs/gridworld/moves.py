@@ -264,7 +264,7 @@ def observe(
                     if 0 <= i < view and 0 <= j < view:
                         for part in range(3):
                             image[0, i, j, part] = agents[other, part]
-            for part in range(3):  # an agent sees in its own place what it carries
+            for part in range(3):  # an agent sees the object that it carries in its own place
                 image[0, middle, last, part] = agents[a, CARRYING + part]
             if not see_through:
                 visible = get_vis_mask(image)

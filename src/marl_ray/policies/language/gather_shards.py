@@ -41,7 +41,7 @@ def _gathered(tensors: list[Tensor]) -> Iterator[Tensor]:
 def _exchanged(tensors: list[DTensor]) -> Iterator[Tensor]:
     mesh = tensors[0].device_mesh
     workers = mesh.size()
-    if workers == 1:  # what it has is whole
+    if workers == 1:  # its shards are the complete tensors
         yield from (tensor.to_local().to(mesh.device_type) for tensor in tensors)
         return
     # Parts are those of torch.chunk: of equal length, but for the last ones, which are filled up.

@@ -194,11 +194,11 @@ def _cut(text: str, kept: int) -> str:
 
 def _marked(facts: _Facts, text: str) -> str:
     """The text with a break in everything that a tokenizer would take for a special token."""
-    # Halves of surrogate pairs are put together, and what has no other half cannot be encoded.
+    # Halves of surrogate pairs are put together; a half without its other cannot be encoded.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace(_BREAK, _UNKNOWN)
     if facts.normalizer is not None and facts.spelled.search(normal := facts.normalizer.normalize_str(text)):
         text = normal
-    while facts.spelled.search(text):  # what is behind a break may spell another one
+    while facts.spelled.search(text):  # the text behind a break may spell another one
         text = facts.spelled.sub(lambda match: f"{match[0][0]}{_BREAK}{match[0][1:]}", text)
     return text
 

@@ -168,7 +168,7 @@ class Collector:
             pending = self._uninformative(played)
             if not pending.any():
                 break
-        for name in self.plan.judges:  # what still teaches nothing does not count in the means
+        for name in self.plan.judges:  # groups whose members still score the same do not count in the means
             played.buffers[name].mask[:, pending] = False
         return episodes, steps
 
@@ -221,7 +221,7 @@ class Collector:
             count += int(playing.sum())
             over, truncated = playing & ~envs.alive.any(1), step.truncated
             if t + 1 == self.plan.steps and not restart:
-                # An episode that is too long is cut, and valued by what would have followed.
+                # An episode that is too long is cut, and bootstraps from the value of the state that would have followed.
                 truncated = truncated | envs.alive
                 over |= envs.alive.any(1)
             for buffer in buffers.values():
@@ -317,7 +317,7 @@ def act(
     acted = torch.from_numpy(alive)
     taken = actions.reshape(buffer.actions.shape[1:])
     log_probs = distribution.log_prob(outputs, actions).reshape(copies, agents)
-    if greedy.any() or not acted.all():  # copies that are over keep what they played
+    if greedy.any() or not acted.all():  # copies that are over keep their recorded actions
         buffer.actions[t][acted] = taken[acted]
         buffer.log_probs[t][acted] = log_probs[acted]
     else:

@@ -82,7 +82,7 @@ class ServedCollector(TextCollector):
         self.group_sums = {}
         for name in self.data:
             own = self._next(name)
-            # A block is a group, so that what is compared does not depend on which blocks a worker has.
+            # A block is a group, so that comparisons do not depend on which blocks a worker has.
             rows = [
                 ResponseRow(_turn(response, self.signals), number, group, False)
                 for number, (group, response) in enumerate((g, one) for g, block in enumerate(own) for one in block)

@@ -36,7 +36,7 @@ def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str,
     not finite.
     """
     settings = cast(WarmStartConfig, config.warm_start)
-    # An environment that runs programs may take long over its demonstrations, and time is among what ends a program.
+    # Rank 0 alone plays them: an environment that runs programs may take long, and a time limit ends programs at random.
     examples = from_first(lambda: read_demonstrations(config, env, team.agents))
     fits = {
         name: _Fit(

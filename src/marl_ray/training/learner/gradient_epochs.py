@@ -86,7 +86,7 @@ def _step(
         (loss * world()[1]).backward()
         metrics += part_metrics
         if policy.algorithm.every_step:
-            # The cost that this policy's own steps have moved: what policies before it moved is in `costs` already.
+            # The change of the cost by this policy's own steps; `costs` has the changes by policies before it already.
             change = (one.ratio.detach() - 1)[..., None] * one.cost_advantages * one.mask[..., None]
             moved += change.sum((0, 1)) / max(size[0], 1)
     trained = [policy.actor] if spec.constraint != "trust_region" else []

@@ -214,7 +214,7 @@ def _old_outputs(
     hyper = policy.hyper
     values = state.value_norm.normalize(batch.values)
     cost_values = normalised(state.cost_norms, batch.cost_values) if policy.budgets else batch.cost_values
-    # A single gradient step is at the old weights itself, and only what is named here needs their outputs before it.
+    # A single gradient step starts at the old weights and computes their outputs itself; only these need them before it.
     if not policy.recomputes or not (sum(map(len, plan)) > 1 or hyper.importance_cap is not None or hyper.kl_coef):
         return OldOutputs(batch.log_probs, values, cost_values)
     now = evaluate_all(policy, inputs, batch, batch.mask if hyper.kl_coef else mask, shape, plan[0])

@@ -72,7 +72,7 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
     check_readable(name, reader.tokenizer, vocabulary, model.context, served)
     prompts: dict[tuple[str, bytes], list[ServedResponse]] = {}
     for one in served:
-        # A preference needs no chances of what was written, an importance ratio does.
+        # An importance ratio needs the probabilities with which a text was written; a preference does not.
         if spec.pairs or one.sampled:
             response = ServedResponse(
                 one.agent, one.prompt_ids, one.ids, one.log_probs, one.outcome, one.finish == "stop"
