@@ -14,7 +14,7 @@ LEAVE_S = 5.0
 
 @contextmanager
 def answering(say: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call `say` at once, whatever the body waits for, and then raise; later ones do nothing."""
+    """Within the block, Ctrl-C and SIGTERM call `say` at once and then raise; later ones do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread hears signals
         return

@@ -77,7 +77,7 @@ class ServedCollector(TextCollector):
         return {"read": dict(self.read), "digest": self.digest}
 
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
-        """The next batch of every policy that learns; nothing is played."""
+        """Return the next batch of every policy that learns; nothing is played."""
         trajectories, sums, steps = {}, Sums(), 0
         self.group_sums = {}
         for name in self.data:

@@ -71,7 +71,7 @@ def file_of(data: str) -> str:
 
 
 def read_served(path: str) -> list[ServedText]:
-    """The responses of a file, of all `*.parquet` of a folder and the folders in it, or of either as a URI, in their order.
+    """Read the responses of a file, of all `*.parquet` of a folder and the folders in it, or of either as a URI, in order.
 
     Those of arms that tell no tokens are left out. Raises MarlRayError naming the file, the row (from 0) and the column of
     what does not fit, or if nothing is left.
@@ -133,7 +133,7 @@ def _check_outcomes(served: Sequence[ServedText]) -> None:
 
 
 def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[str, list[ServedText]]:
-    """The responses by the policy that plays their agent (agent -> policy); MarlRayError for an agent that nobody plays."""
+    """Group responses by the policy that plays their agent (agent -> policy); MarlRayError for an agent without a policy."""
     result: dict[str, list[ServedText]] = {}
     for one in served:
         if one.agent not in agents:
@@ -143,7 +143,7 @@ def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[s
 
 
 def check_readable(name: str, tokenizer: Any, vocabulary: int, context: int, served: Sequence[ServedText]) -> None:
-    """Raise MarlRayError where policy `name` cannot have written a response: too long, or tokens of another tokenizer."""
+    """Raise MarlRayError if policy `name` cannot have written a response: too long, or tokens of another tokenizer."""
     for number, one in enumerate(served):
         length = len(one.prompt_ids) + len(one.ids)
         if length > context:

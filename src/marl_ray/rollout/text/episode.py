@@ -205,7 +205,7 @@ class TextCopy:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Errors inside say where they come from."""
+        """Within the block, errors name environment, copy and agent."""
         try:
             yield
         except MarlRayError as error:

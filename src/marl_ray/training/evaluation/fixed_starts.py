@@ -57,7 +57,7 @@ class Evaluator:
             self.arena.close()
 
     def evaluate(self, players: Mapping[str, Any], kind: int, steps: int) -> Evaluation:
-        """Sampled episodes, of the kind SCORED greedy ones besides; `steps` of training for errors.
+        """Play and score sampled episodes, and greedy ones too for the kind SCORED; `steps` of training are for errors.
 
         Raises Diverged if a return or a cost is not finite.
         """

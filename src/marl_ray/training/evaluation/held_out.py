@@ -14,7 +14,7 @@ from marl_ray.training.collectives import gather, world
 def play_held_out(
     config: RunConfig, collector: TextCollector, players: Mapping[str, TokenPlayer], kind: int, with_greedy: bool
 ) -> tuple[list[TextEpisode], list[TextEpisode]]:
-    """`evaluation.samples` sampled episodes per held-out task, task by task; and a greedy one, `with_greedy`.
+    """Play `evaluation.samples` sampled episodes per held-out task, task by task, and a greedy one `with_greedy`.
 
     Every worker takes part, with every n-th task. All evaluations of a run of one `kind` draw the same random numbers, so
     that they differ by the policies alone. Those of kind 1 share none with those of kind 0, and play the tasks that follow,

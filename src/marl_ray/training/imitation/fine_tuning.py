@@ -92,7 +92,7 @@ class _Fit:
 
 
 def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
-    """Prompts (R, P) on the right with -1 before them, responses (R, T), and where they are, (R, T) bool."""
+    """Pad examples: prompts (R, P) on the right with -1 before them, responses (R, T), and their mask (R, T) bool."""
     width = max([1, *(len(example.prompt) for example in examples)])
     steps = max([1, *(len(example.response) for example in examples)])
     prompts = torch.full((len(examples), width), -1)

@@ -72,7 +72,7 @@ class Decisions:
 
 
 def read_decisions(config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> Logged:
-    """The logged data of a warm start, as the policies (policy -> its agents) need it; raises MarlRayError."""
+    """Read the logged data of a warm start for each policy (policy -> its agents); raises MarlRayError."""
     settings = cast(WarmStartConfig, config.warm_start)
     spaces = {name: (env.observation_space(own[0]), env.action_space(own[0])) for name, own in agents.items()}
     table = {agent: name for name, members in agents.items() for agent in members}
@@ -96,7 +96,7 @@ def warm_start(config: RunConfig, env: ParallelEnv, team: Team, emit: Callable[[
 
 
 def fit_all(config: RunConfig, team: Team, fits: Mapping[str, Fit], emit: Callable[[dict[str, float]], None]) -> None:
-    """The epochs of a warm start, policy by policy; `emit` gets their metrics on rank 0."""
+    """Run the epochs of a warm start, policy by policy; `emit` gets their metrics on rank 0."""
     for epoch in range(cast(WarmStartConfig, config.warm_start).epochs):
         row = {"steps": 0.0, "warm_start/epoch": epoch + 1.0}
         for name, fit in fits.items():
@@ -190,7 +190,7 @@ def _decisions(name: str, policy: TrainedPolicy, logged: Logged, env: ParallelEn
     returns = reward_to_go(batch.rewards, mask, batch.terminated | batch.truncated, policy.hyper.gamma)
 
     def spread(per_row: Tensor) -> Tensor:
-        """(B,) to (N,)."""
+        """Repeat a value per row (B,) for each of its decisions, (N,)."""
         return per_row[:, None].expand(mask.shape)[mask]
 
     unit = spread(batch.episode)

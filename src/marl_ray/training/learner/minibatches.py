@@ -50,7 +50,7 @@ class Cut:
     """Largest per-worker copy count; it sets the number of passes on all workers."""
 
     def of(self, array: Tensor, agents: int) -> Tensor:
-        """The part of a (copies * agents, T, ...) array, (R, T', ...)."""
+        """Take the cut's part (R, T', ...) of a (copies * agents, T, ...) array."""
         if self.copies is not None:
             array = array.unflatten(0, (-1, agents))[self.copies].flatten(0, 1)
         return array if self.times is None else array[:, self.times]
@@ -65,12 +65,12 @@ class Cut:
 
 
 def everything(shape: Shape) -> Cut:
-    """The whole batch."""
+    """The cut that is the complete batch."""
     return Cut(None, None, max(b - a for a, b in zip(shape.bounds, shape.bounds[1:], strict=False)))
 
 
 def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape, by_copy: bool) -> list[Cut]:
-    """The `count` minibatches of an epoch, this worker's part of each (possibly of no copies)."""
+    """Draw the `count` minibatches of an epoch; returns this worker's part of each (possibly of no copies)."""
     batch = everything(shape)
     if count == 1:  # the order of a sum's terms does not matter, so nothing need be moved
         return [batch]

@@ -65,7 +65,7 @@ def pass_loss(
     size: Sequence[float],
     gates: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """This pass's part of the minibatch's loss, and of METRICS (7,).
+    """Compute this pass's part of the minibatch's loss, and of METRICS (7,).
 
     `size` are the minibatch's (decisions, sequences) over all workers; `gates` (K,) weigh the cost surrogates.
     Raises MarlRayError if the algorithm's loss has another shape than the decisions.

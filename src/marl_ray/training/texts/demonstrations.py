@@ -87,7 +87,7 @@ def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, GivenRespons
 
 
 def encode(given: Sequence[GivenResponse], lm: Any, tokenizer: Any, config: RunConfig, name: str) -> list[Example]:
-    """Demonstrations as the policy reads prompts and writes responses; of `lm` only the end tokens are read.
+    """Encode demonstrations as the policy reads prompts and writes responses; of `lm` only the end tokens are read.
 
     Raises MarlRayError where one is too long.
     """

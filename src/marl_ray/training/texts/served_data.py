@@ -85,7 +85,7 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
 
 
 def preferred_pairs(group: Sequence[ServedResponse]) -> list[Block]:
-    """Pairs of responses to one prompt with different rewards, the better one first: the best with the worst, the second
+    """Pair responses to one prompt that have different rewards, the better one first: the best with the worst, the second
     with the second last and so on, so that none is in two pairs."""
     ranked = sorted(group, key=lambda one: -one.reward)
     pairs = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)

@@ -31,7 +31,7 @@ class Sink(Protocol):
 
 
 def check_sinks(config: RunConfig) -> None:
-    """Raises MarlRayError where `tracking.also` cannot work."""
+    """Raise MarlRayError if a sink of `tracking.also` cannot work."""
     if "tensorboard" in config.tracking.also and "://" in config.storage and not config.storage.startswith("s3://"):
         raise MarlRayError(f"tracking.also: tensorboard writes to a local folder or s3://, not to {config.storage!r}")
     if "wandb" in config.tracking.also:

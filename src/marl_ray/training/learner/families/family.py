@@ -10,7 +10,7 @@ from marl_ray.trajectories import Trajectories
 
 
 class Outputs(NamedTuple):
-    """Decisions of R rows at T steps by the current weights."""
+    """The outputs of the current weights for R rows at T steps."""
 
     log_probs: Tensor
     """(R, T)."""
@@ -23,7 +23,7 @@ class Outputs(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """The modules of a learner."""
+    """The copies of a policy that a learner holds."""
 
     trained: Any
     """Sharded over the workers."""

@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
 
 
 def set_up(model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> Copies:
-    """`model` becomes the rollout copy."""
+    """Shard a copy of `model` for training; `model` itself becomes the rollout copy."""
     device = torch.device(mesh.device_type)
     trained = copy.deepcopy(model).to(device)
     fixed = copy.deepcopy(model.actor).to(device).requires_grad_(False) if reference else None
@@ -77,7 +77,7 @@ def padded(batch: Trajectories, agents: int) -> Trajectories:
 
 
 def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
-    """All workers have equally many copies."""
+    """Return equal steps: all workers have equally many copies."""
     own = len(batch.mask) // agents
     return tuple(range(0, (world()[1] + 1) * own, own))
 
@@ -88,7 +88,7 @@ def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None
 
 
 def inputs(model: ActorCritic, batch: Trajectories) -> Inputs:
-    """Encoded inputs of actor and critics."""
+    """Encode the inputs of actor and critics."""
     own = Prepared.of(model.actor, batch.observations.flatten(0, 1))
     if not model.critics or not model.central:
         # Both networks of a local critic read the same rows, whose encoding depends on no weights.

@@ -18,7 +18,7 @@ accumulates = False
 
 
 def set_up(model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> Copies:
-    """`model` becomes the trained policy. With adapters the reference is the same model without them."""
+    """Shard `model`, which becomes the trained policy. With adapters the reference is the same model without them."""
     fixed: TokenPolicy | None = None
     if reference:
         fixed = model
@@ -47,7 +47,7 @@ def refresh(copies: Copies, mixed_precision: bool) -> None:
 
 
 def padded(batch: Trajectories, agents: int) -> Trajectories:
-    """A worker without a response gets an empty one (of pairs an empty pair), which counts nowhere."""
+    """Add an empty response (of pairs an empty pair), which counts nowhere, to a batch without any."""
     if len(batch.mask):
         return batch
     row: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def padded(batch: Trajectories, agents: int) -> Trajectories:
 
 
 def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
-    """Workers have as many rows as their agents made responses; of pairs, `agents` is 2."""
+    """Exchange how many rows each worker has, which differs between workers; of pairs, `agents` is 2."""
     rank, workers = world()
     rows = torch.zeros(workers, dtype=torch.int64, device=batch.mask.device)
     rows[rank] = len(batch.mask) // agents
