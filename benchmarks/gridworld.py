@@ -27,7 +27,8 @@ from tables import spread
 from marl_ray.cluster.local import local_ray
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.registry import make_env
-from marl_ray.training.driver import check_run, train
+from marl_ray.training.driver import train
+from marl_ray.training.run_checks import check_run
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 ROOT = Path(__file__).resolve().parents[1]

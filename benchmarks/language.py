@@ -117,13 +117,13 @@ def train(options: argparse.Namespace) -> None:
         by_episode=True,
         micro_batch=options.micro_batch,
     )
-    learner.refresh_rollout_model()
-    sampler: Any = learner.rollout_model
+    learner.policy.refresh_rollout_model()
+    sampler: Any = learner.policy.rollout_model
     engine, tokenizer = make_engine(sampler), sampler.tokenizer
     player = TokenPlayer(sampler, engine, ["agent"], ValueNorm())
     clock, steps, difference = Clock(), [], 0.0
-    learner.model.evaluate = clock.timed("evaluation", learner.model.evaluate)
-    learner.refresh_rollout_model = clock.timed("refresh", learner.refresh_rollout_model)
+    learner.policy.model.evaluate = clock.timed("evaluation", learner.policy.model.evaluate)
+    learner.policy.family.refresh = clock.timed("refresh", learner.policy.family.refresh)
     every = texts(options.steps)
     shared = PROMPTS // options.share
     for step in range(options.steps):

@@ -96,7 +96,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
     """Train one seed in this process, play its best bundle."""
     import torch
 
-    from marl_ray.training.evaluate import evaluate
+    from marl_ray.training.evaluation.play_bundle import play_bundle
     from marl_ray.training.loop import Run
     from marl_ray.training.single_process import process_group
 
@@ -122,7 +122,9 @@ def run(name: str, seed: int) -> dict[str, Any]:
                 break
             rows.append(trained.step())
         trained.close()
-        played = evaluate(config, Path(folder, str(best), "bundle"), task.episodes, EVALUATION_SEED + seed, task.steps)
+        played = play_bundle(
+            config, Path(folder, str(best), "bundle"), task.episodes, EVALUATION_SEED + seed, task.steps
+        )
     return {
         "task": name,
         "seed": seed,

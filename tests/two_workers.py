@@ -10,7 +10,7 @@ from typing import Any
 
 PRELOADED = [
     "marl_ray.training.single_process",
-    "marl_ray.training.learner.family_token",
+    "marl_ray.training.learner.families.family_token",
     "marl_ray.training.imitation.warm_start",
 ]
 WAIT_S = 120.0

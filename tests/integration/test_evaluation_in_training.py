@@ -16,8 +16,8 @@ from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart
 from marl_ray.training import loop
-from marl_ray.training.evaluate import evaluate
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
+from marl_ray.training.evaluation.play_bundle import play_bundle
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.tracking.progress_bar import told
 from marl_ray.training.tracking.summary import run_summary
@@ -49,7 +49,7 @@ def test_what_is_reported_of_the_best_bundle_is_what_it_is_worth(tmp_path: Path)
     rows = train_alone(run, tmp_path)
     best = max(tmp_path.glob("*/bundle"), key=lambda path: int(path.parent.name))
     reported = json.loads((best / "bundle.json").read_text())["lineage"]["metrics"]
-    true = [episode.ret for episode in evaluate(run, best, 2000, 77, 100)]
+    true = [episode.ret for episode in play_bundle(run, best, 2000, 77, 100)]
     error = 4 * math.sqrt(CHANCE * (1 - CHANCE) * (1 / 200 + 1 / 2000))
     assert np.mean(true) == pytest.approx(CHANCE, abs=error)
     assert reported["best/return"] == pytest.approx(np.mean(true), abs=error)
@@ -77,7 +77,7 @@ def test_the_weights_that_were_scored_are_those_that_are_kept(tmp_path: Path):
     best = [k for k in scored if scored[k] == max(v for j, v in scored.items() if j <= k)]
     assert bundles == best
     for number in bundles:
-        again = evaluate(run, tmp_path / str(number) / "bundle", 8, run.seed, 100)
+        again = play_bundle(run, tmp_path / str(number) / "bundle", 8, run.seed, 100)
         assert np.mean([episode.ret for episode in again]) == pytest.approx(scored[number])
 
 

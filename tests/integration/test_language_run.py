@@ -10,7 +10,8 @@ from two_workers import two_workers
 from marl_ray.cluster.local import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.training.driver import RunResult, check_run, train
+from marl_ray.training.driver import RunResult, train
+from marl_ray.training.run_checks import check_run
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 TWO = "resources.workers=2"

@@ -33,9 +33,9 @@ from marl_ray.rollout.served.collector import ServedCollector, ServedResponse
 from marl_ray.rollout.served.texts import file_of
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.serving.logs.export import export
-from marl_ray.training.driver import check_run
-from marl_ray.training.imitation.served_data import preferred_pairs
+from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.texts.served_data import preferred_pairs
 
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

@@ -84,16 +84,18 @@ def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path
             [short(algorithm, *settings)], RETURN, torch.device("cpu"), tmp_path / "donor", own_hyper=True
         )
         theirs, ours = (trained.runs[0].team.learners["shared"] for trained in (donor, taker))
-        for a, b in zip(theirs.model.state_dict().values(), ours.model.state_dict().values(), strict=True):
+        for a, b in zip(
+            theirs.policy.model.state_dict().values(), ours.policy.model.state_dict().values(), strict=True
+        ):
             assert torch.equal(a.full_tensor(), b.full_tensor())
-        for a, b in zip(theirs.optimizer.state.values(), ours.optimizer.state.values(), strict=True):
+        for a, b in zip(theirs.policy.optimizer.state.values(), ours.policy.optimizer.state.values(), strict=True):
             assert torch.equal(a["exp_avg_sq"].full_tensor(), b["exp_avg_sq"].full_tensor())
             assert torch.equal(a["step"], b["step"]) and a["step"] > 0
-        assert {group["lr"] for group in ours.optimizer.param_groups} == {0.03}
-        assert {group["initial_lr"] for group in ours.optimizer.param_groups} == {0.03}
-        assert {group["eps"] for group in ours.optimizer.param_groups} == {0.001}
-        assert ours.entropy_coef == 0.5
-        for old, new in zip(theirs.multipliers, ours.multipliers, strict=True):
+        assert {group["lr"] for group in ours.policy.optimizer.param_groups} == {0.03}
+        assert {group["initial_lr"] for group in ours.policy.optimizer.param_groups} == {0.03}
+        assert {group["eps"] for group in ours.policy.optimizer.param_groups} == {0.001}
+        assert ours.state.entropy_coef == 0.5
+        for old, new in zip(theirs.state.multipliers, ours.state.multipliers, strict=True):
             assert getattr(new, "lr", getattr(new, "kp", None)) == 0.7
             kept = {"value", "updates", "integral", "costs", "error"} & set(vars(new))
             assert {key: vars(new)[key] for key in kept} == {key: vars(old)[key] for key in kept}

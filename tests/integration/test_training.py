@@ -68,7 +68,7 @@ def test_policies_train_with_algorithms_of_their_own_and_frozen_ones_do_not_move
 
 
 def test_clipping_is_by_each_networks_own_norm(alone):
-    from marl_ray.training.learner.gradient_epochs import clip_gradients
+    from marl_ray.training.learner.optimizers import clip_gradients
 
     big, small = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
     big.weight.grad, small.weight.grad = torch.full((2, 2), 10.0), torch.full((2, 2), 0.1)

@@ -13,8 +13,8 @@ from two_workers import two_workers
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
-from marl_ray.training.driver import check_run
 from marl_ray.training.imitation.warm_start import best_units, joint_states, read_decisions
+from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.team.team import team_agents
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.models.architectures import DECODED, PAGED, SCORED, check_architecture
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
-from marl_ray.training.driver import check_run
+from marl_ray.training.run_checks import check_run
 
 
 @pytest.mark.parametrize(

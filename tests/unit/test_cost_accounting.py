@@ -65,11 +65,11 @@ def test_a_multiplier_moves_once_per_measurement(algorithm: str) -> None:
         learner = team.learners["shared"]
         batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
         for stats in (CostStats((9.0,), 0, 6.0), CostStats(None, 0)):
-            before = learner.multipliers
+            before = learner.state.multipliers
             learner.update(batch.trajectories["shared"], 0, 0, stats)
-            assert learner.multipliers == before
+            assert learner.state.multipliers == before
         learner.update(batch.trajectories["shared"], 0, 1, CostStats((9.0,), 2, 6.0))
-        assert learner.multipliers != before
+        assert learner.state.multipliers != before
 
 
 def test_a_multiplier_counts_what_earlier_policies_moved_once() -> None:
@@ -81,11 +81,11 @@ def test_a_multiplier_counts_what_earlier_policies_moved_once() -> None:
         batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
         data = batch.trajectories["second"]
         factor = 1 + torch.rand(data.mask.shape, generator=torch.Generator().manual_seed(0))
-        (expected,) = learner.multipliers
+        (expected,) = learner.state.multipliers
         for _ in range(run.hyper_of("second").epochs * run.hyper_of("second").minibatches):
             expected = expected.updated(5.0)
         learner.update(data, 0, 0, CostStats((5.0,), 3, 6.0), factor)
-        assert learner.multipliers[0].value == pytest.approx(expected.value, rel=1e-5)
+        assert learner.state.multipliers[0].value == pytest.approx(expected.value, rel=1e-5)
 
 
 def test_a_joint_ratio_counts_once_for_all_agents_of_a_policy() -> None:
@@ -96,7 +96,7 @@ def test_a_joint_ratio_counts_once_for_all_agents_of_a_policy() -> None:
         data = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
         batch, agents = data.trajectories["shared"], 2
         factor = 1 + 0.1 * torch.rand(len(batch.mask) // agents, batch.mask.shape[1])
-        raw, total = cost_advantages(batch, learner.hyper)[0][..., 0], 0.0
+        raw, total = cost_advantages(batch, learner.policy.hyper)[0][..., 0], 0.0
         for copy in range(len(factor)):
             for t in range(factor.shape[1]):
                 rows = [copy * agents + a for a in range(agents) if batch.mask[copy * agents + a, t]]
@@ -122,9 +122,9 @@ def test_an_adaptive_coefficient_counts_a_row_once() -> None:
         batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
         data = batch.trajectories["shared"]
         found = learner.update(data, 0, 0, CostStats(None, 0))
-        hyper = learner.hyper
+        hyper = learner.policy.hyper
         expected = adaptive_coefficient(0.1, found["reference_kl"], hyper.kl_target, hyper.kl_horizon, len(data.mask))
-        assert learner.kl_coef == expected != 0.1
+        assert learner.state.kl_coef == expected != 0.1
 
 
 @pytest.mark.parametrize("ends", [True, False])

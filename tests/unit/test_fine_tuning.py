@@ -14,12 +14,12 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.rollout.text.episode import TextEpisode
-from marl_ray.training.driver import check_run
 from marl_ray.training.evaluation.held_out import solved_shares
-from marl_ray.training.imitation.demonstrations import Example, encode, read_demonstrations
 from marl_ray.training.imitation.fine_tuning import padded
+from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.team.team import team_agents
+from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
 TUNED = "warm_start={data: environment, count: 64, batch: 16, epochs: 8, lr: 0.003}"
 

@@ -114,3 +114,15 @@ def test_a_variable_says_what_it_holds():
         if (name := node.arg if isinstance(node, ast.arg) else node.id if isinstance(node, ast.Name) else "") in VAGUE
     ]
     assert names == []
+
+
+def test_one_file_imports_the_private_parts_of_ray():
+    private = {
+        module
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray"
+        for name in [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        if name.startswith("_")
+    }
+    assert private == {"marl_ray.ray_seams"}

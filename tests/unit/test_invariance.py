@@ -1,6 +1,7 @@
 """Gradients do not depend on how a batch is cut into passes, on padding, or on the order of its sequences."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from marl_ray.algorithms import ALGORITHMS
 from marl_ray.config import SPECS, RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
-from marl_ray.training.learner import gradient_epochs
+from marl_ray.training.learner import gradient_epochs, passes, trust_region_step
+from marl_ray.training.learner.optimizers import local_part
 from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.single_process import process_group
 from marl_ray.trajectories import PER_SEQUENCE, Trajectories
 
@@ -51,24 +54,28 @@ def played():
 def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> torch.Tensor:
     """The gradient of the first step on the batch, all networks, by the learner's own code; nothing is changed by it."""
     (learner,) = team.learners.values()
-    state, found = learner.state(), []
+    state, found = learner.state.plain(), []
 
     def record(modules, max_norm):
         for module in modules:
-            found.extend(
-                gradient_epochs._local(p.grad).clone().reshape(-1) for p in module.parameters() if p.grad is not None
-            )
+            found.extend(local_part(p.grad).clone().reshape(-1) for p in module.parameters() if p.grad is not None)
         return torch.zeros(len(modules))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradient_epochs, "clip_gradients", record)
-        patch.setattr(learner.optimizer, "step", lambda: None)
-        patch.setattr(learner, "micro_batch", micro_batch)
+        patch.setattr(passes, "clip_gradients", record)
+        patch.setattr(learner.policy.optimizer, "step", lambda: None)
+        patch.setattr(learner, "policy", replace(learner.policy, micro_batch=micro_batch))
         if ALGORITHMS[name].spec.constraint == "trust_region":
-            patch.setattr("marl_ray.training.learner.trust_region_step.update", lambda *arguments: {})
+            unmoved = dict(learner.policy.rollout_model.actor.named_parameters())
+            patch.setattr(trust_region_step, "constrained_weights", lambda *arguments: (unmoved, {}))
         learner.update(batch, 0, 0, CostStats((4.5,), 6))
     learner.load_state(state)
     return torch.cat(found)
+
+
+def with_hyper(policy: TrainedPolicy, **changes: Any) -> TrainedPolicy:
+    return replace(policy, hyper=policy.hyper.model_copy(update=changes))
 
 
 def padded(batch: Trajectories, columns: int) -> Trajectories:
@@ -132,13 +139,13 @@ def check_value_clip(name: str, config: RunConfig) -> None:
     for iteration in range(3):
         batch = collector.collect(team.players(), iteration).trajectories[policy]
         if iteration == 2 and SPECS[name].constraint != "trust_region":
-            learner.hyper = learner.hyper.model_copy(update={"importance_cap": 2.0})
+            learner.policy = with_hyper(learner.policy, importance_cap=2.0)
             with torch.no_grad():
-                for parameter in learner.critics[-1].parameters():
+                for parameter in learner.policy.critics[-1].parameters():
                     parameter.mul_(1.5)
         found = {}
         for clip in (None, 0.01):
-            learner.hyper = learner.hyper.model_copy(update={"value_clip": clip})
+            learner.policy = with_hyper(learner.policy, value_clip=clip)
             found[clip] = gradients(name, team, batch, None)
         assert found[None].norm() > 0
         torch.testing.assert_close(found[0.01], found[None], atol=1e-6, rtol=1e-5)

@@ -54,13 +54,13 @@ def begun(run: RunConfig, mixed: bool) -> tuple[Learner, Trajectories]:
 def seen(learner: Learner) -> list[Evaluated]:
     """What the policy's loss is given from now on."""
     found: list[Evaluated] = []
-    plain = learner.algorithm.policy_loss
+    plain = learner.policy.algorithm.policy_loss
 
     def loss(evaluated: Evaluated, hyper: Any) -> PolicyLoss:
         found.append(evaluated)
         return plain(evaluated, hyper)
 
-    learner.algorithm = replace(learner.algorithm, policy_loss=loss)
+    learner.policy = replace(learner.policy, algorithm=replace(learner.policy.algorithm, policy_loss=loss))
     return found
 
 
@@ -114,7 +114,7 @@ def test_what_sampled_is_still_known(minibatches: int) -> None:
 def test_a_pass_more_is_made_only_where_its_result_is_needed(overrides: list[str], mixed: bool, passes: int) -> None:
     learner, batch = begun(texts("grpo", *overrides), mixed)
     calls: list[Any] = []
-    learner.model.register_forward_hook(lambda *arguments: calls.append(arguments))
+    learner.policy.model.register_forward_hook(lambda *arguments: calls.append(arguments))
     learner.update(batch, 0, 0, CostStats(None, 0))
     assert len(calls) == passes
 
@@ -127,12 +127,12 @@ def test_actor_critics_too() -> None:
         learner.update(batch, 0, 0, CostStats(None, 0))
         differences = [float((one.log_probs - one.old_log_probs).detach()[one.mask].abs().max()) for one in found]
         assert max(differences) < (1e-9 if mixed else 1e-5)
-        assert learner.recomputes == mixed
+        assert learner.policy.recomputes == mixed
 
 
 def test_a_trust_region_learns_on_the_copy_that_sampled() -> None:
     learner, batch = begun(toy_runs.config("algorithm=cpo", "constraints=[{budget: 4}]"), mixed=True)
     found = seen(learner)
     learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0))
-    assert not learner.recomputes
+    assert not learner.policy.recomputes
     assert float((found[0].log_probs - found[0].old_log_probs).detach()[found[0].mask].abs().max()) < 1e-5

@@ -49,12 +49,14 @@ def learner(run: RunConfig) -> Learner:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_families_have_every_key_of_the_optimiser(family: str) -> None:
     keys = ["hyper.adam_betas=[0.8,0.95]", "hyper.adam_eps=1e-4", "hyper.weight_decay=0.1", "hyper.critic_lr=0.5"]
-    found = learner(FAMILIES[family]("algorithm=ppo", *keys)).optimizer
+    found = learner(FAMILIES[family]("algorithm=ppo", *keys)).policy.optimizer
     assert isinstance(found, torch.optim.AdamW)
     assert {(group["betas"], group["eps"]) for group in found.param_groups} == {((0.8, 0.95), 1e-4)}
     assert {group["weight_decay"] for group in found.param_groups} == {0.1, 0.0}
     assert {group["lr"] for group in found.param_groups} == {FAMILIES[family]().hyper.lr, 0.5}
-    assert isinstance(learner(FAMILIES[family]("algorithm=ppo", "hyper.optimizer=sgd")).optimizer, torch.optim.SGD)
+    assert isinstance(
+        learner(FAMILIES[family]("algorithm=ppo", "hyper.optimizer=sgd")).policy.optimizer, torch.optim.SGD
+    )
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
@@ -86,14 +88,14 @@ def test_rates_rise_batch_by_batch_and_fall_with_the_steps() -> None:
     own, rates = learner(run), []
     for batch in range(6):
         own.set_progress(batch / 6, batch)
-        rates.append([group["lr"] for group in own.optimizer.param_groups])
+        rates.append([group["lr"] for group in own.policy.optimizer.param_groups])
     scales = [min(1, (batch + 1) / 4) * (1 - batch / 6) for batch in range(6)]
     for found, scale in zip(rates, scales, strict=True):
         assert sorted(set(found)) == pytest.approx([0.01 * scale, 0.02 * scale])
-    assert own.trust_region == pytest.approx(own.hyper.trust_region * scales[-1])
+    assert own.trust_region == pytest.approx(own.policy.hyper.trust_region * scales[-1])
     still = learner(toy_runs.config())
     still.set_progress(0.5, 0)
-    assert {group["lr"] for group in still.optimizer.param_groups} == {0.01}
+    assert {group["lr"] for group in still.policy.optimizer.param_groups} == {0.01}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -119,7 +121,7 @@ def test_a_warm_start_has_the_same_keys_and_a_rate_of_its_own(given: str, rate: 
     keys = [f"warm_start={given}", "hyper.lr=1e-3", "hyper.weight_decay=0.1", "hyper.adam_betas=[0.8,0.95]"]
     run = toy_texts.config(*keys)
     assert run.warm_start is not None
-    found = fine_tuning._Fit("speaker", learner(run), [], run.warm_start).optimizer.param_groups
+    found = fine_tuning._Fit("speaker", learner(run).policy, [], run.warm_start).optimizer.param_groups
     assert [(group["lr"], group["betas"]) for group in found] == [(pytest.approx(rate), (0.8, 0.95))] * 2
     assert {group["weight_decay"] for group in found} == {0.1, 0.0}
 
@@ -133,10 +135,10 @@ def test_the_critics_weight_scales_their_loss_alone() -> None:
         own = team(run)
         (policy,) = own.learners
         trained = own.learners[policy]
-        before = [p.detach().clone() for p in trained.rollout_model.parameters()]
+        before = [p.detach().clone() for p in trained.policy.rollout_model.parameters()]
         batch = loop.build_collector(run, make_env(run.env), own.agents, 0, 1).collect(own.players(), 0)
         trained.update(batch.trajectories[policy], 0, 0, loop.CostStats(None, 0))
-        moved[weight] = [p - q for p, q in zip(trained.rollout_model.parameters(), before, strict=True)]
-    names = [name for name, _ in trained.rollout_model.named_parameters()]
+        moved[weight] = [p - q for p, q in zip(trained.policy.rollout_model.parameters(), before, strict=True)]
+    names = [name for name, _ in trained.policy.rollout_model.named_parameters()]
     for name, whole, part in zip(names, moved[1.0], moved[0.25], strict=True):
         torch.testing.assert_close(part, whole * (0.25 if name.startswith("critic") else 1.0), atol=1e-7, rtol=1e-4)

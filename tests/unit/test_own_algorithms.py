@@ -52,7 +52,7 @@ def test_decoupled_ppo_tells_the_policies_apart() -> None:
                 learner, batch = played(config(f"algorithm={algorithm}", "hyper.epochs=1", "hyper.minibatches=1"))
                 sampled = replace(batch, log_probs=batch.log_probs - stale)
                 learner.update(sampled, 0, 0, CostStats(None, 0))
-                weights[algorithm] = torch.cat([p.flatten() for p in learner.rollout_model.actor.parameters()])
+                weights[algorithm] = torch.cat([p.flatten() for p in learner.policy.rollout_model.actor.parameters()])
             assert torch.allclose(weights["ppo"], weights[OWN], atol=1e-6) == (stale == 0.0)
 
 
@@ -82,7 +82,7 @@ def test_what_is_no_algorithm_is_refused_by_name(reference: str, message: str) -
 def test_advantages_of_another_shape_are_refused_by_name(given: Any, message: str) -> None:
     with process_group():
         learner, batch = played(config("algorithm=ppo"))
-        learner.algorithm = replace(learner.algorithm, advantages=given)
+        learner.policy = replace(learner.policy, algorithm=replace(learner.policy.algorithm, advantages=given))
         with pytest.raises(MarlRayError, match=f"algorithm ppo: its `advantages` {message}"):
             learner.update(batch, 0, 0, CostStats(None, 0))
 
@@ -142,7 +142,7 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
         for way in ways:
             run = short(name, TWO_POLICIES, "train.rollout=episodes", *given, *way)
             trained, batch = played(run)
-            model = trained.rollout_model.requires_grad_(True)
+            model = trained.policy.rollout_model.requires_grad_(True)
             hyper: Any = Recorder(run.hyper_of("first"))
             mesh = loop.init_device_mesh("cpu", (1,))
             learner = Learner(model, name, hyper, mesh, False, run.constraints, run.train.horizon, True)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.training.evaluation.whole_episodes import Ended, blocking, release
+from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking, release
 
 LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=5)
 """Of the episodes of each copy, one after another; the last one is still running when the play ends."""
 
 
-def told(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int]) -> list[list[Ended]]:
+def told(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int]) -> list[list[EndedEpisode]]:
     """What is released after every `every` steps of all copies, where the copies report in the order `held`."""
     episodes = []
     for copy, own in enumerate(lengths):
@@ -20,12 +20,12 @@ def told(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int]) -> l
             episodes.append((at, at + length, copy))
             at += length
     last = min(sum(own) for own in lengths)
-    waiting: list[Ended] = []
+    waiting: list[EndedEpisode] = []
     found = []
     for now in range(every, last + every, every):
         ended = [(a, b, c) for a, b, c in episodes if now - every < b <= min(now, last)]
         running = [a for a, b, _ in episodes if a < now < b or b > last >= a]
-        new = [Ended(a, c, 1.0, (), b - a, {}) for a, b, c in sorted(ended, key=lambda e: held.index(e[2]))]
+        new = [EndedEpisode(a, c, 1.0, (), b - a, {}) for a, b, c in sorted(ended, key=lambda e: held.index(e[2]))]
         released, waiting = release([*waiting, *new], running)
         assert all(one.start < min(running, default=now + 1) for one in released)
         assert not running or all(one.start >= min(running) for one in waiting)
@@ -53,9 +53,9 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 
 def test_quick_successes_do_not_count_before_slow_failures():
-    quick = [Ended(0, copy, 1.0, (), 3, {}) for copy in range(3)]
+    quick = [EndedEpisode(0, copy, 1.0, (), 3, {}) for copy in range(3)]
     assert release(quick, [0, 3, 3, 3]) == ([], quick)
-    slow = Ended(0, 3, 0.0, (), 9, {})
+    slow = EndedEpisode(0, 3, 0.0, (), 9, {})
     assert release([*quick, slow], [9, 9, 9, 9]) == ([*quick, slow], [])
     assert release(quick, []) == (quick, [])
 

@@ -14,8 +14,9 @@ from marl_ray.cli import main
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
-from marl_ray.training.driver import RunResult, check_run, finished, train, worker
+from marl_ray.training.driver import RunResult, finished, train, worker
 from marl_ray.training.interruption import answering, within
+from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder import CHECKPOINTS, kept, record_of, traceback_of, write_record, write_traceback
 
 OUTCOME = {
@@ -146,7 +147,7 @@ def test_the_command_answers_before_ray_has_started_too(
 
     said = list[str]()
     (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}").given()))
-    at = "training.driver.check_run" if moment == "checks" else "cluster.local.ray_here"
+    at = "training.run_checks.check_run" if moment == "checks" else "cluster.local.ray_here"
     monkeypatch.setattr(f"marl_ray.{at}", slow)
     with pytest.raises(SystemExit) as caught:
         main(["train", str(tmp_path / "run.yaml")])

@@ -383,6 +383,7 @@ ADAPTED = {
 @pytest.mark.parametrize("name", ADAPTED)
 def test_every_engine_adds_adapters_to_what_it_samples_with(name: str) -> None:
     """Also those that came with a refresh in place, after which the engine is the same."""
+    torch.manual_seed(0)  # weights, and with them the rounding, do not depend on the tests before
     targets, engine = ADAPTED[name]
     model = ModelConfig.model_validate({"preset": "tiny-0.2m", "context": CONTEXT, "lora": {"rank": 3, "alpha": 4}})
     lora = model.lora.model_copy(update={"targets": targets})

@@ -9,6 +9,7 @@ from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
 from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.single_process import process_group
+from marl_ray.training.team.team_update import update_team
 
 
 @pytest.mark.parametrize("algorithm", ["happo", "macpo", "mappo_lagrangian"])
@@ -30,7 +31,7 @@ def test_the_factor_equals_the_joint_ratio(monkeypatch, algorithm):
 
             monkeypatch.setattr(learner, "update", noted)
         costs = {name: CostStats((4.5,), 3, 6.0) for name in team.learners}
-        loop._update(config, team, batch.trajectories, 0, 0, costs)
+        update_team(config, team, batch.trajectories, 0, 0, costs)
         first, second = sorted(given, key=lambda name: given[name] is not None)
         assert given[first] is None
         data, model = batch.trajectories[first], team.models[first]
@@ -62,7 +63,7 @@ def test_a_step_uses_up_the_budget_of_the_next():
         assert learner.moved_costs(before, data, factor, None) == before
         from marl_ray.algorithms.with_critic.ppo import cost_advantages
 
-        raw, _ = cost_advantages(data, learner.hyper)
+        raw, _ = cost_advantages(data, learner.policy.hyper)
         shift = 6.0 * (0.1 * raw[..., 0][data.mask]).mean().item()
         after = learner.moved_costs(before, data, factor * 1.1, None)
         assert after.means == (pytest.approx(4.5 + shift, rel=1e-4),)

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.training.tracking.machine_readings import System
+from marl_ray.training.tracking.machine_readings import MachineReadings
 from marl_ray.training.tracking.other_sinks import check_sinks, open_sinks
 
 ROWS = [{"steps": 64, "return": 0.5, "loss": math.nan}, {"steps": 128, "return": 0.75, "loss": 2.0}]
@@ -64,7 +64,7 @@ def test_a_sink_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
 
 
 def test_the_machine_is_read_now_and_then() -> None:
-    system = System()
+    system = MachineReadings()
     found = system.read()
     assert found["system/memory_gib"] > found["system/process_memory_gib"] > 0
     assert found["system/cpu_percent"] >= 0

@@ -31,7 +31,7 @@ from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import make_engine
 from marl_ray.policies.language.token_policy import TokenPolicy, load_model
 from marl_ray.policies.prompting.turn_ends import end_tokens, turn_end
-from marl_ray.training.imitation.demonstrations import Told, encode
+from marl_ray.training.texts.demonstrations import GivenResponse, encode
 
 TEMPLATES = {
     "chatml": (CHATML, ("<|im_start|>", "<|im_end|>"), None, ("", "<|im_end|>")),
@@ -134,7 +134,7 @@ def test_demonstrations_end_as_turns_do(chat):
     sizes = "team.speaker.model.context=64", "team.speaker.generation.max_tokens=30"
     whole = config(*sizes, f"team.speaker.model.chat={json.dumps(chat)}")
     start, end, think = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<think>"])
-    told = [Told("", "q", "yes"), Told("", "q", "<think>a<|im_end|>\ud800")]
+    told = [GivenResponse("", "q", "yes"), GivenResponse("", "q", "<think>a<|im_end|>\ud800")]
     one, other = encode(told, model(tokenizer), tokenizer, whole, "speaker")
     last = tokenizer.eos_token_id if chat is False else end
     assert one.response == [*b"yes", last]
@@ -159,7 +159,7 @@ def test_demonstrations_are_what_the_template_writes(template, scheme):
         tokenizer.add_special_tokens({"additional_special_tokens": list(frame)})
     sizes = "team.speaker.model.context=128", "team.speaker.generation.max_tokens=40"
     for said in ("yes", "a b", "x-y z"):
-        [one] = encode([Told("", "q", said)], model(tokenizer), tokenizer, config(*sizes), "speaker")
+        [one] = encode([GivenResponse("", "q", said)], model(tokenizer), tokenizer, config(*sizes), "speaker")
         messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]
         whole = tokenizer.apply_chat_template(messages)["input_ids"]
         ids = [*one.prompt, *one.response]
@@ -169,5 +169,5 @@ def test_demonstrations_are_what_the_template_writes(template, scheme):
 def test_a_reply_without_a_template_goes_on_where_its_prompt_ends():
     tokenizer = spaced(LLAMA2)
     sizes = "team.speaker.model.context=64", "team.speaker.generation.max_tokens=30", "team.speaker.model.chat=false"
-    [one] = encode([Told("", "1+1=", "2")], model(tokenizer), tokenizer, config(*sizes), "speaker")
+    [one] = encode([GivenResponse("", "1+1=", "2")], model(tokenizer), tokenizer, config(*sizes), "speaker")
     assert tokenizer.convert_ids_to_tokens(one.response) == ["2", "</s>"]

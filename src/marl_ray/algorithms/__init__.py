@@ -42,10 +42,10 @@ ALGORITHMS: dict[str, Algorithm] = {
 def algorithm_of(reference: str) -> Algorithm:
     """A built-in algorithm by its name, or an own one by `package.module:NAME`; raises MarlRayError."""
     spec_of(reference)
-    found = ALGORITHMS.get(reference) or imported(reference)
-    if not isinstance(found, Algorithm):
-        raise MarlRayError(f"{reference}: expected an Algorithm of marl_ray.algorithms, got {type(found).__name__}")
-    return found
+    algorithm = ALGORITHMS.get(reference) or imported(reference)
+    if not isinstance(algorithm, Algorithm):
+        raise MarlRayError(f"{reference}: expected an Algorithm of marl_ray.algorithms, got {type(algorithm).__name__}")
+    return algorithm
 
 
 __all__ = ["ALGORITHMS", "Algorithm", "Evaluated", "PolicyLoss", "Valued", "algorithm_of"]

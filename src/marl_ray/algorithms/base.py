@@ -1,4 +1,4 @@
-"""What an algorithm is to the learner: its spec, and the functions that say what it learns from a batch."""
+"""The interface of an algorithm: its spec, and the functions that the learner calls on a batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ class Evaluated(NamedTuple):
     """Decisions of R sequences at T steps, evaluated by the current weights and as they were when gathered; (R, T) each."""
 
     log_probs: Tensor
-    """Of the current policy, with gradients."""
+    """Log-probabilities under the current policy, with gradients."""
     old_log_probs: Tensor
-    """Of the policy that the update began with."""
+    """Log-probabilities under the policy that the update began with."""
     advantages: Tensor
     """Normalised, combined with costs, weighted; detached."""
     mask: Tensor
     """bool: decisions that are trained on."""
     behaviour_log_probs: Tensor
-    """Of the policy that sampled, as the rollout recorded them; equal to `old_log_probs` unless `Spec.recompute`,
+    """Log-probabilities under the policy that sampled, as recorded; equal to `old_log_probs` unless `Spec.recompute`,
     `importance_cap` or bfloat16 has the learner evaluate those itself."""
     values: Tensor
     """The critic's estimates when the decisions were made, in reward units; 0 without a critic."""
     reference_log_probs: Tensor | None = None
-    """Of the reference policy; None where `kl_coef` is 0."""
+    """Log-probabilities under the reference policy; None where `kl_coef` is 0."""
 
 
 class PolicyLoss(NamedTuple):
@@ -58,13 +58,13 @@ class Algorithm:
     value_loss: Callable[[Valued, AlgorithmConfig], Tensor] = ppo_value_loss
     """(R, T) loss of the critic, and of each cost critic."""
     critic_targets: Callable[[Trajectories, AlgorithmConfig], Tensor] | None = None
-    """(B, T) what the critic is fitted to before the advantages are taken, for `Spec.critic_first`. Such a critic's outputs
+    """Targets (B, T) that the critic is fitted to before the advantages, for `Spec.critic_first`. Such a critic's outputs
     are in units of its own: `values` of the batch are its outputs after the fit."""
     shape_rewards: Callable[[Trajectories, AlgorithmConfig, int, Tensor | None], Tensor] = shaped_rewards
     """(B, T) rewards that advantages are taken of, from the batch, the greatest length of a sequence and, where
     `kl_place` is `reward`, the divergence (B, T) from the reference times its coefficient."""
     multiplier: Callable[[AlgorithmConfig, float], Multiplier] | None = None
-    """What a constraint with a given budget starts with, for `constraint: multiplier`."""
+    """Make the first multiplier of a constraint from `hyper` and the constraint's budget, for `constraint: multiplier`."""
     rescale: bool = True
     """Divide the combined advantage by 1 + sum of the multipliers."""
     every_step: bool = False

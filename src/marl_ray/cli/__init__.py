@@ -210,9 +210,10 @@ def demo(
 
 def _train_here(run: "RunConfig") -> "RunResult":
     from marl_ray.cluster.local import ray_here
-    from marl_ray.training.driver import check_run, finished, say_kept
+    from marl_ray.training.driver import finished, say_kept
     from marl_ray.training.driver import train as train_on_ray
     from marl_ray.training.interruption import answering
+    from marl_ray.training.run_checks import check_run
 
     before = finished(run)
     if before is not None:

@@ -12,15 +12,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest.mock import patch
 
 import psutil
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.ray_seams import loopback_only, reload_ray_settings
 
 SHUTDOWN_S = 30.0
 """Seconds that Ray's own shutdown may take before its processes are ended by pid."""
@@ -104,19 +103,11 @@ def local_ray(
 
 def _start(num_cpus: int | None, dashboard: bool, quiet: bool, object_store_bytes: int, temp_dir: Path) -> Any:
     import ray
-    from ray._private import parameter, ray_constants
 
     # Ray reads the environment once, when it is imported; ours must count also in a process that had imported it.
-    _reload_ray_settings()
-    # Two things that `ray.init` has no argument for. Without ENABLE_RAY_CLUSTER=False it replaces 127.0.0.1 by the
-    # host's outward address and listens on all interfaces. Without listen port 0 the node's agent takes port 52365,
-    # and in a second Ray on the same machine no job can be submitted.
-    any_agent_port = partial(parameter.RayParams, dashboard_agent_listen_port=0)
+    reload_ray_settings()
     try:
-        with (
-            patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
-            patch.object(parameter, "RayParams", any_agent_port),
-        ):
+        with loopback_only():
             return ray.init(
                 address="local",  # never join a cluster that happens to run here
                 num_cpus=num_cpus,
@@ -206,15 +197,7 @@ def _environment(token: str) -> Iterator[None]:
                 os.environ[name] = before[name]
             else:
                 os.environ.pop(name, None)
-        _reload_ray_settings()
-
-
-def _reload_ray_settings() -> None:
-    from ray import _raylet  # compiled, so without types
-
-    raylet: Any = _raylet
-    raylet.Config.initialize("")
-    raylet.AuthenticationTokenLoader.instance().reset_cache()
+        reload_ray_settings()
 
 
 @contextmanager

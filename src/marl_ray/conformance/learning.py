@@ -106,7 +106,7 @@ def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
         case = case._replace(below=case.below and whole_episodes(algorithm))
         trial = begin(algorithm, case, hyper=hyper | {"minibatches": minibatches})
         trial.step()
-        coefficients.append([learner.kl_coef for learner in trial.learners])
+        coefficients.append([learner.state.kl_coef for learner in trial.learners])
     return (
         None
         if coefficients[0] == coefficients[1]

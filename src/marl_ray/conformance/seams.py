@@ -15,22 +15,23 @@ from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
 from marl_ray.conformance.games import POLICIES, STATES, GameRules
 from marl_ray.conformance.trial import Trial, local, own_rows, reads, write_back
 from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.prepared_batch import raw_violations
 from marl_ray.trajectories import Trajectories
 
 
 def actor_gradient(learner: Learner) -> Tensor:
     """The actor's gradient in the last gradient step, flat."""
-    return flat_gradient([*learner.actor.parameters()])
+    return flat_gradient([*learner.policy.actor.parameters()])
 
 
 def critic_gradient(learner: Learner) -> Tensor:
     """The critics' gradient in the last gradient step, flat."""
-    return flat_gradient([p for critic in learner.critics for p in critic.parameters()])
+    return flat_gradient([p for critic in learner.policy.critics for p in critic.parameters()])
 
 
 def gradient(learner: Learner) -> Tensor:
     """The gradient of all weights that the last gradient step moved, flat."""
-    return flat_gradient([*learner.model.parameters()])
+    return flat_gradient([*learner.policy.model.parameters()])
 
 
 def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -50,14 +51,14 @@ def movement(learner: Learner, batch: Trajectories) -> float:
             own = torch.where(batch.mask, batch.log_probs, 0.0)
             changed = learner.log_ratio(batch)
             return float(changed.abs().max()) if own.numel() else 0.0
-        evaluation = learner.rollout_model.evaluate(batch.prompts, batch.actions, batch.mask)
+        evaluation = learner.policy.rollout_model.evaluate(batch.prompts, batch.actions, batch.mask)
         return float(torch.where(batch.mask, evaluation.log_probs - batch.log_probs, 0.0).abs().max())
 
 
 @contextmanager
 def nudged(trial: Trial, number: int, direction: Tensor, size: float) -> Iterator[None]:
     """Move the policy that plays by `size` along a flat direction of its weights, within the block."""
-    parameters = list(trial.learners[number].rollout_model.actor.parameters())
+    parameters = list(trial.learners[number].policy.rollout_model.actor.parameters())
     saved = [parameter.clone() for parameter in parameters]
     parts = direction.split([parameter.numel() for parameter in parameters])
     with torch.no_grad():
@@ -85,13 +86,13 @@ def moved(trial: Trial, number: int, batch: Trajectories, after: Tensor, before:
 
 def violations(trial: Trial, number: int) -> list[float]:
     """Violations per decision as the policy's learner computes them, in units of the cost."""
-    learner = trial.learners[number]
-    return (learner._violations(trial.costs[POLICIES[number]]) * learner.cost_scale).tolist()
+    budgets = trial.learners[number].policy.budgets
+    return raw_violations(budgets, trial.costs[POLICIES[number]]) or [0.0] * len(budgets)
 
 
 def normaliser_state(learner: Learner) -> Any:
     """The normalisers' state, by value."""
-    state = learner.state()
+    state = learner.state.plain()
     return copy.deepcopy([state["value_norm"], state["cost_norms"]])
 
 
@@ -136,7 +137,7 @@ def choices(key: str) -> tuple[Any, ...]:
 
 def aim_reference(learner: Learner) -> list[list[list[float]]]:
     """Move the reference policy away from the policy; returns its tables by agent, state and action."""
-    reference = learner.copies.reference
+    reference = learner.policy.copies.reference
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in reference.parameters():
@@ -148,7 +149,7 @@ def aim_reference(learner: Learner) -> list[list[list[float]]]:
 def tilt(learner: Learner) -> None:
     """Make the policy prefer one action everywhere."""
     with torch.no_grad():
-        cast(nn.Linear, learner.rollout_model.actor.rest[-1]).bias.copy_(torch.tensor([0.0, 1.0]))
+        cast(nn.Linear, learner.policy.rollout_model.actor.rest[-1]).bias.copy_(torch.tensor([0.0, 1.0]))
     write_back(learner)
 
 
@@ -159,14 +160,14 @@ def every_step(algorithm: str) -> bool:
 
 def multipliers(trial: Trial) -> list[Any]:
     """The multipliers, by policy and signal, which are never changed in place; empty for algorithms without them."""
-    return [learner.multipliers for learner in trial.learners]
+    return [learner.state.multipliers for learner in trial.learners]
 
 
 def fresh_multipliers(trial: Trial) -> list[Any]:
     """The multipliers' first values."""
     start = algorithm_of(trial.algorithm).multiplier
     assert start is not None
-    return [[start(learner.hyper, budget) for budget in trial.budgets] for learner in trial.learners]
+    return [[start(learner.policy.hyper, budget) for budget in trial.budgets] for learner in trial.learners]
 
 
 def implied_cost(old: Any, new: Any) -> float:

@@ -23,11 +23,13 @@ from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.rollout.rng import team_order
-from marl_ray.training.evaluation.recent_episodes import Recent
+from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
+from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.learner.learner import Learner
 from marl_ray.training.learner.prepared_batch import CostStats
-from marl_ray.training.loop import _cost_stats, _together, _update, build_collector
+from marl_ray.training.loop import build_collector
 from marl_ray.training.team.team import build_team
+from marl_ray.training.team.team_update import update_team
 from marl_ray.trajectories import Trajectories
 
 STILL = 1e-30
@@ -130,7 +132,7 @@ class Trial:
         self.learners: list[Learner] = list(self.team.learners.values())
         self.iteration = 0
         self.costs: dict[str, CostStats] = {name: CostStats(None, 0) for name in self.team.learners}
-        self.recent = Recent(self.config)
+        self.recent = RecentEpisodes(self.config)
         if self.text:
             self.collector = self._collector()
             for learner in self.learners:
@@ -171,7 +173,7 @@ class Trial:
 
     def _prepare(self, number: int, learner: Learner) -> None:
         """Make the actor uniform, and the critics know the game's true values (zeros if the critic is fitted first)."""
-        model, rules = learner.rollout_model, self.rules
+        model, rules = learner.policy.rollout_model, self.rules
         fit_last_layer(model.actor, own_rows(rules), torch.zeros(STATES * rules.agents, 2))
         if model.critics:
             exact = torch.tensor([self.values[state] for state in range(STATES)])
@@ -208,13 +210,13 @@ class Trial:
             yield
             return
         steps = self._script(self.config.train.horizon * (self.iteration + 1), mixed)[-self.config.train.horizon :]
-        distributions = [learner.rollout_model.distribution for learner in self.learners]
+        distributions = [learner.policy.rollout_model.distribution for learner in self.learners]
         for number, learner in enumerate(self.learners):
             own = slice(number * self.rules.agents, (number + 1) * self.rules.agents)
-            learner.rollout_model.distribution = Scripted([actions[:, own] for actions in steps])
+            learner.policy.rollout_model.distribution = Scripted([actions[:, own] for actions in steps])
         yield
         for learner, distribution in zip(self.learners, distributions, strict=True):
-            learner.rollout_model.distribution = distribution
+            learner.policy.rollout_model.distribution = distribution
 
     def _ahead(self) -> dict[str, Any]:
         """State from which a collector continues with the second half of the copies one step ahead of the first."""
@@ -231,13 +233,13 @@ class Trial:
         """The next batch. `costs` then holds, by policy, the costs of the episodes that ended in it."""
         with self._acting(self.mixed):
             batch = self.collector.collect(self.team.players(), self.iteration)
-        ended, running, _ = _together(self.config, batch, self.collector)
-        self.costs = _cost_stats(self.recent.add(ended, running), self.costs)
+        ended, running, _ = gather_episodes(self.config, batch, self.collector)
+        self.costs = cost_stats(self.recent.add(ended, running), self.costs)
         return batch.trajectories
 
     def update(self, batches: dict[str, Trajectories]) -> dict[str, float]:
         """Update every policy on a batch; returns its metrics."""
-        metrics = _update(self.config, self.team, batches, self.iteration, 0, self.costs)
+        metrics = update_team(self.config, self.team, batches, self.iteration, 0, self.costs)
         self.iteration += 1
         return metrics
 
@@ -270,14 +272,14 @@ class Trial:
         tables = []
         for learner in self.learners:
             with torch.no_grad():
-                outputs = learner.rollout_model.actor.infer(own_rows(self.rules)).double().softmax(-1)
+                outputs = learner.policy.rollout_model.actor.infer(own_rows(self.rules)).double().softmax(-1)
             tables += outputs.reshape(STATES, self.rules.agents, 2).transpose(0, 1).tolist()
         return tables
 
     def weight_gradient(self, number: int, by_logit: Sequence[Sequence[Sequence[float]]]) -> Tensor:
         """The gradient by a policy's weights, flat, of a function whose gradient by agent, state and action is
         `by_logit`."""
-        actor = copy.deepcopy(self.learners[number].rollout_model.actor).requires_grad_(True)
+        actor = copy.deepcopy(self.learners[number].policy.rollout_model.actor).requires_grad_(True)
         logits = actor(*actor.prepare(own_rows(self.rules))).double()
         first = number * self.rules.agents
         direction = torch.tensor(by_logit[first : first + self.rules.agents], dtype=torch.float64).transpose(0, 1)
@@ -314,7 +316,7 @@ def fit_last_layer(network: Network, rows: Tensor, wanted: Tensor) -> None:
 @torch.no_grad()
 def silence_critics(learner: Learner) -> None:
     """Make the critics of a language model output 0 everywhere."""
-    for model in (learner.rollout_model, learner.model):
+    for model in (learner.policy.rollout_model, learner.policy.model):
         for head in model.heads:
             for parameter in head.parameters():
                 local(parameter).zero_()
@@ -323,7 +325,9 @@ def silence_critics(learner: Learner) -> None:
 @torch.no_grad()
 def write_back(learner: Learner) -> None:
     """Copy the rollout copy's weights into the trained ones."""
-    for plain, parameter in zip(learner.rollout_model.parameters(), learner.model.parameters(), strict=True):
+    for plain, parameter in zip(
+        learner.policy.rollout_model.parameters(), learner.policy.model.parameters(), strict=True
+    ):
         local(parameter).copy_(plain)
 
 

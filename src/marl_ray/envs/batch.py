@@ -1,4 +1,4 @@
-"""Copies of one environment as arrays: what is asked of them."""
+"""The interface of copies of one environment that are stepped together as arrays."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -9,7 +9,7 @@ from marl_ray.errors import MarlRayError
 
 
 class BatchStep(NamedTuple):
-    """What one step gave to the agents that acted in it; zeros for the others."""
+    """The results of one step for the agents that acted in it; zeros for the others."""
 
     rewards: np.ndarray
     """(copies, agents) float32."""

@@ -32,7 +32,7 @@ def make_batch(
 
 
 def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> None:
-    """Build the environment, reset and step it once, so that what it compiles is on disk before workers need it.
+    """Build the environment, reset and step it once, so that its compiled functions are on disk before workers need them.
 
     Raises MarlRayError as `make_env` does, and if a reward of that step is not finite.
     """
@@ -129,7 +129,7 @@ class EnvLoop:
         self._after(c, infos)
 
     def _after(self, c: int, infos: dict[str, dict[str, Any]]) -> None:
-        """Note who goes on and what they may do."""
+        """Note which agents go on, and their allowed actions."""
         alive = set(self.envs[c].agents)
         self.alive[c] = [agent in alive for agent in self.agents]
         for g, group in enumerate(self.groups):
@@ -166,7 +166,7 @@ def _row(observation: Any, offset: int) -> np.ndarray:
 
 
 def _start(space: spaces.Space[Any]) -> int:
-    """What a row subtracts from an observation, so that categories count from zero."""
+    """The offsets that a row subtracts from an observation, so that categories count from zero."""
     return int(space.start) if isinstance(space, spaces.Discrete) else 0
 
 

@@ -9,7 +9,7 @@ from pettingzoo import ParallelEnv
 from marl_ray.errors import MarlRayError, one_line
 
 PREFIX = "gymnasium."
-"""What precedes a Gymnasium id in a config's `env.id`."""
+"""The prefix of a Gymnasium id in a config's `env.id`."""
 AGENT = "agent"
 
 

@@ -47,14 +47,14 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
 
 
 def is_text(env: Any) -> bool:
-    """Whether agents of the environment take turns, read texts and write texts."""
+    """True if agents of the environment take turns, read texts and write texts."""
     from pettingzoo import AECEnv
 
     return isinstance(env, AECEnv) and all(_texts(env))
 
 
 def _texts(env: Any) -> list[bool]:
-    """Of each observation and action space, whether it is one of texts. Needs no reset."""
+    """Say for each observation and action space if it is a text space. Needs no reset."""
     from gymnasium.spaces import Text
 
     makers = env.observation_space, env.action_space
@@ -88,11 +88,11 @@ def _make(config: EnvConfig) -> Any:
 def check_costs(env: "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]", signals: int) -> None:
     """Raise MarlRayError unless a step of the environment reports `signals` costs."""
     _, infos = first_step(env)
-    found = [np.size(info["cost"]) for info in infos.values() if "cost" in info]
-    if not found:
+    sizes = [np.size(info["cost"]) for info in infos.values() if "cost" in info]
+    if not sizes:
         raise MarlRayError('constraints: the environment reports no infos[agent]["cost"], so no budget can be kept')
-    if set(found) != {signals}:
-        raise MarlRayError(f'constraints: {signals} given, but infos[agent]["cost"] has {max(found)} numbers')
+    if set(sizes) != {signals}:
+        raise MarlRayError(f'constraints: {signals} given, but infos[agent]["cost"] has {max(sizes)} numbers')
 
 
 def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
@@ -135,18 +135,18 @@ def _imported(env_id: str) -> Callable[..., Any]:
         raise MarlRayError(f"env.id: cannot import {module_name!r} of {env_id!r} ({reason})") from error
     make = getattr(module, name, None)
     if not callable(make):
-        found = (
+        made = (
             "not callable; expected what returns an environment"
             if hasattr(module, name)
             else f"not in the module{_suggest(name, vars(module))}"
         )
-        raise MarlRayError(f"env.id: {name!r} of {env_id!r} is {found}")
+        raise MarlRayError(f"env.id: {name!r} of {env_id!r} is {made}")
     return make
 
 
 def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     try:
-        return make(**copy.deepcopy(kwargs))  # an environment may change what it is given; the config stays
+        return make(**copy.deepcopy(kwargs))  # an environment may change its arguments; the config stays
     except (TypeError, ValueError, AssertionError, KeyError) as error:
         # A bare `assert` has no text; its source line says more than its type.
         reason = one_line(error) if str(error) else traceback.extract_tb(error.__traceback__)[-1].line
@@ -180,7 +180,7 @@ def _accepted(env_id: str, env: Any) -> Any:
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean ...' for a mistyped name, else the list of what there is if it is short enough."""
+    """'; did you mean ...' for a mistyped name, else the list of all names if it is short enough."""
     names = [other for other in known if not other.startswith("_")]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(close)}?" if close else f"; expected one of {', '.join(names[:20])}"

@@ -1,4 +1,4 @@
-"""How the members of a group, who share a start, differ in what they score: what group algorithms learn from."""
+"""Measure how the scores of a group's members, which share a start, differ: group algorithms learn from differences."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def informative(scores: np.ndarray) -> bool:
-    """Whether some agent does not score the same in all members of a group, (members, agents)."""
+    """True if some agent scores differently in two members of a group, from scores (members, agents)."""
     return bool((np.ptp(scores, axis=0) > 0).any())
 
 
@@ -22,7 +22,7 @@ class GroupSums(NamedTuple):
 
     @classmethod
     def of(cls, scores: Sequence[np.ndarray]) -> "GroupSums":
-        """Of groups whose scores are (members, agents) each."""
+        """Sum over groups, each given as scores (members, agents)."""
         return cls(len(scores), sum(map(informative, scores)), float(sum(own.std(axis=0).mean() for own in scores)))
 
     def __add__(self, other: "GroupSums") -> "GroupSums":  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Numbers of random streams: one per response of a language model, by what the response is and not by who samples it."""
+"""Numbers of random streams: one per response of a language model, the same whichever worker samples it."""
 
 import hashlib
 import struct

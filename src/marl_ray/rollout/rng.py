@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for and not on who draws them."""
+"""Random numbers that depend on their purpose (seed, iteration, episode, agent), and not on the worker that draws them."""
 
 from collections.abc import Iterable
 

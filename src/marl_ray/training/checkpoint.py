@@ -20,14 +20,14 @@ WEIGHTS = "weights"
 
 
 def save(folder: Path, learners: dict[str, Learner], state: dict[str, Any], envs: dict[str, Any]) -> None:
-    """Write this worker's part of a checkpoint into `folder`; every worker takes part, with the same `state`."""
+    """Write this worker's part of a checkpoint into `folder`; every worker calls it, with the same `state`."""
     rank, _ = world()
     folder.mkdir(parents=True, exist_ok=True)
     dcp.save(_sharded(learners), storage_writer=dcp.FileSystemWriter(folder / WEIGHTS))
     (folder / f"envs-{rank}.json").write_text(json.dumps(envs))
     if rank == 0:
-        whole = state | {"learners": {name: learner.state() for name, learner in learners.items()}}
-        (folder / "state.json").write_text(json.dumps(whole))
+        run_state = state | {"learners": {name: learner.state.plain() for name, learner in learners.items()}}
+        (folder / "state.json").write_text(json.dumps(run_state))
 
 
 def load(folder: Path, learners: dict[str, Learner], own_hyper: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -38,9 +38,9 @@ def load(folder: Path, learners: dict[str, Learner], own_hyper: bool = False) ->
     sharded = _sharded(learners)
     dcp.load(sharded, storage_reader=dcp.FileSystemReader(folder / WEIGHTS))
     for name, learner in learners.items():
-        part = sharded[name]
+        part, policy = sharded[name], learner.policy
         set_state_dict(
-            learner.model, learner.optimizer, model_state_dict=part["model"], optim_state_dict=part["optimizer"]
+            policy.model, policy.optimizer, model_state_dict=part["model"], optim_state_dict=part["optimizer"]
         )
     state = json.loads((folder / "state.json").read_text())
     for name, learner in learners.items():
@@ -54,14 +54,14 @@ def load(folder: Path, learners: dict[str, Learner], own_hyper: bool = False) ->
 
 
 def _sharded(learners: dict[str, Learner]) -> dict[str, Any]:
-    whole = {}
+    states = {}
     for name, learner in learners.items():
-        untouched = not learner.optimizer.state
-        model, optimizer = get_state_dict(learner.model, learner.optimizer)
+        untouched = not learner.policy.optimizer.state
+        model, optimizer = get_state_dict(learner.policy.model, learner.policy.optimizer)
         if untouched:
             # Reading the state of an optimiser that has none makes it take an empty step, which Adam would count.
-            for own in learner.optimizer.state.values():
+            for own in learner.policy.optimizer.state.values():
                 if "step" in own:
                     own["step"].zero_()
-        whole[name] = {"model": model, "optimizer": optimizer}
-    return whole
+        states[name] = {"model": model, "optimizer": optimizer}
+    return states

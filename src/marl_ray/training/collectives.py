@@ -12,12 +12,12 @@ SMALL = 1 << 14
 
 
 def world() -> tuple[int, int]:
-    """(rank, workers)."""
+    """Return (this worker's rank, number of workers)."""
     return dist.get_rank(), dist.get_world_size()
 
 
 def total(tensor: Tensor) -> Tensor:
-    """Sum of a tensor over all workers, bit for bit the same on each."""
+    """Sum a tensor over all workers; the result is bit for bit the same on each."""
     workers = dist.get_world_size()
     if workers == 1:
         return tensor
@@ -30,21 +30,21 @@ def total(tensor: Tensor) -> Tensor:
 
 
 def totals(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of several tensors in one exchange, float64."""
+    """Sum several tensors over all workers in one exchange, in float64."""
     flat = total(torch.cat([part.detach().double().reshape(-1) for part in parts.values()]))
     pieces = flat.split([part.numel() for part in parts.values()])
     return {name: piece.reshape(part.shape) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
 
 
 def gather(value: Any) -> list[Any]:
-    """Every worker's plain value, by rank, on every worker."""
+    """Return every worker's plain value, ordered by rank, on every worker."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """What rank 0 makes, a plain value, on every worker."""
+    """Call `make` on rank 0 alone, and return its plain value on every worker."""
     values = [make() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(values, src=0)
     return values[0]

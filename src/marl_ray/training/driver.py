@@ -1,4 +1,4 @@
-"""The driver of a training run: checks it, runs the loop on Ray Train, tracks it, registers the best bundle.
+"""The driver of a training run: it runs the loop on Ray Train, tracks it, and registers the best bundle.
 
 `ray.train.torch.prepare_model` is not used: it wraps FSDP1 and refuses CPUs. The learner calls FSDP2 itself.
 """
@@ -8,21 +8,19 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
 
-from marl_ray.algorithms.constraints.budgets import score
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, named, one_line
-from marl_ray.training.dashboard_names import metrics_queue, named_workers
+from marl_ray.ray_seams import failures_of, named_workers, poll_often, without_datasets, without_own_interrupts
+from marl_ray.training.cluster_capacity import check_capacity
 from marl_ray.training.interruption import INTERRUPTS, LEAVE_S, answering, within
 from marl_ray.training.run_folder import (
-    check_folder,
     filesystem_of,
     kept,
     pin_bundles,
@@ -33,19 +31,17 @@ from marl_ray.training.run_folder import (
     write_record,
     write_traceback,
 )
-from marl_ray.training.tracking.curve_plot import Panel, plot_run
+from marl_ray.training.tracking.curve_plot import panels_of, plot_run
 from marl_ray.training.tracking.metrics_log import DRAIN_S, TRANSCRIPTS, MetricsLog
-from marl_ray.training.tracking.mlflow_run import Tracker, uri_of
-from marl_ray.training.tracking.other_sinks import Sink, check_sinks, open_sinks
-from marl_ray.training.tracking.summary import run_summary
+from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.other_sinks import Sink, open_sinks
+from marl_ray.training.tracking.rows_to_driver import metrics_queue
+from marl_ray.training.tracking.summary import best_score_of, run_summary
 
 FINISHED = "finished"
-"""Key of the run's record under which its outcome lies once it has played all its steps."""
+"""Key of the run's record under which its result lies once it has played all its steps."""
 STOPPED = "stopped"
-"""Key of what a worker returns when numbers stopped being finite."""
-POLL_S = 0.25
-"""How often Ray Train looks after its workers. A look takes in at most one checkpoint of each, and workers that have
-another one wait, so that Ray's own 2 s would be the pace of short iterations."""
+"""Key under which a worker returns the error message when numbers stopped being finite."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class RunResult:
 
     name: str
     model: str
-    """`models:/name/version` of the best bundle."""
+    """`models:/name/version`, which names the best bundle in MLflow's registry."""
     bundle: str
     """Folder or URI of the best bundle under the run's storage."""
     curve: Path | None
@@ -62,76 +58,32 @@ class RunResult:
     tracking_uri: str
     run_id: str
     best_return: float | None
-    """Of the best bundle, over other episodes than it was chosen by; over training episodes where nothing was evaluated, and
-    None where nothing was played."""
+    """Mean return of the best bundle over other episodes than those that chose it; without evaluations over training
+    episodes; None if nothing was played."""
     metrics: dict[str, float]
-    """Of the last iteration."""
+    """The metrics of the last iteration."""
     summary: list[str]
     """The best policy and the last one in lines for people."""
     trained: bool = True
-    """Whether anything was left to train."""
-
-
-def check_run(config: RunConfig) -> None:
-    """Everything that can be known before a cluster is used; raises MarlRayError.
-
-    Builds the environment once (which also compiles what it compiles, cached for the workers) and the models; language
-    models without their weights.
-    """
-    uri_of(config)
-    check_sinks(config)
-    check_folder(config)
-    record_of(config)
-    try:
-        _check_environment(config)
-    except MarlRayError:
-        raise
-    except Exception as error:  # whatever the user's own environment raises
-        where = write_traceback(config, "driver", traceback.format_exc())
-        more = f"; its traceback is in {where}" if where else ""
-        raise MarlRayError(f"run {config.name!r} failed before it began: {named(error)}{more}") from error
-
-
-def _check_environment(config: RunConfig) -> None:
-    from marl_ray.envs.copies import warm_up
-    from marl_ray.envs.registry import check_costs, make_env
-    from marl_ray.training.imitation.warm_start import read_decisions
-    from marl_ray.training.team.team import build_models, team_agents
-
-    warm_up(config.env, config.constraints)
-    env = make_env(config.env, config.constraints)
-    try:
-        agents = team_agents(config, env)
-        if config.language:
-            from marl_ray.training.team.language_checks import check_language
-
-            check_language(config, env, agents)
-        else:
-            build_models(config, env, agents)
-        if any(config.spec_of(name).costs for name in config.team):
-            check_costs(env, len(config.constraints))
-        if config.warm_start is not None and not config.language:
-            read_decisions(config, env, agents)
-    finally:
-        env.close()
+    """False if the run had played all its steps already."""
 
 
 def finished(config: RunConfig) -> RunResult | None:
-    """The outcome of a run that has played `train.total_steps` already, None of any other.
+    """Return the result of a run that has played `train.total_steps` already, and None for any other run.
 
     Raises MarlRayError if the folder under its name is another run's.
     """
-    found = record_of(config).get(FINISHED)
-    if found is None or found["total_steps"] < config.train.total_steps:
+    ended = record_of(config).get(FINISHED)
+    if ended is None or ended["total_steps"] < config.train.total_steps:
         return None
-    outcome = found["outcome"]
+    outcome = ended["outcome"]
     return RunResult(**outcome | {"curve": None if outcome["curve"] is None else Path(outcome["curve"])}, trained=False)
 
 
 def train(config: RunConfig) -> RunResult:
     """Run to the end on the Ray that this process is connected to; a run that is finished is not run again.
 
-    Raises MarlRayError with the cause of a failure. On Ctrl-C and SIGTERM it says what is kept and raises on.
+    Raises MarlRayError with the cause of a failure. On Ctrl-C and SIGTERM it prints which checkpoint is kept, and raises.
     """
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
@@ -184,8 +136,7 @@ def train(config: RunConfig) -> RunResult:
                 callbacks=[named_workers(config.name)],
             ),
         )
-        # Ray Train's own handler waits for its workers, exits with status 0, and leaves no word of what is kept.
-        trainer._register_sigint_handler = controllers.append
+        without_own_interrupts(trainer, controllers.append)
         without_datasets(trainer)
         log = MetricsLog(config, queue, tracker, {"mlflow": tracker, **sinks})
         result: Any = trainer.fit()
@@ -200,7 +151,7 @@ def train(config: RunConfig) -> RunResult:
         status = "FINISHED"
         return outcome
     except ray.train.TrainingFailedError as error:
-        where = traceback_of(config, getattr(error, "worker_failures", ()))
+        where = traceback_of(config, failures_of(error))
         more = f"; its traceback is in {where}" if where else ""
         raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
     except INTERRUPTS:
@@ -222,38 +173,25 @@ def train(config: RunConfig) -> RunResult:
                 _say(config, f"MLflow was not told within {LEAVE_S:g} s that the run was killed")
 
 
-def poll_often() -> None:
-    """Let the next TorchTrainer of this process look after its workers every POLL_S, unless the user says otherwise."""
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", str(POLL_S))
-
-
-def without_datasets(trainer: Any) -> None:
-    """Spare each worker group the process that Ray Train starts for its shards of Ray datasets, as there are none."""
-    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
-
-    made = trainer._create_default_callbacks
-    trainer._create_default_callbacks = lambda: [one for one in made() if not isinstance(one, DatasetsCallback)]
-
-
 def worker(payload: dict[Any, Any]) -> Any:
-    """What Ray Train starts in every worker process."""
+    """Train in one worker process; Ray Train calls this function in each."""
     import ray.train
     import ray.train.torch
 
     from marl_ray.training.learner.prepared_batch import Diverged
     from marl_ray.training.loop import run_worker
-    from marl_ray.training.tracking.machine_readings import System
+    from marl_ray.training.tracking.machine_readings import MachineReadings
     from marl_ray.training.tracking.rows_to_driver import Rows
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # bundles of the registry are looked up here too
     work_in(payload["folder"])
-    rows, system = Rows(payload["queue"]), System()
+    rows, system = Rows(payload["queue"]), MachineReadings()
 
     def emit(metrics: dict[str, float]) -> None:
         rows.add(metrics | system.read())
 
     def report(folder: Path, metrics: dict[str, float]) -> None:
-        rows.flush()  # what is played again after a failure is reported again; what is not, is not lost
+        rows.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
     latest = ray.train.get_checkpoint()
@@ -266,7 +204,7 @@ def worker(payload: dict[Any, Any]) -> Any:
                 emit=emit,
                 report=report,
                 run_id=payload["run_id"],
-                show=lambda iteration, told: rows.add({"iteration": float(iteration), TRANSCRIPTS: told}),
+                show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
             )
         except Diverged as error:  # all workers meet it together, and would again after every restart
             return {STOPPED: str(error)}
@@ -278,31 +216,8 @@ def worker(payload: dict[Any, Any]) -> Any:
             rows.flush()
 
 
-def check_capacity(config: RunConfig) -> bool:
-    """Whether to use GPUs; raises MarlRayError if the cluster can never hold the workers, however it scales."""
-    import ray
-    from ray._private.state import state
-
-    scaled = state.get_max_resources_from_cluster_config() or {}
-    most = {key: max(ray.cluster_resources().get(key, 0), scaled.get(key, 0)) for key in ("CPU", "GPU")}
-    need = config.resources
-    use_gpu = need.device == "cuda" or (need.device == "auto" and most["GPU"] >= need.workers)
-    cpus = need.workers * need.cpus_per_worker
-    if cpus > most["CPU"]:
-        raise MarlRayError(
-            f"resources.workers={need.workers} with cpus_per_worker={need.cpus_per_worker:g} needs {cpus:g} CPUs, "
-            f"but this cluster can never have more than {most['CPU']:g}"
-        )
-    if use_gpu and need.workers > most["GPU"]:
-        raise MarlRayError(
-            f"resources.workers={need.workers} on cuda needs {need.workers} GPUs, "
-            f"but this cluster can never have more than {most['GPU']:g}"
-        )
-    return use_gpu
-
-
 def say_kept(config: RunConfig) -> None:
-    """Answer an interruption with what the same command will go on with."""
+    """Print which checkpoint the same command will continue from."""
     _say(config, f"interrupted; {kept(config)}")
 
 
@@ -313,7 +228,7 @@ def _say(config: RunConfig, text: str) -> None:
 def _end(sink: Sink, status: str) -> None:
     try:
         sink.end(status)
-    except Exception as error:  # what the run has made counts, whatever a tracker says to it
+    except Exception as error:  # an error of a tracker does not make the run fail
         print(f"tracking.also: {one_line(error)}", file=sys.stderr)
 
 
@@ -325,13 +240,13 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
     # Of equal scores, as where nothing was played, the newest counts.
     kept = sorted(result.best_checkpoints, key=lambda pair: (pair[1]["score"], pair[1]["iteration"]), reverse=True)
     paths = ((f"{checkpoint.path}/{BUNDLE}", metrics) for checkpoint, metrics in kept)
-    best, found = next(p for p in paths if filesystem.get_file_info(p[0]).type == fs.FileType.Directory)
+    best, best_metrics = next(p for p in paths if filesystem.get_file_info(p[0]).type == fs.FileType.Directory)
     with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
         local = Path(temporary) / BUNDLE
         local.mkdir()
         fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
-        model = tracker.register(local, load_bundle(local).digest, best_score_of(config, found))
-        curve = plot_run(_panels(config, tracker), Path(temporary) / "return.png", config.env.id)
+        model = tracker.register(local, load_bundle(local).digest, best_score_of(config, best_metrics))
+        curve = plot_run(panels_of(config, tracker.history), Path(temporary) / "return.png", config.env.id)
         tracker.artifact(curve)
         with curve.open("rb") as source, filesystem.open_output_stream(f"{folder}/return.png") as target:
             target.write(source.read())
@@ -344,40 +259,14 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
         curve=Path(folder) / "return.png" if is_local else None,
         tracking_uri=tracker.uri,
         run_id=tracker.run_id,
-        best_return=found.get("best/return", found.get("return")),
+        best_return=best_metrics.get("best/return", best_metrics.get("return")),
         metrics=last,
-        summary=run_summary(config, found, last),
+        summary=run_summary(config, best_metrics, last),
     )
 
 
-def _panels(config: RunConfig, tracker: Tracker) -> list[Panel]:
-    """The mean return, and each cost with its budget."""
-    single = len(config.budgets) == 1
-    costs = [
-        Panel(
-            "mean cost of an episode" if single else f"mean cost {k} of an episode",
-            tracker.history(f"eval/episode_cost_{k}"),
-            tracker.history("episode_cost" if single else f"episode_cost_{k}"),
-            budget,
-        )
-        for k, budget in enumerate(config.budgets)
-    ]
-    return [Panel("mean return", tracker.history("eval/return"), tracker.history("return")), *costs]
-
-
-def best_score_of(config: RunConfig, found: Mapping[str, float]) -> float | None:
-    """What the best bundle is compared by with those of other runs: its return, less what it is over its budgets; of other
-    episodes than it was chosen by, where it was evaluated."""
-    ret = found.get("best/return")
-    if ret is None:
-        return found.get("return")
-    return score(config.budgets, ret, [found[f"best/episode_cost_{k}"] for k in range(len(config.budgets))])
-
-
 def cause(error: BaseException) -> str:
-    """The first line of what went wrong in a worker, not of the wrappers around it."""
-    failures = getattr(error, "worker_failures", None)
-    if failures:
-        rank, failure = next(iter(failures.items()))
-        return f"worker {rank}: {named(getattr(failure, '_base_exc', failure))}"
+    """The first line of the error that a worker raised, without the wrappers around it."""
+    for rank, failure in failures_of(error).items():
+        return f"worker {rank}: {named(failure)}"
     return one_line(error)

@@ -1,4 +1,4 @@
-"""Leaving on Ctrl-C or SIGTERM: say at once what is kept, then clean up undisturbed and with deadlines."""
+"""Leave on Ctrl-C or SIGTERM: say at once which checkpoint is kept, then clean up undisturbed and with deadlines."""
 
 import signal
 import threading
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
-"""What Ctrl-C and, where a handler makes it an exit, SIGTERM raise."""
+"""The exceptions that Ctrl-C and, where a handler makes it an exit, SIGTERM raise."""
 LEAVE_S = 5.0
-"""How long one thing may take while an interrupted process cleans up."""
+"""Seconds that one clean-up of an interrupted process may take."""
 
 
 @contextmanager
 def answering(say: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call `say` at once, whatever the body waits for, and then raise; later ones do nothing."""
+    """Within the block, Ctrl-C and SIGTERM call `say` at once and then raise; later ones do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread hears signals
         return
@@ -35,7 +35,10 @@ def answering(say: Callable[[], None]) -> Iterator[None]:
 
 
 def within(seconds: float, action: Callable[[], object]) -> bool:
-    """Whether the action ended in time without an error; it goes on, on a thread that holds nothing up, where it did not."""
+    """Run the action on a thread of its own; return True if it ends within `seconds` without an error.
+
+    An action that takes longer goes on, and does not keep the process alive.
+    """
     done = threading.Event()
 
     def run() -> None:

@@ -1,10 +1,9 @@
-"""What every training worker runs: collect, update, report, checkpoint. No Ray in here; the edge passes callbacks in."""
+"""The loop of every training worker: collect, update, report, checkpoint. It knows no Ray; callers pass callbacks in."""
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,20 @@ import torch
 from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import init_device_mesh
 
-from marl_ray.algorithms.constraints.budgets import mean_costs
 from marl_ray.config import RunConfig
 from marl_ray.envs.copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
 from marl_ray.rollout.group_spread import GroupSums
-from marl_ray.rollout.rng import team_order
 from marl_ray.training import checkpoint
 from marl_ray.training.collectives import gather, world
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
-from marl_ray.training.evaluation.recent_episodes import Recent
-from marl_ray.training.evaluation.whole_episodes import Ended
+from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
+from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.imitation.warm_start import warm_start
 from marl_ray.training.learner.prepared_batch import CostStats
-from marl_ray.training.team.team import Team, build_team, export_bundle
-from marl_ray.trajectories import Trajectories
+from marl_ray.training.team.team import build_team, export_bundle
+from marl_ray.training.team.team_update import update_team
 
 BUNDLE = "bundle"
 """Folder of a checkpoint that holds the bundle, where the checkpoint was the best so far."""
@@ -58,10 +55,10 @@ class Clock:
     def read(self, steps: int) -> Metrics:
         """Steps per second and each phase's share of the time; starts over."""
         now = time.perf_counter()
-        whole = now - self.started
-        shares = {f"time/{name}": seconds / whole for name, seconds in self.phases.items()}
+        elapsed = now - self.started
+        shares = {f"time/{name}": seconds / elapsed for name, seconds in self.phases.items()}
         self.started, self.phases = now, dict.fromkeys(self.phases, 0.0)
-        return {"steps_per_second": steps / whole, **shares, "time/other": max(0.0, 1 - sum(shares.values()))}
+        return {"steps_per_second": steps / elapsed, **shares, "time/other": max(0.0, 1 - sum(shares.values()))}
 
 
 class Run:
@@ -101,16 +98,16 @@ class Run:
             data = build_data(config, self.team.agents, self.team.models)
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, envs, data)
         self.evaluator = Evaluator(config, self.env, self.team.agents, self.collector)
-        self.recent = Recent(config, self.state["recent"])
+        self.recent = RecentEpisodes(config, self.state["recent"])
         self.clock = Clock("rollout", "update", *(("evaluation",) if config.evaluates else ()))
         self.iteration, self.steps = self.state["iteration"], self.state["steps"]
         self.costs = {name: CostStats(**stats) for name, stats in self.state["costs"].items()}
         self.metrics: Metrics = self.state["metrics"]
-        """Of the last iteration."""
+        """The metrics of the last iteration."""
         self.fresh = resume_from is None
-        """Whether nothing of this run was played yet."""
+        """True until the run has played its first step."""
         self.evaluated: float | None = None
-        """Score of the weights as they are, if they were evaluated and are not kept yet."""
+        """Score of the current weights, if they were evaluated and are not saved yet."""
         self.transcripts: list[dict[str, Any]] = []
         """A few episodes of the last iteration as text, of all workers, where language models play."""
 
@@ -120,20 +117,20 @@ class Run:
 
     @property
     def best(self) -> bool:
-        """Whether the weights as they are were evaluated, are not kept yet, and none that are kept scored more."""
+        """True if the current weights were evaluated, are not saved yet, and score at least as much as all saved ones."""
         return self.evaluated is not None and self.evaluated >= self.state["best_score"]
 
     @property
     def save_due(self) -> bool:
-        """Whether the weights as they are must be kept."""
+        """True if the current weights must be saved."""
         return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best
 
     def begin(self) -> Metrics:
-        """Evaluate what training starts from, if there are evaluations; the metrics of step 0."""
+        """Evaluate the weights that training starts from, if there are evaluations; returns the metrics of step 0."""
         self.fresh = False
         if self.config.evaluates:
-            found, cost = self.evaluate()
-            self.metrics = {"iteration": 0, "steps": 0} | found
+            metrics, cost = self.evaluate()
+            self.metrics = {"iteration": 0, "steps": 0} | metrics
             total = self.config.train.total_steps
             # A team that learns may end its episodes sooner than at first, so the middle of the run is not left out.
             self.state["evaluate_at"] = max(total / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, total / 2))
@@ -146,13 +143,13 @@ class Run:
         before, self.evaluated = self.steps, None
         with self.clock.phase("rollout"):
             batch = self.collector.collect(self.team.players(), self.iteration)
-        ended, running, played = _together(self.config, batch, self.collector)
-        spoken = self._spoken(batch) if self.config.language else {}
+        ended, running, played = gather_episodes(self.config, batch, self.collector)
+        responses = self._response_metrics(batch) if self.config.language else {}
         groups = _group_metrics(self.config, self.collector, list(self.team.learners))
         self.steps += played
-        self.costs = _cost_stats(self.recent.add(ended, running), self.costs)
+        self.costs = cost_stats(self.recent.add(ended, running), self.costs)
         with self.clock.phase("update"):
-            losses = _update(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
+            losses = update_team(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
         self.iteration += 1
         evaluated: Metrics = {}
         due = self.config.evaluates and self._evaluation_due()
@@ -163,11 +160,11 @@ class Run:
                 self.state["evaluate_at"] = self.steps + wait
         progress = {"iteration": self.iteration, "steps": self.steps}
         speed = self.clock.read(played)
-        if spoken:
+        if responses:
             # Both are read in an update; a rate per step of the environment says little where responses differ in length.
-            tokens = spoken["tokens"] + spoken["prompt_tokens"]
+            tokens = responses["tokens"] + responses["prompt_tokens"]
             speed["tokens_per_second"] = tokens * speed["steps_per_second"] / max(played, 1)
-        self.metrics = progress | losses | self.recent.metrics() | groups | spoken | evaluated | speed
+        self.metrics = progress | losses | self.recent.metrics() | groups | responses | evaluated | speed
         return self.metrics
 
     def _evaluation_due(self) -> bool:
@@ -175,23 +172,25 @@ class Run:
         return bool(self.steps >= self.state["evaluate_at"] if every is None else self.iteration % every == 0)
 
     def evaluate(self) -> tuple[Metrics, int]:
-        """Evaluate the weights as they are; metrics, and the steps that were played for them. Every worker takes part.
+        """Evaluate the current weights; returns metrics and the steps that were played for them. Every worker takes part.
 
-        Where the score is the best so far, other episodes say what the weights are worth: `best/...`. Nothing that training
-        reads changes.
+        If the score is the best so far, other episodes measure the weights again: `best/...`. Nothing that training reads
+        changes.
         """
         players = self.team.players()
         with self.clock.phase("evaluation"):
-            found = self.evaluator.evaluate(players, SCORED, self.steps)
-            self.evaluated = max(found.score, UNKNOWN)
-            metrics, steps = {f"eval/{key}": value for key, value in found.metrics.items()}, found.steps
+            scored = self.evaluator.evaluate(players, SCORED, self.steps)
+            self.evaluated = max(scored.score, UNKNOWN)
+            metrics, steps = {f"eval/{key}": value for key, value in scored.metrics.items()}, scored.steps
             if self.best:
-                told = self.evaluator.evaluate(players, CONFIRMED, self.steps)
-                metrics |= {f"best/{key}": value for key, value in told.metrics.items()} | {"best/steps": self.steps}
-                steps += told.steps
+                confirmed = self.evaluator.evaluate(players, CONFIRMED, self.steps)
+                metrics |= {f"best/{key}": value for key, value in confirmed.metrics.items()} | {
+                    "best/steps": self.steps
+                }
+                steps += confirmed.steps
         return metrics, steps
 
-    def _spoken(self, batch: Any) -> Metrics:
+    def _response_metrics(self, batch: Any) -> Metrics:
         """Metrics of the responses of all workers; keeps the transcripts."""
         from marl_ray.training.team.language import response_metrics
 
@@ -199,9 +198,9 @@ class Run:
         return metrics
 
     def score(self) -> float:
-        """What the best checkpoint is chosen by: an evaluation of these very weights, else the recent episodes."""
-        found = self.evaluated if self.config.evaluates else self.recent.score()
-        return UNKNOWN if found is None else max(found, UNKNOWN)
+        """The number that chooses the best checkpoint: an evaluation of these very weights, else the recent episodes."""
+        score = self.evaluated if self.config.evaluates else self.recent.score()
+        return UNKNOWN if score is None else max(score, UNKNOWN)
 
     def save(self, folder: Path | None) -> float:
         """Write a checkpoint, with a bundle where the score is the best so far; the score. No folder: nothing is written."""
@@ -317,62 +316,8 @@ def _fresh_state(run_id: str | None, policies: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _update(
-    config: RunConfig,
-    team: Team,
-    batches: dict[str, Trajectories],
-    iteration: int,
-    steps: int,
-    costs: Mapping[str, CostStats],
-) -> Metrics:
-    """Update every policy; where an algorithm is sequential, one after another with the factor of those before."""
-    metrics: Metrics = {}
-    names = list(team.learners)
-    sequential = any(config.spec_of(name).order == "sequential" for name in names)
-    if sequential:
-        names = [names[i] for i in team_order(config.seed, iteration, len(names))]
-    factor: torch.Tensor | None = None
-    means = next(iter(costs.values())).means
-    for name in names:
-        learner, batch = team.learners[name], batches[name]
-        learner.set_progress(steps / max(config.train.total_steps, 1), iteration)
-        own = factor if config.spec_of(name).order == "sequential" else None
-        where = f"policy {name!r}, iteration {iteration + 1}, step {steps}"
-        stats = replace(costs[name], means=means)
-        losses = learner.update(batch, config.seed, iteration, stats, own, where)
-        prefix = "" if len(team.learners) == 1 else f"{name}/"
-        metrics |= {prefix + key: value for key, value in losses.items()}
-        if sequential:
-            change = learner.log_ratio(batch).clamp(-20, 20).exp()
-            after = change if factor is None else factor * change
-            means, factor = learner.moved_costs(stats, batch, after, factor).means, after
-    return metrics
-
-
-def _cost_stats(released: Sequence[Ended], before: Mapping[str, CostStats]) -> dict[str, CostStats]:
-    """By policy mean costs and decisions of the episodes that this batch has released; of the last batch that had any if
-    none was."""
-    if not released:
-        return {name: replace(stats, episodes=0) for name, stats in before.items()}
-    means, count = tuple(mean_costs([episode.costs for episode in released])), len(released)
-    decisions = {name: sum(episode.decisions[name] for episode in released) / count for name in before}
-    return {name: CostStats(means, count, max(decisions[name], 1.0)) for name in before}
-
-
-def _together(config: RunConfig, batch: Any, collector: Any) -> tuple[list[Ended], list[tuple[int, int]], int]:
-    """Of all workers: episodes that have ended, (start, steps played) of those that have not, and steps.
-
-    Episodes that were played greedily, as a group's baseline, tell nothing of the policy that samples.
-    """
-    sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
-    own = [tuple(Ended.of(episode)) for episode in sampled]
-    parts = gather((own, collector.running, batch.steps))
-    ended = [Ended(*episode) for part, _, _ in parts for episode in part]
-    return ended, [one for _, part, _ in parts for one in part], sum(steps for _, _, steps in parts)
-
-
 def _group_metrics(config: RunConfig, collector: Any, names: Sequence[str]) -> Metrics:
-    """Of the policies whose algorithms compare groups: how the members of all workers' groups differed."""
+    """Metrics of policies whose algorithms compare groups: how the members of all workers' groups differed."""
     compared = [name for name in names if config.spec_of(name).groups and not config.spec_of(name).greedy]
     if not compared:
         return {}

@@ -1,4 +1,4 @@
-"""A run's folder, on any storage: what it was begun with, whether it may go on, and what it holds.
+"""A run's folder, on any storage: the record of the run, its checkpoints, and the tracebacks of failures.
 
 NAME/run.json        what the run is, its MLflow run, and how it ended where it has
 NAME/checkpoint_*    Ray Train's folders, one per checkpoint
@@ -66,6 +66,7 @@ def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
 
 
 def write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
+    """Write plain data to a file; raises OSError."""
     with filesystem.open_output_stream(path) as stream:
         stream.write(json.dumps(data, indent=1).encode())
 
@@ -146,7 +147,7 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
 
 
 def kept(config: RunConfig) -> str:
-    """What the run's folder holds for the same command to go on with, in words."""
+    """Say in one sentence from which checkpoint of the run's folder the same command continues."""
     filesystem, folder = filesystem_of(config)
     try:
         latest = (_read_json(filesystem, f"{folder}/{CHECKPOINTS}") or {}).get("latest_checkpoint_result")
@@ -173,7 +174,7 @@ def write_traceback(config: RunConfig, whose: str, text: str) -> str:
 
 
 def traceback_of(config: RunConfig, ranks: Iterable[int]) -> str:
-    """Where the traceback of the first of these workers that left one lies; empty if none did."""
+    """Path of the traceback of the first of these workers that left one; empty if none did."""
     filesystem, folder = filesystem_of(config)
     paths = (f"{folder}/errors/worker-{rank}.txt" for rank in ranks)
     return next((path for path in paths if filesystem.get_file_info(path).type == fs.FileType.File), "")

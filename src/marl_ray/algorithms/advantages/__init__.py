@@ -1,1 +1,1 @@
-"""What a decision was worth: rewards become advantages, with and without a critic."""
+"""Estimate how good each decision was: rewards become advantages, with and without a critic."""

@@ -78,7 +78,7 @@ def _rows(
     rows, steps, signals = rewards.shape
     for b in range(rows):
         for k in range(signals):
-            flowing = 0.0  # what a step adds to the reward of the one before it in the episode
+            flowing = 0.0  # the sum that a step passes to the one before it in the episode
             for t in range(steps - 1, -1, -1):
                 total = float(rewards[b, t, k])
                 if not terminated[b, t]:
@@ -130,7 +130,7 @@ def _scan(
     """Turn `reward` into returns and `value` into advantages, in place; all (T, N). A linear scan, two operations a step."""
     steps, width = reward.shape
     length = max(1, BLOCK // max(1, width))
-    flowing = reward.new_zeros(width)  # what a step adds to the reward of the one before it in the episode
+    flowing = reward.new_zeros(width)  # the sum that a step passes to the one before it in the episode
     for start in reversed(range(0, steps, length)):
         r, v, b, o, e, c = (x[start : start + length] for x in (reward, value, bootstrap, own, ended, cut))
         r += torch.where(c & ~e, gamma * b, 0.0)

@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories
 
 Singleton = Literal["zero", "score"]
-"""What a group of one gets: nothing to learn from (TRL, SkyRL), or its raw score (verl's loop version)."""
+"""The advantage of a group of one: 0, so that nothing is learned (TRL, SkyRL), or its raw score (verl's loop version)."""
 
 
 class GroupMoments(NamedTuple):
@@ -43,8 +43,10 @@ def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | No
 
 
 def compared(batch: Trajectories, greedy: bool) -> Tensor:
-    """(B,) bool: sequences that decided something and have what they are compared with: with `greedy` a greedy sequence of
-    their group, otherwise another one that is sampled."""
+    """(B,) bool: sequences with decisions that have a sequence to be compared with.
+
+    With `greedy` that is a greedy sequence of their group, otherwise another sampled one.
+    """
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     sampled = ~batch.greedy & batch.mask.any(1)
     others = batch.greedy if greedy else sampled
@@ -133,7 +135,7 @@ def _counted(scores: Tensor, include: Tensor) -> Tensor:
 def _finish(
     result: Tensor, scores: Tensor, index: Tensor, include: Tensor, moments: GroupMoments, singleton: Singleton
 ) -> Tensor:
-    """Put in what groups of one get, and 0 for rows that do not count."""
+    """Put in the advantage of groups of one, and 0 for rows that do not count."""
     if singleton not in ("zero", "score"):
         raise MarlRayError(f"singleton: expected 'zero' or 'score', got {singleton!r}")
     if singleton == "score":

@@ -1,4 +1,4 @@
-"""Sums of rewards along a sequence: what is learned from where there is no critic."""
+"""Sums of rewards along a sequence: algorithms without a critic learn from them."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What is taken off the rewards before advantages: a divergence from the reference, and a penalty for length."""
+"""Shape rewards before advantages: subtract a divergence from the reference, and a penalty for length."""
 
 import torch
 from torch import Tensor

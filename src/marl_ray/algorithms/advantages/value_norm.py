@@ -21,7 +21,7 @@ class ValueNorm:
     """Sum of the decayed weights, which the moments are divided by."""
 
     def updated(self, mean: float, square: float) -> "ValueNorm":
-        """With one more batch, given the mean and the mean square of its returns over all workers."""
+        """Add one batch, given the mean and the mean square of its returns over all workers."""
         return replace(
             self,
             mean_sum=DECAY * self.mean_sum + (1 - DECAY) * mean,

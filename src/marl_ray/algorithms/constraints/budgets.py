@@ -1,6 +1,6 @@
-"""How episodes stand against the budgets of a run: shares within them, certified bounds, and the score that chooses.
+"""Compare episodes with the budgets of a run: shares within them, certified bounds, and the score that chooses a policy.
 
-A policy keeps a budget where its mean cost of an episode does not pass it. How many single episodes do is another question,
+A policy keeps a budget if its mean cost of an episode does not exceed it. How many single episodes do is another question,
 which constraints on the mean say nothing about, so it is reported beside them.
 """
 
@@ -15,20 +15,22 @@ _ROUNDING = 1e-6
 
 
 def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
-    """Of each signal over episodes."""
+    """Average the costs of each signal over episodes; returns (K,) from (episodes, K)."""
     return [sum(column) / len(costs) for column in zip(*costs, strict=True)]
 
 
 def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
-    """Sum over the signals of what the mean costs are above their budgets, in budgets (of 1 at least); 0 within all, where
-    rounding is allowed for as in `shares`."""
+    """Sum over the signals of the excess of the mean cost over its budget, in units of the budget (at least 1).
+
+    Returns 0 if all costs are within their budgets; an excess that rounding explains does not count.
+    """
     pairs = zip(budgets, costs, strict=False)  # without constraints a signal may be gathered that has no budget
     over = [(cost - budget) / max(budget, 1.0) for budget, cost in pairs]
     return sum(part for part in over if part > _ROUNDING)
 
 
 def score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float:
-    """What the best policy is chosen by: the return, and before that how near the mean costs are to their budgets."""
+    """The number that chooses the best policy: its return, and before that how near the mean costs are to their budgets."""
     return ret - OVER_BUDGET * violation(budgets, costs)
 
 
@@ -40,12 +42,15 @@ def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) 
 
 
 def shares(budgets: Sequence[float], costs: Sequence[Sequence[float]]) -> dict[str, float]:
-    """`within_budget` and `within_budget_105`: shares of the episodes whose costs are within 1.00 and 1.05 times every
-    budget; `..._certified`: what each share is at least, with 95 % confidence. `costs` are (episodes, signals)."""
-    found = {}
+    """Count the episodes within the budgets, given `costs` (episodes, signals); returns metrics.
+
+    `within_budget` and `within_budget_105` are the shares of episodes whose costs are within 1.00 and 1.05 times every
+    budget; `..._certified` is a lower bound of each share, with 95 % confidence.
+    """
+    metrics = {}
     for name, factor in (("within_budget", 1.0), ("within_budget_105", SLACK)):
         limits = [factor * budget + _ROUNDING * max(budget, 1.0) for budget in budgets]
         kept = sum(all(c <= limit for c, limit in zip(own, limits, strict=True)) for own in costs)
-        found[name] = kept / len(costs)
-        found[f"{name}_certified"] = certified_rate(kept, len(costs))
-    return found
+        metrics[name] = kept / len(costs)
+        metrics[f"{name}_certified"] = certified_rate(kept, len(costs))
+    return metrics

@@ -54,7 +54,7 @@ class Lagrange:
         return self._held(self.value + self.damping * self.error)
 
     def updated(self, cost: float) -> "Lagrange":
-        """After an iteration whose episodes cost `cost` on average; raises MarlRayError if that is not finite."""
+        """Move it after an iteration whose episodes cost `cost` on average; raises MarlRayError if that is not finite."""
         error = _relative(cost, self.budget)[1]
         gradient = -error
         updates = self.updates + 1
@@ -113,7 +113,7 @@ class PID:
         return max(0.0, self.kp * self.error + self.integral + self.kd * self.derivative)
 
     def updated(self, cost: float) -> "PID":
-        """After an iteration whose episodes cost `cost` on average; raises MarlRayError if that is not finite."""
+        """Move it after an iteration whose episodes cost `cost` on average; raises MarlRayError if that is not finite."""
         relative, error = _relative(cost, self.budget)
         smoothed = self.cost_decay * self.costs[-1] + (1 - self.cost_decay) * relative
         return replace(

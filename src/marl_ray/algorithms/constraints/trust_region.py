@@ -136,14 +136,14 @@ def fisher_vector_product(
 
 
 class TrustRegionStep(NamedTuple):
-    """What to add to the weights, and why."""
+    """The step to add to the weights, and the case of the dual problem that it solves."""
 
     step: Tensor
     """(D,)."""
     case: Case
-    """Which problem was solved; `recovery` means that no point of the trust region meets the constraints."""
+    """The problem that was solved; `recovery` means that no point of the trust region meets the constraints."""
     multipliers: tuple[float, ...]
-    """nu_k >= 0: what a unit of constraint k costs in loss; 0 where it does not bind, and in a recovery."""
+    """nu_k >= 0: the loss that a unit of constraint k costs; 0 where the constraint does not bind, and in a recovery."""
     trust_multiplier: float
     """lambda >= 0 of the trust region; 0 where it does not bind, and in a recovery."""
 
@@ -195,15 +195,15 @@ def _solve(q: float, r: Tensor, s: Tensor, c: Tensor, delta: float, resolution: 
     best, best_loss = None, math.inf
     for size in range(len(usable) + 1):
         for active in itertools.combinations(usable, size):
-            found = _candidate(list(active), q, r, s, c, radius, resolution)
-            if found is None:
+            candidate = _candidate(list(active), q, r, s, c, radius, resolution)
+            if candidate is None:
                 continue
-            value = found.along_gradient * r + s @ found.along_costs + c
+            value = candidate.along_gradient * r + s @ candidate.along_costs + c
             if any(value[k] > SLACK * (reach[k] + abs(c[k])) for k in usable):
                 continue
-            loss = found.along_gradient * q + float(r @ found.along_costs)
+            loss = candidate.along_gradient * q + float(r @ candidate.along_costs)
             if best is None or loss < best_loss - SLACK * math.sqrt(radius * q):
-                best, best_loss = found, loss
+                best, best_loss = candidate, loss
     if best is not None:
         return best
     worst = max(usable, key=lambda k: float(c[k] / reach[k]))
@@ -249,16 +249,16 @@ def constrained_step(
 
 
 class LineSearch(NamedTuple):
-    """Where a line search ended."""
+    """The result of a line search."""
 
     vector: Tensor
     """(D,) the accepted weights, or the very tensor `old`."""
     accepted: int | None
-    """How often the step was shortened; None where no candidate was accepted."""
+    """The number of times that the step was shortened; None if no candidate was accepted."""
     loss_change: float
     cost_changes: tuple[float, ...]
     kl: float
-    """All three at `vector`: 0 where no candidate was accepted."""
+    """Changes and divergence are those at `vector`; 0 if no candidate was accepted."""
 
 
 def backtracking(

@@ -1,4 +1,4 @@
-"""How per-token losses become one number, as weights: loss = sum(weights * losses) over all workers and micro-batches.
+"""Weights that turn per-token losses into one number: loss = sum(weights * losses) over all workers and micro-batches.
 
 Because the weights hold the global counts, that sum does not depend on how a minibatch is cut into micro-batches or spread
 over workers, and needs no later division. Where data parallelism averages gradients (DDP, FSDP2), multiply by the number

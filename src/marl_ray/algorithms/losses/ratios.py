@@ -44,6 +44,6 @@ def truncated_importance(old: Tensor, behaviour: Tensor, cap: float) -> Tensor:
 
 
 def truncated_sequence_importance(old: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> Tensor:
-    """The same of whole sequences, (B, 1): min(product of the own tokens' ratios, cap)."""
+    """Truncated importance of whole sequences, (B, 1): min(product of the own tokens' ratios, cap)."""
     log_ratio = sequence_log_ratio(old, behaviour, mask, summed=True).detach().unsqueeze(1)
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)

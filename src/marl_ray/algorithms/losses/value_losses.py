@@ -9,12 +9,12 @@ from marl_ray.config import AlgorithmConfig
 
 
 class Valued(NamedTuple):
-    """What a critic says of R sequences at T steps, (R, T) each, in the critic's own units."""
+    """A critic's outputs for R sequences at T steps, (R, T) each, in the critic's own units."""
 
     outputs: Tensor
     """Now, with gradients."""
     old: Tensor
-    """When the update began."""
+    """The outputs when the update began."""
     targets: Tensor
 
 
@@ -24,7 +24,7 @@ def clipped_value_loss(
     """max of the Huber losses of the new value and of the new value held within +-clip of the old one.
 
     Yu et al. 2021 (arXiv 2103.01955), appendix C. `returns` are in units of the value normaliser as it is now; `old_values`
-    are what the critic put out before the first step, so that there `values` equals them and the clip takes nothing away.
+    are the critic's outputs before the first step: there `values` equals them, and the clip takes nothing away.
     """
     loss = functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
     if clip is None:

@@ -24,7 +24,7 @@ def gae_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor,
 def cost_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
     """The same on costs, with their own critic, discount and lambda; (B, T, K) advantages and returns.
 
-    Costs are the team's: what an agent did also counts in those that come when it is done and others go on.
+    Costs are the team's: an agent's actions also count in the costs that arise after it is done, while others go on.
     """
     terminated = batch.terminated if batch.over is None else batch.over
     truncated = batch.truncated if batch.over_cut is None else batch.over_cut

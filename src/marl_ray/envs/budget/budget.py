@@ -19,7 +19,7 @@ from marl_ray.errors import MarlRayError
 LEVELS = 32
 """Levels of the remaining limit in a categorical observation."""
 TOLERANCE = 1e-6
-"""By how much a limit may be passed, for rounding; once per episode, not once per step."""
+"""Amount by which rounding may exceed a limit; once per episode, not once per step."""
 
 
 class HardBudget(BaseParallelWrapper[str, Any, Any]):
@@ -95,7 +95,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):
         return row[self._signals]
 
     def _mask(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """The infos with the masks of the living agents narrowed to what is affordable."""
+        """The infos with the masks of the living agents narrowed to affordable actions."""
         needs = {a: self._need(a, infos[a]) for a in self.env.agents if "next_costs" in infos[a]}
         needs = {agent: need for agent, need in needs.items() if np.isfinite(need).any()}  # others cannot act
         masks, cheapest = affordable(list(needs.values()), self._limits - self._spent, self._limits, self._time)
@@ -106,7 +106,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):
         }
 
     def _need(self, agent: str, info: dict[str, Any]) -> np.ndarray:
-        """(actions, limited signals): cost of each action and of what must follow; infinite where it is masked out."""
+        """(actions, limited signals): cost of each action and of those that must follow; infinite where it is masked out."""
         space = self.env.action_space(agent)
         if not isinstance(space, spaces.Discrete):
             kind = type(space).__name__
@@ -144,7 +144,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):
 def affordable(
     needs: Sequence[np.ndarray], headroom: np.ndarray, limits: np.ndarray, turn: int = 0
 ) -> tuple[list[np.ndarray], list[int]]:
-    """What agents that act in the same step may choose, so that any combination of it is affordable.
+    """The actions that agents which act in the same step may choose, so that any combination of them is affordable.
 
     `needs[i]`: (actions, S), agent i's cost of each action and what must follow, infinite for what it cannot do.
     `headroom`, `limits`: (S,), what is left and what there was at first. Returns (actions,) boolean masks, and each
@@ -187,7 +187,7 @@ def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] 
     several = [i for i, rows in enumerate(kept) if len(rows) > 1]
     if not several:
         return choice if (room >= 0).all() else None
-    # Measured from each signal's least, so that totals only grow and what does not fit now never will.
+    # Measured from each signal's least, so that totals only grow, and a choice that does not fit now never will.
     least = [needs[i].min(0) for i in several]
     room = room - np.sum(least, 0)
     totals, choices = np.zeros((1, len(room))), np.zeros((1, 0), np.int64)
@@ -227,7 +227,7 @@ def _wider(agent: str, space: spaces.Space[Any], extra: int) -> spaces.Space[Any
             return spaces.MultiDiscrete(nvec, dtype=space.dtype.type, start=start)
         case spaces.Discrete():
             return spaces.MultiDiscrete([int(space.n), *[LEVELS] * extra], start=[int(space.start), *[0] * extra])
-    found = f"{type(space).__name__} of shape {space.shape}"
+    kind = f"{type(space).__name__} of shape {space.shape}"
     raise MarlRayError(
-        f"constraints: hard_limit appends to vectors of Box, MultiDiscrete or Discrete, but {agent} observes {found}"
+        f"constraints: hard_limit appends to vectors of Box, MultiDiscrete or Discrete, but {agent} observes {kind}"
     )

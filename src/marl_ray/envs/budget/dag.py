@@ -18,7 +18,7 @@ TASKS = 8
 
 
 class Effort(NamedTuple):
-    """What one way to do a sub-task costs and how often it succeeds."""
+    """The cost of one way to do a sub-task, and how often it succeeds."""
 
     cost: int
     success: float
@@ -109,7 +109,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):
         return *result, self._infos(costs)
 
     def _worker(self) -> str | None:
-        """Whose turn it is; nobody's after the last sub-task."""
+        """The agent whose turn it is; none after the last sub-task."""
         return self.possible_agents[self._task % len(self.possible_agents)] if self._task < TASKS else None
 
     def _share_left(self, spent: int) -> float:
@@ -144,7 +144,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):
 
 
 def best_expected_reward(budget: float) -> float:
-    """Most expected reward of any policy, mixed ones included, whose mean cost is at most `budget`.
+    """The greatest expected reward of any policy, mixed ones included, whose mean cost is at most `budget`.
 
     The linear programme max sum x_e p_e, sum x_e c_e <= budget, sum x_e = 8, x >= 0 by its dual
     min over l >= 0 of l budget + 8 max_e (p_e - l c_e), which is piecewise linear with its kinks at slopes between efforts.
@@ -160,7 +160,7 @@ def best_expected_reward(budget: float) -> float:
 
 
 def best_capped_reward(limit: float) -> float:
-    """Most expected reward of any policy none of whose episodes costs more than `limit`, by dynamic programming.
+    """The greatest expected reward of any policy none of whose episodes costs more than `limit`, by dynamic programming.
 
     State: sub-tasks left and budget left. Raises MarlRayError if even the cheapest plan costs more.
     """
@@ -179,7 +179,7 @@ def best_capped_reward(limit: float) -> float:
 
 
 def best_constant_reward(budget: float) -> float:
-    """Most expected reward of the policies that make the same effort for every sub-task, at a cost of at most `budget`.
+    """The greatest expected reward of policies with the same effort for every sub-task, at a cost of at most `budget`.
 
     What a constraint algorithm must beat to show that it spends a budget. Raises MarlRayError if even the cheapest plan
     costs more.

@@ -1,4 +1,4 @@
-"""Many copies of a gridworld whose states stand in shared arrays, so that one compiled call steps them all."""
+"""Step many copies of a gridworld in one compiled call: their states stand in shared arrays."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -69,7 +69,7 @@ class GridworldBatch:
             env.close()
 
     def _play(self, copies: np.ndarray) -> BatchStep:
-        """One step of `copies` by `moves`."""
+        """Play one step of `copies` by `moves`."""
         step = BatchStep.zeros(len(self.envs), self.agents, self.signals)
         if self.agents > 1:
             for c in copies[self.times[copies] % BLOCK == 0]:
@@ -86,7 +86,7 @@ class GridworldBatch:
         return step
 
     def _play_by_objects(self, c: int, step: BatchStep) -> None:
-        """One step of a copy by its `World`."""
+        """Play one step of a copy by its `World`."""
         env, alive = self.envs[c], self.alive[c].copy()
         world = env.world
         moves = np.where(alive, self.moves[c], DONE).tolist()

@@ -86,7 +86,7 @@ class World(MultiGridEnv):
             agent.reset(self.mission)
         self.blank = self.rows.copy()
         self.varies = False
-        """Whether layouts are drawn, or hold what can change; found out at the first reset."""
+        """True if layouts are drawn at random, or hold objects that can change; known from the first reset on."""
         self.drawn = 0
         """Steps of this episode whose action order is drawn."""
 
@@ -164,11 +164,11 @@ class World(MultiGridEnv):
             self.drawn = self.step_count // BLOCK * BLOCK + BLOCK
 
     def step(self, actions: dict[int, int]) -> tuple[Any, dict[int, float], dict[int, bool], dict[int, bool], Any]:
-        """One step; observations and infos, which the package returns here, are empty: see `gen_obs`."""
+        """Play one step. Observations and infos, which the package returns here, are empty: see `gen_obs`."""
         self.draw()
         self.step_count += 1
         rewards = self.handle_actions(actions)
-        # Here the package observes: what its class does to the agents after this, nobody sees before the next step.
+        # The package observes here: changes of the agents after this are seen only at the next step.
         self.gone[...] = self.agent_states._terminated
         over = [self.step_count >= self.max_steps] * self.num_agents
         if self.render_mode == "human":
@@ -257,7 +257,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):
         """Reset the world and nothing else, for those who keep the rest of the state themselves."""
         try:
             self.world.reset(seed=seed)
-        except RecursionError as error:  # what the package raises when an object finds no free cell
+        except RecursionError as error:  # the package raises it when an object finds no free cell
             raise MarlRayError(f"env.kwargs: {self.metadata['name']} has no room for its agents and objects") from error
         except AssertionError as error:
             raise MarlRayError(f"env.kwargs: {self.metadata['name']} cannot start ({error})") from error
@@ -296,7 +296,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):
 
 
 def _check_kwargs(kwargs: dict[str, Any]) -> None:
-    """Raise ValueError for what the package would take and misunderstand."""
+    """Raise ValueError for arguments that the package would accept and misunderstand."""
     agents = kwargs.get("agents", 1)
     if not isinstance(agents, int) or agents < 1:
         raise ValueError(f"agents={agents!r}, expected a positive integer")

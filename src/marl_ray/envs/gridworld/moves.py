@@ -34,7 +34,7 @@ BLOCK = 32
 
 
 class WorldRules(NamedTuple):
-    """What an environment's keyword arguments choose."""
+    """The choices of an environment's keyword arguments."""
 
     overlap: bool
     """Agents may share a cell."""
@@ -43,7 +43,7 @@ class WorldRules(NamedTuple):
     success_all: bool
     """A success ends only the agent's own episode, not every agent's."""
     failure_all: bool
-    """Likewise for a failure."""
+    """A failure ends only the agent's own episode, not every agent's."""
 
 
 class Prices(NamedTuple):
@@ -55,8 +55,11 @@ class Prices(NamedTuple):
 
 @numba.njit(cache=True)
 def uses_object(grid: np.ndarray, agents: np.ndarray, i: int, action: int) -> bool:
-    """Whether only the package's objects can tell what the action does: an object is taken, dropped or toggled, or an
-    open door entered (RedBlueDoors closes a door without saying so in the grid). Also for what is no action at all."""
+    """True if only the package's objects can tell the effect of the action.
+
+    Then an object is taken, dropped or toggled, an open door is entered (RedBlueDoors closes a door without saying so in
+    the grid), or the number is no action at all.
+    """
     if action in (LEFT, RIGHT, DONE):
         return False
     if action == DROP:
@@ -129,7 +132,7 @@ def turn(
     reward: float,
     rewards: np.ndarray,
 ) -> bool:
-    """All agents act, in the order of their draws (agents,). False, and nothing happens, if any needs objects.
+    """Let all agents act, in the order of their draws (agents,). Returns False, and changes nothing, if any needs objects.
 
     Whether one does can be said beforehand: nothing but the use of an object changes the grid, and no agent but
     itself moves or turns an agent.
@@ -261,7 +264,7 @@ def observe(
                     if 0 <= i < view and 0 <= j < view:
                         for part in range(3):
                             image[0, i, j, part] = agents[other, part]
-            for part in range(3):  # an agent sees in its own place what it carries
+            for part in range(3):  # an agent sees the object that it carries in its own place
                 image[0, middle, last, part] = agents[a, CARRYING + part]
             if not see_through:
                 visible = get_vis_mask(image)

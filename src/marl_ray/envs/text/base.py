@@ -1,4 +1,4 @@
-"""What text environments share: turns of agents that read a prompt and write an answer, tasks, costs and metrics."""
+"""The base of text environments: turns of agents that read a prompt and write an answer, tasks, costs and metrics."""
 
 import copy
 import hashlib
@@ -16,8 +16,8 @@ from pettingzoo import AECEnv
 from marl_ray.errors import MarlRayError
 
 COSTS = ("tokens", "calls", "seconds")
-"""What may be priced: UTF-8 bytes of the answer (who knows its tokens may count those instead), runs of tools, and the
-time that these took."""
+"""The costs that may have a budget: UTF-8 bytes of the answer (a caller that knows its tokens may count those instead),
+runs of tools, and the seconds that these took."""
 LONGEST = 1 << 24
 _SAMPLE = 64
 _PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
@@ -43,7 +43,7 @@ class AnyText(spaces.Text):
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What a scripted expert wrote."""
+    """A prompt, and the response of a scripted expert."""
 
     agent: str
     prompt: str
@@ -51,7 +51,7 @@ class Demonstration:
 
 
 class Task(Protocol):
-    """What an episode is about."""
+    """The task of an episode."""
 
     @property
     def task_id(self) -> str: ...
@@ -224,7 +224,7 @@ class TextEnv(AECEnv[str, str, str], ABC):
 
 
 def place(count: int, seed: int, index: int) -> int:
-    """Which of `count` tasks is number `index` of a run: every epoch is a shuffle of its own of all of them."""
+    """Return which of `count` tasks is number `index` of a run; every epoch shuffles all tasks anew."""
     epoch, position = divmod(index, count)
     return int(_shuffle(count, seed, epoch)[position])
 
@@ -235,8 +235,10 @@ def _shuffle(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def is_held_out(prompt: str, share: float) -> bool:
-    """Whether a task belongs to the held-out share, by a hash of its prompt alone: the same in every run, and a task that
-    stands twice in the data never stands on both sides."""
+    """True if a task belongs to the held-out share, by a hash of its prompt alone.
+
+    The answer is the same in every run, and a task that stands twice in the data never stands on both sides.
+    """
     digest = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * (1 << 64)
 

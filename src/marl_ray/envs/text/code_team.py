@@ -143,25 +143,25 @@ class CodeTeam(TextEnv):
         plain = [None] * _TRIES  # also where no test noticed the mistake
         for mistake in [draw.choice(changed), *plain] if changed else plain:
             env.reset(options={"index": index})
-            found = env._played(mistake)
-            programs = sum(one.agent == GENERATOR for one in found)
+            turns = env._played(mistake)
+            programs = sum(one.agent == GENERATOR for one in turns)
             if env._checked.hidden == 1 and programs == (2 if mistake else least):
-                return found
+                return turns
         raise MarlRayError(f"task {task.task_id}: reference: fails its tests ({env._checked.report})")
 
     def _played(self, mistake: Mutant | None) -> list[Demonstration]:
         """The experts' turns in the episode that has begun."""
-        found: list[Demonstration] = []
+        demonstrations: list[Demonstration] = []
         while not self.terminations[GENERATOR]:
             agent = self.agent_selection
             if agent == REVIEWER:
                 response = f"{mistake.wrong} should be {mistake.right}" if mistake else ""
             else:
                 response = self._written(self.task.code.reference)
-            begins = not found
-            found.append(Demonstration(agent, self.observe(agent), response))
+            begins = not demonstrations
+            demonstrations.append(Demonstration(agent, self.observe(agent), response))
             self.step(self._written(mistake.code) if begins and mistake else response)
-        return found
+        return demonstrations
 
     def _written(self, code: str) -> str:
         return f"```python\n{code}\n```" if self.answer == "block" else code

@@ -18,7 +18,7 @@ NO_CODE, NO_TESTS = "no code", "no tests"
 PASSED = "passed"
 _LONGEST_VALUE = 80
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""In the text of a generator: it would make a prompt another one in every run."""
+"""The address in the text of a generator, which would change a prompt from run to run."""
 _MARK = secrets.token_hex(16)
 """Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
 _LOADING = ("fail:error", "fail:wrong")
@@ -27,15 +27,15 @@ _LOADING = ("fail:error", "fail:wrong")
 
 @dataclass(frozen=True)
 class Checked:
-    """What the tests say of a program."""
+    """The results of a program's tests."""
 
     public: float
     """Fraction of the public tests that pass; 0 where there are none."""
     hidden: float
     report: str
-    """Of the public tests and the program alone, so that it may be shown."""
+    """A report on the public tests and the program alone, so that agents may read it."""
     runs: int
-    """How often the sandbox ran the program."""
+    """Number of times that the sandbox ran the program."""
     cpu_s: float
 
 
@@ -54,7 +54,7 @@ def check(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Checked:
         if verdict != PASSED:
             report = f"fails ({verdict}): {shown(test)}"
             break
-    share, score = (found.verdicts.count(PASSED) / max(len(found.verdicts), 1) for found in (public, hidden))
+    share, score = (results.verdicts.count(PASSED) / max(len(results.verdicts), 1) for results in (public, hidden))
     return Checked(share, score, report[:LONGEST_REPORT], public.runs + hidden.runs, public.cpu_s + hidden.cpu_s)
 
 
@@ -88,18 +88,18 @@ def shown(test: Test) -> str:
 def _check_calls(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Checked:
     public, hidden = _sources(task.public), _sources(task.hidden)
     judged = _judge(pool, code, task, public, hidden, limits)
-    found = _report(judged)
+    results = _report(judged)
     runs, cpu_s = 1, judged.cpu_s
-    if found is None and judged.verdict not in _LOADING:
+    if results is None and judged.verdict not in _LOADING:
         judged = _judge(pool, code, task, public, (), limits)
-        found = _report(judged)
+        results = _report(judged)
         runs, cpu_s = 2, cpu_s + judged.cpu_s
-        if found is not None:
-            found = found[0], 0, *found[2:]
-    if found is None:
+        if results is not None:
+            results = results[0], 0, *results[2:]
+    if results is None:
         reason = judged.message if judged.verdict in _LOADING and judged.message else judged.verdict
         return Checked(0.0, 0.0, _cut(f"fails: {reason.removeprefix('fail:')}"), runs, cpu_s)
-    passed_public, passed_hidden, failed, error, value = found
+    passed_public, passed_hidden, failed, error, value = results
     report = _failure(public[failed], error, value) if failed >= 0 else "passes" if public else NO_TESTS
     share = passed_public / len(public) if public else 0.0
     return Checked(share, passed_hidden / len(hidden), report, runs, cpu_s)
@@ -120,7 +120,7 @@ def _judge(
 
 @lru_cache(maxsize=1024)
 def _program(task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], calls: tuple[str, ...]) -> str:
-    """What the judge runs: every test by itself, then a report as the text of an AssertionError.
+    """The program of the judge: it runs every test by itself, then raises its report as the text of an AssertionError.
 
     All that the report shows is known before the first hidden test: afterwards the program has seen their inputs, and
     could return them. Its random numbers depend on the tests and not on this process.

@@ -56,14 +56,14 @@ class MathTasks(TextEnv):
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """Right answers to the first `count` training tasks of the order that `seed` gives: the solution where the data
         has one. Each says its answer as `math_reward` reads it, or MarlRayError names the task."""
-        found = []
+        result = []
         for index in range(count):
             task = self._train[place(len(self._train), seed, index)]
             response = task.solution or task.answer
             if not math_reward(response, task.answer, self.tolerance):
                 raise MarlRayError(f"task {task.task_id}: solution: expected to end with the answer {task.answer!r}")
-            found.append(Demonstration(SOLVER, self._prompt(task), response))
-        return found
+            result.append(Demonstration(SOLVER, self._prompt(task), response))
+        return result
 
     def _prompt(self, task: MathTask) -> str:
         return self.template.format(task=task.prompt)

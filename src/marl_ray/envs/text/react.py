@@ -23,11 +23,11 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _INSIDE_A_NUMBER = re.compile(r"(?<=\d)[^\w\s](?=\d)")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _FORMULA = re.compile(r"[\\^=+*/<>{}\[\]|#]|(?<!\w)-|-(?!\w)|^\(|\d[!(]")
-"""In an answer: signs that mean something, unlike the punctuation of words."""
+"""Signs that carry meaning in an answer, unlike the punctuation of words."""
 
 
 class React(TextEnv):
-    """One agent thinks, calls a tool, reads what came of it, and calls `answer` at the end (`marl_ray.agents.react_format`).
+    """One agent thinks, calls a tool, reads the result, and calls `answer` at the end (`marl_ray.agents.react_format`).
 
     Reward 1 for the right answer, 0 for another or none. Answers are compared as in mathematics, and words without case,
     punctuation and articles.
@@ -111,19 +111,21 @@ class React(TextEnv):
         In the made-up country the expert knows which calls lead to the answer, and makes them. For tasks of a file it
         thinks the task's solution, where there is one, and gives the answer: that teaches the format, not the tools.
         """
-        found = []
+        demonstrations = []
         for index in range(count):
             task = self.train[place(len(self.train), seed, index)]
             past: list[ReactTurn] = []
             for step in _plan(task):
                 response = _written(step)
-                found.append(Demonstration(self.possible_agents[0], self._prompt(task, past, len(past)), response))
+                demonstrations.append(
+                    Demonstration(self.possible_agents[0], self._prompt(task, past, len(past)), response)
+                )
                 said, result = self._respond(response, len(past))
                 past.append(ReactTurn(said, result.observation))
-        return found
+        return demonstrations
 
     def _respond(self, text: str, calls: int) -> tuple[str, CallResult]:
-        """What later prompts repeat of a response, and what came of it, after this many calls."""
+        """Run the call in a response after `calls` earlier ones; returns the text for later prompts, and the result."""
         call = parse(text)
         tool = find(self.tools, call.tool)
         if self.max_calls is not None and calls >= self.max_calls and tool is not None and not tool.ends:
@@ -167,7 +169,7 @@ class React(TextEnv):
 
 
 def same_answer(given: str, wanted: str) -> bool:
-    """Whether two answers are the same: as `marl_ray.rewards.math` has it, or as words without punctuation and articles."""
+    """True if two answers are equal by `marl_ray.rewards.math`, or as words without punctuation and articles."""
     given = given.strip().strip("*")
     if answers_match(given, wanted):
         return True

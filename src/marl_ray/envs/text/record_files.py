@@ -52,10 +52,10 @@ def rows(name: str, data: bytes) -> Iterator[FileRow]:
             raise MarlRayError(f"{name}: not Parquet: {one_line(error)}") from error
         yield from (FileRow(f"{name}[{number}]", values) for number, values in enumerate(table.to_pylist()))
     elif path.endswith(".json"):
-        whole = _decoded(name, data)
-        if not isinstance(whole, list):
+        text = _decoded(name, data)
+        if not isinstance(text, list):
             raise MarlRayError(f"{name}: expected a JSON array")
-        yield from (FileRow(f"{name}[{number}]", values) for number, values in enumerate(whole))
+        yield from (FileRow(f"{name}[{number}]", values) for number, values in enumerate(text))
     else:
         for number, line in enumerate(data.split(b"\n"), 1):
             if line.strip():

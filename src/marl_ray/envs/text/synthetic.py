@@ -101,7 +101,7 @@ class TaskFamily(NamedTuple):
 
     level: int
     kind: str
-    """Of the argument x: `n` number, `l` list of numbers, `s` string, `p` two numbers x and y."""
+    """Type of the argument x: `n` number, `l` list of numbers, `s` string, `p` two numbers x and y."""
     text: str
     code: str
 
@@ -190,7 +190,7 @@ FAMILIES = tuple(
     )
 )
 STEPS = tuple(family for family in FAMILIES if family.level == 1 and family.code.count("x") == 1 and family.kind == "n")
-"""What may follow each other in level 4: the first makes a number of a number."""
+"""The functions that may follow each other in level 4: each makes a number of a number."""
 _NUMBERS = tuple(family for family in STEPS if not re.search("[<=>]", family.code))
 _LETTERS = "abcde"
 _NUMBERS_TRIED = range(-9, 50)
@@ -205,8 +205,8 @@ def _function(source: random.Random, level: int) -> tuple[str, str, str]:
         text, inner = _filled(source, first)
         rest, outer = _filled(source, second)
         body = re.sub(r"\bx\b", inner if "(" in second.code else f"({inner})", outer)
-        found = {_result(_written("n", body), (x,)) for x in _NUMBERS_TRIED}
-        if len(found) >= _VARIETY or found == {"True", "False"}:
+        results = {_result(_written("n", body), (x,)) for x in _NUMBERS_TRIED}
+        if len(results) >= _VARIETY or results == {"True", "False"}:
             return f"n {text}, {rest}", "n", body
     family = source.choice([family for family in FAMILIES if family.level == level])
     text, body = _filled(source, family)
@@ -223,8 +223,8 @@ def _filled(source: random.Random, family: TaskFamily) -> tuple[str, str]:
     letters = dict(zip(names, source.sample(_LETTERS, len(names)), strict=True))
 
     def fill(pattern: str) -> str:
-        quoted = re.sub(r"'([ABC])'", lambda found: f"'{letters[found[1]]}'", pattern)
-        return re.sub(r"\b[ABC]\b", lambda found: str(values[found[0]]), quoted)
+        quoted = re.sub(r"'([ABC])'", lambda match: f"'{letters[match[1]]}'", pattern)
+        return re.sub(r"\b[ABC]\b", lambda match: str(values[match[0]]), quoted)
 
     return fill(family.text), fill(family.code)
 
@@ -264,7 +264,7 @@ def _code(prompt: str, kind: str, body: str) -> CodeTask:
             if _result(changed.code, inputs[number]) != right[number]:
                 caught[number].add(mutant)
     hidden = _cover(caught, HIDDEN)
-    public = _cover({number: found for number, found in caught.items() if number not in hidden}, PUBLIC)
+    public = _cover({number: killed for number, killed in caught.items() if number not in hidden}, PUBLIC)
 
     def tests(numbers: list[int]) -> tuple[CallTest, ...]:
         calls = (",".join(map(repr, inputs[number])) for number in numbers)
@@ -310,20 +310,20 @@ def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]
     if kind == "n":
         return [(number,) for number in source.sample(_NUMBERS_TRIED, len(_NUMBERS_TRIED))]
     code, needed = _written(kind, body), PUBLIC + HIDDEN
-    found: dict[str, tuple[Any, ...]] = {}
+    inputs: dict[str, tuple[Any, ...]] = {}
     have_results: set[str] = set()
     for tried in range(_VAIN):
         if tried >= 3 * needed and len(have_results) >= needed:
             break
         given = draw()
-        found[repr(given)] = given
+        inputs[repr(given)] = given
         if isinstance(_result(code, given), str):
             have_results.add(repr(given))
-    return list(found.values())
+    return list(inputs.values())
 
 
 def _result(code: str, given: tuple[Any, ...]) -> str | type[Exception]:
-    """What the function returns, written as Python; the type of what it raises."""
+    """The function's result as Python source, or the type of the exception that it raises."""
     try:
         return repr(_function_of(code)(*given))
     except Exception as error:
@@ -363,19 +363,19 @@ _SWAPPED = {
 
 
 def mutants(code: str) -> list[Mutant]:
-    """Programs with one whole number, one operator or one string of a letter changed. Empty for what is no Python."""
+    """Programs with one whole number, one operator or one string of a letter changed. Empty if the code is not Python."""
     starts = [0]
     for line in code.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found = []
+    result = []
     try:
         for token in tokenize.generate_tokens(io.StringIO(code).readline):
             begin, end = starts[token.start[0] - 1] + token.start[1], starts[token.end[0] - 1] + token.end[1]
             for other in _others(token):
-                found.append(Mutant(code[:begin] + other + code[end:], other, token.string))
+                result.append(Mutant(code[:begin] + other + code[end:], other, token.string))
     except (tokenize.TokenError, SyntaxError):
         return []
-    return found
+    return result
 
 
 def _others(token: tokenize.TokenInfo) -> list[str]:

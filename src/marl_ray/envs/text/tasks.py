@@ -37,13 +37,13 @@ class MathRecord(Strict):
     prompt: str = Field(min_length=1)
     answer: str | int | float
     solution: str = ""
-    """What a demonstration writes instead of the bare answer."""
+    """The text that a demonstration writes instead of the bare answer."""
     task_id: str = ""
     level: float = 0.0
 
 
 class InputOutput(Strict):
-    """What a program reads and prints."""
+    """The input and the expected output of a program."""
 
     stdin: str
     stdout: str
@@ -84,7 +84,7 @@ class ProgramTask(Task, Protocol):
 
 @dataclass(frozen=True)
 class GivenProgram:
-    """One from a file."""
+    """A programming task from a file."""
 
     task_id: str
     prompt: str
@@ -98,9 +98,9 @@ R = TypeVar("R", MathRecord, CodeRecord)
 
 @lru_cache(maxsize=8)
 def read_math(path: str) -> tuple[MathTask, ...]:
-    """Tasks of a file (a path or a URI, `s3://...`), read once per process.
+    """Read the math tasks of a file (a path or a URI, `s3://...`), once per process.
 
-    Raises MarlRayError naming file, line and field, and where there is no task or a task id comes twice.
+    Raises MarlRayError naming file, line and field, or if there is no task, or a task id comes twice.
     """
 
     def make(task_id: str, record: MathRecord, where: str) -> MathTask:
@@ -111,7 +111,7 @@ def read_math(path: str) -> tuple[MathTask, ...]:
 
 @lru_cache(maxsize=8)
 def read_code(path: str) -> tuple[ProgramTask, ...]:
-    """As `read_math`."""
+    """Read the programming tasks of a file, once per process; raises MarlRayError as `read_math` does."""
 
     def make(task_id: str, record: CodeRecord, where: str) -> ProgramTask:
         return GivenProgram(task_id, record.prompt, code_task(record, where), record.level)
@@ -143,12 +143,12 @@ def _stdio(cases: Iterable[InputOutput]) -> tuple[StdioTest, ...]:
 
 
 def _unique(
-    path: str, found: Iterable[FileRow], model: type[R], make: Callable[[str, R, str], Made]
+    path: str, rows: Iterable[FileRow], model: type[R], make: Callable[[str, R, str], Made]
 ) -> tuple[Made, ...]:
     """A task of every row; one without an id is called by its number."""
     tasks: dict[str, Made] = {}
     seen: dict[str, str] = {}
-    for row in found:
+    for row in rows:
         record = read_record(model, _without_nulls(row))
         task_id = record.task_id or str(len(tasks))
         if task_id in seen:

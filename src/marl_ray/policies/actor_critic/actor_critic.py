@@ -18,7 +18,7 @@ class Prepared:
     """Inputs of one network, encoded once per batch and reused by every epoch."""
 
     values: Tensor
-    """(U, C) what the first layer takes."""
+    """(U, C) inputs of the first layer."""
     columns: Tensor | None
     """(C,) for one-hot codes: which columns of the code `values` holds."""
     index: Tensor | None

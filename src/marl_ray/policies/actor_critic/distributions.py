@@ -21,7 +21,7 @@ FORBIDDEN = -1e9
 
 
 class Distribution(Protocol):
-    """What an action space asks of the network and how its outputs become actions."""
+    """The distribution over an action space: how many outputs the network has, and how they become actions."""
 
     @property
     def parameters(self) -> int:

@@ -122,7 +122,7 @@ class Network(nn.Module):
                 nn.init.zeros_(parameter)
 
     def prepare(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rows (N, D) to what `forward` takes when gradients are wanted; uses no weights, so it is done once per batch."""
+        """Convert rows (N, D) to the input of `forward` with gradients; it uses no weights, so it is done once per batch."""
         return self.first.prepare(rows)
 
     def forward(self, values: Tensor, columns: Tensor | None = None) -> Tensor:

@@ -99,14 +99,16 @@ def to_row(space: spaces.Space[Any], observation: Any) -> np.ndarray:
 
 
 def consists_of(data: list[Any], kinds: set[type]) -> bool:
-    """Whether the lists have nothing else in them. Not left to numpy, which makes texts a table in which each takes as much
-    memory as the longest."""
+    """True if nested lists hold nothing but these types.
+
+    numpy is not asked: it makes texts a table in which each takes as much memory as the longest.
+    """
     parts = [data]
     for part in parts:  # which grows
-        found = set(map(type, part))
-        if not found <= kinds | {list}:
+        types = set(map(type, part))
+        if not types <= kinds | {list}:
             return False
-        if list in found:
+        if list in types:
             parts.extend(one for one in part if type(one) is list)
     return True
 

@@ -69,8 +69,8 @@ class _Linear:
     def __call__(self, hidden: np.ndarray, which: np.ndarray) -> np.ndarray:
         if len(self._weights) == 1:
             return hidden @ self._weights[0] + self._biases
-        found: np.ndarray = np.matmul(hidden, self._weights)[which, np.arange(len(which))] + self._biases[which]
-        return found
+        outputs: np.ndarray = np.matmul(hidden, self._weights)[which, np.arange(len(which))] + self._biases[which]
+        return outputs
 
 
 class StackedNetwork:
@@ -153,7 +153,7 @@ class Stack:
         noise: np.random.Generator | None = None,
         masks: Sequence[Mapping[str, np.ndarray]] = (),
     ) -> list[dict[str, tuple[np.ndarray, float]]]:
-        """As `Bundle.act`; each request by the bundle `which` of them."""
+        """Act as `Bundle.act` does, each request by the bundle whose number is in `which`."""
 
         def act(
             policy: str, asked: list[int], rows: np.ndarray, uniforms: np.ndarray | None, allowed: np.ndarray | None
@@ -165,7 +165,7 @@ class Stack:
 
 
 def stackable(bundles: Sequence[Bundle]) -> bool:
-    """Whether the bundles have the same policies for the same agents, small ones whose layers can stand side by side."""
+    """True if the bundles have the same policies for the same agents, small ones whose layers can be stacked."""
     first = bundles[0]
     if any(one.agents != first.agents or one.policies.keys() != first.policies.keys() for one in bundles):
         return False
@@ -182,8 +182,8 @@ def _alike(policies: Sequence[ServedPolicy]) -> bool:
         and isinstance(first.distribution, Categorical)
         and sum(layer.weight.numel() for layer in first.actor.modules() if isinstance(layer, nn.Linear)) <= LARGEST
         and all(parameter.dtype is torch.float32 for policy in policies for parameter in policy.actor.parameters())
-        and all(found == shapes[0] for found in shapes)
-        and all(found == layers[0] for found in layers)
+        and all(own == shapes[0] for own in shapes)
+        and all(own == layers[0] for own in layers)
         and all(policy.distribution == first.distribution for policy in policies)
         and all(policy.observation_space == first.observation_space for policy in policies)
     )

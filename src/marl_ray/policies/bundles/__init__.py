@@ -1,1 +1,1 @@
-"""Bundles: what is served. Folders with weights and `bundle.json`, known by their digest."""
+"""Bundles, which are served: folders with weights and `bundle.json`, named by their digest."""

@@ -1,4 +1,4 @@
-"""Bundles: what is served. A folder with `bundle.json` and safetensors weights per policy; nothing in it is a pickle.
+"""Bundles of actor-critics: folders with `bundle.json` and safetensors weights per policy; nothing in one is a pickle.
 
 A bundle is content-addressed: its digest is the sha256 of `bundle.json` without the digest itself, and `bundle.json`
 holds the sha256 of every other file. Only actors are kept; critics live in checkpoints. This file is the entry to all
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 PASS = 1 << 16
 """Most rows of one forward pass."""
 NUMBERS: set[type] = {bool, int, float}
-"""What lists from outside consist of."""
+"""The types that lists from outside may consist of."""
 
 Act = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
-"""A policy's name, each row's request, and what `ServedPolicy.act` takes; what that gives."""
+"""A call of `ServedPolicy.act`: (policy's name, each row's request, arguments) -> result."""
 
 
 @dataclass(frozen=True)
 class PolicyParts:
-    """What a bundle needs of a trained policy; `weights` are the actor's, by parameter name, on any device."""
+    """The parts of a trained policy that a bundle holds; `weights` are the actor's, by parameter name, on any device."""
 
     network: NetworkConfig
     observation_space: spaces.Space[Any]
@@ -101,27 +101,27 @@ class Bundle(Described):
     @cached_property
     def _categories(self) -> dict[str, np.ndarray]:
         """Agent -> number of categories at each place, for observations that are a row of few categories, from zero on."""
-        found = {}
+        categories = {}
         for agent, policy in self.agents.items():
             space = self.policies[policy].observation_space
             if not isinstance(space, spaces.MultiDiscrete) or space.nvec.ndim != 1:
                 continue
             if space.nvec.max() < 256 and not np.any(space.start):
-                found[agent] = space.nvec.astype(np.uint8)
-        return found
+                categories[agent] = space.nvec.astype(np.uint8)
+        return categories
 
     @cached_property
     def _bounds(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Agent -> least and greatest observation, float32, for Boxes with bounds."""
-        found = {}
+        bounds = {}
         for agent, policy in self.agents.items():
             space = self.policies[policy].observation_space
             if isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).any():
-                found[agent] = space.low.astype(np.float32), space.high.astype(np.float32)
-        return found
+                bounds[agent] = space.low.astype(np.float32), space.high.astype(np.float32)
+        return bounds
 
     def check(self, agent: str, observation: Any) -> np.ndarray:
-        """One observation from outside as an array, or MarlRayError that says what was expected of the agent."""
+        """Convert one observation from outside to an array; raises MarlRayError naming what the agent expects."""
         categories = self._categories.get(agent)
         if categories is not None and isinstance(observation, list):
             # The usual case: integers that are bytes, in one comparison. An array of a list takes three times as long.
@@ -171,7 +171,7 @@ class Bundle(Described):
         return array
 
     def check_mask(self, agent: str, mask: Any) -> np.ndarray:
-        """One action mask from outside as a bool array, or MarlRayError that says what was expected of the agent."""
+        """Convert one action mask from outside to a bool array; raises MarlRayError naming what the agent expects."""
         space = self.policies[self.agents[agent]].action_space
         if not isinstance(space, spaces.Discrete):
             raise MarlRayError(f"action_masks.{agent}: expected none, the agent's actions are not Discrete")
@@ -275,7 +275,7 @@ def load_bundle(
 
 
 def load_actor_critics(reference: str | Path, tracking_uri: str | None = None) -> Bundle:
-    """Likewise, where only actor-critics will do. Raises MarlRayError if it is a bundle of language models."""
+    """Load a bundle of actor-critics; raises MarlRayError if it is one of language models."""
     bundle = load_bundle(reference, tracking_uri)
     if not isinstance(bundle, Bundle):
         raise MarlRayError(f"bundle {str(reference)!r} holds language models, expected actor-critics")

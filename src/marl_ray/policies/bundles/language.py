@@ -25,7 +25,7 @@ from marl_ray.policies.language.token_policy import TokenPolicy, load_model, sam
 from marl_ray.policies.prompting.tokenizers import load_tokenizer
 
 ADAPTER_FOLDER = "adapter"
-"""Of a policy's folder. transformers would take an adapter beside `config.json` for a part of the model."""
+"""Folder of the adapter within a policy's. transformers would take an adapter beside `config.json` for part of the model."""
 
 
 class Models(Mapping[str, TokenPolicy]):

@@ -1,4 +1,4 @@
-"""`bundle.json`: what a bundle says of itself, how it is written whole, found and checked."""
+"""`bundle.json`, a bundle's description of itself; bundles are written in one piece, found and checked."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ REGISTRY = "models:/"
 
 
 class Lineage(BaseModel):
-    """Where a bundle comes from."""
+    """The origin of a bundle: run, config, code and metrics."""
 
     model_config = ConfigDict(extra="forbid")
     run: str
@@ -236,8 +236,8 @@ def check_models(folder: Path, manifest: TokenManifest) -> None:
         if Path(name).name != name:
             raise MarlRayError(f"bundle {str(folder)!r}: policy {name!r} must be a plain folder name")
         # One more file could change how a model is read: an index of other weights, an adapter.
-        found = {str(path.relative_to(folder / name)) for path in (folder / name).rglob("*") if not path.is_dir()}
-        for extra in sorted(found - set(policy.files)):
+        files = {str(path.relative_to(folder / name)) for path in (folder / name).rglob("*") if not path.is_dir()}
+        for extra in sorted(files - set(policy.files)):
             raise MarlRayError(f"bundle {str(folder)!r}: {name}/{extra} is not in {MANIFEST}")
         for file, sha256 in policy.files.items():
             check_file(folder, f"{name}/{file}", sha256)

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out. Token ids only: an engine never encodes text."""
+"""The inputs and outputs of an engine. They are token ids only: an engine never encodes text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from marl_ray.policies.prompting.prompts import check_fits
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a response follows."""
+    """The prompt of one response, and how to sample it."""
 
     ids: tuple[int, ...]
     """Token ids, at least one."""
@@ -22,11 +22,11 @@ class Prompt:
     greedy: bool = False
     """Take the most likely token each time."""
     guide: GuideState | None = None
-    """What the response has to be; of a `Decoder` only."""
+    """The grammar that the response must follow; only a `Decoder` reads it."""
     top: int = 0
-    """How many of the most likely tokens are told beside each; of a `Decoder` only."""
+    """Number of the most likely tokens that are returned beside each token; only a `Decoder` reads it."""
     bias: LogitBias | None = None
-    """What is added to the logits before a token is drawn; of a `Decoder` only."""
+    """Added to the logits before a token is drawn; only a `Decoder` reads it."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Token:
     """One sampled token of a row of a `Decoder`."""
 
     handle: int
-    """What `Decoder.add` gave for the row."""
+    """The handle that `Decoder.add` returned for the row."""
     id: int
     log_prob: float
-    """At the generation's temperature, without biases, and not renormalised after top-k and top-p."""
+    """Log-probability at the generation's temperature, without biases, and not renormalised after top-k and top-p."""
     finish: Literal["stop", "length"] | None
-    """`stop`: the response ended by itself (end token, stop string, or it is what its guide asks for); `length`: it has
+    """`stop`: the response ended by itself (end token, stop string, or its guide is satisfied); `length`: it has
     max_tokens tokens."""
     top: tuple[tuple[int, float], ...] = ()
     """The most likely tokens here and their log-probabilities, the likeliest first."""
@@ -53,7 +53,7 @@ class Completion:
     """The sampled tokens, the end token included."""
     log_probs: list[float]
     ended: bool
-    """By an end token or a stop string, and not by max_tokens."""
+    """True if an end token or a stop string has ended the response; False if `max_tokens` has."""
 
 
 class Engine(Protocol):

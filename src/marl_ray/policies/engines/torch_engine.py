@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
 CACHE_BYTES = 1 << 30
-"""Memory for keys and values on a CPU; on a GPU it is half of what is free."""
+"""Memory for keys and values on a CPU, in bytes; on a GPU it is half of the free memory."""
 
 
 class TorchEngine:

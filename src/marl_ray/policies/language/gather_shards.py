@@ -33,15 +33,15 @@ def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 def _gathered(tensors: list[Tensor]) -> Iterator[Tensor]:
     sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
-    found = _exchanged(sharded) if sharded else iter(())
+    exchanged = _exchanged(sharded) if sharded else iter(())
     for tensor in tensors:
-        yield next(found) if isinstance(tensor, DTensor) else tensor
+        yield next(exchanged) if isinstance(tensor, DTensor) else tensor
 
 
 def _exchanged(tensors: list[DTensor]) -> Iterator[Tensor]:
     mesh = tensors[0].device_mesh
     workers = mesh.size()
-    if workers == 1:  # what it has is whole
+    if workers == 1:  # its shards are the complete tensors
         yield from (tensor.to_local().to(mesh.device_type) for tensor in tensors)
         return
     # Parts are those of torch.chunk: of equal length, but for the last ones, which are filled up.

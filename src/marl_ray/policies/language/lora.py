@@ -37,7 +37,7 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
         head = lm.get_output_embeddings()
         chosen = [name for name, module in linear.items() if module is not head and _last(name) not in unnamed]
     else:
-        chosen = [name for target in config.targets for name in _found(lm, linear, target, unnamed)]
+        chosen = [name for target in config.targets for name in _matching(lm, linear, target, unnamed)]
     if not chosen:
         raise MarlRayError("model.lora.targets: this model has no linear layers that take an adapter")
     transposed = any(isinstance(module, Conv1D) for module in linear.values())
@@ -47,19 +47,21 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
             layer.__class__ = Adapted
 
 
-def _found(lm: PreTrainedModel, linear: Mapping[str, nn.Linear | Conv1D], target: str, unnamed: set[str]) -> list[str]:
+def _matching(
+    lm: PreTrainedModel, linear: Mapping[str, nn.Linear | Conv1D], target: str, unnamed: set[str]
+) -> list[str]:
     """Names of the linear layers that a target names."""
-    found = [name for name in linear if f".{name}".endswith(f".{target}")]
-    if not found:
+    matching = [name for name in linear if f".{name}".endswith(f".{target}")]
+    if not matching:
         raise MarlRayError(f"model.lora.targets: no linear layer is named {target!r}")
-    if any(linear[name].weight is lm.get_input_embeddings().weight for name in found):
+    if any(linear[name].weight is lm.get_input_embeddings().weight for name in matching):
         raise MarlRayError(f"model.lora.targets: {target!r} shares its weights with the embedding")
-    if unnamed & set(map(_last, found)):
+    if unnamed & set(map(_last, matching)):
         kind = lm.config.model_type
         raise MarlRayError(
             f"model.lora.targets: peft takes {target!r} of architecture {kind} for its experts, which are no linear layers"
         )
-    return found
+    return matching
 
 
 def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
@@ -81,17 +83,18 @@ def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
-    """Not what is only built as one, as Phi-MoE's router is, which gives the chosen experts."""
+    """True if the module computes a linear layer; False for one that is only built as one, as Phi-MoE's router, which
+    returns the chosen experts."""
     if type(module) in (nn.Linear, Conv1D):
         return True
     if not isinstance(module, nn.Linear):
         return False
     try:
         with torch.no_grad():
-            found = module(module.weight.new_zeros(1, module.in_features))
+            output = module(module.weight.new_zeros(1, module.in_features))
     except Exception:  # whatever else it expects
         return False
-    return isinstance(found, Tensor) and found.shape == (1, module.out_features)
+    return isinstance(output, Tensor) and output.shape == (1, module.out_features)
 
 
 def _last(name: str) -> str:
@@ -139,7 +142,7 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
 
     Sums are in float32, results in the weight's own type: base + alpha / rank * up @ down (arXiv 2106.09685, equation 3).
     """
-    layers, found = dict(adapted(module)), {}
+    layers, weights = dict(adapted(module)), {}
     for name, value in module.state_dict().items():
         if ".lora_" in name:
             continue
@@ -149,8 +152,8 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
             delta = (layer.up.float() @ layer.down.float()) * layer.scale
             # One more copy of a large model's weights has no room beside it on a GPU.
             value = (value.float() + (delta.T if layer.fan_in_fan_out else delta)).to(value.dtype).cpu()
-        found[name.replace(".base_layer.", ".")] = value.detach().contiguous()
-    return found
+        weights[name.replace(".base_layer.", ".")] = value.detach().contiguous()
+    return weights
 
 
 def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folder: Path) -> None:

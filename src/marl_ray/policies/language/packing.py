@@ -18,7 +18,7 @@ MULTIPLE = 32
 """Tokens of a row are a multiple of it: in bfloat16 products of other lengths are slower, and oneDNN compiles a kernel per
 length."""
 HIDDEN = -1e4
-"""Added to scores of what must not be seen: finite, and so small that its weight is zero in float16 too."""
+"""Added to the scores of hidden keys: finite, and so low that their weight is zero in float16 too."""
 
 
 class Packed(NamedTuple):
@@ -32,7 +32,7 @@ class Packed(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Who follows whom."""
+    """The tree of shared prefixes: which row continues which."""
 
     prompts: Tensor
     """(G, P) the prompts' tokens in S, padded on the right."""
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
     own: Tensor
     """(R,) each response's prompt."""
     hidden: Tensor
-    """(R, 1, T, P + T) float32: what a response's token must not see of its prompt and its response, HIDDEN; else 0."""
+    """(R, 1, T, P + T) float32: HIDDEN for keys of prompt and response that a response's token must not see; else 0."""
     back: Tensor
     """(S,) where each token is in G * P and then R * T; 0 of the padding at the row's end."""
 
@@ -86,7 +86,7 @@ def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
 
 
 def use(lm: Any) -> None:
-    """Let a model take `layout=` in its forward pass; without it the model does what it did."""
+    """Let a model take `layout=` in its forward pass; without that argument the model works as before."""
     lm.set_attn_implementation(NAME)
 
 
@@ -94,14 +94,14 @@ def states(lm: Any, packed: Packed) -> Tensor:
     """Last hidden states (S, H) of a model that `use` was called on."""
     # A mask that is there already is handed on: without one transformers would build one of S x S.
     there = packed.ids.new_zeros(1, 1, 1, 1)
-    found = lm.get_decoder()(
+    outputs = lm.get_decoder()(
         input_ids=packed.ids,
         position_ids=packed.positions,
         attention_mask=there,
         use_cache=False,
         layout=packed.layout,
     )
-    hidden: Tensor = found.last_hidden_state[0]
+    hidden: Tensor = outputs.last_hidden_state[0]
     return hidden
 
 
@@ -124,7 +124,7 @@ def _attend(
     asked, keys, values = (_laid(part, layout.prompts) for part in (q, k, v))
     # Padding stands on the right, where causal attention does not look.
     mixed = functional.scaled_dot_product_attention(asked, keys, values, is_causal=True, scale=scaling, enable_gqa=True)
-    found = [mixed.transpose(1, 2).flatten(0, 1)]
+    parts = [mixed.transpose(1, 2).flatten(0, 1)]
     if layout.responses.shape[1]:
         asked, new_keys, new_values = (_laid(part, layout.responses) for part in (q, k, v))
         keys, values = torch.cat([keys[layout.own], new_keys], 2), torch.cat([values[layout.own], new_values], 2)
@@ -138,8 +138,8 @@ def _attend(
             scale=scaling,
             enable_gqa=True,
         )
-        found.append(mixed.transpose(1, 2).flatten(0, 1))
-    return torch.cat(found).index_select(0, layout.back)[None].to(query.dtype), None
+        parts.append(mixed.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, layout.back)[None].to(query.dtype), None
 
 
 def _laid(tokens: Tensor, places: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ LOGITS = 1 << 25
 
 @dataclass(frozen=True)
 class TokenOutputs:
-    """What a policy says of responses; zeros where they were not decided by it."""
+    """A policy's outputs for responses; zeros where the policy did not decide."""
 
     log_probs: Tensor
     """(R, T) float32 log-probability of each token at the generation's temperature."""
@@ -71,7 +71,7 @@ class TokenPolicy(nn.Module):
         self.lm = lm
         self.tokenizer, self.config, self.generation = tokenizer, config, generation
         self.base = config.path
-        """Where the weights without adapters are; None where they were drawn."""
+        """Path of the weights without adapters; None if they were drawn at random."""
         self._logits = logits_shape(lm)
         self.end_tokens = end_tokens(lm, tokenizer)
         """Tokens that end a response."""
@@ -137,7 +137,7 @@ class TokenPolicy(nn.Module):
         return chosen, -(log_p.exp() * log_p).sum(-1) if need_entropy else torch.zeros_like(chosen)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Float32 logits (N, V) of last hidden states (N, H), with what some architectures do to them."""
+        """Float32 logits (N, V) of last hidden states (N, H), scaled and capped as some architectures do."""
         shape = self._logits
         logits = self.lm.get_output_embeddings()(states).float() * shape.factor
         if shape.cap is not None:
@@ -234,7 +234,7 @@ def build_token_policy(
 
 @contextmanager
 def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
-    """Where a model's files are while they are read; the one policy's folder if `path` is a bundle."""
+    """The folder of a model's files while they are read; the one policy's folder if `path` is a bundle."""
     if not path.startswith("models:/") and not (Path(path) / MANIFEST).is_file():
         yield path
         return
@@ -346,8 +346,8 @@ def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
     """Copy trained weights, sharded or not, into a sampling copy; every worker takes part. Frozen ones never change."""
     trainable = {name: own for name, own in trained.named_parameters() if own.requires_grad}
     targets = dict(plain.named_parameters())
-    for name, found in zip(trainable, unsharded(trainable.values()), strict=True):
-        targets[name].copy_(found)
+    for name, value in zip(trainable, unsharded(trainable.values()), strict=True):
+        targets[name].copy_(value)
 
 
 def save_merged(policy: TokenPolicy, folder: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Prompts as token ids: what a model reads of a text, in the frame of its chat template.
+"""Encode texts as prompts of token ids, in the frame of the model's chat template.
 
 Text is text. Special tokens are written by the template alone: where a text spells one out, such as `<|im_end|>`, the model
 reads its characters. So nothing that an agent or a client writes can end a turn or begin another's.
@@ -18,9 +18,9 @@ Message = Mapping[str, Any]
 LEAST_LEFT = 0.5
 """Share of a text that must be left of it where it is cut."""
 LEFT_OUT = "…"
-"""What stands where a text was cut."""
+"""The mark that stands where a text was cut."""
 _BREAK, _UNKNOWN = "\ufdd0", "\ufffd"
-"""A code point that is no character, for use inside of programs; and what stands for what cannot be encoded."""
+"""A code point that is no character, for use inside of programs; and the mark for text that cannot be encoded."""
 SHOWN = "Zq7"
 """A text that no template changes."""
 
@@ -31,30 +31,30 @@ class PromptTooLong(MarlRayError):
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is found out once about a tokenizer."""
+    """Properties of a tokenizer, which are computed once."""
 
     spelled: re.Pattern[str]
     """Matches the text of every special token, and of every added token that the template writes."""
     normalizer: Any
-    """What texts go through before special tokens are looked for in them; None where they go through nothing."""
+    """The normaliser that texts pass before special tokens are looked for in them; None if there is none."""
     start: list[int]
     """Tokens before a text without a template."""
     newline: list[int]
     longest: int
     """Most characters of one token."""
     parts: bool | None
-    """Whether the template reads contents as lists of parts; None where it shows them neither way, or is none."""
+    """True if the template reads contents as lists of parts; None if it shows them neither way, or there is no template."""
     left_out: frozenset[str]
-    """Of the roles `system` and `developer` those whose messages the template drops without a word."""
+    """Those of the roles `system` and `developer` whose messages the template drops without an error."""
     refused: frozenset[str]
-    """And those that it refuses."""
+    """Those of the two roles whose messages the template refuses."""
 
 
 _FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
 
 
 def uses_template(tokenizer: Any, chat: bool | None) -> bool:
-    """Whether prompts are wrapped in the chat template, for `model.chat`; None means if there is one.
+    """True if prompts are wrapped in the chat template, for `model.chat`, of which None means: if there is one.
 
     Raises MarlRayError if there must be one and is none.
     """
@@ -100,7 +100,7 @@ def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> 
 
 
 def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple[list[int], bool]:
-    """As `encode_prompt`, in at most `room` tokens; and whether the text lost its middle for that.
+    """Encode as `encode_prompt` does, in at most `room` tokens; also True if the text lost its middle for that.
 
     The template's frame is never cut. A text without tokens becomes the one with which texts begin: an empty text, or one of
     characters that the tokenizer does not know. Raises PromptTooLong where less than LEAST_LEFT of the text would be left.
@@ -112,7 +112,7 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
         if len(ids) <= room:
             return ids, False
     least, too_many = int(LEAST_LEFT * len(text)), min(len(text), most + 1)
-    if least > most or len(found := _read(tokenizer, _cut(text, least), chat) or [begin]) > room:
+    if least > most or len(fitting := _read(tokenizer, _cut(text, least), chat) or [begin]) > room:
         raise PromptTooLong(
             f"prompt: expected at most {room} tokens when half of its {len(text)} characters are left out"
         )
@@ -120,10 +120,10 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
         middle = (least + too_many) // 2
         ids = _read(tokenizer, _cut(text, middle), chat) or [begin]
         if len(ids) <= room:
-            least, found = middle, ids
+            least, fitting = middle, ids
         else:
             too_many = middle
-    return found, True
+    return fitting, True
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -194,12 +194,12 @@ def _cut(text: str, kept: int) -> str:
 
 def _marked(facts: _Facts, text: str) -> str:
     """The text with a break in everything that a tokenizer would take for a special token."""
-    # Halves of surrogate pairs are put together, and what has no other half cannot be encoded.
+    # Halves of surrogate pairs are put together; a half without its other cannot be encoded.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace(_BREAK, _UNKNOWN)
     if facts.normalizer is not None and facts.spelled.search(normal := facts.normalizer.normalize_str(text)):
         text = normal
-    while facts.spelled.search(text):  # what is behind a break may spell another one
-        text = facts.spelled.sub(lambda found: f"{found[0][0]}{_BREAK}{found[0][1:]}", text)
+    while facts.spelled.search(text):  # the text behind a break may spell another one
+        text = facts.spelled.sub(lambda match: f"{match[0][0]}{_BREAK}{match[0][1:]}", text)
     return text
 
 
@@ -228,14 +228,14 @@ def _encode_marked(tokenizer: Any, facts: _Facts, text: str) -> list[int]:
 
 def _facts(tokenizer: Any) -> _Facts:
     if tokenizer not in _FACTS:
-        _FACTS[tokenizer] = _found_out(tokenizer)
+        _FACTS[tokenizer] = _inspected(tokenizer)
     return _FACTS[tokenizer]
 
 
-def _found_out(tokenizer: Any) -> _Facts:
+def _inspected(tokenizer: Any) -> _Facts:
     plain = tokenizer.encode("a", add_special_tokens=False, verbose=False)
-    whole = tokenizer.encode("a", add_special_tokens=True)
-    before = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
+    encoded = tokenizer.encode("a", add_special_tokens=True)
+    before = next((at for at in range(len(encoded)) if encoded[at : at + len(plain)] == plain), 0)
     parts, written = _frame(tokenizer) if tokenizer.chat_template is not None else (None, set())
     added = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special), *written}
@@ -251,7 +251,7 @@ def _found_out(tokenizer: Any) -> _Facts:
     return _Facts(
         re.compile("|".join(longest) or "(?!)"),
         normalizer,
-        whole[:before],
+        encoded[:before],
         tokenizer.encode("\n", add_special_tokens=False, verbose=False),
         max(map(len, tokenizer.get_vocab())),
         parts,
@@ -261,26 +261,26 @@ def _found_out(tokenizer: Any) -> _Facts:
 
 
 def _shows(tokenizer: Any, role: str, parts: bool) -> bool | None:
-    """Whether the template shows what a role says before the user; None where it refuses."""
+    """True if the template shows a role's message before the user's; None if it refuses one."""
     text = _rendered(tokenizer, [{"role": role, "content": SHOWN}, {"role": "user", "content": "a"}], parts)
     return SHOWN in text if text else None
 
 
 def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
-    """Whether contents are lists of parts, and the added tokens that a template writes around contents."""
+    """Return True if contents are lists of parts, and the added tokens that the template writes around contents."""
     user = [{"role": "user", "content": SHOWN}]
     ways = [parts for parts in (False, True) if SHOWN in _rendered(tokenizer, user, parts)]
     if not ways:
         return None, set()
-    told = [{"role": "system", "content": SHOWN}]
+    system = [{"role": "system", "content": SHOWN}]
     answered = [*user, {"role": "assistant", "content": SHOWN}, *user]
-    texts = [_rendered(tokenizer, messages, ways[0]) for messages in (user, answered, [*told, *user])]
-    found = {number for text in texts for number in tokenizer.encode(text, add_special_tokens=False, verbose=False)}
-    return ways[0], found & tokenizer.added_tokens_decoder.keys()
+    texts = [_rendered(tokenizer, messages, ways[0]) for messages in (user, answered, [*system, *user])]
+    numbers = {number for text in texts for number in tokenizer.encode(text, add_special_tokens=False, verbose=False)}
+    return ways[0], numbers & tokenizer.added_tokens_decoder.keys()
 
 
 def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool, **settings: Any) -> str:
-    """As `_render`; nothing where the template refuses."""
+    """Render as `_render` does; returns an empty text if the template refuses."""
     try:
         return _render(tokenizer, messages, parts, **settings)
     except MarlRayError:  # many know no system

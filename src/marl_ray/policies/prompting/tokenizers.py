@@ -1,4 +1,4 @@
-"""Loading a tokenizer, and what it must fulfil."""
+"""Load a tokenizer, and check that it meets the requirements of training."""
 
 from typing import Any
 

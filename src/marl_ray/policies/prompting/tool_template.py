@@ -1,4 +1,4 @@
-"""How a chat template shows tools, and how the model writes a call of one."""
+"""Find out how a chat template shows tools, and how the model writes a call of one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ _TOOL = {
 }
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 LIST = "[TOOL_CALLS]"
-"""What Mistral's models write before a list of calls."""
+"""The text that Mistral's models write before a list of calls."""
 
 
 class WrittenCall(NamedTuple):
-    """What a model calls."""
+    """A call of a tool by a model."""
 
     name: str
     arguments: str
@@ -48,16 +48,16 @@ class Form(NamedTuple):
 
 
 HERMES = Form('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
-"""Of the models of NousResearch and Qwen, and where a template says nothing else."""
+"""The format of the models of NousResearch and Qwen; also used if a template shows no other."""
 
 
 class _Facts(NamedTuple):
     tools: bool
-    """Whether the template shows the tools, ..."""
+    """True if the template shows the tools."""
     calls: bool
-    """... an assistant's calls, ..."""
+    """True if the template shows an assistant's calls."""
     results: bool
-    """... and what a tool answers."""
+    """True if the template shows a tool's answers."""
     form: Form
 
 
@@ -121,13 +121,13 @@ def calls_in(text: str) -> list[WrittenCall]:
     one call with its arguments in marks; none where it is something else."""
     text = text.strip().removeprefix(LIST).strip()
     try:
-        found, end = decode(text)
+        data, end = decode(text)
     except ValueError:
         marked = in_marks(text, 0)
         return [] if marked is None else [WrittenCall(marked[0], json.dumps(marked[1], ensure_ascii=False))]
     if end < len(text):
         return []
-    calls = [_call(part) for part in (found if isinstance(found, list) else [found])]
+    calls = [_call(part) for part in (data if isinstance(data, list) else [data])]
     return [call for call in calls if call is not None] if all(calls) else []
 
 

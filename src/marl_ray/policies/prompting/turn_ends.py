@@ -1,4 +1,4 @@
-"""Where a response begins and ends: the tokens that end it, and what the chat template writes there."""
+"""Find the tokens that begin and end a response, and the text that the chat template writes there."""
 
 import re
 from typing import Any
@@ -24,7 +24,7 @@ def turn_begin(tokenizer: Any) -> str:
 
 
 def turn_end(lm: Any, tokenizer: Any) -> tuple[str, int]:
-    """What follows a whole response: text, if any, and then a token.
+    """The text, if any, and then the token that follow a complete response.
 
     That is what the chat template writes behind an assistant's content. Where it writes no token there, the token that
     begins the next turn, if the model says that it ends a response (as GLM-4's `<|user|>`); else, and without a template,
@@ -36,10 +36,10 @@ def turn_end(lm: Any, tokenizer: Any) -> tuple[str, int]:
 def tell_ends(lm: Any, ends: frozenset[int]) -> None:
     """Write the tokens into the model's generation config, which is saved with it: whatever reads it stops there too."""
     config = getattr(lm, "generation_config", None)
-    told = sorted(ends) if len(ends) > 1 else next(iter(ends))
-    if config is None or config.eos_token_id == told:
+    listed = sorted(ends) if len(ends) > 1 else next(iter(ends))
+    if config is None or config.eos_token_id == listed:
         return
-    config.eos_token_id = told
+    config.eos_token_id = listed
     try:
         config.validate(strict=True)
     except (
@@ -72,11 +72,11 @@ def _turn_end(tokenizer: Any, stated: frozenset[int]) -> tuple[str, int]:
         parts = text.split(SHOWN)
         return token.search(parts[count]) if len(parts) > count else None
 
-    if found := behind(rendered(tokenizer, [USER, ASSISTANT]), 2):
-        return found.string[: found.start()], added[found[0]]
-    found = behind(rendered(tokenizer, [USER, ASSISTANT, USER]), 2)
+    if match := behind(rendered(tokenizer, [USER, ASSISTANT]), 2):
+        return match.string[: match.start()], added[match[0]]
+    match = behind(rendered(tokenizer, [USER, ASSISTANT, USER]), 2)
     closed = behind(rendered(tokenizer, [USER]), 1)
     # It closes turns if it closes the user's too; otherwise it may as well begin the user's.
-    if found and (added[found[0]] in stated or (closed and closed[0] == found[0])):
-        return found.string[: found.start()], added[found[0]]
+    if match and (added[match[0]] in stated or (closed and closed[0] == match[0])):
+        return match.string[: match.start()], added[match[0]]
     return nothing

@@ -43,12 +43,12 @@ class Buffer:
         self.acted, self.mask, self.terminated, self.truncated = (np.zeros(shape, bool) for _ in range(4))
 
     def clear(self, copies: np.ndarray) -> None:
-        """Forget what these copies (bool mask or indices) played."""
+        """Forget the steps of these copies (bool mask or indices)."""
         for array in (self.rows, self.rewards, self.costs, self.acted, self.mask, self.terminated, self.truncated):
             array[:, copies] = 0
 
     def permit(self, t: int, alive: np.ndarray, allowed: np.ndarray | None) -> None:
-        """Who acts at step t, (copies, agents), and what is allowed, (copies, agents, choices)."""
+        """The agents that act at step t, (copies, agents), and their allowed actions, (copies, agents, choices)."""
         self.acted[t] |= alive
         if allowed is None:
             self.mask[t] |= alive
@@ -61,20 +61,20 @@ class Buffer:
     def record(
         self, t: int, rewards: np.ndarray, costs: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
     ) -> None:
-        """What step t brought to the agents that acted; costs (copies, signals) are the team's."""
+        """Record the results of step t for the agents that acted; costs (copies, signals) are the team's."""
         self.rewards[t] += rewards
         self.costs[t] += costs[:, None]
         self.terminated[t] |= terminated
         self.truncated[t] |= truncated
 
 
-class Ahead(NamedTuple):
-    """What the critics of a policy are asked about: every step, and what comes after where rows were cut."""
+class CriticInputs(NamedTuple):
+    """The inputs of a policy's critics: every step, and the state after each cut of a row."""
 
     inputs: np.ndarray
-    """(T + 1, copies, ...) what they read at the steps and after the last one."""
+    """(T + 1, copies, ...) the critics' inputs at the steps and after the last one."""
     finals: list[np.ndarray]
-    """What they read after each of `cuts`."""
+    """The critics' inputs after each of `cuts`."""
     cuts: list[tuple[int, int]]
     """(step, copy)."""
     open_end: np.ndarray
@@ -99,13 +99,13 @@ class Played:
     greedy: np.ndarray
     """(copies,) bool."""
     ends: dict[tuple[int, int], bool] = field(default_factory=dict)
-    """(step, copy) where an episode of the whole team ended -> whether it was cut."""
+    """(step, copy) at which an episode of the whole team ended -> True if it was cut."""
 
     def trajectories(self, name: str, players: Mapping[str, Player]) -> Trajectories:
         """The batch of one policy, with the critics' values."""
         player, buffer, steps = players[name], self.buffers[name], self.steps
         copies, agents = buffer.mask.shape[1:]
-        after = self._ahead(name, player)
+        after = self._critic_inputs(name, player)
         inputs = after[0]
 
         def rows(array: np.ndarray | Tensor) -> Tensor:
@@ -149,8 +149,8 @@ class Played:
             turn=torch.zeros(copies * agents, dtype=torch.int64),
         )
 
-    def _ahead(self, name: str, player: Player) -> Ahead:
-        """What the critics of a policy are asked about."""
+    def _critic_inputs(self, name: str, player: Player) -> CriticInputs:
+        """The inputs of a policy's critics."""
         buffer, steps = self.buffers[name], self.steps
         if player.model.central:
             joint = [b.rows[: steps + 1].reshape(steps + 1, b.rows.shape[1], -1) for b in self.buffers.values()]
@@ -158,7 +158,7 @@ class Played:
             finals = [np.concatenate([rows.reshape(-1) for rows in cut.values()]) for cut in self.cuts.values()]
         else:
             inputs, finals = buffer.rows[: steps + 1], [cut[name] for cut in self.cuts.values()]
-        return Ahead(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
+        return CriticInputs(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
 
     def _open_end(self, name: str) -> np.ndarray:
         """(copies, agents) bool: a row that is not over at its last step goes on in the next batch: it bootstraps from what
@@ -168,9 +168,9 @@ class Played:
 
     def _acting_at_end(self, name: str) -> np.ndarray:
         """(T, copies, agents) bool: agents that were cut, or go on, where the row or the team's episode is cut."""
-        found = self.buffers[name].truncated[: self.steps].copy()
-        found[-1] |= self._open_end(name)
-        return found
+        cut = self.buffers[name].truncated[: self.steps].copy()
+        cut[-1] |= self._open_end(name)
+        return cut
 
     def _for_all(self, name: str, bootstrap: Tensor, players: Mapping[str, Player]) -> Tensor:
         """Costs after a cut, (T, copies, agents, K), also for agents that were done before: the mean of what the critics of
@@ -184,7 +184,7 @@ class Played:
             for other in others:
                 player, theirs = players[other], torch.from_numpy(self._acting_at_end(other))[..., None]
                 shape = (self.steps, *self.buffers[other].costs.shape[1:])
-                ahead = self._ahead(other, player)
+                ahead = self._critic_inputs(other, player)
                 costs = _values(player.model.cost_critic, player.cost_norms, shape, *ahead)[1]
                 total = total + torch.where(lacking, (costs * theirs).sum(2), 0.0)
                 count = count + theirs.sum(2) * lacking

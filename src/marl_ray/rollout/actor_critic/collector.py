@@ -1,4 +1,4 @@
-"""Many environment copies played in step by one batch of actions per policy."""
+"""Play many environment copies in step, with one batch of actions per policy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,21 +24,21 @@ class Episode(NamedTuple):
     ret: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
-    """Of each cost signal the sum over steps and agents."""
+    """The sum of each cost signal over steps and agents."""
     length: int
     """Environment steps."""
     start: int
-    """When it began, in steps of every copy since the run began; where a batch is whole episodes, when the batch did."""
+    """Step at which it began, counted in every copy since the run began; its batch's if a batch is whole episodes."""
     decisions: dict[str, int]
     """Policy -> its own decisions in the whole episode, those of earlier batches included."""
 
 
 @dataclass(frozen=True)
 class CollectPlan:
-    """What a batch is."""
+    """The settings of a collector: how long, how many and which episodes make a batch."""
 
     steps: int
-    """Of every copy; the most of it where `episodes`."""
+    """Steps of every copy in a batch; the greatest number of steps where `episodes`."""
     episodes: bool = False
     """One episode per copy from its start, instead of a stretch of its play."""
     group_size: int = 1
@@ -46,7 +46,7 @@ class CollectPlan:
     greedy: bool = False
     """The first copy of every group takes the most likely actions."""
     refills: int = 0
-    """How often groups whose members all score the same for every policy of `judges` are played again."""
+    """Greatest number of times that groups whose members all score the same for every policy of `judges` are replayed."""
     judges: tuple[str, ...] = ()
     branch_turns: int = 0
     """Text environments: turns after the first of every group's first episode at which its other members answer too,"""
@@ -55,10 +55,10 @@ class CollectPlan:
 
 
 class Batch(NamedTuple):
-    """What was gathered."""
+    """The gathered batch."""
 
     trajectories: dict[str, Trajectories]
-    """By policy."""
+    """Policy -> its rows."""
     episodes: list[Episode]
     steps: int
     """Environment steps that were played for it."""
@@ -92,12 +92,12 @@ class Collector:
         self.returns, self.costs, self.lengths = np.zeros(count), np.zeros((count, signals)), np.zeros(count, np.int64)
         self.decisions, self.starts = np.zeros((count, len(agents)), np.int64), np.zeros(count, np.int64)
         self.group_sums: dict[str, GroupSums] = {}
-        """Of the last batch: how the members of groups differed in what each policy scored."""
+        """Policy -> how its scores differed among the members of the last batch's groups."""
         self.history: list[list[np.ndarray]] = []
         """Actions by step and policy since the oldest running episode began: replayed on resume, so that no environment is
         ever pickled."""
         self.began = np.zeros(count, np.int64)
-        """Where in `history` each copy's episode began."""
+        """Index in `history` at which each copy's episode began."""
         if not plan.episodes:
             for c, number in enumerate(copies):
                 self._continue(c, (state or {}).get(str(number)))
@@ -129,7 +129,7 @@ class Collector:
         self.envs.close()
 
     def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
-        """One batch of every policy."""
+        """Play one batch of every policy."""
         buffers = {
             name: Buffer(self.env, player, self.columns[name], self.plan.steps, len(self.numbers), self.signals)
             for name, player in players.items()
@@ -148,7 +148,8 @@ class Collector:
     def _whole_episodes(
         self, players: Mapping[str, Player], played: Played, iteration: int
     ) -> tuple[list[Episode], int]:
-        """One episode per copy; groups that teach nothing are played again from other starts, `refills` times."""
+        """Play one episode per copy. Groups whose members all score the same are played again from other starts, at most
+        `refills` times."""
         episodes: list[Episode] = []
         steps, pending = 0, np.ones(len(self.numbers), bool)
         self.group_sums = dict.fromkeys(played.buffers, GroupSums())
@@ -167,7 +168,7 @@ class Collector:
             pending = self._uninformative(played)
             if not pending.any():
                 break
-        for name in self.plan.judges:  # what still teaches nothing does not count in the means
+        for name in self.plan.judges:  # groups whose members still score the same do not count in the means
             played.buffers[name].mask[:, pending] = False
         return episodes, steps
 
@@ -206,10 +207,10 @@ class Collector:
             if not playing.any():
                 break
             parts = zip(players.values(), buffers.values(), envs.action_masks, noise[t].split(widths, -1), strict=True)
-            for p, (_, buffer, allowed, _) in enumerate(whole := list(parts)):
+            for p, (_, buffer, allowed, _) in enumerate(listed := list(parts)):
                 buffer.permit(t, alive[:, buffer.columns], allowed)
                 self.decisions[:, p] += buffer.mask[t].sum(1) * playing
-            actions = [act(*part, t, alive[:, part[1].columns], played.greedy) for part in whole]
+            actions = [act(*part, t, alive[:, part[1].columns], played.greedy) for part in listed]
             step = envs.step(actions)
             if restart:
                 self.history.append(actions)
@@ -220,7 +221,7 @@ class Collector:
             count += int(playing.sum())
             over, truncated = playing & ~envs.alive.any(1), step.truncated
             if t + 1 == self.plan.steps and not restart:
-                # An episode that is too long is cut, and valued by what would have followed.
+                # An episode that is too long is cut, and bootstraps from the value of the state that would have followed.
                 truncated = truncated | envs.alive
                 over |= envs.alive.any(1)
             for buffer in buffers.values():
@@ -303,7 +304,7 @@ def act(
     alive: np.ndarray,
     greedy: np.ndarray,
 ) -> np.ndarray:
-    """One forward pass of one policy; its actions (copies, agents, *shape) as the environment takes them."""
+    """Run one forward pass of one policy; returns its actions (copies, agents, *shape) as the environment takes them."""
     distribution = player.model.distribution
     copies, agents = buffer.rows.shape[1:3]
     rows = torch.from_numpy(buffer.rows[t].reshape(copies * agents, -1))
@@ -316,7 +317,7 @@ def act(
     acted = torch.from_numpy(alive)
     taken = actions.reshape(buffer.actions.shape[1:])
     log_probs = distribution.log_prob(outputs, actions).reshape(copies, agents)
-    if greedy.any() or not acted.all():  # copies that are over keep what they played
+    if greedy.any() or not acted.all():  # copies that are over keep their recorded actions
         buffer.actions[t][acted] = taken[acted]
         buffer.log_probs[t][acted] = log_probs[acted]
     else:

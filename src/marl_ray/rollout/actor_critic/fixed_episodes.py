@@ -1,4 +1,4 @@
-"""Whole episodes from fixed starts, to judge actor-critics: nothing is kept of them but what they brought.
+"""Play whole episodes from fixed starts, to measure actor-critics: only the results of the episodes are kept.
 
 An episode is a function of (weights, seed, kind, number): neither the number of workers nor that of copies changes it, and
 no random number is one of training's.
@@ -22,26 +22,26 @@ _BLOCK_BITS = 20
 
 
 class FixedStart(NamedTuple):
-    """Which episode is played, and how."""
+    """The episode to play, and how to choose its actions."""
 
     number: int
     kind: int
     """0 or 1: sets of starts that share no random number."""
     greedy: bool
-    """Whether the most likely actions are taken."""
+    """True: play the most likely actions; False: draw them."""
 
 
 class WholeEpisode(NamedTuple):
-    """What an episode brought."""
+    """The result of one whole episode."""
 
     ret: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
-    """Of each cost signal the sum over steps and agents."""
+    """The sum of each cost signal over steps and agents."""
     length: int
     """Environment steps."""
     cut: bool
-    """Whether it was ended by the limit of steps."""
+    """True if the limit of steps has ended it."""
 
 
 class Arena:
@@ -68,7 +68,7 @@ class Arena:
         self.envs.close()
 
     def play(self, players: Mapping[str, Player], starts: Sequence[FixedStart]) -> list[WholeEpisode]:
-        """One episode of each start, in their order."""
+        """Play one episode from each start; returns them in the order of the starts."""
         episodes: list[WholeEpisode] = []
         for first in range(0, len(starts), self.copies):
             wave = list(starts[first : first + self.copies])
@@ -78,7 +78,7 @@ class Arena:
         return episodes
 
     def _play(self, players: Mapping[str, Player], starts: Sequence[FixedStart]) -> list[WholeEpisode]:
-        """One episode in every copy."""
+        """Play one episode in every copy."""
         envs, count = self.envs, self.copies
         buffers = [
             Buffer(self.env, player, self.columns[name], 1, count, self.signals) for name, player in players.items()

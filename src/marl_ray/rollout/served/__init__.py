@@ -1,1 +1,1 @@
-"""What was served as trajectories: logged acts and texts, and the collector that learns from them."""
+"""Served experience as trajectories: logged acts and texts, and the collector that gathers batches of them."""

@@ -1,4 +1,4 @@
-"""What was served, as trajectories: the Parquet files that an experiment's decisions are exported to.
+"""Read served acts as trajectories, from the Parquet files that an experiment's decisions are exported to.
 
 One row is one decision sequence of one agent in one unit (a session, an episode). Observations and actions are as the
 environment has them, flattened; here they become what a collector would have gathered.
@@ -40,22 +40,22 @@ COLUMNS: dict[str, pa.DataType] = {
     "terminated": FLAGS,
     "truncated": FLAGS,
 }
-"""What is read of a file; it may have more."""
+"""The columns that are read; a file may have more."""
 PER_ROW = ("group", "turn", "greedy", "outcome")
 
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
-"""Of observations and of actions."""
+"""(observation space, action space)."""
 
 
 @dataclass(frozen=True)
 class Logged:
-    """Logged units and what was decided in them."""
+    """Logged units and the decisions in them."""
 
     policies: dict[str, Trajectories]
-    """By policy, one row per sequence, ordered by unit, agent and turn; `episode` is the unit's index, `states` is None.
+    """Policy -> one row per sequence, ordered by unit, agent and turn; `episode` is the unit's index, `states` is None.
     Padded at the end (mask False); costs that were not measured are NaN. A policy without logged rows is not there."""
     lengths: dict[str, Tensor]
-    """By policy, (B,) int64: steps of each row before its padding."""
+    """Policy -> (B,) int64: steps of each row before its padding."""
     units: tuple[str, ...]
     """`experiment/unit`, sorted."""
     outcomes: np.ndarray
@@ -74,12 +74,12 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
         rows = _Rows(name, table, begin + np.arange(len(table)))
         played_by = np.array([agents.get(agent, "") for agent in rows.plain("agent")], object)
         rows.check("agent", played_by != "", f"one of {', '.join(agents)}")
-        for policy, found in parts.items():
+        for policy, own in parts.items():
             chosen = np.flatnonzero(played_by == policy)
             if len(chosen):
                 members = [agent for agent, player in agents.items() if player == policy]
-                found.append(_read(rows.only(chosen), members, spaces[policy]))
-    everything = [part for found in parts.values() for part in found]
+                own.append(_read(rows.only(chosen), members, spaces[policy]))
+    everything = [part for own in parts.values() for part in own]
     if not everything:
         raise MarlRayError(f"{path}: expected at least one logged decision sequence")
     keys = np.concatenate([part.keys for part in everything])
@@ -87,14 +87,14 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
     units, first = np.unique(keys, return_index=True)
     place = {unit: number for number, unit in enumerate(units)}
     policies, lengths = {}, {}
-    for policy, found in parts.items():
-        for part in found:
+    for policy, own in parts.items():
+        for part in own:
             number = np.array([place[key] for key in part.keys])
             expected = outcomes[first][number]
             part.rows.check("outcome", part.columns["outcome"] == expected, "the same outcome in all rows of a unit")
             part.columns["episode"] = number
-        if found:
-            policies[policy], lengths[policy] = _trajectories(found)
+        if own:
+            policies[policy], lengths[policy] = _trajectories(own)
     return Logged(policies, lengths, tuple(units), outcomes[first])
 
 
@@ -162,7 +162,7 @@ class _Rows:
         return np.array(array.to_pylist(), object) if array.type == pa.string() else _numpy(array)
 
     def lengths(self, column: str) -> np.ndarray:
-        """Of a list column, (rows,)."""
+        """The length of each row's list in a list column, (rows,)."""
         return _numpy(self._whole(column).value_lengths())
 
     def steps(self, column: str, lengths: np.ndarray, width: int | None = None) -> np.ndarray:
@@ -174,7 +174,7 @@ class _Rows:
         return values.reshape(len(widths), width)
 
     def ragged(self, column: str, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many numbers each step of a list column of lists has, and all of them one after another."""
+        """For a list column of lists: the count of numbers at each step, and all the numbers one after another."""
         steps = self._steps(column, lengths)
         widths, values = _numpy(steps.value_lengths()), steps.flatten()
         if values.null_count:
@@ -203,10 +203,10 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one file holds of one policy."""
+    """One policy's part of one file."""
 
     rows: _Rows
-    """Where they came from; empty."""
+    """The rows without their columns, which name the file and the row in errors."""
     keys: np.ndarray
     """(rows,) names of the units."""
     lengths: np.ndarray
@@ -241,33 +241,33 @@ def _read(rows: _Rows, members: Sequence[str], spaces: Spaces) -> _Part:
 
 def _observations(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
     """Flat rows (steps, D)."""
-    found = to_row(space, rows.steps("observations", lengths, row_size(space)))
+    values = to_row(space, rows.steps("observations", lengths, row_size(space)))
     if isinstance(space, CATEGORICAL):
-        good = (found >= 0) & (found < np.array(cardinalities(space))) & (found == np.round(found))
+        good = (values >= 0) & (values < np.array(cardinalities(space))) & (values == np.round(values))
         rows.check("observations", good.all(1), f"categories of {space}", lengths)
     elif space.dtype == np.uint8:
-        good = (found >= 0) & (found <= 255) & (found == np.round(found))
+        good = (values >= 0) & (values <= 255) & (values == np.round(values))
         rows.check("observations", good.all(1), "integers from 0 to 255", lengths)
     else:
-        rows.check("observations", np.isfinite(found.astype(np.float32)).all(1), "finite numbers", lengths)
-    return found.astype(row_dtype(space))
+        rows.check("observations", np.isfinite(values.astype(np.float32)).all(1), "finite numbers", lengths)
+    return values.astype(row_dtype(space))
 
 
 def _actions(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
     """Actions (steps, *shape) as a distribution has them: choices count from zero."""
     distribution = distribution_of(space)
-    found = rows.steps("actions", lengths, math.prod(distribution.shape))
+    values = rows.steps("actions", lengths, math.prod(distribution.shape))
     if isinstance(distribution, Categorical):
-        found = found - distribution.start
-        good = (found >= 0) & (found < np.array(distribution.sizes)) & (found == np.round(found))
+        values = values - distribution.start
+        good = (values >= 0) & (values < np.array(distribution.sizes)) & (values == np.round(values))
         rows.check("actions", good.all(1), f"actions of {space}", lengths)
-        return found.astype(np.int64).reshape(-1, *distribution.shape)
-    rows.check("actions", np.isfinite(found).all(1), "finite numbers", lengths)
-    return found.astype(np.float32).reshape(-1, *distribution.shape)
+        return values.astype(np.int64).reshape(-1, *distribution.shape)
+    rows.check("actions", np.isfinite(values).all(1), "finite numbers", lengths)
+    return values.astype(np.float32).reshape(-1, *distribution.shape)
 
 
 def _masks(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any], actions: np.ndarray) -> np.ndarray | None:
-    """What was allowed, (steps, choices), or None if nothing was ever masked; a row without masks allows everything."""
+    """The allowed actions, (steps, choices), or None if nothing was ever masked; a row without masks allows everything."""
     given = ~rows.missing("action_masks")
     if not given.any():
         return None
@@ -315,9 +315,9 @@ def _trajectories(parts: Sequence[_Part]) -> tuple[Trajectories, Tensor]:
 
     def padded(name: str, blank: bool | float = 0) -> Tensor:
         flat = np.concatenate([part.steps[name] for part in parts])
-        whole = np.full((*taken.shape, *flat.shape[1:]), blank, np.float32 if flat.dtype == np.float64 else flat.dtype)
-        whole[taken] = flat[source]
-        return torch.from_numpy(whole)
+        array = np.full((*taken.shape, *flat.shape[1:]), blank, np.float32 if flat.dtype == np.float64 else flat.dtype)
+        array[taken] = flat[source]
+        return torch.from_numpy(array)
 
     if any("action_masks" in part.steps for part in parts):
         choices = next(part.steps["action_masks"].shape[1] for part in parts if "action_masks" in part.steps)
@@ -325,10 +325,10 @@ def _trajectories(parts: Sequence[_Part]) -> tuple[Trajectories, Tensor]:
             part.steps.setdefault("action_masks", np.ones((int(part.lengths.sum()), choices), bool))
     signals = max(part.steps["costs"].shape[1] for part in parts)
     for part in parts:
-        found = part.steps["costs"].shape[1]
-        if found not in (0, signals):
+        count = part.steps["costs"].shape[1]
+        if count not in (0, signals):
             part.rows.refuse("costs", 0, f"{signals} numbers per step, as in other rows, or none")
-        if found < signals:
+        if count < signals:
             part.steps["costs"] = np.full((int(part.lengths.sum()), signals), np.nan)
     nothing, costs = torch.zeros(taken.shape), padded("costs")
     trajectories = Trajectories(

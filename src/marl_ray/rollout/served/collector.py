@@ -33,11 +33,11 @@ class ServedResponse(NamedTuple):
     """(T,) float32, of the policy that wrote it; zeros where that is not known."""
     reward: float
     ended: bool
-    """By itself, and not by a limit or a client that left."""
+    """True if the response ended by itself, and not by a limit or a client that left."""
 
 
 Block = tuple[ServedResponse, ...]
-"""What must be in one batch: responses to one prompt, or a pair of which the first was preferred."""
+"""Responses that must be in one batch: those to one prompt, or a pair of which the first was preferred."""
 
 
 class ServedCollector(TextCollector):
@@ -73,16 +73,16 @@ class ServedCollector(TextCollector):
         """Blocks of each policy that all workers have read, over all passes."""
 
     def state(self) -> dict[str, Any]:
-        """As `TextCollector.state`."""
+        """Plain data for a checkpoint, like `TextCollector.state`."""
         return {"read": dict(self.read), "digest": self.digest}
 
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
-        """The next batch of every policy that learns; nothing is played."""
+        """Return the next batch of every policy that learns; nothing is played."""
         trajectories, sums, steps = {}, Sums(), 0
         self.group_sums = {}
         for name in self.data:
             own = self._next(name)
-            # A block is a group, so that what is compared does not depend on which blocks a worker has.
+            # A block is a group, so that comparisons do not depend on which blocks a worker has.
             rows = [
                 ResponseRow(_turn(response, self.signals), number, group, False)
                 for number, (group, response) in enumerate((g, one) for g, block in enumerate(own) for one in block)
@@ -91,8 +91,8 @@ class ServedCollector(TextCollector):
             self.group_sums[name] = GroupSums.of([np.array([[one.reward] for one in block]) for block in own])
             steps += len(rows)
             for response in sum(own, ()):
-                found = {"reward": response.reward, "response_tokens": len(response.ids), "ended": response.ended}
-                for key, value in found.items():
+                metrics = {"reward": response.reward, "response_tokens": len(response.ids), "ended": response.ended}
+                for key, value in metrics.items():
                     total, count = sums.get(f"{response.agent}/{key}", (0.0, 0))
                     sums[f"{response.agent}/{key}"] = total + float(value), count + 1
             sums[f"data/{name}/passes"] = self.read[name] / len(self.data[name]), 1
@@ -119,12 +119,12 @@ def _turn(response: ServedResponse, signals: int) -> EpisodeTurn:
 
 
 def _digest(data: Mapping[str, Sequence[Block]]) -> str:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for name, blocks in data.items():
         for block in blocks:
-            found.update(f"{name} {len(block)} ".encode())
+            digest.update(f"{name} {len(block)} ".encode())
             for one in block:
-                found.update(f"{one.agent} {one.reward!r} {len(one.prompt_ids)} {len(one.ids)} ".encode())
+                digest.update(f"{one.agent} {one.reward!r} {len(one.prompt_ids)} {len(one.ids)} ".encode())
                 for array in (one.prompt_ids, one.ids, one.log_probs):
-                    found.update(array.tobytes())
-    return found.hexdigest()
+                    digest.update(array.tobytes())
+    return digest.hexdigest()

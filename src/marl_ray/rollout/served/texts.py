@@ -26,7 +26,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "asked": pa.list_(pa.string()),
     "at": pa.float64(),
 }
-"""What is read of a file; it may have more."""
+"""The columns that are read; a file may have more."""
 LARGEST = 1 << 31
 """Ids of tokens are below it."""
 SHOWN = 16
@@ -45,7 +45,7 @@ class ServedText:
     sampled: bool
     """Drawn from the model's whole distribution, so that `log_probs` are the chances with which it was drawn."""
     outcome: float
-    """Of its unit."""
+    """The outcome of its unit."""
     prompt_ids: np.ndarray
     """(P,) int32."""
     ids: np.ndarray
@@ -56,7 +56,7 @@ class ServedText:
     finish: str
     """`stop`, `length` or `cut`."""
     temperature: float | None
-    """In force."""
+    """The temperature in force."""
     asked: frozenset[str]
     """Settings that the request chose itself."""
     at: float
@@ -64,7 +64,7 @@ class ServedText:
 
 
 def file_of(data: str) -> str:
-    """The Parquet file of `decisions://FOLDER/EXPERIMENT`, where FOLDER is what `marl-ray export --out` was given: a local
+    """The Parquet file of `decisions://FOLDER/EXPERIMENT`, where FOLDER is the one given to `marl-ray export --out`: a local
     folder or a URI (`decisions://s3://bucket/prefix/EXPERIMENT`)."""
     place, mark, options = data.removeprefix(SCHEME).partition("?")
     folder, _, experiment = place.rpartition("/")
@@ -74,23 +74,23 @@ def file_of(data: str) -> str:
 
 
 def read_served(path: str) -> list[ServedText]:
-    """The responses of a file, of all `*.parquet` of a folder and the folders in it, or of either as a URI, in their order.
+    """Read the responses of a file, of all `*.parquet` of a folder and the folders in it, or of either as a URI, in order.
 
     A response that several files of a folder hold, as overlapping exports do, is read once. Those of arms that tell no
     tokens are left out. Raises MarlRayError naming the file, the row (from 0) and the column of what does not fit, or if
     nothing is left.
     """
-    found: list[ServedText] = []
+    texts: list[ServedText] = []
     file_of_response: dict[tuple[str, str, float, bytes], str] = {}
     for file, begin, table in tables(path, COLUMNS):
         for one in _responses(file, begin, table):
             # Not by its turn: an export before all of the log has arrived numbers turns otherwise.
             if file_of_response.setdefault((one.unit, one.agent, one.at, one.ids.tobytes()), file) == file:
-                found.append(one)
-    if not found:
+                texts.append(one)
+    if not texts:
         raise MarlRayError(f"{path}: expected at least one response with its tokens")
-    _check_outcomes(found)
-    return found
+    _check_outcomes(texts)
+    return texts
 
 
 def _responses(file: str, begin: int, table: pa.Table) -> Iterator[ServedText]:
@@ -144,17 +144,17 @@ def _check_outcomes(served: Sequence[ServedText]) -> None:
 
 
 def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[str, list[ServedText]]:
-    """The responses by the policy that plays their agent (agent -> policy); MarlRayError for an agent that nobody plays."""
-    found: dict[str, list[ServedText]] = {}
+    """Group responses by the policy that plays their agent (agent -> policy); MarlRayError for an agent without a policy."""
+    result: dict[str, list[ServedText]] = {}
     for one in served:
         if one.agent not in agents:
             raise MarlRayError(f"{one.where}, column agent: {one.agent!r} is not one of {', '.join(agents)}")
-        found.setdefault(agents[one.agent], []).append(one)
-    return found
+        result.setdefault(agents[one.agent], []).append(one)
+    return result
 
 
 def check_readable(name: str, tokenizer: Any, vocabulary: int, context: int, served: Sequence[ServedText]) -> None:
-    """Raise MarlRayError where policy `name` cannot have written a response: too long, or tokens of another tokenizer."""
+    """Raise MarlRayError if policy `name` cannot have written a response: too long, or tokens of another tokenizer."""
     for number, one in enumerate(served):
         length = len(one.prompt_ids) + len(one.ids)
         if length > context:

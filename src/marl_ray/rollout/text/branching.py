@@ -28,7 +28,7 @@ class Branch(NamedTuple):
 
     @property
     def row(self) -> ResponseRow:
-        """Its answer to the prompt that it shares with the trunk."""
+        """The branch's answer to the prompt that it shares with the trunk."""
         return ResponseRow(self.copy.turns[self.begun], self.copy.number, self.group, False)
 
 
@@ -39,13 +39,13 @@ def keep_state(copy: TextCopy, turns: int, agents: Collection[str]) -> None:
 
 
 def branches(group: int, members: Sequence[TextCopy]) -> list[Branch]:
-    """Of every kept state of the first member one branch for each of the others, not played yet."""
+    """Make one branch of every kept state of the first member for each other member, not played yet."""
     first, *others = members
-    found = []
+    result = []
     for state in first.states:
         begun = len(state.turns)
         if begun == len(first.turns):  # its prompt was too long for the agent that was to act
             continue
         attempt = first.start.stream[2] | begun << ATTEMPTS
-        found += [Branch(state.branch(other.number, attempt), group, begun) for other in others]
-    return found
+        result += [Branch(state.branch(other.number, attempt), group, begun) for other in others]
+    return result

@@ -38,18 +38,18 @@ TRANSCRIPT_ORDER = (1 << 27) - 2
 
 
 class TextBatch(NamedTuple):
-    """What was gathered; the first three fields are those of `collector.Batch`."""
+    """The gathered batch; the first three fields are those of `collector.Batch`."""
 
     trajectories: dict[str, Trajectories]
-    """By policy; a row per response."""
+    """Policy -> its rows, one per response."""
     episodes: list[TextEpisode]
-    """One per copy: the last it played."""
+    """The last episode of each copy."""
     steps: int
     """Turns of all agents that were played for it; an episode that nobody could begin counts as one."""
     sums: Sums
     """Metrics of roles and environment; `transcripts.means` of all workers' sums are their means."""
     transcripts: list[Transcript]
-    """Those of the drawn episodes that this worker played."""
+    """Transcripts of those drawn episodes that this worker played."""
 
 
 class TextCollector:
@@ -86,7 +86,7 @@ class TextCollector:
         self.position: int = saved.get("position", 0)
         """Groups that all workers have played: the index of the next task, where no curriculum chooses it."""
         self.group_sums: dict[str, GroupSums] = {}
-        """Of the last batch: how the members of groups differed in what each policy scored."""
+        """Policy -> how its scores differed among the members of the last batch's groups."""
         self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None
 
     def state(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class TextCollector:
 
     @property
     def running(self) -> list[tuple[int, int]]:
-        """As `Collector.running`: a batch leaves no episode to go on with."""
+        """Like `Collector.running`, but always empty: a batch leaves no episode to go on with."""
         return []
 
     def close(self) -> None:
@@ -104,7 +104,8 @@ class TextCollector:
             copy.env.close()
 
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
-        """One episode of every copy; groups that teach nothing are played again on other tasks, `plan.refills` times."""
+        """Play one episode of every copy. Groups whose members all score the same are played again on other tasks, at most
+        `plan.refills` times."""
         judging = {agent for name in self.plan.judges for agent in players[name].agents}
         comparing = {agent for name in self.plan.comparing for agent in players[name].agents}
         pending, steps, total = list(self.groups), 0, 0
@@ -128,8 +129,8 @@ class TextCollector:
                 outcomes += [(positions[group], *_outcome(self.groups[group])) for group in pending]
             pending = [group for group in pending if judging and not _informative(self.groups[group], judging)]
         if self.curriculum:
-            found = sorted(outcome for part in self.gather(outcomes) for outcome in part)
-            self.curriculum.add((index, share) for _, index, share in found)
+            all_outcomes = sorted(outcome for part in self.gather(outcomes) for outcome in part)
+            self.curriculum.add((index, share) for _, index, share in all_outcomes)
         teaching = [group for group in self.groups if group not in pending]
         branched = [branch for group in teaching for branch in branches(group, self.groups[group])]
         self._play_on(players, [branch.copy for branch in branched])
@@ -217,20 +218,20 @@ class TextCollector:
             self._side_by_side([copy for copy in playing if copy.agent], TextCopy.step)
 
     def _answer(self, player: TokenPlayer, copies: Sequence[TextCopy]) -> None:
-        """One turn, by one policy in one call of its engine, of every copy whose prompt fits; the others end."""
+        """Play one turn of every copy whose prompt fits, in one call of the policy's engine; the other copies end."""
         policy = player.policy
         encoded: dict[str, tuple[list[int], bool] | None] = {}
         asked, prompts, numbers = [], [], []
         for copy in copies:
             if copy.observation not in encoded:  # members of a group begin with the same prompt
                 encoded[copy.observation] = _encode(player, copy)
-            if (found := encoded[copy.observation]) is None:
+            if (fitted := encoded[copy.observation]) is None:
                 copy.cannot_read()
                 continue
             number = sum(turn.agent == copy.agent for turn in copy.turns)
             stream = response_stream(*copy.start.stream, self.numbers[copy.acting], number)
-            asked.append((copy, found[1]))
-            prompts.append(Prompt(tuple(found[0]), stream, copy.start.greedy))
+            asked.append((copy, fitted[1]))
+            prompts.append(Prompt(tuple(fitted[0]), stream, copy.start.greedy))
             numbers.append(number)
         if not prompts:
             return
@@ -253,7 +254,7 @@ class TextCollector:
 
 
 def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | None:
-    """Token ids of what a copy's agent sees, and whether it was shortened; None where it cannot be shortened enough."""
+    """Encode the observation of a copy's agent: token ids, and True if it was shortened; None if it still does not fit."""
     policy = player.policy
     room = policy.config.context - policy.generation.max_tokens
     with copy.named():
@@ -264,7 +265,7 @@ def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | Non
 
 
 def _informative(members: Sequence[TextCopy], judging: set[str]) -> bool:
-    """Whether some agent of `judging` scored differently in the members that do not play greedily."""
+    """True if some agent of `judging` scored differently in two members that do not play greedily."""
     return informative(_scores(members, judging))
 
 

@@ -1,4 +1,4 @@
-"""Which task comes next, chosen by what has been solved so far."""
+"""Choose the next task by the shares of tasks that were solved so far."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -90,5 +90,5 @@ def _imported(name: str) -> Chooser:
         raise MarlRayError(f"train.curriculum: {error}") from error
     if not callable(chooser):
         raise MarlRayError(f"train.curriculum={name}: expected a callable chooser(position, solved, tasks)")
-    found: Chooser = chooser
-    return found
+    typed: Chooser = chooser
+    return typed

@@ -24,25 +24,25 @@ class TextEpisode(NamedTuple):
     ret: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
-    """Of each cost signal the sum over turns and agents."""
+    """The sum of each cost signal over turns and agents."""
     length: int
     """Turns of all agents."""
     task: int
     """Index of its task in the environment's order."""
     sample: int
-    """Which of the task's episodes, in evaluation; 0 in training."""
+    """Number of this episode among its task's in evaluation; 0 in training."""
     solved: bool | None
-    """What the environment reported; None if it reported nothing."""
+    """True if the environment reported the task as solved; None if it reported nothing."""
     tokens: int
     """Tokens of all responses."""
     cut: bool
-    """Whether it was ended at the horizon, because the next prompt was too long, or by a text that was refused."""
+    """True if the horizon, a prompt that was too long, or a refused text has ended the episode."""
     metrics: dict[str, float]
     """The environment's own, averaged over the reports of the episode."""
     decisions: dict[str, int]
     """Policy -> its own decisions: the tokens of its agents' responses."""
     start: int = 0
-    """As in `collector.Episode`; every batch is whole episodes, so none waits for another."""
+    """The meaning is that of `collector.Episode`; every batch is whole episodes, so none waits for another."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class EpisodeTurn:
 
     agent: str
     number: int
-    """Of this turn among the agent's own."""
+    """Number of this turn among the agent's own."""
     prompt: list[int]
     completion: Completion
     observation: str
@@ -59,14 +59,14 @@ class EpisodeTurn:
     costs: np.ndarray
     """(signals,) the team's costs from this turn to the end of the episode."""
     reward: float = 0.0
-    """What the agent received from this turn to the end of the episode."""
+    """The sum of the agent's rewards from this turn to the end of the episode."""
     shortened: bool = False
-    """Whether the prompt lost its middle, because it did not fit."""
+    """True if the prompt lost its middle, because it did not fit."""
 
 
 @dataclass(frozen=True)
 class EpisodeStart:
-    """Which episode a copy plays, and with which random numbers."""
+    """The episode that a copy plays, and its stream of random numbers."""
 
     index: int
     split: str
@@ -90,9 +90,9 @@ class TextCopy:
     policies: Mapping[str, Sequence[str]]
     """Policy -> its agents."""
     agent: str | None = None
-    """Who acts next; None where no episode runs."""
+    """The agent that acts next; None if no episode runs."""
     observation: str = ""
-    """What that agent sees."""
+    """The observation of that agent."""
     turns: list[EpisodeTurn] = field(default_factory=list)
     states: "list[TextCopy]" = field(default_factory=list)
     """The running episode as it was before some of its turns, in their order (see `keep`)."""
@@ -105,7 +105,7 @@ class TextCopy:
 
     @property
     def acting(self) -> str:
-        """Who acts next in the running episode."""
+        """The agent that acts next in the running episode."""
         assert self.agent is not None
         return self.agent
 
@@ -116,7 +116,7 @@ class TextCopy:
         self.unread: str | None = None
         """The agent that could not read its prompt, which ended the episode."""
         self.refused = False
-        """Whether the environment refused the last response, which ended the episode."""
+        """True if the environment refused the last response, which ended the episode."""
         self.rewards = dict.fromkeys(self.env.possible_agents, 0.0)
         self.costs = np.zeros(self.signals)
         self.solved: bool | None = None
@@ -205,7 +205,7 @@ class TextCopy:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Errors inside say where they come from."""
+        """Within the block, errors name environment, copy and agent."""
         try:
             yield
         except MarlRayError as error:
@@ -215,7 +215,7 @@ class TextCopy:
             raise
 
     def _go_on(self) -> None:
-        """Take those who are over out of the game, and find out who acts next and on what."""
+        """Step the agents that are over out of the game, and read the next agent and its observation."""
         env = self.env
         for _ in env.possible_agents:
             if env.agents and self._over(env.agent_selection):
@@ -239,7 +239,7 @@ class TextCopy:
         return bool(self.env.terminations.get(agent) or self.env.truncations.get(agent))
 
     def _read(self) -> None:
-        """Add what the step brought to every turn that led to it."""
+        """Add the step's rewards to every turn that led to it."""
         rewards, costs = self._rewards(), np.zeros(self.signals)
         infos = self.env.infos
         for agent, info in infos.items():
@@ -247,8 +247,8 @@ class TextCopy:
                 costs += self._costs(agent, info["cost"])
             for name, value in info.get("metrics", {}).items():
                 self.reports.setdefault(name, []).append(_finite(value, f"metric {name} of {agent}"))
-        if told := [bool(info["solved"]) for info in infos.values() if "solved" in info]:
-            self.solved = any(told)
+        if solved := [bool(info["solved"]) for info in infos.values() if "solved" in info]:
+            self.solved = any(solved)
         self._spend(costs)
         for agent, reward in rewards.items():
             self.rewards[agent] += reward
@@ -256,7 +256,7 @@ class TextCopy:
             turn.reward += rewards.get(turn.agent, 0.0)
 
     def _spend(self, costs: np.ndarray) -> None:
-        """Add what the last turn cost to every turn that led to it; tokens are counted here."""
+        """Add the last turn's costs to every turn that led to it; tokens are counted here."""
         costs[self.token_signals] = len(self.turns[-1].completion.ids)
         self.costs += costs
         for turn in self.turns:
@@ -265,8 +265,8 @@ class TextCopy:
     def _rewards(self) -> dict[str, float]:
         rewards = self.env.rewards
         if not isinstance(rewards, dict) or not set(self.env.agents) <= set(rewards) <= set(self.rewards):
-            found = sorted(rewards) if isinstance(rewards, dict) else type(rewards).__name__
-            raise MarlRayError(f"env.rewards has {found}, expected one of each of {self.env.agents}")
+            given = sorted(rewards) if isinstance(rewards, dict) else type(rewards).__name__
+            raise MarlRayError(f"env.rewards has {given}, expected one of each of {self.env.agents}")
         return {agent: _finite(reward, f"reward of {agent}") for agent, reward in rewards.items()}
 
     def _costs(self, agent: str, cost: Any) -> list[float]:

@@ -29,7 +29,7 @@ class TokenPlayer:
 
 
 class ResponseRow(NamedTuple):
-    """A response and whose it is."""
+    """A response, its environment copy and its group."""
 
     turn: EpisodeTurn
     copy: int

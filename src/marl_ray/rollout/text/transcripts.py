@@ -1,4 +1,4 @@
-"""What a batch of text episodes is reported by: means over roles, and a few episodes in full."""
+"""Report a batch of text episodes: means over roles, and a few episodes in full."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -6,10 +6,10 @@ from typing import NamedTuple
 from marl_ray.rollout.text.episode import TextCopy
 
 MAX_CHARACTERS = 4_000
-"""Of a prompt or response in a transcript; the middle of a longer one is left out."""
+"""Greatest length of a prompt or response in a transcript; the middle of a longer one is left out."""
 
 CUT = "cut"
-"""Counts episodes that were cut before the environment said whether they are solved; no metric by itself."""
+"""Counts episodes that were cut before the environment reported them as solved or not; no metric by itself."""
 
 Sums = dict[str, tuple[float, int]]
 """Metric -> (sum, count), which may be added over workers."""
@@ -22,7 +22,7 @@ class TranscriptLine(NamedTuple):
     prompt: str
     response: str
     reward: float
-    """What the agent received from this turn to the end of the episode."""
+    """The sum of the agent's rewards from this turn to the end of the episode."""
 
 
 class Transcript(NamedTuple):
@@ -75,17 +75,17 @@ def metric_sums(copies: Sequence[TextCopy]) -> Sums:
 
 
 def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Means of the sums of all workers. Where the environment says what is solved, an episode that was cut is not."""
-    whole: Sums = {}
+    """Means of all workers' sums. If the environment reports solved episodes, an episode that was cut is not solved."""
+    sums: Sums = {}
     for part in parts:
         for name, (total, count) in part.items():
-            before, counted = whole.get(name, (0.0, 0))
-            whole[name] = before + total, counted + count
-    _, cut = whole.pop(CUT, (0.0, 0))
-    if "env/solved" in whole:
-        total, count = whole["env/solved"]
-        whole["env/solved"] = total, count + cut
-    return {name: total / count for name, (total, count) in sorted(whole.items())}
+            before, counted = sums.get(name, (0.0, 0))
+            sums[name] = before + total, counted + count
+    _, cut = sums.pop(CUT, (0.0, 0))
+    if "env/solved" in sums:
+        total, count = sums["env/solved"]
+        sums["env/solved"] = total, count + cut
+    return {name: total / count for name, (total, count) in sorted(sums.items())}
 
 
 def _bounded(text: str) -> str:

@@ -19,12 +19,12 @@ from marl_ray.training.collectives import gather, world
 from marl_ray.training.learner.prepared_batch import Diverged
 
 SCORED, CONFIRMED = 0, 1
-"""Kinds of starts: the best policy is chosen on the first, and what it is worth is told of the second. The best of several
-noisy scores is too high; a score that chose nothing is not."""
+"""Kinds of starts: episodes from the first choose the best policy, and episodes from the second measure it. The best of
+several noisy scores is too high; a score that chose nothing is not."""
 
 
-class Brought(Protocol):
-    """What is read of an episode."""
+class EpisodeResult(Protocol):
+    """The fields of an episode that an evaluation reads."""
 
     @property
     def ret(self) -> float: ...
@@ -35,7 +35,7 @@ class Brought(Protocol):
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation has found."""
+    """The result of one evaluation."""
 
     metrics: dict[str, float]
     score: float
@@ -57,20 +57,20 @@ class Evaluator:
             self.arena.close()
 
     def evaluate(self, players: Mapping[str, Any], kind: int, steps: int) -> Evaluation:
-        """Sampled episodes, of the kind SCORED greedy ones besides; `steps` of training for errors.
+        """Play and score sampled episodes, and greedy ones too for the kind SCORED; `steps` of training are for errors.
 
         Raises Diverged if a return or a cost is not finite.
         """
         config = self.config
         extra: dict[str, float] = {}
-        sampled: Sequence[Brought]
-        greedy: Sequence[Brought]
+        sampled: Sequence[EpisodeResult]
+        greedy: Sequence[EpisodeResult]
         if config.language:
             from marl_ray.training.evaluation.held_out import play_held_out, solved_shares
 
-            told, chosen = play_held_out(config, self.collector, players, kind, kind == SCORED)
-            sampled, greedy = told, chosen
-            extra = solved_shares(told, chosen, config.evaluation.samples)
+            drawn, chosen = play_held_out(config, self.collector, players, kind, kind == SCORED)
+            sampled, greedy = drawn, chosen
+            extra = solved_shares(drawn, chosen, config.evaluation.samples)
         else:
             played = self._play(players, kind)
             sampled = played[: config.evaluation_episodes]
@@ -79,18 +79,18 @@ class Evaluator:
         costs = [episode.costs for episode in sampled]
         if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.ret, *e.costs)))):
             raise Diverged(f"evaluation at step {steps}: returns or costs are not finite")
-        found = {"return": _mean([episode.ret for episode in sampled])}
+        metrics = {"return": _mean([episode.ret for episode in sampled])}
         if greedy:
-            found["greedy_return"] = _mean([episode.ret for episode in greedy])
-        found["episode_length"] = _mean([episode.length for episode in sampled])
+            metrics["greedy_return"] = _mean([episode.ret for episode in greedy])
+        metrics["episode_length"] = _mean([episode.length for episode in sampled])
         if config.budgets:
-            found |= {f"episode_cost_{k}": mean for k, mean in enumerate(mean_costs(costs))}
-            found |= shares(config.budgets, costs)
-        judged = score(config.budgets, found["return"], mean_costs(costs))
-        return Evaluation(found | extra, judged, sum(episode.length for episode in (*sampled, *greedy)))
+            metrics |= {f"episode_cost_{k}": mean for k, mean in enumerate(mean_costs(costs))}
+            metrics |= shares(config.budgets, costs)
+        judged = score(config.budgets, metrics["return"], mean_costs(costs))
+        return Evaluation(metrics | extra, judged, sum(episode.length for episode in (*sampled, *greedy)))
 
     def _play(self, players: Mapping[str, Player], kind: int) -> list[WholeEpisode]:
-        """Of all workers, each of which plays every n-th: the sampled episodes, then the greedy ones."""
+        """Play every n-th episode on each of n workers, and gather them: the sampled ones, then the greedy ones."""
         count = self.config.evaluation_episodes
         ways = (False, True) if kind == SCORED else (False,)
         starts = [FixedStart(number, kind, greedy) for greedy in ways for number in range(count)]

@@ -14,7 +14,7 @@ from marl_ray.training.collectives import gather, world
 def play_held_out(
     config: RunConfig, collector: TextCollector, players: Mapping[str, TokenPlayer], kind: int, with_greedy: bool
 ) -> tuple[list[TextEpisode], list[TextEpisode]]:
-    """`evaluation.samples` sampled episodes per held-out task, task by task; and a greedy one, `with_greedy`.
+    """Play `evaluation.samples` sampled episodes per held-out task, task by task, and a greedy one `with_greedy`.
 
     Every worker takes part, with every n-th task. All evaluations of a run of one `kind` draw the same random numbers, so
     that they differ by the policies alone. Those of kind 1 share none with those of kind 0, and play the tasks that follow,
@@ -37,19 +37,19 @@ def play_held_out(
 
 
 def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples: int) -> dict[str, Any]:
-    """`greedy` (share solved) and `pass_at_k`; nothing where the environment does not say what is solved.
+    """Compute `greedy` (share solved) and `pass_at_k`; empty if the environment does not report which tasks are solved.
 
     An episode that was cut before the environment said so is not solved.
     """
-    told = [episode.solved for episode in (*greedy, *sampled) if not episode.cut or episode.solved is not None]
-    if not told or None in told:
+    outcomes = [episode.solved for episode in (*greedy, *sampled) if not episode.cut or episode.solved is not None]
+    if not outcomes or None in outcomes:
         return {}
-    found = {"greedy": sum(bool(e.solved) for e in greedy) / len(greedy)} if greedy else {}
+    shares = {"greedy": sum(bool(e.solved) for e in greedy) / len(greedy)} if greedy else {}
     by_task = [sampled[i : i + samples] for i in range(0, len(sampled), samples)]
     solved = [sum(bool(episode.solved) for episode in several) for several in by_task]
     for k in _ks(samples):
-        found[f"pass_at_{k}"] = sum(pass_at_k(samples, count, k) for count in solved) / len(solved)
-    return found
+        shares[f"pass_at_{k}"] = sum(pass_at_k(samples, count, k) for count in solved) / len(solved)
+    return shares
 
 
 def _ks(samples: int) -> list[int]:

@@ -3,24 +3,29 @@ the score that selects the best checkpoint."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
 from marl_ray.config import RunConfig
-from marl_ray.training.evaluation.whole_episodes import Ended, blocking, release
+from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking, release
+from marl_ray.training.learner.prepared_batch import CostStats
 
 
-class Recent:
+class RecentEpisodes:
     """The last `evaluation.window` released episodes of all workers, and those that are held back."""
 
     def __init__(self, config: RunConfig, saved: Mapping[str, Any] | None = None):
         self.budgets, self.most_steps = config.budgets, config.evaluation.max_steps
         old = {key: [_ended(one) for one in (saved or {}).get(key, ())] for key in ("window", "held_back")}
-        self.episodes: deque[Ended] = deque(old["window"], config.evaluation.window)
-        self.held_back: list[Ended] = old["held_back"]
+        self.episodes: deque[EndedEpisode] = deque(old["window"], config.evaluation.window)
+        self.held_back: list[EndedEpisode] = old["held_back"]
 
-    def add(self, ended: Iterable[Ended], running: Sequence[tuple[int, int]]) -> list[Ended]:
-        """Take in what has ended, given the (start, steps played) of what has not, on all workers; what is released."""
+    def add(self, ended: Iterable[EndedEpisode], running: Sequence[tuple[int, int]]) -> list[EndedEpisode]:
+        """Add the episodes that have ended, given the (start, steps played) of those that have not, on all workers.
+
+        Returns the episodes that are released now.
+        """
         released, self.held_back = release([*self.held_back, *ended], blocking(running, self.most_steps))
         self.episodes.extend(released)
         return released
@@ -34,23 +39,33 @@ class Recent:
         if not self.episodes:
             return {}
         count, costs = len(self.episodes), [episode.costs for episode in self.episodes]
-        found = {"return": sum(episode.ret for episode in self.episodes) / count}
+        metrics = {"return": sum(episode.ret for episode in self.episodes) / count}
         means = mean_costs(costs)
         names = ["episode_cost"] if len(means) == 1 else [f"episode_cost_{k}" for k in range(len(means))]
-        found |= dict(zip(names, means, strict=True))
-        found["episode_length"] = sum(episode.length for episode in self.episodes) / count
+        metrics |= dict(zip(names, means, strict=True))
+        metrics["episode_length"] = sum(episode.length for episode in self.episodes) / count
         if self.budgets:
-            found |= {key: value for key, value in shares(self.budgets, costs).items() if "certified" not in key}
-        return found
+            metrics |= {key: value for key, value in shares(self.budgets, costs).items() if "certified" not in key}
+        return metrics
 
     def score(self) -> float | None:
-        """What the best checkpoint is chosen by where nothing is evaluated; None before the first episode."""
+        """The number that chooses the best checkpoint of a run without evaluations; None before the first episode."""
         if not self.episodes:
             return None
         costs = mean_costs([episode.costs for episode in self.episodes])
         return score(self.budgets, self.metrics()["return"], costs)
 
 
-def _ended(plain: Sequence[Any]) -> Ended:
+def _ended(plain: Sequence[Any]) -> EndedEpisode:
     start, copy, ret, costs, length, decisions = plain
-    return Ended(start, copy, ret, tuple(costs), length, decisions)
+    return EndedEpisode(start, copy, ret, tuple(costs), length, decisions)
+
+
+def cost_stats(released: Sequence[EndedEpisode], before: Mapping[str, CostStats]) -> dict[str, CostStats]:
+    """Policy -> mean costs and decisions of the episodes that this batch has released, or, if it has released none, of the
+    last batch that did."""
+    if not released:
+        return {name: replace(stats, episodes=0) for name, stats in before.items()}
+    means, count = tuple(mean_costs([episode.costs for episode in released])), len(released)
+    decisions = {name: sum(episode.decisions[name] for episode in released) / count for name in before}
+    return {name: CostStats(means, count, max(decisions[name], 1.0)) for name in before}

@@ -1,4 +1,4 @@
-"""When a training episode may be averaged: once every episode that began no later has ended.
+"""Hold back training episodes from averages until every episode that began no later has ended.
 
 Of episodes that have ended by some moment the short ones are too many: in a gridworld quick successes end first, and a team
 that succeeds in one episode of seven seems to in six. Of episodes that began before some moment none is missing, so these
@@ -8,12 +8,15 @@ are averaged: an ended episode is held back until the episodes that began before
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from marl_ray.config import RunConfig
+from marl_ray.training.collectives import gather
 
-class Ended(NamedTuple):
+
+class EndedEpisode(NamedTuple):
     """An episode that has ended."""
 
     start: int
-    """When it began, in steps of every copy since the run began."""
+    """Step at which it began, counted in every copy since the run began."""
     copy: int
     ret: float
     costs: tuple[float, ...]
@@ -22,12 +25,12 @@ class Ended(NamedTuple):
     """Policy -> its own decisions in the whole episode."""
 
     @classmethod
-    def of(cls, episode: Any) -> "Ended":
-        """Of an Episode or a TextEpisode."""
+    def of(cls, episode: Any) -> "EndedEpisode":
+        """Make it from an Episode or a TextEpisode."""
         return cls(*(getattr(episode, field) for field in cls._fields))
 
 
-def release(ended: Iterable[Ended], running: Iterable[int]) -> tuple[list[Ended], list[Ended]]:
+def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list[EndedEpisode], list[EndedEpisode]]:
     """(released, held back), each by start and copy; `running` are the starts of all episodes that have not ended.
 
     What is released later began no earlier, whatever the order of the ends.
@@ -42,3 +45,17 @@ def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
     """Starts of the (start, steps played) that hold others back: an episode of `most_steps` or more does so no longer, or
     one that never ends would for ever."""
     return [start for start, played in running if played < most_steps]
+
+
+def gather_episodes(
+    config: RunConfig, batch: Any, collector: Any
+) -> tuple[list[EndedEpisode], list[tuple[int, int]], int]:
+    """Gather from all workers the episodes that have ended, (start, steps played) of those that have not, and the steps.
+
+    Episodes that were played greedily, as a group's baseline, are left out: they do not measure the policy that samples.
+    """
+    sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
+    own = [tuple(EndedEpisode.of(episode)) for episode in sampled]
+    parts = gather((own, collector.running, batch.steps))
+    ended = [EndedEpisode(*episode) for part, _, _ in parts for episode in part]
+    return ended, [one for _, part, _ in parts for one in part], sum(steps for _, _, steps in parts)

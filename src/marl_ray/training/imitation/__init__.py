@@ -1,1 +1,1 @@
-"""Learning before the first iteration, or without play: demonstrations, logged decisions, served texts."""
+"""Learning before the first iteration, by imitating demonstrations or logged decisions."""

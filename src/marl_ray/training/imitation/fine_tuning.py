@@ -17,13 +17,12 @@ from torch import Tensor
 from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.rollout.rng import permutation
 from marl_ray.training.collectives import from_first, total, world
-from marl_ray.training.imitation.demonstrations import Example, encode, read_demonstrations
 from marl_ray.training.imitation.warm_start import BEFORE, fit_all
-from marl_ray.training.learner.gradient_epochs import clip_gradients
-from marl_ray.training.learner.learner import Learner
-from marl_ray.training.learner.optimizers import optimizer_of
+from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
 from marl_ray.training.learner.prepared_batch import Diverged
+from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.team.team import Team
+from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
 FASTER = 10
 """Learning rate of a warm start without one of its own, as a multiple of `hyper.lr`: demonstrations say every token that is
@@ -37,10 +36,15 @@ def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str,
     not finite.
     """
     settings = cast(WarmStartConfig, config.warm_start)
-    # An environment that runs programs may take long over its demonstrations, and time is among what ends a program.
-    told = from_first(lambda: read_demonstrations(config, env, team.agents))
+    # Rank 0 alone plays them: an environment that runs programs may take long, and a time limit ends programs at random.
+    examples = from_first(lambda: read_demonstrations(config, env, team.agents))
     fits = {
-        name: _Fit(name, learner, encode(told[name], learner.model.lm, learner.model.tokenizer, config, name), settings)
+        name: _Fit(
+            name,
+            learner.policy,
+            encode(examples[name], learner.policy.model.lm, learner.policy.model.tokenizer, config, name),
+            settings,
+        )
         for name, learner in team.learners.items()
     }
     fit_all(config, team, fits, emit)
@@ -49,14 +53,17 @@ def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str,
 class _Fit:
     """One policy, its demonstrations, and an optimiser of its own: the run's begins fresh."""
 
-    def __init__(self, name: str, learner: Learner, examples: list[Example], settings: WarmStartConfig):
-        self.name, self.learner, self.examples, self.batch = name, learner, examples, settings.batch
-        self.optimizer = optimizer_of(learner.hyper, [([learner.actor], settings.lr or FASTER * learner.hyper.lr)])
+    def __init__(self, name: str, policy: TrainedPolicy, examples: list[Example], settings: WarmStartConfig):
+        self.name, self.policy, self.examples, self.batch = name, policy, examples, settings.batch
+        self.optimizer = optimizer_of(policy.hyper, [([policy.actor], settings.lr or FASTER * policy.hyper.lr)])
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
-        """One pass over the demonstrations, in an order drawn by seed and epoch; mean log-likelihood of a token."""
+        """Make one pass over the demonstrations, in an order drawn by seed and epoch.
+
+        Returns the mean log-likelihood of a token, in nats.
+        """
         order = permutation(seed, BEFORE, number, len(self.examples)).tolist()
-        likelihood = torch.zeros((), dtype=torch.float64, device=self.learner.device)
+        likelihood = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         for start in range(0, len(order), self.batch):
             likelihood += self._step([self.examples[i] for i in order[start : start + self.batch]])
         mean = float(total(likelihood)) / sum(len(example.response) for example in self.examples)
@@ -65,27 +72,27 @@ class _Fit:
         return {"log_likelihood": mean}
 
     def _step(self, chosen: list[Example]) -> Tensor:
-        """One gradient step on all workers' examples; this worker's sum of log-likelihoods."""
-        learner, (rank, workers) = self.learner, world()
+        """Take one gradient step on all workers' examples; returns this worker's sum of log-likelihoods."""
+        policy, (rank, workers) = self.policy, world()
         own = sorted(chosen, key=lambda example: -example.length)[rank::workers]
         most = -(-len(chosen) // workers)  # of a worker: all make as many passes as that one
-        size = learner.micro_batch or most
+        size = policy.micro_batch or most
         tokens = sum(len(example.response) for example in chosen)
-        likelihood = torch.zeros((), dtype=torch.float64, device=learner.device)
+        likelihood = torch.zeros((), dtype=torch.float64, device=policy.device)
         self.optimizer.zero_grad(set_to_none=True)
         for start in range(0, most, size):
-            prompts, responses, mask = (x.to(learner.device) for x in padded(own[start : start + size]))
-            found = learner.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()
+            prompts, responses, mask = (x.to(policy.device) for x in padded(own[start : start + size]))
+            likelihoods = policy.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()
             # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
-            (-found / tokens * workers).backward()
-            likelihood += found.detach()
-        clip_gradients([learner.actor], learner.hyper.max_grad_norm)
+            (-likelihoods / tokens * workers).backward()
+            likelihood += likelihoods.detach()
+        clip_gradients([policy.actor], policy.hyper.max_grad_norm)
         self.optimizer.step()
         return likelihood
 
 
 def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
-    """Prompts (R, P) on the right with -1 before them, responses (R, T), and where they are, (R, T) bool."""
+    """Pad examples: prompts (R, P) on the right with -1 before them, responses (R, T), and their mask (R, T) bool."""
     width = max([1, *(len(example.prompt) for example in examples)])
     steps = max([1, *(len(example.response) for example in examples)])
     prompts = torch.full((len(examples), width), -1)

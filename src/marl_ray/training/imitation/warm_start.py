@@ -12,7 +12,7 @@ any number of workers.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 import numpy as np
@@ -29,18 +29,18 @@ from marl_ray.policies.actor_critic.spaces import joint_space, row_dtype, row_si
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.served.acts import Logged, read_logged
 from marl_ray.training.collectives import total, world
-from marl_ray.training.learner.gradient_epochs import clip_gradients
 from marl_ray.training.learner.learner import Learner
-from marl_ray.training.learner.optimizers import optimizer_of
+from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
 from marl_ray.training.learner.prepared_batch import Diverged
+from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.team.team import Team
 
 
 class Fit(Protocol):
-    """One policy and what it imitates."""
+    """One policy and the data that it imitates."""
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
-        """One pass over the data, in an order drawn by seed and epoch; its metrics."""
+        """Make one pass over the data, in an order drawn by seed and epoch; returns its metrics."""
 
 
 BEFORE = -1
@@ -62,7 +62,7 @@ class Decisions:
     returns: Tensor
     """(N,) discounted rewards that followed, in reward units."""
     valued: Tensor
-    """(N,) bool: what the critic is fitted to."""
+    """(N,) bool: decisions that the critic is fitted to."""
     agent: Tensor
     """(N,) which of the policy's agents decided."""
     states: Tensor
@@ -72,7 +72,7 @@ class Decisions:
 
 
 def read_decisions(config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> Logged:
-    """The logged data of a warm start, as the policies (policy -> its agents) need it; raises MarlRayError."""
+    """Read the logged data of a warm start for each policy (policy -> its agents); raises MarlRayError."""
     settings = cast(WarmStartConfig, config.warm_start)
     spaces = {name: (env.observation_space(own[0]), env.action_space(own[0])) for name, own in agents.items()}
     table = {agent: name for name, members in agents.items() for agent in members}
@@ -96,7 +96,7 @@ def warm_start(config: RunConfig, env: ParallelEnv, team: Team, emit: Callable[[
 
 
 def fit_all(config: RunConfig, team: Team, fits: Mapping[str, Fit], emit: Callable[[dict[str, float]], None]) -> None:
-    """The epochs of a warm start, policy by policy; `emit` gets their metrics on rank 0."""
+    """Run the epochs of a warm start, policy by policy; `emit` gets their metrics on rank 0."""
     for epoch in range(cast(WarmStartConfig, config.warm_start).epochs):
         row = {"steps": 0.0, "warm_start/epoch": epoch + 1.0}
         for name, fit in fits.items():
@@ -105,8 +105,8 @@ def fit_all(config: RunConfig, team: Team, fits: Mapping[str, Fit], emit: Callab
         if world()[0] == 0:
             emit(row)
     for learner in team.learners.values():
-        learner.model.zero_grad(set_to_none=True)
-        learner.refresh_rollout_model()
+        learner.policy.model.zero_grad(set_to_none=True)
+        learner.policy.refresh_rollout_model()
 
 
 class _Fit:
@@ -115,21 +115,22 @@ class _Fit:
     def __init__(
         self, name: str, learner: Learner, logged: Logged, env: ParallelEnv, team: Team, settings: WarmStartConfig
     ):
-        model, hyper = learner.model, learner.hyper
+        model, hyper = learner.policy.model, learner.policy.hyper
         self.name, self.learner, self.batch = name, learner, settings.batch
-        self.data = _decisions(name, learner, logged, env, team, settings.top)
+        self.data = _decisions(name, learner.policy, logged, env, team, settings.top)
         # A critic that is fitted to every batch before the actor moves needs no start, and has targets of its own.
-        follows = model.critic is not None and not learner.algorithm.spec.critic_first
+        follows = model.critic is not None and not learner.policy.algorithm.spec.critic_first
         self.critic = model.critic if follows and bool(self.data.valued.any()) else None
         parts = [([model.actor], settings.lr or hyper.lr)]
         if self.critic is not None:
             parts.append(([self.critic], settings.lr or hyper.critic_lr or hyper.lr))
             known = self.data.returns[self.data.valued].double()
-            learner.value_norm = learner.value_norm.updated(float(known.mean()), float(known.square().mean()))
+            norm = learner.state.value_norm.updated(float(known.mean()), float(known.square().mean()))
+            learner.state = replace(learner.state, value_norm=norm)
         self.optimizer = optimizer_of(hyper, parts)
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
-        """One pass over the decisions, in an order drawn by seed and epoch; means over it."""
+        """Make one pass over the decisions, in an order drawn by seed and epoch; returns means over it."""
         size = len(self.data.rows)
         order = torch.from_numpy(permutation(seed, BEFORE, number, size)).to(self.data.rows.device)
         sums = torch.zeros(2, dtype=torch.float64, device=order.device)
@@ -139,37 +140,38 @@ class _Fit:
         means = {"log_likelihood": likelihood / int(self.data.imitated.sum())}
         if self.critic is not None:
             means["value_loss"] = value / int(self.data.valued.sum())
-        for key, found in means.items():
-            if not math.isfinite(found):
+        for key, mean in means.items():
+            if not math.isfinite(mean):
                 raise Diverged(f"policy {self.name!r}, warm start, epoch {number + 1}: {key} is not finite")
         return means
 
     def _step(self, chosen: Tensor) -> Tensor:
-        """One gradient step on decisions (all workers' numbers); this worker's sums of log-likelihood and value loss."""
-        data, learner, (rank, workers) = self.data, self.learner, world()
+        """Take one gradient step on decisions (all workers' numbers); returns this worker's sums of log-likelihood and value
+        loss, (2,)."""
+        data, policy, (rank, workers) = self.data, self.learner.policy, world()
         own = chosen[rank::workers]
         share = 1.0 if len(own) else 0.0
         own = own if len(own) else chosen[:1]  # no part of the minibatch, but its part in the collectives of the pass
-        actor = Prepared.of(learner.model.actor, data.rows[own])
-        central = learner.model.central
-        critic = Prepared.of(learner.model.critics[0], data.states[data.state[own]]) if central else actor
+        actor = Prepared.of(policy.model.actor, data.rows[own])
+        central = policy.model.central
+        critic = Prepared.of(policy.model.critics[0], data.states[data.state[own]]) if central else actor
         allowed = None if data.allowed is None else data.allowed[own]
-        outputs, *values = learner.model.evaluate(actor, critic, allowed)
-        likelihood = learner.model.distribution.log_prob(outputs, data.actions[own])
+        outputs, *values = policy.model.evaluate(actor, critic, allowed)
+        likelihood = policy.model.distribution.log_prob(outputs, data.actions[own])
         likelihood = (likelihood * data.imitated[own]).sum() * share
         loss, value = -likelihood / data.imitated[chosen].sum().clamp(min=1), torch.zeros_like(likelihood)
         if self.critic is not None:
             heads = values[0]
-            found = heads.gather(1, data.agent[own][:, None])[:, 0] if central else heads[:, 0]
-            wanted = learner.value_norm.normalize(data.returns[own])
-            value = clipped_value_loss(found, found, wanted, None, learner.hyper.huber_delta)
+            estimates = heads.gather(1, data.agent[own][:, None])[:, 0] if central else heads[:, 0]
+            wanted = self.learner.state.value_norm.normalize(data.returns[own])
+            value = clipped_value_loss(estimates, estimates, wanted, None, policy.hyper.huber_delta)
             value = (value * data.valued[own]).sum() * share
             loss = loss + value / data.valued[chosen].sum().clamp(min=1)
         self.optimizer.zero_grad(set_to_none=True)
         # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
         (loss * workers).backward()
-        modules: list[nn.Module] = [learner.model.actor, *([] if self.critic is None else [self.critic])]
-        clip_gradients(modules, learner.hyper.max_grad_norm)
+        modules: list[nn.Module] = [policy.model.actor, *([] if self.critic is None else [self.critic])]
+        clip_gradients(modules, policy.hyper.max_grad_norm)
         self.optimizer.step()
         return torch.stack([likelihood, value]).detach().double()
 
@@ -182,25 +184,25 @@ def best_units(outcomes: np.ndarray, top: float) -> np.ndarray:
     return chosen
 
 
-def _decisions(name: str, learner: Learner, logged: Logged, env: ParallelEnv, team: Team, top: float) -> Decisions:
+def _decisions(name: str, policy: TrainedPolicy, logged: Logged, env: ParallelEnv, team: Team, top: float) -> Decisions:
     batch = logged.policies[name]
     mask = batch.mask
-    returns = reward_to_go(batch.rewards, mask, batch.terminated | batch.truncated, learner.hyper.gamma)
+    returns = reward_to_go(batch.rewards, mask, batch.terminated | batch.truncated, policy.hyper.gamma)
 
     def spread(per_row: Tensor) -> Tensor:
-        """(B,) to (N,)."""
+        """Repeat a value per row (B,) for each of its decisions, (N,)."""
         return per_row[:, None].expand(mask.shape)[mask]
 
     unit = spread(batch.episode)
     valued, states, state = torch.ones_like(unit, dtype=torch.bool), batch.observations.new_zeros(0, 0), unit
-    if learner.model.central:
-        whole, aligned = joint_states(logged, env, team.agents)
-        state = (batch.episode[:, None] * whole.shape[1] + torch.arange(mask.shape[1]))[mask]
-        states, valued = whole.flatten(0, 1), aligned[unit]
+    if policy.model.central:
+        joint, aligned = joint_states(logged, env, team.agents)
+        state = (batch.episode[:, None] * joint.shape[1] + torch.arange(mask.shape[1]))[mask]
+        states, valued = joint.flatten(0, 1), aligned[unit]
     imitated = torch.from_numpy(best_units(logged.outcomes, top))[unit]
     if not imitated.any():
         raise MarlRayError(f"warm_start.top: the best {top:g} of the units hold no decision of policy {name!r}")
-    device = learner.device
+    device = policy.device
     return Decisions(
         rows=batch.observations[mask].to(device),
         actions=batch.actions[mask].to(device),
@@ -215,7 +217,7 @@ def _decisions(name: str, learner: Learner, logged: Logged, env: ParallelEnv, te
 
 
 def joint_states(logged: Logged, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
-    """What a central critic sees, (units, T, S), and in which units it is known, (units,) bool.
+    """Build the inputs of a central critic, (units, T, S), and say in which units they are known, (units,) bool.
 
     Rows tell no times, so it is known only where every agent has one sequence and all are of one length: there, step t
     of each was the same moment.

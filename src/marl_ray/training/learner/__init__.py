@@ -1,1 +1,1 @@
-"""One policy's update of one batch."""
+"""The update of one policy by one batch: prepare the batch, take the steps, compute each pass's loss."""

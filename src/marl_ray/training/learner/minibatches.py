@@ -1,4 +1,4 @@
-"""How a batch is cut: minibatches (a gradient step each) and micro-batches (a forward and backward pass each).
+"""Cut a batch into minibatches (a gradient step each) and micro-batches (a forward and backward pass each).
 
 A minibatch is a set of time indices, or of copies where rows are whole episodes: the same set for any number of workers,
 because the order is drawn over all of them. Micro-batches are parts of the copies of a minibatch. A copy is an environment
@@ -17,7 +17,7 @@ from marl_ray.rollout.rng import permutation
 
 @dataclass(frozen=True)
 class Shape:
-    """Of this worker's part of a batch: rows are copies * agents."""
+    """The shape of this worker's part of a batch, whose rows are copies * agents."""
 
     agents: int
     steps: int
@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def copies(self) -> int:
-        """This worker's."""
+        """The number of this worker's copies."""
         return self.bounds[self.rank + 1] - self.first_copy
 
     @property
@@ -47,16 +47,16 @@ class Cut:
     copies: Tensor | None
     times: Tensor | None
     most: int
-    """Copies of the worker that has most of them: all workers make as many passes as that one needs."""
+    """Largest per-worker copy count; it sets the number of passes on all workers."""
 
     def of(self, array: Tensor, agents: int) -> Tensor:
-        """The part of a (copies * agents, T, ...) array, (R, T', ...)."""
+        """Take the cut's part (R, T', ...) of a (copies * agents, T, ...) array."""
         if self.copies is not None:
             array = array.unflatten(0, (-1, agents))[self.copies].flatten(0, 1)
         return array if self.times is None else array[:, self.times]
 
     def rows(self, inputs: Prepared, shape: Shape, agents: int) -> Prepared:
-        """The same part of the prepared inputs of (copies * agents * T) rows."""
+        """The cut's part of the prepared inputs of (copies * agents * T) rows."""
         if self.copies is None and self.times is None:
             return inputs
         device = inputs.values.device
@@ -65,19 +65,19 @@ class Cut:
 
 
 def everything(shape: Shape) -> Cut:
-    """The whole batch."""
+    """The cut that is the complete batch."""
     return Cut(None, None, max(b - a for a, b in zip(shape.bounds, shape.bounds[1:], strict=False)))
 
 
 def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape, by_copy: bool) -> list[Cut]:
-    """The `count` minibatches of an epoch, this worker's part of each (possibly of no copies)."""
-    whole = everything(shape)
+    """Draw the `count` minibatches of an epoch; returns this worker's part of each (possibly of no copies)."""
+    batch = everything(shape)
     if count == 1:  # the order of a sum's terms does not matter, so nothing need be moved
-        return [whole]
+        return [batch]
     size = shape.all_copies if by_copy else shape.steps
     parts = torch.from_numpy(permutation(seed, iteration, epoch, size)).tensor_split(count)
     if not by_copy:
-        return [Cut(None, part, whole.most) for part in parts]
+        return [Cut(None, part, batch.most) for part in parts]
     cuts, inner = [], torch.tensor(shape.bounds[1:])
     for part in parts:
         holder = torch.bucketize(part, inner, right=True)
@@ -87,7 +87,7 @@ def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape,
 
 
 def micro_batches(cut: Cut, shape: Shape, size: int | None, order: Tensor | None = None) -> Iterator[tuple[Cut, bool]]:
-    """Parts of a minibatch of at most `size` copies, and whether each is the last; as many on every worker.
+    """Yield parts of a minibatch of at most `size` copies, each with True if it is the last; as many on every worker.
 
     `order` (copies,) puts copies with like numbers together, the largest first. Some parts may be of no copies.
     """

@@ -1,16 +1,18 @@
-"""The optimiser of a policy's weights."""
+"""The optimiser of a policy's weights, and the clip of their gradients."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from marl_ray.config import AlgorithmConfig
+from marl_ray.training.collectives import total
 
 
 def optimizer_of(hyper: AlgorithmConfig, parts: Sequence[tuple[Iterable[nn.Module], float]]) -> torch.optim.Optimizer:
-    """`hyper.optimizer` over the trained parameters of some modules, with a learning rate for each part.
+    """Make `hyper.optimizer` for the trained parameters of some modules, with a learning rate for each part.
 
     Weight decay pulls matrices only. It leaves out vectors (biases, the scales of norms), as transformers' Trainer does, and
     embeddings, whose rows would shrink while their tokens do not occur (OLMo 2, arXiv 2501.00656, section 3.4).
@@ -38,3 +40,21 @@ def optimizer_of(hyper: AlgorithmConfig, parts: Sequence[tuple[Iterable[nn.Modul
 
 def _settings(hyper: AlgorithmConfig) -> dict[str, Any]:
     return {"betas": hyper.adam_betas, "eps": hyper.adam_eps} if hyper.optimizer == "adamw" else {}
+
+
+def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:
+    """Scale each module's sharded gradients to at most `max_norm`, each by its own global norm; returns the norms, (M,).
+
+    One reduction serves all M modules, where `torch.nn.utils.clip_grad_norm_` would need one for each.
+    """
+    shards = [[local_part(p.grad) for p in module.parameters() if p.grad is not None] for module in modules]
+    squares = torch.stack([torch.stack([g.float().square().sum() for g in group]).sum() for group in shards])
+    norms = total(squares).sqrt()
+    for group, norm in zip(shards, norms, strict=True):
+        torch._foreach_mul_(group, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norms
+
+
+def local_part(gradient: Tensor) -> Tensor:
+    """This worker's shard of a gradient."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -4,8 +4,6 @@ Second-order steps are for small policies: gradients, Fisher products and line-s
 the weights they lead to are equal on all of them.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -24,25 +22,29 @@ from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.policies.actor_critic.actor_critic import Prepared
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.training.collectives import total
-from marl_ray.training.learner.prepared_batch import Fixed
-
-if TYPE_CHECKING:
-    from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.prepared_batch import PreparedBatch
+from marl_ray.training.learner.trained_policy import TrainedPolicy
 
 CASES = {"unconstrained": 0.0, "constrained": 1.0, "recovery": 2.0}
+"""The metric `trust_region_case` of each case of the dual problem."""
 
 
-def update(learner: "Learner", fixed: Fixed, violations: Tensor) -> dict[str, float]:
-    """Move the rollout copy's actor by one constrained step; metrics of the step."""
-    actor, hyper = learner.rollout_model.actor, learner.hyper
-    distribution = learner.rollout_model.distribution
-    batch = fixed.batch
-    rows: Prepared = fixed.inputs.actor
-    mask = fixed.mask.flatten().cpu()
+def constrained_weights(
+    policy: TrainedPolicy, prepared: PreparedBatch, trust_region: float
+) -> tuple[Parameters, dict[str, float]]:
+    """The weights of the rollout copy's actor after one constrained step, equal on all workers, and metrics of the step.
+
+    `trust_region` bounds the mean KL divergence of the step (nats).
+    """
+    actor, hyper = policy.rollout_model.actor, policy.hyper
+    distribution = policy.rollout_model.distribution
+    batch = prepared.batch
+    rows: Prepared = prepared.inputs.actor
+    mask = prepared.mask.flatten().cpu()
     allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1).cpu()
-    actions, old = batch.actions.flatten(0, 1).cpu(), fixed.old_log_probs.flatten().cpu()
-    behaviour, values_then = fixed.behaviour_log_probs.flatten().cpu(), batch.values.flatten().cpu()
-    advantages, cost_advantages = fixed.advantages.flatten().cpu(), fixed.cost_advantages.flatten(0, 1).cpu()
+    actions, old = batch.actions.flatten(0, 1).cpu(), prepared.old.log_probs.flatten().cpu()
+    behaviour, values_then = prepared.behaviour_log_probs.flatten().cpu(), batch.values.flatten().cpu()
+    advantages, cost_advantages = prepared.advantages.flatten().cpu(), prepared.cost_advantages.flatten(0, 1).cpu()
     weights = mask.float() / max(float(total(mask.sum().float())), 1.0)
     sizes = distribution.sizes if isinstance(distribution, Categorical) else None
     values, columns = rows.values.cpu(), None if rows.columns is None else rows.columns.cpu()
@@ -58,7 +60,7 @@ def update(learner: "Learner", fixed: Fixed, violations: Tensor) -> dict[str, fl
         now = outputs(at)
         log_probs = distribution.log_prob(now, actions)
         evaluated = Evaluated(*(x[None] for x in (log_probs, old, advantages, mask, behaviour, values_then)))
-        loss = (learner.algorithm.policy_loss(evaluated, hyper).loss[0] * weights).sum()
+        loss = (policy.algorithm.policy_loss(evaluated, hyper).loss[0] * weights).sum()
         ratio = token_ratio(log_probs, old)
         return loss, (ratio[:, None] * cost_advantages * weights[:, None]).sum(0), now
 
@@ -75,12 +77,12 @@ def update(learner: "Learner", fixed: Fixed, violations: Tensor) -> dict[str, fl
     def product(vector: Tensor) -> Tensor:
         return total(local(vector)) + hyper.cg_damping * vector
 
-    violations = violations.cpu()
-    found = constrained_step(
+    violations = prepared.violations.cpu()
+    solution = constrained_step(
         gradient,
         torch.stack(cost_gradients) if cost_gradients else gradient.new_zeros(0, len(gradient)),
         violations,
-        learner.trust_region,
+        trust_region,
         product,
         hyper.cg_iterations,
     )
@@ -95,17 +97,14 @@ def update(learner: "Learner", fixed: Fixed, violations: Tensor) -> dict[str, fl
     search = backtracking(
         evaluate,
         flatten(parameters),
-        found.step,
+        solution.step,
         violations.tolist(),
-        learner.trust_region,
+        trust_region,
         hyper.line_search_decay,
         hyper.line_search_steps,
     )
-    with torch.no_grad():
-        for parameter, value in zip(actor.parameters(), unflatten(search.vector, parameters).values(), strict=True):
-            parameter.copy_(value)
-    return {
+    return unflatten(search.vector, parameters), {
         "trust_region_kl": search.kl,
-        "trust_region_case": CASES[found.case],
+        "trust_region_case": CASES[solution.case],
         "line_search_steps": float(hyper.line_search_steps if search.accepted is None else search.accepted),
     }

@@ -1,1 +1,1 @@
-"""Which policies play and learn, and whether they fit."""
+"""The policies that play and learn: built from the config, and checked against the environment and the GPU."""

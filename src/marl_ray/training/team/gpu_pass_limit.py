@@ -1,40 +1,43 @@
-"""How many responses share a pass on a GPU: measured before the first gradient step, so that none runs out of memory.
+"""Measure how many responses fit into one pass on a GPU, before the first gradient step, so that none runs out of memory.
 
-Running out of memory and trying again is no way for several workers: the others would wait in the pass's collectives for the
+Several workers cannot run out of memory and try again: the others would wait in the pass's collectives for the
 one that left it.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from marl_ray.training.collectives import gather
 from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.trained_policy import TrainedPolicy
 
 SHARE = 0.85
-"""Of the free memory that passes may take; the rest is for what fragments."""
+"""The share of the free memory that passes may take; the rest is left for fragmentation."""
 
 
 def limit_passes(learners: Iterable[Learner]) -> None:
-    """Lower `micro_batch` of learners of language models to what fits, the same on every worker; nothing on a CPU.
+    """Lower `micro_batch` of language models' learners until a pass fits, the same on every worker; nothing on a CPU.
 
     Every worker takes part. Two passes are measured, of one and of two sequences as long as the context.
     """
-    together = [learner for learner in learners if learner.device.type == "cuda"]
+    together = [learner for learner in learners if learner.policy.device.type == "cuda"]
     # Adam's two moments, which the first step makes.
     coming = sum(
         2 * _bytes(group["params"])
         for learner in together
-        for group in learner.optimizer.param_groups
-        if learner.hyper.optimizer == "adamw"
+        for group in learner.policy.optimizer.param_groups
+        if learner.policy.hyper.optimizer == "adamw"
     )
     for learner in together:
-        peaks = [_peak(learner, rows) for rows in (1, 2)]
-        free, _ = torch.cuda.mem_get_info(learner.device)
-        free += torch.cuda.memory_reserved(learner.device) - torch.cuda.memory_allocated(learner.device)
-        found = min(gather(rows_that_fit(peaks[0], peaks[1], SHARE * free - coming)))
-        learner.micro_batch = min(found, learner.micro_batch or found)
+        policy = learner.policy
+        peaks = [_peak(policy, rows) for rows in (1, 2)]
+        free, _ = torch.cuda.mem_get_info(policy.device)
+        free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
+        rows = min(gather(rows_that_fit(peaks[0], peaks[1], SHARE * free - coming)))
+        learner.policy = replace(policy, micro_batch=min(rows, policy.micro_batch or rows))
 
 
 def rows_that_fit(one: float, two: float, free: float) -> int:
@@ -48,17 +51,18 @@ def rehearse(model: Any, rows: int) -> None:
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
     responses = torch.zeros(rows, steps, dtype=torch.int64, device=model.device)
     prompts[:, 0] = torch.arange(rows)  # equal prompts would be read once
-    found = model.evaluate(prompts, responses, torch.ones_like(responses, dtype=torch.bool))
-    parts = (found.log_probs, found.entropy, found.values, found.cost_values)
+    outputs = model.evaluate(prompts, responses, torch.ones_like(responses, dtype=torch.bool))
+    parts = (outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
     sum(part.sum() for part in parts if part is not None).backward()
     model.zero_grad(set_to_none=True)
 
 
-def _peak(learner: Learner, rows: int) -> float:
-    torch.cuda.reset_peak_memory_stats(learner.device)
-    before = torch.cuda.memory_allocated(learner.device)
-    rehearse(learner.model, rows)
-    return float(torch.cuda.max_memory_allocated(learner.device) - before)
+def _peak(policy: TrainedPolicy, rows: int) -> float:
+    """Bytes that a forward and backward pass of `rows` sequences takes beside what is allocated before it."""
+    torch.cuda.reset_peak_memory_stats(policy.device)
+    before = torch.cuda.memory_allocated(policy.device)
+    rehearse(policy.model, rows)
+    return float(torch.cuda.max_memory_allocated(policy.device) - before)
 
 
 def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:

@@ -17,7 +17,7 @@ from marl_ray.rollout.served.collector import Block, ServedCollector
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
 from marl_ray.rollout.text.transcripts import Transcript, means
 from marl_ray.training.collectives import gather
-from marl_ray.training.imitation.served_data import Reader, read_data
+from marl_ray.training.texts.served_data import Reader, read_data
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 
@@ -85,8 +85,10 @@ def build_data(
 
 
 def response_metrics(batch: TextBatch) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Of all workers' responses: tokens that are trained on and tokens of their prompts, means of roles and environment;
-    and the transcripts of the drawn episodes. Every worker takes part."""
+    """Gather metrics of all workers' responses, and the transcripts of the drawn episodes; every worker calls it.
+
+    The metrics are the tokens that are trained on, the tokens of their prompts, and means of roles and environment.
+    """
     rows = [own for own in batch.trajectories.values() if own.prompts is not None]
     trained = sum(int(own.mask.sum()) for own in rows)
     prompts = sum(int((cast(Tensor, own.prompts) >= 0).sum()) for own in rows)
@@ -95,8 +97,8 @@ def response_metrics(batch: TextBatch) -> tuple[dict[str, float], list[dict[str,
         "tokens": float(sum(part[0] for part in parts)),
         "prompt_tokens": float(sum(part[1] for part in parts)),
     }
-    return counts | means(part[2] for part in parts), [_plain(told) for part in parts for told in part[3]]
+    return counts | means(part[2] for part in parts), [_plain(transcript) for part in parts for transcript in part[3]]
 
 
-def _plain(told: Transcript) -> dict[str, Any]:
-    return told._asdict() | {"lines": [line._asdict() for line in told.lines]}
+def _plain(transcript: Transcript) -> dict[str, Any]:
+    return transcript._asdict() | {"lines": [line._asdict() for line in transcript.lines]}

@@ -1,4 +1,4 @@
-"""What can be known of a run of language models before its weights are read."""
+"""Checks of a run of language models that need no weights."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -18,9 +18,9 @@ from marl_ray.policies.language.token_policy import model_folder
 from marl_ray.policies.prompting.prompts import check_fits, encode_prompt
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.rollout.text.curriculum import Curriculum
-from marl_ray.training.imitation.demonstrations import encode, read_demonstrations
-from marl_ray.training.imitation.served_data import Reader, read_data
 from marl_ray.training.team.language import bundle_weights
+from marl_ray.training.texts.demonstrations import encode, read_demonstrations
+from marl_ray.training.texts.served_data import Reader, read_data
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
@@ -61,8 +61,8 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
     if config.data is not None:
         read_data(config, agents, {name: Reader(*model) for name, model in models.items()})
     if config.warm_start is not None:
-        for name, told in read_demonstrations(config, env, agents, SAMPLE).items():
-            encode(told, *models[name], config, name)
+        for name, demonstrations in read_demonstrations(config, env, agents, SAMPLE).items():
+            encode(demonstrations, *models[name], config, name)
 
 
 def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:

@@ -32,12 +32,12 @@ class Team:
     """ActorCritic or TokenPolicy."""
     learners: dict[str, Learner]
     engines: Mapping[str, Any] = field(default_factory=dict)
-    """What samples from each of the models, of language models."""
+    """Policy -> the engine that samples from it; empty for actor-critics."""
 
     def players(self) -> dict[str, Any]:
-        """What the collector needs of every policy, as of now."""
+        """The current models, engines and normalisers, as a collector takes them."""
         norms = {
-            name: (self.learners[name].value_norm, self.learners[name].cost_norms)
+            name: (self.learners[name].state.value_norm, self.learners[name].state.cost_norms)
             if name in self.learners
             else (ValueNorm(), ())
             for name in self.models
@@ -60,8 +60,8 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
     """
     if config.language != is_text(env):
         kinds = ("a text environment", "language models", "actor-critics")
-        found, needed, given = kinds if is_text(env) else (f"no {kinds[0][2:]}", kinds[2], kinds[1])
-        raise MarlRayError(f"env.id: {config.env.id} is {found}, for {needed}; team: the policies are {given}")
+        given_kind, needed, given = kinds if is_text(env) else (f"no {kinds[0][2:]}", kinds[2], kinds[1])
+        raise MarlRayError(f"env.id: {config.env.id} is {given_kind}, for {needed}; team: the policies are {given}")
     try:
         table = config.policy_of(list(env.possible_agents))
     except ValueError as error:
@@ -144,7 +144,7 @@ def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_prec
     from marl_ray.training.team.gpu_pass_limit import limit_passes
 
     sampling = {
-        name: learners[name].rollout_model if name in learners else plain_copy(model.to(mesh.device_type))
+        name: learners[name].policy.rollout_model if name in learners else plain_copy(model.to(mesh.device_type))
         for name, model in models.items()
     }
     limit_passes(learners.values())

@@ -1,1 +1,1 @@
-"""Where metrics go: to the driver, MLflow, other sinks, a progress bar and pictures."""
+"""Metrics on their way to the driver, MLflow, other sinks, a progress bar and pictures."""

@@ -1,9 +1,11 @@
 """Learning curves as pictures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from marl_ray.config import RunConfig
 
 Points = Sequence[tuple[int, float]]
 """(environment steps, value)."""
@@ -12,7 +14,7 @@ _TRAINING = {"color": "0.6", "linewidth": 1.0, "label": "training episodes"}
 
 @dataclass(frozen=True)
 class Panel:
-    """One number of a run over its steps."""
+    """One metric of a run over its steps: evaluations, training episodes and budget."""
 
     name: str
     evaluated: Points
@@ -30,6 +32,21 @@ def plot_returns(curves: Mapping[str, Points], path: Path, title: str) -> Path:
     _finish(axes, len(curves) > 1)
     figure.savefig(path, dpi=130)
     return path
+
+
+def panels_of(config: RunConfig, history: Callable[[str], Points]) -> list[Panel]:
+    """The panels of the mean return, and of each cost with its budget, from the logged `history` of a metric."""
+    single = len(config.budgets) == 1
+    costs = [
+        Panel(
+            "mean cost of an episode" if single else f"mean cost {k} of an episode",
+            history(f"eval/episode_cost_{k}"),
+            history("episode_cost" if single else f"episode_cost_{k}"),
+            budget,
+        )
+        for k, budget in enumerate(config.budgets)
+    ]
+    return [Panel("mean return", history("eval/return"), history("return")), *costs]
 
 
 def plot_run(panels: Sequence[Panel], path: Path, title: str) -> Path:

@@ -1,4 +1,4 @@
-"""What a worker's machine is doing, now and then: CPU, memory, GPU."""
+"""Sample CPU, memory and GPU use of a worker's machine now and then."""
 
 import time
 
@@ -9,7 +9,7 @@ EVERY_S = 10.0
 GIB = 2.0**30
 
 
-class System:
+class MachineReadings:
     """Readings of this machine and of this process."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class System:
             return {}
         self.next = time.monotonic() + EVERY_S
         memory = psutil.virtual_memory()
-        found = {
+        metrics = {
             "system/cpu_percent": psutil.cpu_percent(),
             "system/memory_gib": (memory.total - memory.available) / GIB,
             "system/process_cpu_percent": self.process.cpu_percent(),  # 200 on two full cores
@@ -32,6 +32,6 @@ class System:
         }
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
-            found["system/gpu_memory_gib"] = (total - free) / GIB
-            found["system/gpu_memory_peak_gib"] = torch.cuda.max_memory_allocated() / GIB
-        return found
+            metrics["system/gpu_memory_gib"] = (total - free) / GIB
+            metrics["system/gpu_memory_peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+        return metrics

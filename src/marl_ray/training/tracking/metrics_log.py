@@ -1,4 +1,4 @@
-"""What the driver does with the rows that workers send: it shows them, and gives them to MLflow and the other sinks."""
+"""Show the rows of metrics that workers send, and log them to MLflow and the other sinks."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ TRANSCRIPTS = "transcripts"
 """Key of episodes as text among rows of metrics on their way to the driver, and the folder of MLflow that they go to."""
 QUEUE_GET_S = 1.0
 DRAIN_S = 30.0
-"""How long the driver waits, after the workers have ended, for the last metrics to be logged."""
+"""Seconds that the driver waits, after the workers have ended, for the last metrics to be logged."""
 
 
 class MetricsLog:
@@ -33,7 +33,7 @@ class MetricsLog:
         self.thread.start()
 
     def close(self, wait_s: float = DRAIN_S) -> None:
-        """Log what has arrived, and say what could not be logged; a second call does nothing."""
+        """Log the rows that have arrived, and print which could not be logged; a second call does nothing."""
         if self.done.is_set():
             return
         self.done.set()
@@ -61,15 +61,15 @@ class MetricsLog:
                     continue
                 except RayError:
                     return  # the cluster is going down; the error of the run says why
-                for told in [row for row in rows if TRANSCRIPTS in row]:
-                    self._keep(told)
+                for shown in [row for row in rows if TRANSCRIPTS in row]:
+                    self._keep(shown)
                 rows = [row for row in rows if TRANSCRIPTS not in row]
                 if not rows:
                     continue
                 if "iteration" in rows[-1]:
                     progress.show(rows[-1])
                 elif self.config.tracking.progress:
-                    print(f"{self.config.name}: {_warmth(rows[-1])}", flush=True)
+                    print(f"{self.config.name}: {_warm_start_line(rows[-1])}", flush=True)
                 self._log(rows)
 
     def _log(self, rows: Sequence[dict[str, float]] = ()) -> None:
@@ -81,19 +81,19 @@ class MetricsLog:
             except Exception as error:  # a tracker that is away must not end a training run; rows wait for it
                 self.problems[name] = one_line(error)
 
-    def _keep(self, told: Mapping[str, Any]) -> None:
+    def _keep(self, row: Mapping[str, Any]) -> None:
         """Transcripts become files of the run."""
         with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
-            path = Path(temporary) / f"{told['iteration']:.0f}.jsonl"
-            path.write_text("".join(json.dumps(one) + "\n" for one in told[TRANSCRIPTS]))
+            path = Path(temporary) / f"{row['iteration']:.0f}.jsonl"
+            path.write_text("".join(json.dumps(one) + "\n" for one in row[TRANSCRIPTS]))
             try:
                 self.tracker.artifact(path, TRANSCRIPTS)
             except Exception as error:  # samples to look at: nothing depends on them
-                what = f"transcripts of iteration {told['iteration']:.0f}"
+                what = f"transcripts of iteration {row['iteration']:.0f}"
                 print(f"{self.config.name}: {what}: {one_line(error)}", file=sys.stderr)
 
 
-def _warmth(row: Mapping[str, float]) -> str:
+def _warm_start_line(row: Mapping[str, float]) -> str:
     """One epoch of a warm start as a line."""
-    found = (f"{key} {value:.4g}" for key, value in row.items() if key != "steps" and not key.startswith("system/"))
-    return "  ".join(found)
+    parts = (f"{key} {value:.4g}" for key, value in row.items() if key != "steps" and not key.startswith("system/"))
+    return "  ".join(parts)

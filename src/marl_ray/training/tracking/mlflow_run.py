@@ -12,7 +12,7 @@ from marl_ray.config import RunConfig, config_hash, tracking_uri
 from marl_ray.errors import MarlRayError, one_line
 
 BEST_SCORE = "best_score"
-"""Metric of a run, and tag of a version in the registry: what its bundle scored on episodes that chose nothing."""
+"""Metric of a run, and tag of a version in the registry: the score of its bundle on episodes that chose nothing."""
 BEST = "best"
 """Alias in the registry. MLflow itself keeps `latest`."""
 BATCH = 1000
@@ -47,14 +47,14 @@ class Tracker:
         from mlflow.entities import Param
 
         name = self.config.tracking.experiment
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
+        existing = self.client.get_experiment_by_name(name)
+        if existing is None:
             # Artifacts of a local database lie beside it; a server knows its own place.
             local = self.uri.startswith("sqlite:///")
             root = (Path(self.uri.removeprefix("sqlite:///")).parent / "mlartifacts").as_uri() if local else None
             experiment = self.client.create_experiment(name, artifact_location=root)
         else:
-            experiment = found.experiment_id
+            experiment = existing.experiment_id
         run = self.client.create_run(experiment, run_name=self.config.name, tags=self._tags())
         params = [Param(key, str(value)[:6000]) for key, value in flatten(self.config.resolved()).items()]
         for start in range(0, len(params), PARAM_BATCH):
@@ -62,7 +62,7 @@ class Tracker:
         return str(run.info.run_id)
 
     def _tags(self) -> dict[str, str]:
-        """What runs are searched by. The commit has MLflow's own key, by which its pages show it."""
+        """The tags that runs are searched by. The commit has MLflow's own key, by which its pages show it."""
         algorithms = dict.fromkeys(self.config.algorithm_of(name) for name in self.config.team)
         tags = {
             "algorithm": ",".join(algorithms),
@@ -141,10 +141,10 @@ class Tracker:
 def git_commit() -> str:
     """The commit of the folder that this process works in; empty where there is none."""
     try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=GIT_S)
+        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=GIT_S)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return found.stdout.strip() if found.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:

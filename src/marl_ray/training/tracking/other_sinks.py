@@ -1,4 +1,4 @@
-"""Where a run's metrics go besides MLflow: TensorBoard and Weights & Biases, behind the face that the MLflow tracker has."""
+"""The sinks of a run's metrics besides MLflow, with the same methods: TensorBoard and Weights & Biases."""
 
 import contextlib
 import math
@@ -17,7 +17,7 @@ from marl_ray.errors import MarlRayError, one_line
 TENSORBOARD = "tensorboard"
 """Folder of a run's event files, in the run's folder."""
 EVENTS_S = 1
-"""After so many seconds an event is on the disk; tensorboardX's own is 120, and its `flush` passes over what is queued."""
+"""Seconds until an event is on the disk; tensorboardX's own are 120, and its `flush` skips what is queued."""
 
 
 class Sink(Protocol):
@@ -31,7 +31,7 @@ class Sink(Protocol):
 
 
 def check_sinks(config: RunConfig) -> None:
-    """Raises MarlRayError where `tracking.also` cannot work."""
+    """Raise MarlRayError if a sink of `tracking.also` cannot work."""
     if "tensorboard" in config.tracking.also and "://" in config.storage and not config.storage.startswith("s3://"):
         raise MarlRayError(f"tracking.also: tensorboard writes to a local folder or s3://, not to {config.storage!r}")
     if "wandb" in config.tracking.also:
@@ -43,7 +43,7 @@ def check_sinks(config: RunConfig) -> None:
 
 
 def _logged_in() -> bool:
-    """Whether `wandb login` has left a key for the server."""
+    """True if `wandb login` has left a key for the server."""
     server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     try:
         return netrc.netrc().authenticators(urlsplit(server).hostname or "") is not None
@@ -118,4 +118,5 @@ class WeightsAndBiases:
 
 
 def numbers(row: Mapping[str, float]) -> Iterable[tuple[str, float]]:
+    """The finite metrics of a row by name, without `steps`."""
     return ((key, float(value)) for key, value in row.items() if key != "steps" and math.isfinite(value))

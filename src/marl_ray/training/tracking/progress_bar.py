@@ -45,9 +45,9 @@ class ProgressBar:
         self.bar.stop()
 
     def show(self, row: Mapping[str, float]) -> None:
-        """One iteration's metrics."""
+        """Show one iteration's metrics."""
         self.scored = row.get("eval/return", self.scored)
-        note = told(self.config, row, self.scored)
+        note = iteration_line(self.config, row, self.scored)
         self.bar.update(self.task, completed=row["steps"], note=note)
         last = row["steps"] >= self.config.train.total_steps
         if (
@@ -59,7 +59,7 @@ class ProgressBar:
             print(f"{self.config.name}: {row['steps']:,} steps  {note}", flush=True)
 
 
-def told(config: RunConfig, row: Mapping[str, float], scored: float | None) -> str:
+def iteration_line(config: RunConfig, row: Mapping[str, float], scored: float | None) -> str:
     """One iteration in a few words; `scored` is the last evaluation's mean return."""
     parts = [f"return {row['return']:.3f}" if "return" in row else "return -"]  # until episodes are released
     if scored is not None:

@@ -1,14 +1,25 @@
-"""Rows of metrics on their way from a worker to the driver."""
+"""Send rows of metrics from a worker to the driver through a Ray queue."""
 
+import secrets
 import time
 from typing import Any
 
 SENDING_S = 0.5
-"""Least time between two sendings of metrics to the driver."""
+"""Least seconds between two messages to the driver."""
+
+
+def metrics_queue(owner: str) -> Any:
+    """A Ray queue for rows of metrics, whose actor the dashboard shows as `OWNER metrics`."""
+    from ray.util.queue import Queue
+
+    # Ray wants each name once in a namespace, and the queue of a run that has just failed is not gone at once.
+    return Queue(
+        actor_options={"num_cpus": 0, "name": f"{owner} metrics", "namespace": f"marl-ray-{secrets.token_hex(8)}"}
+    )
 
 
 class Rows:
-    """Sends them through a Ray queue, at most twice a second, so that fast iterations do not wait."""
+    """Buffers rows and sends them at most twice a second, so that fast iterations do not wait."""
 
     def __init__(self, queue: Any):
         self.queue, self.sent = queue, float("-inf")

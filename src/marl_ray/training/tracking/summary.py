@@ -1,8 +1,8 @@
-"""What a run has come to, in lines for people."""
+"""Summarise a run in lines for people."""
 
 from collections.abc import Mapping
 
-from marl_ray.algorithms.constraints.budgets import SLACK, violation
+from marl_ray.algorithms.constraints.budgets import SLACK, score, violation
 from marl_ray.config import RunConfig
 
 
@@ -33,6 +33,18 @@ def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str,
     if chosen_by and violation(config.budgets, chosen_by) > 0:
         lines.append("no evaluated policy was within the budgets; the best is the one nearest to them")
     return lines
+
+
+def best_score_of(config: RunConfig, metrics: Mapping[str, float]) -> float | None:
+    """The number that compares the best bundle of this run with those of others: its return, less its violations of budgets.
+
+    `metrics` are those of the bundle's iteration. Where the bundle was evaluated, the number is of other episodes than those
+    that chose it; otherwise it is of training episodes, and None where nothing was played.
+    """
+    ret = metrics.get("best/return")
+    if ret is None:
+        return metrics.get("return")
+    return score(config.budgets, ret, [metrics[f"best/episode_cost_{k}"] for k in range(len(config.budgets))])
 
 
 def _costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[float]:

@@ -11,8 +11,8 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
-from marl_ray.training.driver import best_score_of
 from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.summary import best_score_of
 from marl_ray.tuning.reporting.records import SweepRecords, TrialRecord
 
 FLUSH_S = 5.0

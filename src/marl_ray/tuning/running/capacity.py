@@ -5,7 +5,7 @@ from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.training.driver import check_capacity
+from marl_ray.training.cluster_capacity import check_capacity, most_resources, node_resources
 
 DRIVER_BYTES = 1 << 20
 """Bytes of memory that a trial's driver reserves, because Tune takes no trial that needs nothing."""
@@ -36,7 +36,7 @@ def need_of(config: RunConfig) -> TrialResources:
     use_gpu = check_capacity(config)
     need = config.resources
     per_worker = {"CPU": need.cpus_per_worker} | ({"GPU": 1.0} if use_gpu else {})
-    nodes = _nodes()
+    nodes = node_resources()
     if not any(all(node.get(kind, 0) >= amount for kind, amount in per_worker.items()) for node in nodes):
         text = " and ".join(f"{amount:g} {kind}s" for kind, amount in per_worker.items())
         biggest = max((node.get("CPU", 0) for node in nodes), default=0)
@@ -49,11 +49,8 @@ def need_of(config: RunConfig) -> TrialResources:
 
 def slots(need: TrialResources) -> int:
     """Number of trials of this size that the cluster holds at a time, after scaling up as far as it can."""
-    import ray
-
-    most = _most()
-    have = {kind: max(ray.cluster_resources().get(kind, 0), most.get(kind, 0)) for kind in need.total}
-    return max(1, min(int(have[kind] // amount) for kind, amount in need.total.items()))
+    most = most_resources()
+    return max(1, min(int(most.get(kind, 0) // amount) for kind, amount in need.total.items()))
 
 
 def resources_of(config: dict[str, Any]) -> Any:
@@ -70,21 +67,3 @@ def resources_of(config: dict[str, Any]) -> Any:
         return PlacementGroupFactory([{"CPU": leg["cpus"]}])
     safe = "safe" in ray.cluster_resources()
     return PlacementGroupFactory([{"safe": 0.001} if safe else {"memory": DRIVER_BYTES}])
-
-
-def _most() -> dict[str, float]:
-    from ray._private.state import state
-
-    return dict(state.get_max_resources_from_cluster_config() or {})
-
-
-def _nodes() -> list[dict[str, Any]]:
-    """Resources of the nodes that exist, and of those that an autoscaler could add."""
-    import ray
-    from ray._private.state import state
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    scaled = state.get_cluster_config()
-    if scaled is not None:
-        nodes += [dict(group.resources) for group in scaled.node_group_configs if group.max_count != 0]
-    return nodes

@@ -22,8 +22,9 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, named
-from marl_ray.training.dashboard_names import metrics_queue, named_workers
+from marl_ray.ray_seams import named_workers, poll_often, without_datasets
 from marl_ray.training.run_folder import work_in
+from marl_ray.training.tracking.rows_to_driver import metrics_queue
 from marl_ray.tuning.running.folder import Folder, trial_folder
 from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, never_reported, run_leg
 
@@ -204,7 +205,7 @@ def _nested(leg: Leg, configs: list[RunConfig], writer: _TrialWriter) -> dict[st
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.util.queue import Empty
 
-    from marl_ray.training.driver import cause, poll_often, without_datasets
+    from marl_ray.training.driver import cause
 
     # Other trials may hold the workers' places a while longer than Ray Train waits by itself.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))

@@ -37,9 +37,9 @@ class _Row:
     """(max_tokens,)."""
     ids: list[int] = field(default_factory=list)
     state: GuideState | None = None
-    """Where the text stands, for its guide."""
+    """The state of the row's guide."""
     added: Tensor | None = None
-    """(V,): what its prompt's bias adds to the next logits; from the first step on."""
+    """(V,) the numbers that its prompt's bias adds to the next logits; from the first step on."""
 
     @property
     def newest(self) -> int:
@@ -190,8 +190,8 @@ class Decoder:
                 if len(self._stops) >= MOST_STOPS:  # clients of a server that runs for weeks name ever new ones
                     self._stops.clear()
                 self._stops[stops] = StopStrings(self._tokenizer, stops)
-            found = self._stops[stops].completed([self._rows[number].ids for number in numbers])
-            stopped.update(number for number, hit in zip(numbers, found, strict=True) if hit)
+            completed = self._stops[stops].completed([self._rows[number].ids for number in numbers])
+            stopped.update(number for number, hit in zip(numbers, completed, strict=True) if hit)
         return stopped
 
     def _room(self) -> int:
@@ -203,7 +203,7 @@ class Decoder:
 
 
 def _added(rows: list[_Row], logits: Tensor) -> Tensor | None:
-    """(R, V): what the rows' biases add to the logits; None if no row has one."""
+    """(R, V) the numbers that the rows' biases add to the logits; None if no row has one."""
     if all(row.prompt.bias is None for row in rows):
         return None
     added = torch.zeros_like(logits, dtype=torch.float32)
@@ -220,9 +220,9 @@ def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[t
     most = max(row.prompt.top for row in rows)
     if not most:
         return [()] * len(rows)
-    found = torch.log_softmax(logits.float() / temperature, -1).topk(min(most, logits.shape[-1]))
-    pairs = zip(found.indices.tolist(), found.values.tolist(), rows, strict=True)
-    return [tuple(zip(ids, told, strict=True))[: row.prompt.top] for ids, told, row in pairs]
+    likeliest = torch.log_softmax(logits.float() / temperature, -1).topk(min(most, logits.shape[-1]))
+    pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), rows, strict=True)
+    return [tuple(zip(ids, values, strict=True))[: row.prompt.top] for ids, values, row in pairs]
 
 
 def _parts(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:

@@ -1,4 +1,4 @@
-"""Which tokens may come next, where a response has to be a JSON object: an automaton over characters (RFC 8259).
+"""Restrict the next token of a response that must be a JSON object: an automaton over characters (RFC 8259).
 
 A `GuideState` is where the text stands. `advance` reads one character more, and `Guides` finds the tokens whose whole text
 the automaton can read from a state, as Willard and Louf do with the states of regular expressions (arXiv 2307.09702). What
@@ -32,23 +32,23 @@ _NUMBERS = {
     "sign": dict.fromkeys(_DIGITS, "exponent"),
     "exponent": dict.fromkeys(_DIGITS, "exponent"),
 }
-"""Part of a number -> what a character makes of it."""
+"""Part of a number -> character -> the part that follows."""
 _WHOLE = frozenset({"zero", "integer", "fraction", "exponent"})
 """Parts with which a number may end."""
 _WORDS = {"t": "rue", "f": "alse", "n": "ull"}
 
 
 class GuideState(NamedTuple):
-    """Where a text stands."""
+    """The state of the automaton after a text."""
 
     mode: str = "start"
-    """What has to come next; `done` when nothing may."""
+    """The part of the grammar that comes next; `done` if nothing may follow."""
     stack: str = ""
     """Open objects and arrays, `{` and `[`, the innermost last."""
     texts: tuple[str, ...] = ()
-    """Of the modes `before`, `word` and `after`: what is to be written exactly, one of these."""
+    """The strings of which one must be written exactly, in the modes `before`, `word` and `after`."""
     behind: str = ""
-    """What is to be written behind the object."""
+    """The text that must be written behind the object."""
     spaces: int = 0
     """Blanks just before."""
 
@@ -146,8 +146,8 @@ class Guides:
         self._plain = np.zeros(size, bool)
         self._marked: list[int] = []
         """Tokens with a quote, a backslash or a control character; all others may stand anywhere in a text."""
-        for token, whole in zip(known, decoded, strict=True):
-            text = self._texts[token] = whole[start:]
+        for token, full in zip(known, decoded, strict=True):
+            text = self._texts[token] = full[start:]
             if text:
                 self._by_first.setdefault(text[0], []).append(token)
                 if '"' in text or "\\" in text or min(text) < " ":
@@ -161,22 +161,22 @@ class Guides:
 
     def after(self, state: GuideState, token: int) -> GuideState:
         """The state behind an allowed token."""
-        found = self._read(state, token)
-        assert found is not None
-        return found
+        after = self._read(state, token)
+        assert after is not None
+        return after
 
     def allowed(self, state: GuideState, size: int) -> np.ndarray:
         """(size,) bool: which tokens may come next, of as many as the model has."""
         with self._lock:
             mask = self._masks.get(state)
             if mask is None:
-                mask = self._found(state)
+                mask = self._allowed_tokens(state)
                 if len(self._masks) >= MASKS:
                     del self._masks[next(iter(self._masks))]
                 self._masks[state] = mask
         return np.pad(mask, (0, size - len(mask))) if size > len(mask) else mask
 
-    def _found(self, state: GuideState) -> np.ndarray:
+    def _allowed_tokens(self, state: GuideState) -> np.ndarray:
         if state.mode in ("text", "key_text"):
             mask, some = self._plain.copy(), self._marked
         else:

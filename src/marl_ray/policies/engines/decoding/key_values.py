@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What a model keeps per token."""
+    """The shape of the keys and values that a model keeps per token."""
 
     layers: int
     heads: int
@@ -105,7 +105,7 @@ class KeyValues:
         """Storage anew, with `room` columns behind `end` and those in use moved to just before it."""
         shape, used, first = self._shape, len(self._starts), self._first()
         sizes = (self._capacity, shape.layers, 2, shape.heads, end + room, shape.width)
-        # Zeros, because a hidden column is multiplied by 0, and what happens to lie in memory may be no number.
+        # Zeros, because a hidden column is multiplied by 0, and uninitialised memory may hold NaN.
         storage = torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
         hidden = torch.zeros((self._capacity, end + room), dtype=shape.dtype, device=shape.device)
         length = self._end - first

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """What a request adds to the logits."""
+    """The numbers that a request adds to the logits."""
 
     tokens: tuple[tuple[int, float], ...] = ()
     """Token ids and their biases."""
@@ -20,7 +20,7 @@ class LogitBias:
     frequency: float = 0.0
 
     def first(self, vocabulary: int, device: torch.device) -> Tensor:
-        """(V,) float32: what is added before the first token. IndexError for a token outside of the vocabulary."""
+        """(V,) float32 added before the first token is drawn; raises IndexError for a token outside of the vocabulary."""
         added = torch.zeros(vocabulary, device=device)
         if self.tokens:
             ids, values = zip(*self.tokens, strict=True)
@@ -28,5 +28,5 @@ class LogitBias:
         return added
 
     def count(self, added: Tensor, token: int, is_new: bool) -> None:
-        """Take the penalty for one more `token` off what is added, in place."""
+        """Subtract the penalty for one more `token` from the added numbers, in place."""
         added[token] -= self.frequency + (self.presence if is_new else 0.0)

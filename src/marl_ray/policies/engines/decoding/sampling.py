@@ -1,4 +1,4 @@
-"""From logits to tokens."""
+"""Sample tokens from logits."""
 
 import torch
 from torch import Tensor

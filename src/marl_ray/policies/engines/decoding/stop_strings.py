@@ -21,15 +21,15 @@ class StopStrings:
         self._window = max(len(stop.encode("utf-8", "surrogatepass")) for stop in stops) + 1
 
     def completed(self, responses: Sequence[Sequence[int]]) -> list[bool]:
-        """Whether the newest token of each response, which held no stop string before it, completes one."""
+        """True for each response whose newest token completes a stop string; before that token it held none."""
         ends = [self._end(ids, frozenset()) for ids in responses]
-        found = self._hold(ends)
+        complete = self._hold(ends)
         mixed = [row for row, ids in enumerate(ends) if self._special.intersection(ids)]
         if mixed:
             plain = [self._end(responses[row], self._special) for row in mixed]
             for row, holds in zip(mixed, self._hold(plain), strict=True):
-                found[row] |= holds
-        return found
+                complete[row] |= holds
+        return complete
 
     def _hold(self, ends: list[list[int]]) -> list[bool]:
         texts = decode_visibly(self._tokenizer, ends)
@@ -64,5 +64,5 @@ def decode_visibly(tokenizer: Any, responses: list[list[int]]) -> list[str]:
 
 def first_stop(tokenizer: Any, stops: tuple[str, ...], ids: Sequence[int]) -> int | None:
     """Index of the token with which a response first holds a stop string; None if it holds none."""
-    found = StopStrings(tokenizer, stops).completed([ids[: end + 1] for end in range(len(ids))])
-    return found.index(True) if True in found else None
+    completed = StopStrings(tokenizer, stops).completed([ids[: end + 1] for end in range(len(ids))])
+    return completed.index(True) if True in completed else None

@@ -1,4 +1,4 @@
-"""Which language models the engines sample from. Every entry is checked by tests/integration/test_architectures.py.
+"""The language models that the engines sample from. tests/integration/test_architectures.py checks every entry.
 
 An engine samples from an architecture where what it decodes token by token has the log-probabilities of a full forward
 pass, and `TokenPolicy.evaluate` has them too. Others give wrong ones without a word: encoders see what follows, the decoders
@@ -41,7 +41,7 @@ _ATTENTION = {"full_attention", "sliding_attention", "attention"}
 _LOOK_AHEAD: dict[str, tuple[Any, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
 """Keys of configs, as of embedding models made of decoders, and values with which a forward pass is not causal."""
 _MORE_LOOK_AHEAD: dict[str, dict[str, tuple[Any, ...]]] = {"doge": {"is_moe": (True,)}}
-"""Likewise of single architectures: Doge's routing mixes the tokens of a batch."""
+"""The same for single architectures: Doge's routing mixes the tokens of a batch."""
 
 
 def check_architecture(config: Any, engine: Engine, context: int, where: str) -> None:
@@ -79,19 +79,21 @@ def check_architecture(config: Any, engine: Engine, context: int, where: str) ->
 
 
 class LogitsShape(NamedTuple):
-    """What an architecture does to what its output layer gives."""
+    """The operations of an architecture on the outputs of its last layer."""
 
     factor: float
-    """Multiplies them."""
+    """The logits are multiplied by it."""
     cap: float | None
-    """Then they become cap x tanh(logits / cap); None where they stay."""
+    """The logits become cap x tanh(logits / cap); None if they stay."""
     width: int | None
-    """So many tokens have one; None where all do."""
+    """Number of tokens that have a logit; None if all do."""
 
 
 def logits_shape(lm: Any) -> LogitsShape:
-    """Of a model of transformers. What a key of its config means differs from architecture to architecture, and some have
-    keys that they do not read."""
+    """Read the operations from a model of transformers.
+
+    The meaning of a config's key differs between architectures, and some have keys that they do not read.
+    """
     kind, config = lm.config.model_type, lm.config.get_text_config()
 
     def key(name: str, *others: str) -> Any:

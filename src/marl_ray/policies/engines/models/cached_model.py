@@ -1,4 +1,4 @@
-"""What a decoder asks of a language model, and the way that works for all of them: transformers' own forward."""
+"""The interface of a language model to a decoder, and an implementation for all models: transformers' own forward."""
 
 from typing import Any, Protocol
 

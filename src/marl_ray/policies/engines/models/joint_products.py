@@ -24,7 +24,7 @@ class Product:
     scale: float
 
     def widened(self, x: Tensor) -> Tensor:
-        """What the weight is multiplied with."""
+        """The input that the weight is multiplied with."""
         return x if self.down is None else torch.cat([x, functional.linear(x, self.down) * self.scale], -1)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class Product:
 
 
 def product(*layers: Any) -> Product:
-    """Of linear layers with the same input; their outputs stand one behind the other.
+    """One product for linear layers with the same input; their outputs stand one behind the other.
 
     The layers' parameters become views of the product's, so that writing to a parameter writes to it; they are moved only
     once.
@@ -79,9 +79,9 @@ def _placed(pieces: Sequence[tuple[nn.Parameter, Place]], sizes: tuple[int, ...]
         for part, place in pieces
     ):
         return first.detach().as_strided(sizes, steps, start)
-    whole = first.new_zeros(sizes)
+    joined = first.new_zeros(sizes)
     for part, place in pieces:
-        view = whole[tuple(slice(at, at + size) for at, size in zip(place, part.shape, strict=True))]
+        view = joined[tuple(slice(at, at + size) for at, size in zip(place, part.shape, strict=True))]
         view.copy_(part.detach())
         part.data = view
-    return whole
+    return joined

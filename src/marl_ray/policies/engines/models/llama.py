@@ -39,7 +39,7 @@ class _Layer:
 
 
 def is_llama(lm: Any, context: int) -> bool:
-    """Whether `LlamaModel` computes what this model does, for sequences of at most `context` tokens."""
+    """True if `LlamaModel` computes the same as this model for sequences of at most `context` tokens."""
     if type(lm).__name__ not in FAMILY or not type(lm).__module__.startswith("transformers."):
         return False
     window = getattr(lm.config, "sliding_window", None)
@@ -101,7 +101,7 @@ class LlamaModel:
         return self._head(x)
 
     def _run(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Last hidden states (N, hidden) of tokens (N,), which differ only in what `attend` lets them see."""
+        """Last hidden states (N, hidden) of tokens (N,); `attend` decides which keys each token attends to."""
         x = functional.embedding(ids, self._model.embed_tokens.weight)
         hidden, rotated = x.shape[-1:], self._heads + self._groups
         for index, layer in enumerate(self._layers):

@@ -1,6 +1,7 @@
 """Actor-critics as the learner needs them: small networks, gathered as one group; the rollout copy is on CPU."""
 
 import copy
+from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from marl_ray.policies.actor_critic.actor_critic import ActorCritic, Prepared
 from marl_ray.training.collectives import world
-from marl_ray.training.learner.family import Copies, Outputs
+from marl_ray.training.learner.families.family import Copies, Outputs
 from marl_ray.training.learner.minibatches import Cut, Shape
 from marl_ray.trajectories import Trajectories
 
@@ -26,7 +27,7 @@ class Inputs(NamedTuple):
 
 
 def set_up(model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> Copies:
-    """`model` becomes the rollout copy."""
+    """Shard a copy of `model` for training; `model` itself becomes the rollout copy."""
     device = torch.device(mesh.device_type)
     trained = copy.deepcopy(model).to(device)
     fixed = copy.deepcopy(model.actor).to(device).requires_grad_(False) if reference else None
@@ -39,14 +40,17 @@ def set_up(model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, referenc
 
 
 def actor(model: ActorCritic) -> nn.Module:
+    """The network that chooses actions."""
     return model.actor
 
 
 def critics(model: ActorCritic) -> list[nn.Module]:
+    """The critic and the cost critic, as far as the algorithm has them."""
     return list(model.critics)
 
 
 def refresh(copies: Copies, mixed_precision: bool) -> None:
+    """Gather the sharded weights, and copy them into the rollout copy; every worker takes part."""
     sharded = cast(FSDPModule, copies.trained)
     if not mixed_precision:
         sharded.unshard()  # one gather for all parameters; mixed precision would round them
@@ -56,9 +60,11 @@ def refresh(copies: Copies, mixed_precision: bool) -> None:
     sharded.reshard()
 
 
-def adopt_actor(copies: Copies) -> None:
-    """Copy the rollout copy's actor, equal on all workers, into the sharded weights."""
+def adopt_actor(copies: Copies, parameters: Mapping[str, Tensor]) -> None:
+    """Give the rollout copy's and the sharded actor these weights, which are equal on all workers."""
     with torch.no_grad():
+        for plain, value in zip(copies.rollout.actor.parameters(), parameters.values(), strict=True):
+            plain.copy_(value)
         for plain, parameter in zip(copies.rollout.actor.parameters(), copies.trained.actor.parameters(), strict=True):
             sharded = cast(DTensor, parameter)
             moved = plain.to(sharded.device)
@@ -66,21 +72,23 @@ def adopt_actor(copies: Copies) -> None:
 
 
 def padded(batch: Trajectories, agents: int) -> Trajectories:
+    """Return the batch as it is: every worker has at least one copy."""
     return batch  # a worker has one copy at least
 
 
 def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
-    """All workers have equally many copies."""
+    """Return equal steps: all workers have equally many copies."""
     own = len(batch.mask) // agents
     return tuple(range(0, (world()[1] + 1) * own, own))
 
 
 def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None:
+    """None: a pass costs the same whichever copies it has."""
     return None
 
 
 def inputs(model: ActorCritic, batch: Trajectories) -> Inputs:
-    """Encoded inputs of actor and critics."""
+    """Encode the inputs of actor and critics."""
     own = Prepared.of(model.actor, batch.observations.flatten(0, 1))
     if not model.critics or not model.central:
         # Both networks of a local critic read the same rows, whose encoding depends on no weights.
@@ -90,6 +98,7 @@ def inputs(model: ActorCritic, batch: Trajectories) -> Inputs:
 
 
 def evaluate(model: ActorCritic, inputs: Inputs, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
+    """Evaluate the cut (R rows, T' steps) of a batch by the model; all of it, whatever `mask` asks for."""
     rows = None if batch.action_masks is None else cut.of(batch.action_masks, shape.agents).flatten(0, 1)
     heads, size = shape.agents if model.central else 1, mask.shape
     outputs, *values = model.evaluate(
@@ -112,6 +121,7 @@ def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
 
 
 def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
+    """Log-probabilities (R, T') of the cut's actions under the reference actor."""
     distribution = copies.trained.distribution
     allowed = None if batch.action_masks is None else cut.of(batch.action_masks, shape.agents).flatten(0, 1)
     observations = cut.of(batch.observations, shape.agents)
@@ -121,7 +131,7 @@ def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Te
 
 
 def log_ratio(rollout: ActorCritic, batch: Trajectories) -> Tensor:
-    """(copies, T) how the log-probability of what the policy's agents did differs from when they did it, on CPU."""
+    """(copies, T) log-probability of the agents' recorded actions now, minus that when they were sampled, on CPU."""
     distribution = rollout.distribution
     allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
     outputs = distribution.normalize(rollout.actor.infer(batch.observations.flatten(0, 1)), allowed)

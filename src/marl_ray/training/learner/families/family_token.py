@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from marl_ray.policies.language import token_policy
 from marl_ray.policies.language.token_policy import TokenPolicy, frozen_copy, plain_copy, shard
 from marl_ray.training.collectives import total, world
-from marl_ray.training.learner.family import Copies, Outputs
+from marl_ray.training.learner.families.family import Copies, Outputs
 from marl_ray.training.learner.minibatches import Cut, Shape
 from marl_ray.trajectories import Trajectories
 
@@ -18,7 +18,7 @@ accumulates = False
 
 
 def set_up(model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> Copies:
-    """`model` becomes the trained policy. With adapters the reference is the same model without them."""
+    """Shard `model`, which becomes the trained policy. With adapters the reference is the same model without them."""
     fixed: TokenPolicy | None = None
     if reference:
         fixed = model
@@ -32,19 +32,22 @@ def set_up(model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, referenc
 
 
 def actor(model: TokenPolicy) -> nn.Module:
+    """The language model itself."""
     return cast(nn.Module, model.lm)
 
 
 def critics(model: TokenPolicy) -> list[nn.Module]:
+    """The value heads, as far as the algorithm has them."""
     return list(model.heads)
 
 
 def refresh(copies: Copies, mixed_precision: bool) -> None:
+    """Gather the trained weights, and copy them into the rollout copy; every worker takes part."""
     token_policy.refresh(copies.rollout, copies.trained)
 
 
 def padded(batch: Trajectories, agents: int) -> Trajectories:
-    """A worker without a response gets an empty one (of pairs an empty pair), which counts nowhere."""
+    """Add an empty response (of pairs an empty pair), which counts nowhere, to a batch without any."""
     if len(batch.mask):
         return batch
     row: dict[str, Any] = {}
@@ -56,7 +59,7 @@ def padded(batch: Trajectories, agents: int) -> Trajectories:
 
 
 def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
-    """Workers have as many rows as their agents made responses; of pairs, `agents` is 2."""
+    """Exchange how many rows each worker has, which differs between workers; of pairs, `agents` is 2."""
     rank, workers = world()
     rows = torch.zeros(workers, dtype=torch.int64, device=batch.mask.device)
     rows[rank] = len(batch.mask) // agents
@@ -64,21 +67,25 @@ def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
 
 
 def order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None:
+    """(copies,) numbers by which copies of like length and equal prompts share a pass."""
     assert batch.prompts is not None
     return model.order(batch.prompts, batch.mask)[::agents]
 
 
 def inputs(model: TokenPolicy, batch: Trajectories) -> None:
+    """None: a language model reads token ids as they are."""
     return None
 
 
 def evaluate(model: TokenPolicy, inputs: None, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
+    """Evaluate the cut (R rows, T' tokens) of a batch by the model, where `mask` (R, T') is True."""
     assert batch.prompts is not None
-    found = model.evaluate(cut.of(batch.prompts, shape.agents), cut.of(batch.actions, shape.agents), mask)
-    return Outputs(found.log_probs, found.entropy, found.values, found.cost_values)
+    outputs = model.evaluate(cut.of(batch.prompts, shape.agents), cut.of(batch.actions, shape.agents), mask)
+    return Outputs(outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
 
 
 def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
+    """Log-probabilities (R, T') of the cut's tokens under the reference model."""
     assert batch.prompts is not None
     parts = (cut.of(x, shape.agents) for x in (batch.prompts, batch.actions, batch.mask))
     return cast(TokenPolicy, copies.reference).reference_evaluate(*parts)

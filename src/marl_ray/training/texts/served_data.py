@@ -13,14 +13,14 @@ from marl_ray.envs.text.record_files import read_bytes, read_record, rows
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.served.collector import Block, ServedResponse
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, file_of, read_served
-from marl_ray.training.imitation.demonstrations import Told, encode
+from marl_ray.training.texts.demonstrations import GivenResponse, encode
 
 GROUP = 16
 """Most responses to one prompt that are compared with each other, so that a batch has many prompts."""
 
 
 class Reader(NamedTuple):
-    """What reads a policy's data; of `lm` only the end tokens and the vocabulary are asked for."""
+    """The tokenizer and model that encode a policy's data; of `lm` only end tokens and vocabulary are read."""
 
     lm: Any
     tokenizer: Any
@@ -41,18 +41,18 @@ def read_data(
 ) -> dict[str, list[Block]]:
     """The blocks of every policy that learns (policy -> its agents): the same in every process that reads them.
 
-    Raises MarlRayError naming the file and the line of what does not fit, or a policy that has nothing to learn from.
+    Raises MarlRayError naming the file and the line that does not fit, or a policy that has nothing to learn from.
     """
     path = cast(str, config.data)
     players = {agent: name for name, members in agents.items() for agent in members}
     trained = [name for name in agents if not config.team[name].frozen]
     if path.startswith(DECISIONS):
         served = by_policy(read_served(file_of(path)), players)
-        found = {name: _served(config, name, served.get(name, []), readers[name]) for name in trained}
+        blocks_of = {name: _served(config, name, served.get(name, []), readers[name]) for name in trained}
     else:
         pairs = _read_pairs(path, players)
-        found = {name: _pairs(config, name, pairs.get(name, []), readers[name]) for name in trained}
-    for name, blocks in found.items():
+        blocks_of = {name: _pairs(config, name, pairs.get(name, []), readers[name]) for name in trained}
+    for name, blocks in blocks_of.items():
         spec = config.spec_of(name)
         if not any(len(block) > 1 for block in blocks) and (spec.pairs or spec.groups):
             what = "two responses to one prompt" + (" with different outcomes" if spec.pairs else "")
@@ -62,7 +62,7 @@ def read_data(
             )
         if not blocks:
             raise MarlRayError(f"data: {path} has no response of policy {name!r} that was drawn from its distribution")
-    return found
+    return blocks_of
 
 
 def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: Reader) -> list[Block]:
@@ -72,7 +72,7 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
     check_readable(name, reader.tokenizer, vocabulary, model.context, served)
     prompts: dict[tuple[str, bytes], list[ServedResponse]] = {}
     for one in served:
-        # A preference needs no chances of what was written, an importance ratio does.
+        # An importance ratio needs the probabilities with which a text was written; a preference does not.
         if spec.pairs or one.sampled:
             response = ServedResponse(
                 one.agent, one.prompt_ids, one.ids, one.log_probs, one.outcome, one.finish == "stop"
@@ -85,7 +85,7 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
 
 
 def preferred_pairs(group: Sequence[ServedResponse]) -> list[Block]:
-    """Pairs of responses to one prompt with different rewards, the better one first: the best with the worst, the second
+    """Pair responses to one prompt that have different rewards, the better one first: the best with the worst, the second
     with the second last and so on, so that none is in two pairs."""
     ranked = sorted(group, key=lambda one: -one.reward)
     pairs = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
@@ -101,19 +101,19 @@ def _cut(group: Sequence[ServedResponse], size: int) -> list[Block]:
 
 def _read_pairs(path: str, players: Mapping[str, str]) -> dict[str, list[tuple[str, Pair]]]:
     """Lines by policy, each with where it stands."""
-    found: dict[str, list[tuple[str, Pair]]] = {}
+    by_policy: dict[str, list[tuple[str, Pair]]] = {}
     for row in rows(path, read_bytes(path)):
         pair = read_record(Pair, row)
         agent = pair.agent or (next(iter(players)) if len(players) == 1 else "")
         if agent not in players:
             raise MarlRayError(f"{row.where}: agent: expected one of {', '.join(players)}")
-        found.setdefault(players[agent], []).append((row.where, pair.model_copy(update={"agent": agent})))
-    return found
+        by_policy.setdefault(players[agent], []).append((row.where, pair.model_copy(update={"agent": agent})))
+    return by_policy
 
 
 def _pairs(config: RunConfig, name: str, pairs: Sequence[tuple[str, Pair]], reader: Reader) -> list[Block]:
-    told = [Told(where, pair.prompt, text) for where, pair in pairs for text in (pair.chosen, pair.rejected)]
-    examples = encode(told, reader.lm, reader.tokenizer, config, name)
+    given = [GivenResponse(where, pair.prompt, text) for where, pair in pairs for text in (pair.chosen, pair.rejected)]
+    examples = encode(given, reader.lm, reader.tokenizer, config, name)
     blocks = []
     for number, (_, pair) in enumerate(pairs):
         both = zip(examples[2 * number : 2 * number + 2], (1.0, 0.0), strict=True)

@@ -1,4 +1,4 @@
-"""What the learner asks of a family of policies; `family_actor_critic` and `family_token` are its modules of functions."""
+"""The interface of a family of policies, which the modules `family_actor_critic` and `family_token` implement."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -10,7 +10,7 @@ from marl_ray.trajectories import Trajectories
 
 
 class Outputs(NamedTuple):
-    """Decisions of R rows at T steps by the current weights."""
+    """The outputs of the current weights for R rows at T steps."""
 
     log_probs: Tensor
     """(R, T)."""
@@ -23,14 +23,14 @@ class Outputs(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """The modules of a learner."""
+    """The copies of a policy that a learner holds."""
 
     trained: Any
     """Sharded over the workers."""
     rollout: Any
     """Plain, for inference."""
     reference: Any
-    """What the divergence is measured from; None where it is not."""
+    """The frozen reference policy that the divergence is measured from; None if it is not measured."""
 
 
 class PolicyFamily(Protocol):
@@ -44,28 +44,28 @@ class PolicyFamily(Protocol):
         """Take over `model`, which has the same weights on every worker."""
 
     def actor(self, model: Any) -> nn.Module:
-        """The part that decides."""
+        """The part of the model that chooses actions."""
 
     def critics(self, model: Any) -> list[nn.Module]:
-        """The parts that estimate values and cost values."""
+        """The parts of the model that estimate values and cost values."""
 
     def refresh(self, copies: Copies, mixed_precision: bool) -> None:
         """Copy the trained weights into the rollout copy; every worker takes part."""
 
     def padded(self, batch: Trajectories, agents: int) -> Trajectories:
-        """The batch with at least one copy, which is `agents` rows."""
+        """Return the batch, with one empty copy (`agents` rows) added if it has none."""
 
     def bounds(self, batch: Trajectories, agents: int) -> tuple[int, ...]:
-        """Where each worker's copies begin among all, and how many there are; every worker takes part."""
+        """(workers + 1,) the number of each worker's first copy among all, and of all copies; every worker takes part."""
 
     def order(self, model: Any, batch: Trajectories, agents: int) -> Tensor | None:
         """(copies,) numbers: copies with like ones cost less in one pass; None where all passes cost the same."""
 
     def inputs(self, model: Any, batch: Trajectories) -> Any:
-        """What is computed once per batch for `evaluate`."""
+        """Encode the inputs once per batch, for `evaluate`."""
 
     def evaluate(self, model: Any, inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
-        """A part of the batch by one pass; `mask` (R, T') is what need be right of it."""
+        """Evaluate a part of the batch in one pass; the outputs are valid where `mask` (R, T') is True."""
 
     def reference(self, copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
         """Log-probabilities (R, T') under the reference policy, without gradients."""

@@ -1,4 +1,4 @@
-"""Whole episodes of a trained team from fixed starts, for benchmarks and comparisons."""
+"""Play whole episodes of a trained team from fixed starts, for benchmarks and comparisons."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, Whol
 from marl_ray.training.team.team import build_models, team_agents
 
 
-def evaluate(
+def play_bundle(
     config: RunConfig, bundle: Path | str, episodes: int, seed: int, steps: int, greedy: bool = False
 ) -> list[WholeEpisode]:
-    """`episodes` whole episodes of at most `steps` steps that the bundle's team plays in the config's environment.
+    """Play `episodes` whole episodes of at most `steps` steps with the bundle's team in the config's environment.
 
     Actions are drawn from the policies, or the most likely ones with `greedy`. With the `seed` of a training run the
     starts are those of its evaluations.

@@ -24,7 +24,7 @@ class DemonstrationRecord(BaseModel):
     agent: str | None = None
 
 
-class Told(NamedTuple):
+class GivenResponse(NamedTuple):
     """One demonstration and where it stands, for errors."""
 
     where: str
@@ -37,7 +37,7 @@ class Example(NamedTuple):
 
     prompt: list[int]
     response: list[int]
-    """Its end token included."""
+    """Token ids, the end token included."""
 
     @property
     def length(self) -> int:
@@ -46,10 +46,10 @@ class Example(NamedTuple):
 
 def read_demonstrations(
     config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]], most: int | None = None
-) -> dict[str, list[Told]]:
-    """The demonstrations of a warm start by policy (policy -> its agents), of those that are trained.
+) -> dict[str, list[GivenResponse]]:
+    """Read the demonstrations of a warm start for each trained policy, given `agents` (policy -> its agents).
 
-    Of an environment `most` episodes. Raises MarlRayError naming the file and the line, or a policy without any.
+    An environment plays at most `most` episodes. Raises MarlRayError naming the file and the line, or a policy without any.
     """
     settings = cast(WarmStartConfig, config.warm_start)
     if settings.data == "environment":
@@ -58,34 +58,36 @@ def read_demonstrations(
             raise MarlRayError(f"warm_start.data=environment: {config.env.id} has no `demonstrations(count, seed)`")
         count = settings.count or EPISODES
         made = demonstrations(count if most is None else min(count, most), config.seed)
-        found = [(one.agent, Told(f"demonstration {i}", one.prompt, one.response)) for i, one in enumerate(made)]
+        pairs = [
+            (one.agent, GivenResponse(f"demonstration {i}", one.prompt, one.response)) for i, one in enumerate(made)
+        ]
     else:
-        found = _read_file(settings.data, [agent for members in agents.values() for agent in members])[: settings.count]
+        pairs = _read_file(settings.data, [agent for members in agents.values() for agent in members])[: settings.count]
     table = {agent: name for name, members in agents.items() for agent in members}
-    by_policy: dict[str, list[Told]] = {name: [] for name in agents if not config.team[name].frozen}
-    for agent, told in found:
+    by_policy: dict[str, list[GivenResponse]] = {name: [] for name in agents if not config.team[name].frozen}
+    for agent, given in pairs:
         if agent not in table:
-            raise MarlRayError(f"{told.where}: agent {agent!r} is not one of {', '.join(table)}")
+            raise MarlRayError(f"{given.where}: agent {agent!r} is not one of {', '.join(table)}")
         if table[agent] in by_policy:
-            by_policy[table[agent]].append(told)
+            by_policy[table[agent]].append(given)
     for name, own in by_policy.items():
         if not own:
             raise MarlRayError(f"warm_start.data: {settings.data} has no demonstration for policy {name!r}")
     return by_policy
 
 
-def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, Told]]:
-    found = []
+def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, GivenResponse]]:
+    pairs = []
     for row in rows(path, read_bytes(path)):
         line = read_record(DemonstrationRecord, row)
         if line.agent is None and len(agents) > 1:
             raise MarlRayError(f"{row.where}: agent: expected one of {', '.join(agents)}")
-        found.append((line.agent or agents[0], Told(row.where, line.prompt, line.response)))
-    return found
+        pairs.append((line.agent or agents[0], GivenResponse(row.where, line.prompt, line.response)))
+    return pairs
 
 
-def encode(told: Sequence[Told], lm: Any, tokenizer: Any, config: RunConfig, name: str) -> list[Example]:
-    """Demonstrations as the policy reads prompts and writes responses; of `lm` only the end tokens are read.
+def encode(given: Sequence[GivenResponse], lm: Any, tokenizer: Any, config: RunConfig, name: str) -> list[Example]:
+    """Encode demonstrations as the policy reads prompts and writes responses; of `lm` only the end tokens are read.
 
     Raises MarlRayError where one is too long.
     """
@@ -96,7 +98,7 @@ def encode(told: Sequence[Told], lm: Any, tokenizer: Any, config: RunConfig, nam
     chats = uses_template(tokenizer, policy.model.chat)
     before = turn_begin(tokenizer) if chats else ""
     between, end = turn_end(lm, tokenizer) if chats else ("", tokenizer.eos_token_id)
-    for one in told:
+    for one in given:
         prompt, reply = encode_reply(tokenizer, one.prompt, f"{before}{one.response}{between}", policy.model.chat)
         response = [*reply, end]
         if len(response) > most:

@@ -1,0 +1,114 @@
+"""The private parts of Ray that the product uses, each with its reason. All were checked with Ray 2.60.
+
+`pyproject.toml` holds Ray to that minor release; whoever raises it reads this file and runs the integration tests.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+POLL_S = 0.25
+"""Seconds between two looks of Ray Train after its workers. A look takes in at most one checkpoint of each, and workers that
+have another one wait, so Ray's own 2 s would be the pace of short iterations."""
+
+
+def autoscaled_resources() -> dict[str, float]:
+    """The most of each resource that an autoscaler could bring the cluster to; empty without an autoscaler.
+
+    Ray's public API tells only what is there now, and a cluster that scales from zero must not refuse a run.
+    """
+    from ray._private.state import state
+
+    return dict(state.get_max_resources_from_cluster_config() or {})
+
+
+def autoscaled_nodes() -> list[dict[str, float]]:
+    """The resources of one node of each group that an autoscaler could add; empty without an autoscaler."""
+    from ray._private.state import state
+
+    scaled = state.get_cluster_config()
+    if scaled is None:
+        return []
+    return [dict(group.resources) for group in scaled.node_group_configs if group.max_count != 0]
+
+
+def poll_often() -> None:
+    """Let the next TorchTrainer of this process look after its workers every POLL_S, unless the user says otherwise.
+
+    No argument of Ray Train sets the interval; it reads this variable.
+    """
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", str(POLL_S))
+
+
+def without_datasets(trainer: Any) -> None:
+    """Spare each worker group the process that Ray Train starts for its shards of Ray datasets, as there are none."""
+    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+
+    made = trainer._create_default_callbacks
+    trainer._create_default_callbacks = lambda: [one for one in made() if not isinstance(one, DatasetsCallback)]
+
+
+def without_own_interrupts(trainer: Any, started: Callable[[Any], object]) -> None:
+    """Keep Ray Train from installing its handler of Ctrl-C, and hand its controller actor to `started` instead.
+
+    Ray Train's own handler waits for its workers, exits with status 0, and leaves no word of what is kept.
+    """
+    trainer._register_sigint_handler = started
+
+
+def failures_of(error: BaseException) -> Mapping[int, BaseException]:
+    """Rank -> what a worker of Ray Train has raised, without Ray's wrapper; empty for other errors.
+
+    The message of the public TrainingFailedError is a whole traceback of wrappers.
+    """
+    failures = getattr(error, "worker_failures", None) or {}
+    return {rank: getattr(failure, "_base_exc", failure) for rank, failure in failures.items()}
+
+
+def named_workers(owner: str) -> Any:
+    """A callback of Ray Train that names its worker actors and their tasks `OWNER worker` in the dashboard.
+
+    Ray Train has no option for the name of its workers, but asks a class attribute what they are.
+    """
+    from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+
+    class NamedWorkers(WorkerGroupCallback):
+        def before_worker_group_start(self, worker_group_context: Any) -> None:
+            from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
+            from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
+
+            name = f"{owner} worker"
+            named: Any = type(name, (RayTrainWorker,), {"__repr__": lambda worker: name})
+            WorkerGroup._worker_cls = named
+
+    return NamedWorkers()
+
+
+def reload_ray_settings() -> None:
+    """Make Ray read its environment variables again: it reads them once, when it is imported."""
+    from ray import _raylet  # compiled, so without types
+
+    raylet: Any = _raylet
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def loopback_only() -> Iterator[None]:
+    """Within the block `ray.init` starts a Ray that listens on 127.0.0.1 alone and leaves the agent's usual port free.
+
+    `ray.init` has arguments for neither. Without ENABLE_RAY_CLUSTER=False it replaces 127.0.0.1 by the host's outward
+    address and listens on all interfaces. Without listen port 0 the node's agent takes port 52365, and in a second Ray on
+    the same machine no job can be submitted.
+    """
+    from ray._private import parameter, ray_constants
+
+    any_agent_port = partial(parameter.RayParams, dashboard_agent_listen_port=0)
+    with (
+        patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
+        patch.object(parameter, "RayParams", any_agent_port),
+    ):
+        yield

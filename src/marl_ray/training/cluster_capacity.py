@@ -1,0 +1,40 @@
+"""The resources that the cluster of this process has, or can scale to, against those that a run needs."""
+
+from typing import Any
+
+from marl_ray.config import RunConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.ray_seams import autoscaled_nodes, autoscaled_resources
+
+
+def check_capacity(config: RunConfig) -> bool:
+    """Return True if the run uses GPUs; raises MarlRayError if the cluster can never hold the workers, however it scales."""
+    most, need = most_resources(), config.resources
+    use_gpu = need.device == "cuda" or (need.device == "auto" and most.get("GPU", 0) >= need.workers)
+    cpus = need.workers * need.cpus_per_worker
+    if cpus > most.get("CPU", 0):
+        raise MarlRayError(
+            f"resources.workers={need.workers} with cpus_per_worker={need.cpus_per_worker:g} needs {cpus:g} CPUs, "
+            f"but this cluster can never have more than {most.get('CPU', 0):g}"
+        )
+    if use_gpu and need.workers > most.get("GPU", 0):
+        raise MarlRayError(
+            f"resources.workers={need.workers} on cuda needs {need.workers} GPUs, "
+            f"but this cluster can never have more than {most.get('GPU', 0):g}"
+        )
+    return use_gpu
+
+
+def most_resources() -> dict[str, float]:
+    """The most of each resource that the cluster has now or can scale to."""
+    import ray
+
+    here, scaled = ray.cluster_resources(), autoscaled_resources()
+    return {kind: max(here.get(kind, 0.0), scaled.get(kind, 0.0)) for kind in {*here, *scaled}}
+
+
+def node_resources() -> list[dict[str, Any]]:
+    """The resources of each node that is alive, and of one node of each group that an autoscaler could add."""
+    import ray
+
+    return [*(node["Resources"] for node in ray.nodes() if node["Alive"]), *autoscaled_nodes()]

@@ -1,0 +1,106 @@
+"""Passes over a whole batch before its epochs: evaluate it, or fit a critic to it; equal however the batch is cut."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marl_ray.algorithms.losses.value_losses import Valued
+from marl_ray.training.collectives import total, world
+from marl_ray.training.learner.families.family import Outputs
+from marl_ray.training.learner.minibatches import Cut, Shape, everything, micro_batches
+from marl_ray.training.learner.optimizers import clip_gradients
+from marl_ray.training.learner.trained_policy import TrainedPolicy
+from marl_ray.trajectories import Trajectories
+
+
+def with_a_row(cut: Cut) -> tuple[Cut, bool]:
+    """Return a cut of at least one copy, and True if the given one was empty.
+
+    A worker without a part of the minibatch still takes part in the collectives of the pass.
+    """
+    empty = cut.copies is not None and not len(cut.copies)
+    return (Cut(torch.zeros(1, dtype=torch.long), cut.times, cut.most) if empty else cut), empty
+
+
+def in_passes(
+    policy: TrainedPolicy,
+    batch: Trajectories,
+    shape: Shape,
+    evaluate: Callable[[Cut], Sequence[Tensor | None]],
+    cuts: Sequence[Cut] | None = None,
+) -> list[Tensor | None]:
+    """Call `evaluate` on every part of the batch without gradients, and put its parts (R, T', ...) together to (B, T, ...).
+
+    The passes are those of the minibatches `cuts`, or of the whole batch when not given. A None of a part stays None.
+    """
+    arrays: list[Tensor | None] = []
+    order = policy.family.order(policy.model, batch, shape.agents)
+    number = torch.arange(batch.mask.numel()).view(batch.mask.shape)
+    for minibatch in cuts or [everything(shape)]:
+        for part, _ in micro_batches(minibatch, shape, policy.pass_copies, order):
+            cut, empty = with_a_row(part)
+            with torch.no_grad():
+                pieces = evaluate(cut)
+            if cut.copies is None and cut.times is None:
+                return list(pieces)
+            if not arrays:
+                arrays = [None if x is None else x.new_zeros(*batch.mask.shape, *x.shape[2:]) for x in pieces]
+            places = cut.of(number, shape.agents).flatten().to(batch.mask.device)
+            for array, piece in zip(arrays, pieces, strict=True):
+                if array is not None and piece is not None and not empty:
+                    array.flatten(0, 1)[places] = piece.flatten(0, 1)
+    return arrays
+
+
+def evaluate_all(
+    policy: TrainedPolicy,
+    inputs: Any,
+    batch: Trajectories,
+    mask: Tensor,
+    shape: Shape,
+    cuts: Sequence[Cut] | None = None,
+) -> Outputs:
+    """Evaluate the whole batch by the trained weights as they are, without gradients; valid where `mask` (B, T) is True.
+
+    `inputs` are the family's. `cuts` are minibatches that make up the batch: their passes give the same bits as the same
+    passes with gradients.
+    """
+
+    def one(cut: Cut) -> Outputs:
+        own = cut.of(mask, shape.agents)
+        return policy.family.evaluate(policy.model, inputs, batch, own, shape, cut)
+
+    log_probs, entropy, values, cost_values = in_passes(policy, batch, shape, one, cuts)
+    assert log_probs is not None and entropy is not None
+    return Outputs(log_probs, entropy, values, cost_values)
+
+
+def fit_critic(policy: TrainedPolicy, inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape) -> Tensor:
+    """Fit the critic to its targets before the actor's update; returns its outputs (B, T) after the fit.
+
+    For algorithms with `Spec.critic_first`. Moves the critic's weights; only decisions in `mask` (B, T) count.
+    """
+    hyper, algorithm = policy.hyper, policy.algorithm
+    assert algorithm.critic_targets is not None
+    targets = algorithm.critic_targets(batch, hyper)
+    count = max(float(total(mask.sum().float())), 1.0)
+    order = policy.family.order(policy.model, batch, shape.agents)
+    for _ in range(hyper.critic_epochs):
+        policy.optimizer.zero_grad(set_to_none=True)
+        for part, _ in micro_batches(everything(shape), shape, policy.pass_copies, order):
+            cut, empty = with_a_row(part)
+            own = cut.of(mask, shape.agents)
+            outputs = policy.family.evaluate(policy.model, inputs, batch, own, shape, cut).values
+            assert outputs is not None
+            valued = Valued(outputs, cut.of(batch.values, shape.agents), cut.of(targets, shape.agents))
+            loss = (algorithm.value_loss(valued, hyper) * (own & (not empty))).sum() / count
+            (loss * world()[1]).backward()
+        for parameter in policy.actor.parameters():
+            parameter.grad = None  # of a trunk that both share: it is the actor's
+        clip_gradients([nn.ModuleList(policy.critics)], hyper.max_grad_norm)
+        policy.optimizer.step()
+    values = evaluate_all(policy, inputs, batch, mask, shape).values
+    assert values is not None
+    return values

@@ -1,0 +1,213 @@
+"""A policy while it is trained: what an update reads (weights, optimiser, settings) and the state that it replaces."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from marl_ray.algorithms import algorithm_of
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.algorithms.base import Algorithm
+from marl_ray.algorithms.constraints.multipliers import Multiplier
+from marl_ray.algorithms.losses.kl import adaptive_coefficient
+from marl_ray.config import AlgorithmConfig, ConstraintConfig
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.training.learner.families import family_actor_critic
+from marl_ray.training.learner.families.family import Copies, PolicyFamily
+from marl_ray.training.learner.optimizers import optimizer_of
+
+LEARNED = ("value", "first_moment", "second_moment", "updates", "integral", "error", "costs")
+"""The fields of a multiplier that an update changes; the other fields are settings."""
+
+
+def family_of(model: Any) -> PolicyFamily:
+    """Return the module of functions for the type of `model`, an ActorCritic or a TokenPolicy."""
+    if isinstance(model, ActorCritic):
+        return family_actor_critic
+    from marl_ray.training.learner.families import family_token  # loads transformers
+
+    return family_token
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedPolicy:
+    """One policy and the settings that it learns by.
+
+    No step of an update assigns a field. The steps move the weights and the optimiser's moments in place, as torch does,
+    and return everything else that changes (see UpdateState).
+    """
+
+    algorithm: Algorithm
+    hyper: AlgorithmConfig
+    family: PolicyFamily
+    copies: Copies
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    mixed_precision: bool
+    budgets: tuple[float, ...]
+    """The mean cost of an episode that each constraint allows; empty where the algorithm has no constraints."""
+    horizon: int
+    """The greatest length of a sequence."""
+    by_episode: bool
+    """Rows are whole episodes, so minibatches are sets of rows; otherwise minibatches are sets of time indices."""
+    micro_batch: int | None
+    """Environment copies (responses, for a language model) that share a forward and backward pass; None: all."""
+    served: bool
+    """Other policies wrote the batches. Ratios are then to the probabilities that these policies recorded."""
+
+    @classmethod
+    def set_up(
+        cls,
+        model: Any,
+        algorithm: str,
+        hyper: AlgorithmConfig,
+        mesh: DeviceMesh,
+        mixed_precision: bool,
+        constraints: tuple[ConstraintConfig, ...],
+        horizon: int,
+        by_episode: bool,
+        micro_batch: int | None,
+        served: bool,
+    ) -> "TrainedPolicy":
+        """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker, and shard it."""
+        named, family = algorithm_of(algorithm), family_of(model)
+        copies = family.set_up(model, mesh, mixed_precision, hyper.kl_coef > 0 or named.spec.pairs)
+        # A trust region moves the actor without an optimiser.
+        actor = [family.actor(copies.trained)] if named.spec.constraint != "trust_region" else []
+        critics = family.critics(copies.trained)
+        return cls(
+            named,
+            hyper,
+            family,
+            copies,
+            optimizer_of(hyper, [(actor, hyper.lr), (critics, hyper.critic_lr or hyper.lr)]),
+            torch.device(mesh.device_type),
+            mixed_precision,
+            tuple(constraint.budget for constraint in constraints) if named.spec.costs else (),
+            horizon,
+            by_episode,
+            micro_batch,
+            served,
+        )
+
+    @property
+    def model(self) -> Any:
+        """The module that is trained, sharded over the workers."""
+        return self.copies.trained
+
+    @property
+    def rollout_model(self) -> Any:
+        """The plain copy that plays."""
+        return self.copies.rollout
+
+    @property
+    def actor(self) -> nn.Module:
+        return self.family.actor(self.model)
+
+    @property
+    def critics(self) -> list[nn.Module]:
+        return self.family.critics(self.model)
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if an update compares the policy with a frozen reference policy."""
+        return self.hyper.kl_coef > 0 or self.algorithm.spec.pairs
+
+    @property
+    def samples_alike(self) -> bool:
+        """True if the copy that plays and the copy that learns compute equal log-probabilities.
+
+        In bfloat16 they differ by more than GSPO's clip is wide. A trust region learns on the very copy that plays.
+        """
+        if self.algorithm.spec.constraint == "trust_region":
+            return True
+        return not self.mixed_precision and all(own.dtype == torch.float32 for own in self.rollout_model.parameters())
+
+    @property
+    def recomputes(self) -> bool:
+        """True if the learner evaluates old log-probabilities and values itself, and does not take the recorded ones."""
+        if self.served:
+            return self.algorithm.spec.pairs  # whose rows have none
+        return self.algorithm.spec.recompute or self.hyper.importance_cap is not None or not self.samples_alike
+
+    @property
+    def pass_copies(self) -> int | None:
+        """Copies of a pass: `micro_batch`, or half of it where a copy is a pair of responses."""
+        pairs = self.algorithm.spec.pairs and self.micro_batch is not None
+        return max(1, cast(int, self.micro_batch) // 2) if pairs else self.micro_batch
+
+    def refresh_rollout_model(self) -> None:
+        """Copy the sharded weights into the rollout copy; every worker takes part."""
+        self.family.refresh(self.copies, self.mixed_precision)
+
+
+@dataclass(frozen=True)
+class UpdateState:
+    """Everything besides weights and optimiser that one update hands to the next; equal on all workers."""
+
+    value_norm: ValueNorm
+    cost_norms: tuple[ValueNorm, ...]
+    """The value normaliser of each constraint's cost critic."""
+    multipliers: tuple[Multiplier, ...]
+    """One for each constraint; empty where the algorithm has none."""
+    entropy_coef: float
+    kl_coef: float
+
+    @classmethod
+    def fresh(cls, policy: TrainedPolicy) -> "UpdateState":
+        """The state before the first update."""
+        start, hyper = policy.algorithm.multiplier, policy.hyper
+        multipliers = tuple(start(hyper, budget) for budget in policy.budgets) if start else ()
+        return cls(
+            ValueNorm(), tuple(ValueNorm() for _ in policy.budgets), multipliers, hyper.entropy_coef, hyper.kl_coef
+        )
+
+    def steered(self, hyper: AlgorithmConfig, metrics: Mapping[str, float], sequences: int) -> "UpdateState":
+        """Move the coefficients that have a target, after a batch of `sequences` rows over all workers."""
+        kl_coef, entropy_coef = self.kl_coef, self.entropy_coef
+        if hyper.kl_target is not None and "reference_kl" in metrics:
+            kl_coef = adaptive_coefficient(
+                kl_coef, metrics["reference_kl"], hyper.kl_target, hyper.kl_horizon, sequences
+            )
+        if hyper.entropy_target is not None:
+            step = hyper.entropy_step if metrics["entropy"] < hyper.entropy_target else -hyper.entropy_step
+            entropy_coef = max(0.0, entropy_coef + step)
+        return replace(self, kl_coef=kl_coef, entropy_coef=entropy_coef)
+
+    def plain(self) -> dict[str, Any]:
+        """The state as plain data, for a checkpoint."""
+        return {
+            "value_norm": vars(self.value_norm),
+            "cost_norms": [vars(norm) for norm in self.cost_norms],
+            "multipliers": [vars(multiplier) for multiplier in self.multipliers],
+            "entropy_coef": self.entropy_coef,
+            "kl_coef": self.kl_coef,
+        }
+
+    def restored(self, plain: Mapping[str, Any]) -> "UpdateState":
+        """The state that `plain()` has written; this state says of which type each multiplier is."""
+        pairs = zip(self.multipliers, plain["multipliers"], strict=True)
+        return UpdateState(
+            ValueNorm(**plain["value_norm"]),
+            tuple(ValueNorm(**norm) for norm in plain["cost_norms"]),
+            tuple(type(multiplier)(**saved) for multiplier, saved in pairs),
+            plain["entropy_coef"],
+            plain["kl_coef"],
+        )
+
+    def with_hyper_of(self, policy: TrainedPolicy) -> "UpdateState":
+        """Replace the hyper-parameters in this state by the policy's own, and keep the values that updates have moved:
+        the value of a multiplier, and a coefficient that has a target."""
+        fresh, hyper = UpdateState.fresh(policy), policy.hyper
+        pairs = zip(fresh.multipliers, self.multipliers, strict=True)
+        return replace(
+            self,
+            multipliers=tuple(
+                replace(new, **{key: value for key, value in vars(old).items() if key in LEARNED}) for new, old in pairs
+            ),
+            entropy_coef=hyper.entropy_coef if hyper.entropy_target is None else self.entropy_coef,
+            kl_coef=hyper.kl_coef if hyper.kl_target is None else self.kl_coef,
+        )

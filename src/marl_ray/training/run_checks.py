@@ -1,0 +1,53 @@
+"""The checks of a run that need no cluster: folder, tracking, environment, models and data."""
+
+import traceback
+
+from marl_ray.config import RunConfig
+from marl_ray.errors import MarlRayError, named
+from marl_ray.training.run_folder import check_folder, record_of, write_traceback
+from marl_ray.training.tracking.mlflow_run import uri_of
+from marl_ray.training.tracking.other_sinks import check_sinks
+
+
+def check_run(config: RunConfig) -> None:
+    """Check a run before any cluster starts; raises MarlRayError that names the key, the file or the argument.
+
+    Builds the environment once, which also compiles its functions and caches them for the workers, and the models; language
+    models without their weights.
+    """
+    uri_of(config)
+    check_sinks(config)
+    check_folder(config)
+    record_of(config)
+    try:
+        _check_environment(config)
+    except MarlRayError:
+        raise
+    except Exception as error:  # whatever the user's own environment raises
+        where = write_traceback(config, "driver", traceback.format_exc())
+        more = f"; its traceback is in {where}" if where else ""
+        raise MarlRayError(f"run {config.name!r} failed before it began: {named(error)}{more}") from error
+
+
+def _check_environment(config: RunConfig) -> None:
+    from marl_ray.envs.copies import warm_up
+    from marl_ray.envs.registry import check_costs, make_env
+    from marl_ray.training.imitation.warm_start import read_decisions
+    from marl_ray.training.team.team import build_models, team_agents
+
+    warm_up(config.env, config.constraints)
+    env = make_env(config.env, config.constraints)
+    try:
+        agents = team_agents(config, env)
+        if config.language:
+            from marl_ray.training.team.language_checks import check_language
+
+            check_language(config, env, agents)
+        else:
+            build_models(config, env, agents)
+        if any(config.spec_of(name).costs for name in config.team):
+            check_costs(env, len(config.constraints))
+        if config.warm_start is not None and not config.language:
+            read_decisions(config, env, agents)
+    finally:
+        env.close()

@@ -1,0 +1,49 @@
+"""Update all policies of a team: together, or one after another (HAPPO, Kuba et al. 2022, arXiv 2109.11251)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from marl_ray.config import RunConfig
+from marl_ray.rollout.rng import team_order
+from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.team.team import Team
+from marl_ray.trajectories import Trajectories
+
+
+def update_team(
+    config: RunConfig,
+    team: Team,
+    batches: dict[str, Trajectories],
+    iteration: int,
+    steps: int,
+    costs: Mapping[str, CostStats],
+) -> dict[str, float]:
+    """Update every policy by its batch; returns metrics, prefixed with the policy's name if there are several.
+
+    `costs` are by policy; `steps` of the run were played before this iteration. If an algorithm is sequential, policies are
+    updated one after another in an order drawn from the seed: each gets the factor of those before it, and the costs that
+    they have moved. Raises Diverged naming the policy.
+    """
+    metrics: dict[str, float] = {}
+    names = list(team.learners)
+    sequential = any(config.spec_of(name).order == "sequential" for name in names)
+    if sequential:
+        names = [names[i] for i in team_order(config.seed, iteration, len(names))]
+    factor: torch.Tensor | None = None
+    means = next(iter(costs.values())).means
+    for name in names:
+        learner, batch = team.learners[name], batches[name]
+        learner.set_progress(steps / max(config.train.total_steps, 1), iteration)
+        own = factor if config.spec_of(name).order == "sequential" else None
+        where = f"policy {name!r}, iteration {iteration + 1}, step {steps}"
+        stats = replace(costs[name], means=means)
+        losses = learner.update(batch, config.seed, iteration, stats, own, where)
+        prefix = "" if len(team.learners) == 1 else f"{name}/"
+        metrics |= {prefix + key: value for key, value in losses.items()}
+        if sequential:
+            change = learner.log_ratio(batch).clamp(-20, 20).exp()
+            after = change if factor is None else factor * change
+            means, factor = learner.moved_costs(stats, batch, after, factor).means, after
+    return metrics

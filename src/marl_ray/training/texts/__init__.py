@@ -1,0 +1,1 @@
+"""The texts that language policies are taught from: demonstrations, and responses that other policies have served."""
