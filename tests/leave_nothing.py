@@ -71,7 +71,7 @@ def main(command: list[str], budget_s: float | None = None) -> int:
 
 def _look(unwaited: dict[int, float]) -> None:
     """Keep the CPU seconds of every process whose parent ignores its end, as Ray's raylet does. The system adds a process's
-    time to its parent's only where the parent waits for it."""
+    time to its parent's only where the parent waits for it. What a process takes after the last look is missed."""
     while True:
         for process in psutil.Process().children(recursive=True):
             try:
