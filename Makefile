@@ -7,7 +7,9 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 # What Python has compiled is kept, whatever the environment says: else each of many processes compiles it again.
 export PYTHONDONTWRITEBYTECODE :=
-PYTEST := $(BIN)/python tests/leave_nothing.py $(BIN)/python -m pytest -n 2 --durations=20
+# With CPU_BUDGET=SECONDS, tests that take more CPU time fail.
+PYTEST := $(BIN)/python tests/leave_nothing.py $(if $(CPU_BUDGET),--cpu-budget $(CPU_BUDGET)) \
+	$(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
 .PHONY: help install check unit test test-all coverage demo clean
@@ -35,16 +37,16 @@ check: install  ## Lint, format, types, dependency directions
 	$(BIN)/lint-imports
 
 unit: install  ## Unit tests
-	$(PYTEST) tests/unit
+	$(PYTEST) -n 3 tests/unit
 
-# In one call, so that one process has other tests while the other waits for Ray.
+# In one call of three processes, so that two cores have other tests while some wait for Ray.
 test: install  ## Unit, integration and the fast end-to-end tests
 	sh tests/need_servers.sh
-	$(PYTEST) --dist loadfile -m "not slow"
+	$(PYTEST) -n 3 --dist loadfile -m "not slow"
 
 test-all: install  ## All tests, the slow ones too
 	sh tests/need_servers.sh
-	$(PYTEST) --dist loadfile
+	$(PYTEST) -n 3 --dist loadfile
 
 TESTS ?= tests/unit
 coverage: install  ## Share of the lines that the unit tests run, and the files below 90 %; TESTS=tests for all but the slow

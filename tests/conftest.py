@@ -14,6 +14,9 @@ import pytest
 import sqlalchemy as sa
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run side by side, and compute little
+os.environ["PYTHONPATH"] = (
+    f"{Path(__file__).parent / 'every_process'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
+)
 
 from marl_ray.cluster.local import LocalRay, local_ray
 
@@ -22,8 +25,10 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
-TRAINING = {"test_commands.py", "test_language_run.py", "test_sweep.py", "test_train_on_ray.py"}
-"""The files that share a Ray and take longest. In one process with the others they would end long after everything else."""
+RAYS = {"test_sweep.py": "ray of sweeps"} | dict.fromkeys(
+    ("test_commands.py", "test_language_run.py", "test_train_on_ray.py"), "ray of runs"
+)
+"""Groups of files that share a Ray, but for the group of all others. They take about as long, and begin at once."""
 
 
 @cache
@@ -45,7 +50,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, the files that share a Ray run in two processes, and every other file in any."""
+    """With `--dist loadfile`, each group of files that share a Ray runs in one process, and every other file in any."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -55,7 +60,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file: str = super()._split_scope(nodeid)
             if not shares_ray(config.rootpath / file):
                 return file
-            return "ray that trains" if Path(file).name in TRAINING else "ray"
+            return RAYS.get(Path(file).name, "ray of the others")
 
     config.option.loadscopereorder = False  # in the order of collection
     return Scheduling(config, log)

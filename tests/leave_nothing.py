@@ -1,13 +1,22 @@
-"""Runs a command and then ends every process that it has left behind: python tests/leave_nothing.py COMMAND ARGUMENT...
+"""Runs a command, says how much CPU time it took, and ends every process that it has left behind:
 
-Exits with the command's status. SIGINT and SIGTERM reach the command first, and whatever it still runs is ended as well.
+    python tests/leave_nothing.py [--cpu-budget SECONDS] COMMAND ARGUMENT...
+
+Exits with the command's status, or with 1 where the command succeeds but takes more CPU time than its budget. A busy machine
+makes a suite slower, and hardly changes its CPU time. SIGINT and SIGTERM reach the command first, and whatever it still runs
+is ended as well.
 """
 
 import ctypes
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 
 import psutil
 
@@ -16,9 +25,11 @@ GRACE_S = 1.0
 """How long processes have to exit by themselves, and again after SIGTERM."""
 STOP_S = 60.0
 """How long the command may clean up after a signal."""
+LOOK_S = 1.0
+"""How often the CPU time of processes is read that nobody waits for."""
 
 
-def main(command: list[str]) -> int:
+def main(command: list[str], budget_s: float | None = None) -> int:
     # Orphans become children of this process, however their parents have ended.
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         print("leave_nothing: this system has no subreapers; orphans may stay", file=sys.stderr)
@@ -39,12 +50,41 @@ def main(command: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, tell)
     signal.signal(signal.SIGALRM, stop)
+    unwaited: dict[int, float] = {}
+    threading.Thread(target=_look, args=(unwaited,), daemon=True).start()
     while child.returncode is None:
         pid, status = os.wait()  # orphans too, as the system's first process would
+        unwaited.pop(pid, None)
         if pid == child.pid:
             child.returncode = os.waitstatus_to_exitcode(status)
+    for process in psutil.Process().children():
+        unwaited.pop(process.pid, None)  # its parent has ended, and this process waits for it
     _end_the_rest()
+    waited = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = waited.ru_utime + waited.ru_stime + sum(list(unwaited.values()))
+    print(f"leave_nothing: {used_s:,.0f} s of CPU time", file=sys.stderr)
+    if budget_s is not None and used_s > budget_s and child.returncode == 0:
+        print(f"leave_nothing: expected at most {budget_s:,.0f} s of CPU time", file=sys.stderr)
+        return 1
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _look(unwaited: dict[int, float]) -> None:
+    """Keep the CPU seconds of every process whose parent ignores its end, as Ray's raylet does. The system adds a process's
+    time to its parent's only where the parent waits for it. What a process takes after the last look is missed."""
+    while True:
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if _ignores_ends(process.ppid()):
+                    unwaited[process.pid] = sum(process.cpu_times()[:4])  # its own, and its children's
+            except (psutil.Error, OSError):
+                continue  # it has just exited
+        time.sleep(LOOK_S)
+
+
+def _ignores_ends(pid: int) -> bool:
+    found = re.search(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (signal.SIGCHLD - 1) & 1)
 
 
 def _end_the_rest() -> None:
@@ -65,4 +105,7 @@ def _end_the_rest() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--cpu-budget"]:
+        sys.exit(main(arguments[2:], float(arguments[1])))
+    sys.exit(main(arguments))

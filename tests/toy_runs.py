@@ -49,6 +49,14 @@ TWO_POLICIES = "team={first: {agents: [a]}, second: {agents: [b]}}"
 """One policy per agent of the toy."""
 
 
+def mlflow_database(storage: Path) -> None:
+    """Make the MLflow database of a run in another process, which would need a second and a half for its migrations."""
+    import mlflow
+
+    storage.mkdir(exist_ok=True)
+    mlflow.MlflowClient(tracking_uri=f"sqlite:///{storage}/mlflow.db").search_experiments()
+
+
 def timeless(rows: list[Metrics]) -> list[Metrics]:
     """Rows without the speeds of this machine."""
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "steps_per", "tokens_per"))} for row in rows]

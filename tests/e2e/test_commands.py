@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import PROGRAM, ROOT, marl_ray, without_ray
+from toy_runs import mlflow_database
 
 from marl_ray.cluster.local import LocalRay, free_port
 from marl_ray.config import SPECS
@@ -114,8 +115,10 @@ def test_a_mistake_is_one_line_and_status_2(arguments, message):
     assert done.stdout == ""
 
 
-def test_more_workers_than_this_machine_can_hold(tmp_path):
-    done = command("marl-ray", "train", CONFIG, "resources.workers=64", "train.env_copies=64", f"storage={tmp_path}")
+def test_more_workers_than_the_cluster_can_hold(ray_cluster: LocalRay, tmp_path: Path):
+    cluster = {"RAY_ADDRESS": ray_cluster.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray_cluster.token}
+    many = ["resources.workers=64", "train.env_copies=64", f"storage={tmp_path}"]
+    done = command("marl-ray", "train", CONFIG, *many, **cluster)
     assert done.returncode == 2
     assert "resources.workers=64" in done.stderr
     assert "can never have more than" in done.stderr
@@ -126,6 +129,8 @@ def test_a_job_trains_what_the_command_trains(ray_cluster: LocalRay, tmp_path: P
     here, job, submitted = (tmp_path / name for name in ("here", "job", "submitted"))
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray_cluster.token}
     address = ["--address", ray_cluster.dashboard_url]
+    mlflow_database(job)
+    mlflow_database(submitted)
     with ThreadPoolExecutor() as side_by_side:
         train = side_by_side.submit(command, "marl-ray", "train", CONFIG, *SHORT, f"storage={here}")
         script = ["python", "jobs/train.py", CONFIG, *SHORT, f"storage={job}"]

@@ -1,5 +1,6 @@
-"""The suite's own runner ends what tests leave running."""
+"""The suite's own runner ends what tests leave running, and knows what CPU time the suite takes."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -33,3 +34,21 @@ def test_a_daemon_ends_with_the_command(ending: str, number: int | None, status:
             runner.kill()
     assert runner.returncode == status and "sleep 50" in errors, errors
     assert not daemon.is_running() and time.monotonic() - started < 40
+
+
+BURN = "import time\nwhile time.process_time() < 2.5:\n    pass"
+# As Ray's raylet, whose workers take most of the suite's time: whoever ignores SIGCHLD never waits for its children.
+RAYLET = (
+    "import signal, subprocess, sys\n"
+    "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    f"subprocess.run([sys.executable, '-c', {BURN!r}])"
+)
+
+
+@pytest.mark.parametrize(("code", "status"), [(RAYLET, 1), ("pass", 0), ("raise SystemExit(3)", 3)])
+def test_a_command_that_takes_more_cpu_time_than_its_budget_fails(code: str, status: int) -> None:
+    command = [sys.executable, str(RUNNER), "--cpu-budget", "1.4", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
+    assert ("expected at most 1 s of CPU time" in done.stderr) == (status == 1)
+    assert re.search(r"^leave_nothing: \d s of CPU time$", done.stderr, re.MULTILINE)

@@ -15,6 +15,7 @@ import torch
 from ray.util.state import list_actors
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from toy_runs import mlflow_database
 
 from marl_ray.cluster import jobs
 from marl_ray.cluster.local import LocalRay
@@ -215,6 +216,7 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: 
     }
     calm = sweep(tmp_path / "calm", **keys)
     config = {"name": "toy-sweep", "storage": str(tmp_path / "killed")} | keys
+    mlflow_database(tmp_path / "killed")
     process = subprocess.Popen([sys.executable, "-c", KILLED, ray_cluster.address, json.dumps(config)])
     records = tmp_path / "killed" / "toy-sweep" / "sweep.json"
     try:
@@ -336,5 +338,6 @@ def test_a_sweep_runs_as_a_job(ray_cluster: LocalRay, tmp_path: Path, monkeypatc
     file = tmp_path / "sweep.yaml"
     file.write_text(json.dumps({"name": "job", "run": "run.yaml", "seeds": 1, "space": {"hyper.lr": {"grid": [0.01]}}}))
     overrides = [f"storage={tmp_path}"]
+    mlflow_database(tmp_path)
     assert jobs.submit("sweep", file, overrides, address=ray_cluster.dashboard_url, python=sys.executable) == 0
     assert json.loads((tmp_path / "job" / "sweep.json").read_text())["winner"] == 0

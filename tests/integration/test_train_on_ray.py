@@ -11,7 +11,7 @@ from typing import Any
 
 import mlflow
 import pytest
-from toy_runs import config, trained
+from toy_runs import config, mlflow_database, trained
 from two_workers import two_workers
 
 from marl_ray.cluster.local import LocalRay
@@ -168,6 +168,7 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
     whole = config(f"storage={tmp_path}", "name=broken-off", "train.total_steps=100000000", "checkpoint.every=1")
     (tmp_path / "run.yaml").write_text(json.dumps(whole.given()))
     command = [sys.executable, "-c", "from marl_ray.cli import main; main()", "train", str(tmp_path / "run.yaml")]
+    mlflow_database(tmp_path)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
         deadline = time.monotonic() + 120

@@ -340,24 +340,29 @@ def test_what_servers_do_that_are_almost_compatible():
     assert isinstance(said(Replies(200, listed)), ArmError)
 
 
-def events_in(*parts: bytes, ends: bool = True) -> list[str]:
+async def read(*parts: bytes, ends: bool = True) -> list[str]:
     async def given():
         for part in parts:
             yield part
         if not ends:
             await asyncio.sleep(60)
 
-    async def read():
-        async with asyncio.timeout(5):
-            return [event async for event in events_of(given())]
+    async with asyncio.timeout(5):
+        return [event async for event in events_of(given())]
 
-    return asyncio.run(read())
+
+def events_in(*parts: bytes) -> list[str]:
+    return asyncio.run(read(*parts))
 
 
 def test_events_end_with_the_last_one_and_are_bounded(monkeypatch):
     text = b": c\ndata:1\r\n\r\nevent: x\rdata: \xc3\xa9\n\ndata: [DONE]\n\n"
-    for cut in range(len(text)):
-        assert [event.strip() for event in events_in(text[:cut], text[cut:], ends=False)] == ["1", "\u00e9"]
+
+    async def cut_everywhere() -> list[list[str]]:
+        return await asyncio.gather(*(read(text[:cut], text[cut:], ends=False) for cut in range(len(text))))
+
+    for found in asyncio.run(cut_everywhere()):
+        assert [event.strip() for event in found] == ["1", "\u00e9"]
     assert events_in(b"data:1\n\ndata:2") == ["1", "2"]
     monkeypatch.setattr(events_module, "LINE", 10)
     with pytest.raises(ArmError, match="longer"):
