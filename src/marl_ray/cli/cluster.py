@@ -1,0 +1,173 @@
+"""The commands of clusters on Kubernetes: apply manifests, look at KubeRay's resources, wait for them, read logs, delete."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from marl_ray.errors import MarlRayError
+
+if TYPE_CHECKING:
+    from marl_ray.cluster.kuberay.connection import Connection
+    from marl_ray.cluster.kuberay.states import ResourceState
+    from marl_ray.cluster.kuberay.view import ResourceKind
+
+cluster_app = typer.Typer(help="KubeRay's clusters, jobs and services on Kubernetes.", no_args_is_help=True)
+FAILED, LATE = 1, 124
+"""Exit statuses: the resource failed; a deadline passed (as of `timeout`)."""
+Resource = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as rayjob/train-1 or rayservice/gateway.")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; its current one where not given.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The context's where not given.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(cluster_app, name="cluster")
+
+
+@cluster_app.command()
+def apply(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Manifests, of one or several documents.")],
+    force: Annotated[bool, typer.Option("--force", help="Take over fields that others have set.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Have the server check everything and keep nothing.")
+    ] = False,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Apply manifests with strict validation by the server; nothing is applied before all have passed it."""
+    from marl_ray.cluster.kuberay import resources
+    from marl_ray.cluster.kuberay.connection import connect
+
+    connection = connect(context=context, namespace=namespace)
+    manifests = [manifest for file in files for manifest in _manifests(file)]
+    for manifest in manifests:
+        resources.apply(connection, manifest, force, dry_run=True)
+    for manifest in manifests:
+        if not dry_run:
+            resources.apply(connection, manifest, force)
+        done = "would be applied" if dry_run else "applied"
+        print(f"{manifest['kind'].lower()}/{manifest['metadata']['name']} {done}")
+
+
+@cluster_app.command()
+def status(resource: Resource, context: Context = None, namespace: Namespace = None) -> None:
+    """Say how a resource stands; exit with 1 if it has failed or is not there."""
+    from marl_ray.cluster.kuberay.resource_state import resource_state
+    from marl_ray.cluster.kuberay.watching import look
+
+    connection, kind, name = _found(resource, context, namespace)
+    state = resource_state(look(connection, kind, name), time.time())
+    _say(resource, state)
+    raise typer.Exit(_exit_status(state))
+
+
+@cluster_app.command()
+def wait(
+    resource: Resource,
+    until: Annotated[
+        str, typer.Option("--for", metavar="PHASE", help="ready, running, succeeded, suspended or gone.")
+    ] = "",
+    timeout_s: Annotated[float, typer.Option(help="How long at most.")] = 600.0,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Wait until a resource is ready (a RayJob: has succeeded). Exit with 1 if it fails, with 124 at the deadline."""
+    from marl_ray.cluster.kuberay.states import Phase
+    from marl_ray.cluster.kuberay.waiting import GOALS, DeadlinePassed
+    from marl_ray.cluster.kuberay.waiting import wait as wait_for
+
+    connection, kind, name = _found(resource, context, namespace)
+    if until and until not in list(Phase):
+        raise MarlRayError(f"--for {until}: expected one of {', '.join(Phase)}")
+    goals = (Phase(until),) if until else GOALS[kind]
+    try:
+        state = wait_for(connection, kind, name, goals, timeout_s, lambda state: _say(resource, state))
+    except DeadlinePassed as error:
+        print(f"error: {error}")
+        raise typer.Exit(LATE) from None
+    raise typer.Exit(0 if state.phase in goals else _exit_status(state) or FAILED)
+
+
+@cluster_app.command()
+def logs(
+    resource: Resource,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Print the log of a RayJob's entrypoint."""
+    from marl_ray.cluster.kuberay.logs import log_lines, submitter_of
+
+    connection, kind, name = _found(resource, context, namespace)
+    if kind != "RayJob":
+        raise MarlRayError(f"logs {resource}: expected a rayjob; the dashboard has the logs of clusters and services")
+    pod = submitter_of(connection, name)
+    if pod is None:
+        raise MarlRayError(
+            f"logs {resource}: it has no pod that submits it (yet); in HTTPMode the dashboard has its log"
+        )
+    for line in log_lines(connection, *pod, follow):
+        print(line, flush=True)
+
+
+@cluster_app.command()
+def delete(
+    resource: Resource,
+    timeout_s: Annotated[float, typer.Option(help="How long its end may take; 0 does not wait.")] = 300.0,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Delete a resource and what it owns, and wait until it is gone."""
+    from marl_ray.cluster.kuberay import resources
+    from marl_ray.cluster.kuberay.states import Phase
+    from marl_ray.cluster.kuberay.waiting import DeadlinePassed
+    from marl_ray.cluster.kuberay.waiting import wait as wait_for
+
+    connection, kind, name = _found(resource, context, namespace)
+    if not resources.delete(connection, kind, name):
+        raise MarlRayError(f"delete {resource}: there is none in {connection.namespace}")
+    if timeout_s:
+        try:
+            wait_for(connection, kind, name, (Phase.GONE,), timeout_s, lambda state: _say(resource, state))
+        except DeadlinePassed as error:
+            print(f"error: {error}")
+            raise typer.Exit(LATE) from None
+
+
+def _found(resource: str, context: str | None, namespace: str | None) -> tuple["Connection", "ResourceKind", str]:
+    from marl_ray.cluster.kuberay.connection import connect
+    from marl_ray.cluster.kuberay.view import ResourceKind
+
+    kind, _, name = resource.partition("/")
+    kinds = {one.lower(): one for one in get_args(ResourceKind)}
+    if kind.lower() not in kinds or not name:
+        raise MarlRayError(f"{resource}: expected KIND/NAME, KIND one of {', '.join(kinds)}")
+    return connect(context=context, namespace=namespace), kinds[kind.lower()], name
+
+
+def _say(resource: str, state: "ResourceState") -> None:
+    print(f"{resource}: {state}", flush=True)
+
+
+def _exit_status(state: "ResourceState") -> int:
+    """The entrypoint's own status where it has one, else 1 for what has failed or is gone."""
+    from marl_ray.cluster.kuberay.states import Phase
+
+    return (state.status or FAILED) if state.phase in (Phase.FAILED, Phase.GONE) else 0
+
+
+def _manifests(file: Path) -> list[dict[str, Any]]:
+    import yaml
+
+    try:
+        documents = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise MarlRayError(f"{file}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise MarlRayError(f"{file}: {' '.join(str(error).split())}") from None
+    found = [document for document in documents if document is not None]
+    if not all(isinstance(document, dict) for document in found):
+        raise MarlRayError(f"{file}: expected objects")
+    return found
