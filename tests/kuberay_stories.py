@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from marl_ray.cluster.kuberay.resource_state import resource_state
-from marl_ray.cluster.kuberay.states import ResourceState
-from marl_ray.cluster.kuberay.view import ResourceKind, seconds_of, view_of
+from marl_ray.cluster.kuberay.state.phases import ResourceState
+from marl_ray.cluster.kuberay.state.resource_state import resource_state
+from marl_ray.cluster.kuberay.state.view import ResourceKind, seconds_of, view_of
 
 FOLDER = Path(__file__).parent / "fixtures" / "kuberay"
 STORIES = sorted(path.name.removesuffix(".jsonl.gz") for path in FOLDER.glob("*.jsonl.gz"))

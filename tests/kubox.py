@@ -17,8 +17,8 @@ import pytest
 from kuberay_stories import FOLDER, events
 from kubernetes import client
 
-from marl_ray.cluster.kuberay.connection import Connection, RequestRefused
-from marl_ray.cluster.kuberay.resources import delete, path_of
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
+from marl_ray.cluster.kuberay.client.resources import delete, path_of
 
 URL = "http://10.244.0.1:18080"
 START_S, STOP_S = 60.0, 30.0

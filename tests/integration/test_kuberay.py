@@ -11,8 +11,9 @@ from command_line import marl_ray
 from kuberay_stories import STORIES, kind_of
 from kubox import URL, kubeconfig, kubox, play, trouble
 
-from marl_ray.cluster.kuberay import pod_troubles, resources
-from marl_ray.cluster.kuberay.connection import Connection, RequestRefused, connect
+from marl_ray.cluster.kuberay.client import resources
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
+from marl_ray.cluster.kuberay.state import pod_troubles
 from marl_ray.errors import MarlRayError
 
 FAILED, LATE = 1, 124

@@ -3,8 +3,8 @@
 import pytest
 from kuberay_stories import STORIES, states
 
-from marl_ray.cluster.kuberay.states import Phase
-from marl_ray.cluster.kuberay.view import event_text, seconds_of
+from marl_ray.cluster.kuberay.state.phases import Phase
+from marl_ray.cluster.kuberay.state.view import event_text, seconds_of
 
 ENDS = {
     "raycluster-autoscales": (Phase.READY, "Ready", "head and 0 of 0 workers are ready"),

@@ -9,9 +9,9 @@ import typer
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
-    from marl_ray.cluster.kuberay.connection import Connection
-    from marl_ray.cluster.kuberay.states import ResourceState
-    from marl_ray.cluster.kuberay.view import ResourceKind
+    from marl_ray.cluster.kuberay.client.connection import Connection
+    from marl_ray.cluster.kuberay.state.phases import ResourceState
+    from marl_ray.cluster.kuberay.state.view import ResourceKind
 
 cluster_app = typer.Typer(help="KubeRay's clusters, jobs and services on Kubernetes.", no_args_is_help=True)
 FAILED, LATE = 1, 124
@@ -37,8 +37,8 @@ def apply(
     namespace: Namespace = None,
 ) -> None:
     """Apply manifests with strict validation by the server; nothing is applied before all have passed it."""
-    from marl_ray.cluster.kuberay import resources
-    from marl_ray.cluster.kuberay.connection import connect
+    from marl_ray.cluster.kuberay.client import resources
+    from marl_ray.cluster.kuberay.client.connection import connect
 
     connection = connect(context=context, namespace=namespace)
     manifests = [manifest for file in files for manifest in _manifests(file)]
@@ -54,8 +54,8 @@ def apply(
 @cluster_app.command()
 def status(resource: Resource, context: Context = None, namespace: Namespace = None) -> None:
     """Say how a resource stands; exit with 1 if it has failed or is not there."""
-    from marl_ray.cluster.kuberay.resource_state import resource_state
-    from marl_ray.cluster.kuberay.watching import look
+    from marl_ray.cluster.kuberay.client.watching import look
+    from marl_ray.cluster.kuberay.state.resource_state import resource_state
 
     connection, kind, name = _found(resource, context, namespace)
     state = resource_state(look(connection, kind, name), time.time())
@@ -74,9 +74,9 @@ def wait(
     namespace: Namespace = None,
 ) -> None:
     """Wait until a resource is ready (a RayJob: has succeeded). Exit with 1 if it fails, with 124 at the deadline."""
-    from marl_ray.cluster.kuberay.states import Phase
-    from marl_ray.cluster.kuberay.waiting import GOALS, DeadlinePassed
-    from marl_ray.cluster.kuberay.waiting import wait as wait_for
+    from marl_ray.cluster.kuberay.client.waiting import GOALS, DeadlinePassed
+    from marl_ray.cluster.kuberay.client.waiting import wait as wait_for
+    from marl_ray.cluster.kuberay.state.phases import Phase
 
     connection, kind, name = _found(resource, context, namespace)
     if until and until not in list(Phase):
@@ -98,7 +98,7 @@ def logs(
     namespace: Namespace = None,
 ) -> None:
     """Print the log of a RayJob's entrypoint."""
-    from marl_ray.cluster.kuberay.logs import log_lines, submitter_of
+    from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
 
     connection, kind, name = _found(resource, context, namespace)
     if kind != "RayJob":
@@ -120,10 +120,10 @@ def delete(
     namespace: Namespace = None,
 ) -> None:
     """Delete a resource and what it owns, and wait until it is gone."""
-    from marl_ray.cluster.kuberay import resources
-    from marl_ray.cluster.kuberay.states import Phase
-    from marl_ray.cluster.kuberay.waiting import DeadlinePassed
-    from marl_ray.cluster.kuberay.waiting import wait as wait_for
+    from marl_ray.cluster.kuberay.client import resources
+    from marl_ray.cluster.kuberay.client.waiting import DeadlinePassed
+    from marl_ray.cluster.kuberay.client.waiting import wait as wait_for
+    from marl_ray.cluster.kuberay.state.phases import Phase
 
     connection, kind, name = _found(resource, context, namespace)
     if not resources.delete(connection, kind, name):
@@ -137,8 +137,8 @@ def delete(
 
 
 def _found(resource: str, context: str | None, namespace: str | None) -> tuple["Connection", "ResourceKind", str]:
-    from marl_ray.cluster.kuberay.connection import connect
-    from marl_ray.cluster.kuberay.view import ResourceKind
+    from marl_ray.cluster.kuberay.client.connection import connect
+    from marl_ray.cluster.kuberay.state.view import ResourceKind
 
     kind, _, name = resource.partition("/")
     kinds = {one.lower(): one for one in get_args(ResourceKind)}
@@ -153,7 +153,7 @@ def _say(resource: str, state: "ResourceState") -> None:
 
 def _exit_status(state: "ResourceState") -> int:
     """The entrypoint's own status where it has one, else 1 for what has failed or is gone."""
-    from marl_ray.cluster.kuberay.states import Phase
+    from marl_ray.cluster.kuberay.state.phases import Phase
 
     return (state.status or FAILED) if state.phase in (Phase.FAILED, Phase.GONE) else 0
 

@@ -1,1 +1,1 @@
-"""KubeRay through its API: apply resources, watch what the operator makes of them, and say in one line how they stand."""
+"""KubeRay through its API: what is applied, what the operator makes of it, and how it stands."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-from marl_ray.cluster.kuberay.cluster_state import cluster_state
-from marl_ray.cluster.kuberay.cron_job_state import cron_job_state
-from marl_ray.cluster.kuberay.job_state import job_state
-from marl_ray.cluster.kuberay.service_state import service_state
-from marl_ray.cluster.kuberay.states import ResourceState
-from marl_ray.cluster.kuberay.view import ResourceKind, View
+from marl_ray.cluster.kuberay.state.cluster_state import cluster_state
+from marl_ray.cluster.kuberay.state.cron_job_state import cron_job_state
+from marl_ray.cluster.kuberay.state.job_state import job_state
+from marl_ray.cluster.kuberay.state.phases import ResourceState
+from marl_ray.cluster.kuberay.state.service_state import service_state
+from marl_ray.cluster.kuberay.state.view import ResourceKind, View
 
 STATES: Mapping[ResourceKind, Callable[[View, float], ResourceState]] = {
     "RayCluster": cluster_state,

@@ -1,8 +1,8 @@
 """How a RayCronJob stands. Its status only tells when it made a RayJob last."""
 
-from marl_ray.cluster.kuberay.cluster_state import refusal
-from marl_ray.cluster.kuberay.states import Phase, ResourceState
-from marl_ray.cluster.kuberay.view import View
+from marl_ray.cluster.kuberay.state.cluster_state import refusal
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.cluster.kuberay.state.view import View
 
 REFUSED = ("InvalidRayCronJobSpec", "InvalidSchedule")
 """Reasons of events."""

@@ -4,11 +4,11 @@ import json
 import time
 from collections.abc import Iterator
 
-from marl_ray.cluster.kuberay.connection import Connection, RequestRefused
-from marl_ray.cluster.kuberay.resource_state import resource_state
-from marl_ray.cluster.kuberay.resources import RAY, list_all, path_of, read
-from marl_ray.cluster.kuberay.states import ResourceState
-from marl_ray.cluster.kuberay.view import Object, ResourceKind, View, view_of
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
+from marl_ray.cluster.kuberay.client.resources import RAY, list_all, path_of, read
+from marl_ray.cluster.kuberay.state.phases import ResourceState
+from marl_ray.cluster.kuberay.state.resource_state import resource_state
+from marl_ray.cluster.kuberay.state.view import Object, ResourceKind, View, view_of
 
 TURN_S = 5
 """A view is made anew at least as often: pods change without their resource."""

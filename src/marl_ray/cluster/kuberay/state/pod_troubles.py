@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from marl_ray.cluster.kuberay.view import Object, seconds_of
+from marl_ray.cluster.kuberay.state.view import Object, seconds_of
 
 LOOPS = frozenset({
     "CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError",

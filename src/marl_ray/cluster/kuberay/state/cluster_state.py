@@ -1,8 +1,8 @@
 """How a RayCluster stands. One that the operator refuses has no status at all, only an event."""
 
-from marl_ray.cluster.kuberay.pod_troubles import trouble_of
-from marl_ray.cluster.kuberay.states import Phase, ResourceState
-from marl_ray.cluster.kuberay.view import Object, View, event_text
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.cluster.kuberay.state.pod_troubles import trouble_of
+from marl_ray.cluster.kuberay.state.view import Object, View, event_text
 
 REFUSED = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
 """Reasons of events."""

@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from marl_ray.cluster.kuberay.connection import Connection, RequestRefused
-from marl_ray.cluster.kuberay.resources import list_all, path_of, read
-from marl_ray.cluster.kuberay.view import SUBMITTER, Object
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
+from marl_ray.cluster.kuberay.client.resources import list_all, path_of, read
+from marl_ray.cluster.kuberay.state.view import SUBMITTER, Object
 
 SILENT_S = 60.0
 """A log that says nothing for as long is asked for again: a connection may be dead without a word."""

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Collection
 
-from marl_ray.cluster.kuberay.connection import Connection
-from marl_ray.cluster.kuberay.states import Phase, ResourceState
-from marl_ray.cluster.kuberay.view import ResourceKind
-from marl_ray.cluster.kuberay.watching import follow
+from marl_ray.cluster.kuberay.client.connection import Connection
+from marl_ray.cluster.kuberay.client.watching import follow
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.cluster.kuberay.state.view import ResourceKind
 from marl_ray.errors import MarlRayError
 
 FINAL = (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)

@@ -1,8 +1,8 @@
 """How a RayService stands. Its applications are asked first: `serviceStatus` stays `Running` while one of them is broken."""
 
-from marl_ray.cluster.kuberay.cluster_state import held_up, refusal
-from marl_ray.cluster.kuberay.states import Phase, ResourceState
-from marl_ray.cluster.kuberay.view import Object, View
+from marl_ray.cluster.kuberay.state.cluster_state import held_up, refusal
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.cluster.kuberay.state.view import Object, View
 
 REFUSED = ("InvalidRayServiceSpec", "InvalidRayServiceMetadata")
 """Reasons of events."""

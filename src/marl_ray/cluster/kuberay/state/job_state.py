@@ -2,9 +2,9 @@
 
 import re
 
-from marl_ray.cluster.kuberay.cluster_state import held_up, refusal
-from marl_ray.cluster.kuberay.states import Phase, ResourceState
-from marl_ray.cluster.kuberay.view import SUBMITTER, Object, View, seconds_of
+from marl_ray.cluster.kuberay.state.cluster_state import held_up, refusal
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.cluster.kuberay.state.view import SUBMITTER, Object, View, seconds_of
 
 REFUSED = ("InvalidRayJobSpec", "InvalidRayJobMetadata", "InvalidRayJobStatus")
 """Reasons of events."""

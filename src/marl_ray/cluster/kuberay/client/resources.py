@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from marl_ray.cluster.kuberay.connection import Connection, RequestRefused
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
 from marl_ray.errors import MarlRayError
 
 MANAGER = "marl-ray"
