@@ -1,8 +1,10 @@
 """The commands of clusters on a small real Kubernetes: every recorded story, and days on which the API is not well."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,10 @@ from kubox import URL, kubeconfig, kubox, play, trouble
 
 from marl_ray.cluster.kuberay.client import resources
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
+from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.kuberay.state import pod_troubles
+from marl_ray.config import parse_config, read_yaml
+from marl_ray.config.cluster import ClusterConfig, JobConfig
 from marl_ray.errors import MarlRayError
 
 FAILED, LATE = 1, 124
@@ -164,3 +169,48 @@ def test_an_api_that_stays_away_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("KUBECONFIG")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert "no cluster is named" in marl_ray("cluster", "status", "rayjob/x").stderr
+
+
+CLUSTER = Path(__file__).parents[2] / "cluster" / "configs" / "training.yaml"
+
+
+@pytest.mark.parametrize("parts", [{}, {"job": None}, {"job": None, "service": {"serve": {"applications": []}}}])
+def test_the_server_takes_what_is_rendered(cluster, parts):
+    """With all rules of KubeRay's CRDs, those in CEL too."""
+    config = parse_config(ClusterConfig, read_yaml(CLUSTER) | parts)
+    for manifest in render(config):
+        resources.apply(cluster, manifest, dry_run=True)
+    clock = config.model_copy(update={"job": JobConfig(entrypoint="x", schedule="0 3 * * *"), "service": None})
+    resources.apply(cluster, render(clock)[0], dry_run=True)
+
+
+@pytest.mark.parametrize("story, status", [("rayjob-succeeds", 0), ("rayjob-fails", 3), ("rayjob-retries-once", 0)])
+def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
+    """What the operator did then is written onto the job that is submitted here."""
+    for name in (story, "rayjob-retries-once"):
+        marl_ray("cluster", "delete", resource_of(name))
+
+    def once_there() -> None:
+        while resources.read(cluster, "ConfigMap", f"{story}-files", "v1") is None:
+            time.sleep(0.05)
+        play(cluster, story, 0.01)
+
+    player = threading.Thread(target=once_there)
+    player.start()
+    submitted = marl_ray(
+        "submit", "train", "jobs/configs/multigrid_mappo.yaml", "storage=/runs", "name=mine",
+        "--kuberay", CLUSTER, "--submission-id", story,
+    )  # fmt: skip
+    player.join()
+    assert submitted.returncode == status, submitted
+    assert f"rayjob/{story}: waiting (Initializing)" in submitted.stderr
+    files = resources.read(cluster, "ConfigMap", f"{story}-files", "v1")
+    assert files is not None and json.loads(files["data"]["config.yaml"])["name"] == "mine"
+    assert (
+        marl_ray("submit", "train", "jobs/configs/multigrid_mappo.yaml", "--kuberay", CLUSTER).returncode == 2
+    )  # storage
+    assert marl_ray("cluster", "delete", f"rayjob/{story}").returncode == 0
+    end = time.monotonic() + 10
+    while resources.read(cluster, "ConfigMap", f"{story}-files", "v1") is not None:
+        assert time.monotonic() < end, "the job's files outlive it"
+        time.sleep(0.1)

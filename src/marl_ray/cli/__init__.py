@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from marl_ray.cli import cluster, evaluation, experiments, serving, sweep
-from marl_ray.cli.options import LOCAL_DASHBOARD, Address, SubmissionId
+from marl_ray.cli.options import LOCAL_DASHBOARD, Address, Context, KubeRay, Namespace, SubmissionId
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
@@ -89,8 +89,14 @@ def submit_train(
     overrides: Overrides = None,
     address: Address = LOCAL_DASHBOARD,
     submission_id: SubmissionId = None,
+    kuberay: KubeRay = None,
+    context: Context = None,
+    namespace: Namespace = None,
 ) -> None:
-    """Train as a Ray Job: submit, follow its log, exit with its status."""
+    """Train as a Ray Job, or with --kuberay as a RayJob: submit, follow its log, exit with its status."""
+    if kuberay is not None:
+        parts = (kuberay, submission_id, context, namespace)
+        raise typer.Exit(cluster.submit_to_kuberay("train", config, overrides or (), *parts))
     from marl_ray.cluster.jobs import submit
 
     raise typer.Exit(submit("train", config, overrides or (), address=address, submission_id=submission_id))

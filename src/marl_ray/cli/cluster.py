@@ -1,11 +1,15 @@
 """The commands of clusters on Kubernetes: apply manifests, look at KubeRay's resources, wait for them, read logs, delete."""
 
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from marl_ray.cli.options import Context, Namespace
+from marl_ray.cli.serving import lint
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
@@ -17,13 +21,49 @@ cluster_app = typer.Typer(help="KubeRay's clusters, jobs and services on Kuberne
 FAILED, LATE = 1, 124
 """Exit statuses: the resource failed; a deadline passed (as of `timeout`)."""
 Resource = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as rayjob/train-1 or rayservice/gateway.")]
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; its current one where not given.")]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The context's where not given.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    cluster_app.command()(lint)
     app.add_typer(cluster_app, name="cluster")
+
+
+def submit_to_kuberay(
+    kind: Literal["train", "sweep"],
+    config: Path,
+    overrides: Sequence[str],
+    cluster: Path,
+    name: str | None,
+    context: str | None,
+    namespace: str | None,
+) -> int:
+    """Run as a RayJob on a cluster of its own; the entrypoint's exit status, LATE where it did not start in time."""
+    from marl_ray.cluster.kuberay.client.connection import connect
+    from marl_ray.cluster.kuberay.client.waiting import DeadlinePassed
+    from marl_ray.cluster.kuberay.submission import submit
+    from marl_ray.config.cluster import ClusterConfig
+    from marl_ray.config.load import load_config
+
+    settings = load_config(ClusterConfig, cluster)
+    try:
+        return submit(connect(context=context, namespace=namespace), kind, config, overrides, settings, name)
+    except DeadlinePassed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return LATE
+
+
+@cluster_app.command()
+def render(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The short config of a cluster.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+) -> None:
+    """Print the manifests of a cluster, and of the job or service that its config names."""
+    from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
+    from marl_ray.config.cluster import ClusterConfig
+    from marl_ray.config.load import load_config
+
+    print(to_yaml(render(load_config(ClusterConfig, config, overrides or ()))), end="")
 
 
 @cluster_app.command()
