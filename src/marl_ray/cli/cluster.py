@@ -1,5 +1,7 @@
 """The commands of clusters on Kubernetes: apply manifests, look at KubeRay's resources, wait for them, read logs, delete."""
 
+import contextlib
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -64,6 +66,24 @@ def render(
     from marl_ray.config.load import load_config
 
     print(to_yaml(render(load_config(ClusterConfig, config, overrides or ()))), end="")
+
+
+@cluster_app.command()
+def local(
+    nodes: Annotated[int, typer.Option(help="Ray nodes, the head among them.")] = 3,
+    cpus: Annotated[int, typer.Option(help="Logical CPUs of each.")] = 2,
+) -> None:
+    """Start several Ray nodes on this machine, until Ctrl-C: for trying out what happens between nodes."""
+    from marl_ray.cluster.local_nodes import local_cluster
+
+    with local_cluster(nodes, cpus) as started:
+        print(f"{nodes} nodes of {cpus} CPUs, the dashboard at {started.head.dashboard_url}")
+        print(f"export RAY_ADDRESS={started.head.address} RAY_AUTH_MODE=token RAY_AUTH_TOKEN={started.head.token}")
+        for number, process in enumerate(started.nodes, 1):
+            print(f"node {number}: process {process.pid}")
+        print("running until Ctrl-C", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
 
 
 @cluster_app.command()
