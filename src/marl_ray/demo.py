@@ -36,7 +36,7 @@ ROLLOUT: dict[str, Any] = {
 CHUNK = 20
 """Episodes between two looks at what the router has decided."""
 JUDGED_S = 3.0
-"""How long after its window an episode has been looked at for certain."""
+"""Seconds after an episode's window by which it has certainly been looked at."""
 OVER = ("promoted", "rolled_back", "stopped")
 JOB_S = 600.0
 DEPLOY_S = 120.0
@@ -47,9 +47,9 @@ def run_demo(folder: Path, episodes: int, keep: bool) -> None:
     from marl_ray.cluster.local import local_ray
     from marl_ray.envs.copies import warm_up
 
-    missing = [str(path) for path in ARMS.values() if not path.is_file()]
-    if missing:
-        raise MarlRayError(f"demo: {', '.join(missing)} is missing; run the demo from a checkout of marl-ray")
+    absent = [str(path) for path in ARMS.values() if not path.is_file()]
+    if absent:
+        raise MarlRayError(f"demo: {', '.join(absent)} is missing; run the demo from a checkout of marl-ray")
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
@@ -137,7 +137,7 @@ def _deploy(folder: Path, dashboard_url: str) -> str:
 
 
 def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
-    """Start an experiment with a run's team before it has learnt anything; its name."""
+    """Start an experiment with a run's team before it has learnt anything; returns its name."""
     from marl_ray.envs.registry import make_env
     from marl_ray.serving.client.admin import deploy_bundle
     from marl_ray.training.team.team import Team, build_models, export_bundle, team_agents
@@ -152,7 +152,7 @@ def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
 
 
 def play(url: str, name: str, env: EnvConfig, episodes: int) -> tuple[dict[str, Any], list[Any]]:
-    """Play until the router has decided on the experiment, at most `episodes`; its report, and what was played."""
+    """Play until the router has decided on the experiment, at most `episodes`; returns its report and the episodes."""
     from marl_ray.envs.registry import make_env
     from marl_ray.serving.client.admin import ask
     from marl_ray.serving.client.play import play_episodes
@@ -174,7 +174,7 @@ def play(url: str, name: str, env: EnvConfig, episodes: int) -> tuple[dict[str, 
 
 
 def story(url: str, name: str) -> list[str]:
-    """What the router did, as its audit log tells it."""
+    """The router's actions, from its audit log."""
     from marl_ray.serving.client.admin import ask
 
     entries = ask(url, f"/v1/experiments/{name}/audit")["audit"]

@@ -1,4 +1,4 @@
-"""What the drawings of the gateway's page and of a sweep's report share: frames, round ticks, and SVG paths."""
+"""Parts that the charts of the gateway's page and of a sweep's report share: frames, round ticks, and SVG paths."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -41,12 +41,12 @@ def multiples(step: float, low: float, high: float) -> list[float]:
 
 
 def line_path(points: Iterable[tuple[float, float]]) -> str:
-    """A line through the points."""
+    """SVG path of a line through the points."""
     return "M" + "L".join(f"{x} {y}" for x, y in points)
 
 
 def band_path(edges: Sequence[tuple[float, float, float]]) -> str:
-    """The area between (x, low, high) of a curve."""
+    """SVG path around the area of a curve's band; `edges` are (x, low, high)."""
     there = [f"{x} {high}" for x, _, high in edges]
     back = [f"{x} {low}" for x, low, _ in reversed(edges)]
     return "M" + "L".join(there + back) + "Z"

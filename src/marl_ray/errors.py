@@ -5,7 +5,7 @@ class MarlRayError(Exception):
     """A mistake the user can fix: the message names the key, file or argument and what was expected.
 
     The command line prints it as one line and exits with status 2; the gateway maps its own subclass to HTTP 4xx.
-    Anything else that escapes is a defect of ours and keeps its traceback.
+    Anything else that escapes is a defect of the product and keeps its traceback.
     """
 
 
@@ -16,6 +16,6 @@ def one_line(error: BaseException) -> str:
 
 
 def named(error: BaseException) -> str:
-    """An error in a line: our own in its own words, others with their kind."""
+    """An error in one line: a MarlRayError by its text, any other with its kind."""
     text, kind = one_line(error), type(error).__name__
     return text if isinstance(error, MarlRayError) or text.startswith(kind) else f"{kind}: {text}"

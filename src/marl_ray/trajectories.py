@@ -28,7 +28,7 @@ class Trajectories:
     log_probs: Tensor
     """(B, T) log-probability of the action under the policy that took it, from the sampling pass."""
     action_masks: Tensor | None
-    """(B, T, choices) bool: what was allowed; None where the environment masks nothing."""
+    """(B, T, choices) bool: allowed actions; None if the environment masks nothing."""
     values: Tensor
     """(B, T) the critic's estimate at the step, in reward units; 0 without a critic."""
     bootstrap: Tensor
@@ -37,8 +37,8 @@ class Trajectories:
     cost_values: Tensor
     """(B, T, K) the cost critic's estimates, in cost units; 0 without one."""
     cost_bootstrap: Tensor
-    """(B, T, K) likewise for the cost critic, where the team's episode is cut; for an agent that is done before, the mean of
-    what the critics of those who go on say."""
+    """(B, T, K) likewise for the cost critic, where the team's episode is cut; for an agent that is done before, the
+    mean of the estimates of the agents that go on."""
     rewards: Tensor
     """(B, T)."""
     costs: Tensor
@@ -52,7 +52,7 @@ class Trajectories:
     greedy: Tensor
     """(B,) bool: played greedily, as a baseline for its group; not trained on."""
     group: Tensor
-    """(B,) int64: which sequences share a start (the same layout; a prompt)."""
+    """(B,) int64: index of the start; sequences with the same one share it (the same layout; a prompt)."""
     episode: Tensor
     """(B,) int64: the episode the row begins in."""
     agent: Tensor
@@ -66,7 +66,7 @@ class Trajectories:
     """(B, T) bool: the team's episode was cut. None: the same as `truncated`."""
     prompts: Tensor | None = None
     """(B, P) int64: token ids that the response followed, on the right, -1 before them; None for actor-critics, whose
-    `observations` say what they saw (a token policy's have D = 0)."""
+    `observations` hold their inputs (a token policy's have D = 0)."""
 
     def __post_init__(self) -> None:
         batch, steps = self.log_probs.shape

@@ -25,7 +25,7 @@ from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.single_process import train_alone
 from marl_ray.tuning.reporting.records import find_sweep, winner_of
 from marl_ray.tuning.reporting.report import write_report
-from marl_ray.tuning.running.driver import SweepOutcome, check_sweep, run_sweep
+from marl_ray.tuning.running.driver import SweepResult, check_sweep, run_sweep
 
 TOY: dict[str, Any] = {
     "env": {"id": "toy_envs:countdown"},
@@ -40,13 +40,13 @@ def sweep_config(storage: Path, **keys: Any) -> SweepConfig:
     return parse_config(SweepConfig, data)
 
 
-def sweep(storage: Path, **keys: Any) -> SweepOutcome:
+def sweep(storage: Path, **keys: Any) -> SweepResult:
     config = sweep_config(storage, **keys)
     check_sweep(config)
     return run_sweep(config)
 
 
-def rows_of(outcome: SweepOutcome, number: int) -> list[dict[str, float]]:
+def rows_of(outcome: SweepResult, number: int) -> list[dict[str, float]]:
     path = Path(outcome.folder, "trials", f"{number:04d}", "rows.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
 

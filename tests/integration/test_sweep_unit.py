@@ -1,4 +1,4 @@
-"""Several seeds as one unit, and what a trial takes over from another, without Ray."""
+"""Several seeds as one trial, and what a trial takes over from another, without Ray."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from marl_ray.evaluation.statistics import iqm
 from marl_ray.training.learner.prepared_batch import Diverged
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.tuning.running.folder import Folder
-from marl_ray.tuning.running.seeds_as_one import Unit, run_leg
+from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, run_leg
 
 RETURN = [MetricConfig(name="return", window=2)]
 
@@ -37,9 +37,9 @@ def train(
         shutil.copytree(folder, out)
 
     with process_group():
-        unit = Unit(configs, RETURN, torch.device("cpu"), start, foreign)
-        run_leg(unit, until, rows.append, keep, foreign)
-        unit.close()
+        trained = SeedsAsOne(configs, RETURN, torch.device("cpu"), start, foreign)
+        run_leg(trained, until, rows.append, keep, foreign)
+        trained.close()
     return rows
 
 
@@ -79,9 +79,11 @@ def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path
     )
     train([short(algorithm)], 64, None, tmp_path / "donor")
     with process_group():
-        donor = Unit([short(algorithm)], RETURN, torch.device("cpu"), tmp_path / "donor")
-        taker = Unit([short(algorithm, *settings)], RETURN, torch.device("cpu"), tmp_path / "donor", own_hyper=True)
-        theirs, ours = (unit.runs[0].team.learners["shared"] for unit in (donor, taker))
+        donor = SeedsAsOne([short(algorithm)], RETURN, torch.device("cpu"), tmp_path / "donor")
+        taker = SeedsAsOne(
+            [short(algorithm, *settings)], RETURN, torch.device("cpu"), tmp_path / "donor", own_hyper=True
+        )
+        theirs, ours = (trained.runs[0].team.learners["shared"] for trained in (donor, taker))
         for a, b in zip(theirs.model.state_dict().values(), ours.model.state_dict().values(), strict=True):
             assert torch.equal(a.full_tensor(), b.full_tensor())
         for a, b in zip(theirs.optimizer.state.values(), ours.optimizer.state.values(), strict=True):
@@ -104,10 +106,10 @@ def test_a_seed_that_diverges_and_a_metric_that_is_not_there_are_named(tmp_path:
     with pytest.raises(Diverged, match=r"seed 0: policy 'shared', iteration \d"):
         train(seeds(2, poison, "evaluation.every=0"), None, None, tmp_path / "c")
     with process_group():
-        unit = Unit(seeds(1), [MetricConfig(name="retrun")], torch.device("cpu"), None)
+        trained = SeedsAsOne(seeds(1), [MetricConfig(name="retrun")], torch.device("cpu"), None)
         with pytest.raises(MarlRayError, match=r"metric 'retrun' is never reported; a run reports .*policy_loss"):
-            unit.step()
-        unit.close()
+            trained.step()
+        trained.close()
 
 
 def test_a_file_is_written_in_whole_or_not_at_all(tmp_path: Path):

@@ -1,1 +1,1 @@
-"""Language agents: what they are told, how their calls are read, the tools they call. Runs without torch and Ray."""
+"""Language agents: their prompts, the parsing of their calls, and the tools they call. Runs without torch and Ray."""

@@ -1,4 +1,4 @@
-"""The call in what a language agent writes, in any of the ways that current models write one.
+"""Parsing of the call in a language agent's response, in any of the ways that current models write one.
 
     Thought: I need the product.                                    ReAct, which the prompt asks for
     Action: code_interpreter
@@ -30,7 +30,7 @@ Problem = Literal[
     "", "no_call", "bad_json", "unknown_tool", "wrong_arguments", "timeout", "failed", "crash", "no_calls_left"
 ]
 MOST_TRIED = 16
-"""Places where a call without a tag or a line `Action:` may begin that are looked at."""
+"""Most places that are tried where a call without a tag or a line `Action:` may begin."""
 
 _LINE = r"^[ \t]*(?:[#>*-]+[ \t]*)?{}[ \t*]*:[ \t*]*"
 _FLAGS = re.IGNORECASE | re.MULTILINE
@@ -59,10 +59,10 @@ _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input")
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """What a response asks for.
+    """The call that a response makes.
 
     said: the response up to the end of its call; what follows was never read, and no later prompt repeats it.
-    arguments: None where the input is no JSON object; `problem` and `why` then say what is wrong.
+    arguments: None if the input is no JSON object; `problem` and `why` then say what is wrong.
     code: the text of a fenced block that stands where JSON was expected; a tool with one argument may take it.
     """
 
@@ -85,9 +85,9 @@ def parse(text: str) -> ParsedCall:
     made_up = _OBSERVATION.search(spoken)
     spoken = spoken[: made_up.start()] if made_up else spoken
     tag, line = _TAG.search(spoken), _ACTION.search(spoken) or _INPUT.search(spoken)
-    found = [(line.start(), _react(spoken))] if line else []
-    found += [(tag.start(), _tagged(spoken, tag))] if tag else []
-    calls = [call for _, call in sorted(found, key=lambda one: one[0])]
+    calls_found = [(line.start(), _react(spoken))] if line else []
+    calls_found += [(tag.start(), _tagged(spoken, tag))] if tag else []
+    calls = [call for _, call in sorted(calls_found, key=lambda one: one[0])]
     if not calls:
         calls = [
             _bare(spoken) or ParsedCall(spoken.rstrip(), _thought(spoken), "", None, "no_call", "no line `Action:`")
@@ -99,7 +99,7 @@ def parse(text: str) -> ParsedCall:
 
 
 def _without_thinking(text: str) -> str:
-    """The text with blanks for what is thought: in think blocks before the first call, and before a lone `</think>`."""
+    """The text with its thoughts blanked out: think blocks before the first call, and all before a lone `</think>`."""
     parts: list[str] = []
     at, call = 0, _CALL.search(text)
     while tag := _THINK.search(text, at):
@@ -123,47 +123,48 @@ def _closes(tag: re.Match[str]) -> bool:
 
 
 def _react(text: str) -> ParsedCall:
-    """A call of lines `Action:` and `Input:`."""
+    """Parse a call of lines `Action:` and `Input:`."""
     action = _ACTION.search(text)
-    given = _INPUT.search(text, action.end() if action else 0)
-    begin = action or given
+    input_line = _INPUT.search(text, action.end() if action else 0)
+    begin = action or input_line
     assert begin is not None
     thought = _thought(text[: begin.start()])
-    if action and (whole := _whole(text, action.end(), thought)):
-        return whole
+    if action and (complete_call := _whole(text, action.end(), thought)):
+        return complete_call
     if action and (called := as_in_python(text, action.end())):
         return ParsedCall(text[: called[2]], thought, called[0], called[1])
     tool = _name(text[action.end() :].split("\n", 1)[0]) if action else ""
     second = _ACTION.search(text, action.end()) if action else None
-    if given is None or (second is not None and second.start() < given.start()):
-        said = text[: second.start()] if second else text
-        return ParsedCall(said.rstrip(), thought, tool, None, "bad_json", "no line `Input:` after `Action:`")
-    value, end, why = _object(text, given.end())
+    if input_line is None or (second is not None and second.start() < input_line.start()):
+        head = text[: second.start()] if second else text
+        return ParsedCall(head.rstrip(), thought, tool, None, "bad_json", "no line `Input:` after `Action:`")
+    value, end, why = _object(text, input_line.end())
     if value is None:
-        code, end = _fenced(text, given.end()) if end is None else (None, end)
+        code, end = _fenced(text, input_line.end()) if end is None else (None, end)
         return ParsedCall(text[:end].rstrip(), thought, tool, None, "bad_json", why, code)
     inside = value.get("arguments", value.get("parameters"))
     if len(value) == 2 and "name" in value and isinstance(inside, dict):
         tool, value = tool or _name(str(value["name"])), inside
-    elif not tool and (named := _named(value)):
-        tool, value = named
+    elif not tool and (name_and_arguments := _named(value)):
+        tool, value = name_and_arguments
     if not tool:
         return ParsedCall(text[:end], thought, "", None, "no_call", "no line `Action:`")
     return ParsedCall(text[:end], thought, tool, value)
 
 
 def _whole(text: str, start: int, thought: str) -> ParsedCall | None:
-    """A call that is one object, name and arguments, such as stands behind `Action:` in LangChain's format."""
+    """A call that is one object, with name and arguments, such as follows `Action:` in LangChain's format; None if it
+    is not."""
     value, end, _ = _object(text, start)
-    named = _named(value) if value is not None else None
-    if named is None or end is None:
+    name_and_arguments = _named(value) if value is not None else None
+    if name_and_arguments is None or end is None:
         return None
     closing = _CLOSE.match(text, end)
-    return ParsedCall(text[: closing.end() if closing else end], thought, *named)
+    return ParsedCall(text[: closing.end() if closing else end], thought, *name_and_arguments)
 
 
 def _tagged(text: str, tag: re.Match[str]) -> ParsedCall:
-    """A call behind one of the marks of Hermes, Llama and Mistral."""
+    """Parse a call behind one of the marks of Hermes, Llama and Mistral."""
     thought, start, tool = _thought(text[: tag.start()]), tag.end(), ""
     marked = in_marks(text, tag.start() if tag[0].startswith("<function=") else start)
     if marked is None and tag[0].lower() == "<|python_tag|>":
@@ -178,38 +179,40 @@ def _tagged(text: str, tag: re.Match[str]) -> ParsedCall:
     if value is None or end is None:
         return ParsedCall(text[:end].rstrip(), thought, tool, None, "bad_json", why)
     if not tool:
-        named = _named(value, optional=True)
-        if named is None:
+        name_and_arguments = _named(value, optional=True)
+        if name_and_arguments is None:
             return ParsedCall(text[:end], thought, "", None, "bad_json", 'expected {"name": ..., "arguments": {...}}')
-        tool, value = named
+        tool, value = name_and_arguments
     closing = _CLOSE.match(text, end)
     return ParsedCall(text[: closing.end() if closing else end], thought, tool, value)
 
 
 def _bare(text: str) -> ParsedCall | None:
-    """A call of JSON alone, such as Llama's and Mistral's without the special tokens before it."""
+    """A call of JSON alone, such as Llama's and Mistral's without the special tokens before it; None if there is
+    none."""
     name = _BARE_NAME.match(text)
     if name is not None:
         value, end, _ = _object(text, name.end())
         if value is not None:
             return ParsedCall(text[:end], "", name[1], value)
-    for number, found in enumerate(_BARE.finditer(text)):
+    for number, match in enumerate(_BARE.finditer(text)):
         if number == MOST_TRIED:
             break
-        if call := _whole(text, found.end(), _thought(text[: found.start()])):
+        if call := _whole(text, match.end(), _thought(text[: match.start()])):
             return call
-    for number, found in enumerate(_PYTHONIC.finditer(text)):
+    for number, match in enumerate(_PYTHONIC.finditer(text)):
         if number == MOST_TRIED:
             break
-        if called := as_in_python(text, found.end()):
+        if called := as_in_python(text, match.end()):
             closing = _CLOSE.match(text, called[2])
             end = closing.end() if closing else called[2]
-            return ParsedCall(text[:end], _thought(text[: found.start()]), called[0], called[1])
+            return ParsedCall(text[:end], _thought(text[: match.start()]), called[0], called[1])
     return None
 
 
 def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, str]:
-    """The object that begins here, perhaps in a fence or first in a list; its end; why there is none."""
+    """The object that begins here, perhaps in a fence or first in a list; the place of its end; the reason if there is
+    none."""
     opening = _OPEN.match(text, start)
     try:
         value, end = decode(text, opening.end() if opening else start)
@@ -221,25 +224,25 @@ def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, s
 
 
 def _named(value: dict[str, Any], optional: bool = False) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of an object that is a call. `optional`: the arguments may be left out."""
+    """Name and arguments of an object that is a call, else None. `optional`: the arguments may be missing."""
     if isinstance(several := value.get("tool_calls"), list) and several and isinstance(several[0], dict):
         value = several[0]
     if isinstance(value.get("function"), dict):  # OpenAI's form
         value = value["function"]
     name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
-    given: Any = next((value[key] for key in _ARGUMENTS if key in value), {} if optional else None)
-    if isinstance(given, str):
+    arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {} if optional else None)
+    if isinstance(arguments, str):
         try:
-            given, _ = decode(given, len(given) - len(given.lstrip()))
+            arguments, _ = decode(arguments, len(arguments) - len(arguments.lstrip()))
         except ValueError:
             return None
-    if name is None or not isinstance(given, dict):
+    if name is None or not isinstance(arguments, dict):
         return None
-    return _name(name), given
+    return _name(name), arguments
 
 
 def _fenced(text: str, start: int) -> tuple[str | None, int | None]:
-    """The text of the closed fence that begins here, and where it ends; None, and so the whole text, if there is none."""
+    """The text of the closed fence that begins here, and the place of its end; None twice if there is no such fence."""
     opening = _OPEN.match(text, start)
     if opening is None or not opening[1]:
         return None, None
@@ -249,11 +252,11 @@ def _fenced(text: str, start: int) -> tuple[str | None, int | None]:
 
 
 def _thought(text: str) -> str:
-    found = _THOUGHT.search(text)
-    return text[found.end() if found else 0 :].strip()
+    match = _THOUGHT.search(text)
+    return text[match.end() if match else 0 :].strip()
 
 
 def _name(text: str) -> str:
-    """The first word that may be a tool's name; the text itself where there is none."""
-    found = _NAME.search(text)
-    return found[0] if found else text.strip()
+    """The first word that may be a tool's name; the text itself if there is none."""
+    match = _NAME.search(text)
+    return match[0] if match else text.strip()

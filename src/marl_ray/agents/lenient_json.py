@@ -1,4 +1,4 @@
-"""JSON as language models write it: also with single quotes, trailing commas, real line breaks, True, False and None.
+"""A parser for JSON as language models write it: also with single quotes, trailing commas, line breaks, True and None.
 
 Time is linear in the text, whatever it is; nothing is evaluated.
 """
@@ -18,7 +18,8 @@ _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": Fal
 
 
 def decode(text: str, start: int = 0) -> tuple[Any, int]:
-    """The first value from `start` on, and where it ends. ValueError says in a few words why there is none."""
+    """The first value from `start` on, and the place of its end. Raises ValueError with a short reason if there is
+    none."""
     try:
         value, end = _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError) as strict:
@@ -42,19 +43,19 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
         return _items(text, at, depth)
     if text[at] in "\"'":
         return _string(text, at)
-    found = _ATOM.match(text, at)
-    if found is None:
+    atom = _ATOM.match(text, at)
+    if atom is None:
         raise ValueError
-    word = found[0]
+    word = atom[0]
     if word[0].isalpha():
         if word not in _WORDS:
             raise ValueError
-        return _WORDS[word], found.end()
-    return json.loads(word), found.end()
+        return _WORDS[word], atom.end()
+    return json.loads(word), atom.end()
 
 
 def _items(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """A list or an object, whose items may be followed by a comma, the last one too."""
+    """Parse a list or an object; every item may be followed by a comma, the last one too."""
     closing = "]" if text[at] == "[" else "}"
     items: list[Any] = []
     at = _skip(text, at + 1)
@@ -78,14 +79,14 @@ def _items(text: str, at: int, depth: int) -> tuple[Any, int]:
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
-    found = _STRING.match(text, at)
-    if found is None:
+    match = _STRING.match(text, at)
+    if match is None:
         raise ValueError
-    inside = found[1] if found[1] is not None else found[2]
+    inside = match[1] if match[1] is not None else match[2]
     plain = _ESCAPE.sub(lambda one: chr(int(one[1], 16)) if one[1] else _ESCAPED.get(one[2], one[2]), inside)
-    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"), found.end()
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"), match.end()
 
 
 def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    match = _SPACE.match(text, at)
+    return match.end() if match else at

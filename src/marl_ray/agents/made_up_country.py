@@ -1,6 +1,6 @@
 """A made-up country, always the same: documents to search without a network, and questions that need them.
 
-No model has read of it, so whoever answers has searched.
+No model has read about it, so an agent that answers must have searched.
 """
 
 import functools
@@ -46,14 +46,14 @@ class QuestionStep(NamedTuple):
 
 @dataclass(frozen=True)
 class CountryQuestion:
-    """A question, its answer, and how an expert with the tools finds it."""
+    """A question, its answer, and an expert's way to it with the tools."""
 
     task_id: str
     kind: str
     prompt: str
     answer: str
     plan: tuple[QuestionStep, ...]
-    """Its last step gives the answer."""
+    """Calls that lead to the answer; the last one gives it."""
     test: bool
 
     @property

@@ -1,4 +1,4 @@
-"""Calls whose arguments are not JSON: each is written by its name, in marks or as in Python.
+"""Parsing of calls whose arguments are not JSON: each is written with its name, in marks or as in Python.
 
     <function=NAME><parameter=KEY>VALUE</parameter></function>                      Qwen 3 Coder
     NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>                          GLM 4.5
@@ -13,7 +13,7 @@ from typing import Any
 from marl_ray.agents.lenient_json import decode
 
 Found = tuple[str, dict[str, Any], int]
-"""Name, arguments, and where the call ends."""
+"""Name, arguments, and the place where the call ends."""
 
 _FUNCTION = re.compile(r"\s*<function=([\w.-]{1,64})>", re.IGNORECASE)
 _NAME = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})\s*(?=<arg_key>|</tool_call>)")
@@ -26,7 +26,7 @@ _NEXT = re.compile(r"\s*(,\s*\)|,|\))")
 
 
 def in_marks(text: str, start: int) -> Found | None:
-    """The call in marks that begins here; None where there is none, or one that does not end."""
+    """The call in marks that begins here; None if there is none, or if it does not end."""
     function, name = _FUNCTION.match(text, start), _NAME.match(text, start)
     opening = function or name
     if opening is None:
@@ -34,11 +34,11 @@ def in_marks(text: str, start: int) -> Found | None:
     key, close = (_PARAMETER, "</parameter>") if function else (_KEY, "</arg_value>")
     arguments: dict[str, Any] = {}
     at = opening.end()
-    while given := key.match(text, at):
-        end = text.find(close, given.end())
+    while key_match := key.match(text, at):
+        end = text.find(close, key_match.end())
         if end < 0:
             return None
-        arguments[given[1]] = text[given.end() : end].removeprefix("\n").removesuffix("\n")
+        arguments[key_match[1]] = text[key_match.end() : end].removeprefix("\n").removesuffix("\n")
         at = end + len(close)
     ends = _ENDS.match(text, at)
     closed = ends is not None and bool(ends[0].strip())
@@ -48,7 +48,7 @@ def in_marks(text: str, start: int) -> Found | None:
 
 
 def as_in_python(text: str, start: int) -> Found | None:
-    """The call `NAME(KEY=VALUE, ...)` that begins here, with values as in JSON; None where there is none."""
+    """The call `NAME(KEY=VALUE, ...)` that begins here, with values as in JSON; None if there is none."""
     opening = _CALLED.match(text, start)
     if opening is None:
         return None
@@ -56,9 +56,9 @@ def as_in_python(text: str, start: int) -> Found | None:
     at = opening.end()
     if text[at : at + 1] == ")":
         return opening[1], arguments, at + 1
-    while given := _GIVEN.match(text, at):
+    while key_match := _GIVEN.match(text, at):
         try:
-            arguments[given[1]], at = decode(text, given.end())
+            arguments[key_match[1]], at = decode(text, key_match.end())
         except ValueError:
             return None
         following = _NEXT.match(text, at)

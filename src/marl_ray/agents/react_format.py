@@ -1,4 +1,4 @@
-"""Thought, Action, Input: how an agent that uses tools is asked to write, and what it is told in return.
+"""The ReAct format: the instructions to an agent that uses tools, and the observations that answer its calls.
 
 The format is ReAct's (Yao et al. 2023, arXiv 2210.03629) with a JSON object as input:
 
@@ -6,8 +6,8 @@ The format is ReAct's (Yao et al. 2023, arXiv 2210.03629) with a JSON object as 
     Action: code_interpreter
     Input: {"code": "print(6 * 7)"}
 
-One response makes one call, which may be written in other ways too (see `marl_ray.agents.calls`). Whatever an agent gets
-wrong comes back to it as an observation; nothing that it writes raises.
+One response makes one call, which may be written in other ways too (see `marl_ray.agents.calls`). An agent's mistakes
+come back to it as observations; nothing that it writes raises.
 """
 
 import time
@@ -27,31 +27,31 @@ _LEFT_OUT = "(earlier turns are left out)\n"
 
 @dataclass(frozen=True)
 class CallResult:
-    """What came of a call. `problem` is empty where the tool did what it is for."""
+    """Result of a call. `problem` is empty if the tool did its work."""
 
     observation: str
     problem: Problem = ""
     tool: str = ""
-    """Name of the tool that ran; empty where none did."""
+    """Name of the tool that ran; empty if none did."""
     ends: bool = False
-    """Whether the tool was one that ends the episode; the observation is then the answer."""
+    """True if the tool ends the episode; the observation is then the answer."""
     seconds: float = 0.0
-    """Wall time of the tool."""
+    """Wall time of the tool, in seconds."""
 
 
 @dataclass(frozen=True)
 class ReactTurn:
-    """One turn as later prompts show it."""
+    """One turn of an agent, as later prompts show it."""
 
     said: str
     observation: str
 
 
 def act(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: int = 1000) -> CallResult:
-    """Make a call, and say what came of it in at most `limit` characters.
+    """Make a call and describe its result in at most `limit` characters.
 
-    `tools` by their names. Every failure of the call or the tool is an observation. MarlRayError only where a tool cannot
-    be had on this machine at all.
+    `tools` are by name. Every failure of the call or the tool is an observation. Raises MarlRayError only if this
+    machine cannot run a tool at all.
     """
     if call.problem == "no_call":
         return CallResult(cut(f"No call found: {call.why}. Write Action: and Input: lines.", limit), call.problem)
@@ -59,8 +59,8 @@ def act(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: in
         return CallResult(cut(f"The call is not JSON of a name and arguments: {call.why}.", limit), call.problem)
     tool = find(tools, call.tool)
     if tool is None:
-        known = ", ".join(tools)
-        return CallResult(cut(f"No tool {cut(call.tool, _SHOWN)!r}. Tools: {known}.", limit), "unknown_tool")
+        names = ", ".join(tools)
+        return CallResult(cut(f"No tool {cut(call.tool, _SHOWN)!r}. Tools: {names}.", limit), "unknown_tool")
     expected = f"Expected {signature(tool)}."
     arguments = _only_text(tool, call.code) if call.arguments is None else call.arguments
     if arguments is None:
@@ -69,22 +69,24 @@ def act(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: in
     problem: Problem = ""
     began = time.monotonic()
     try:
-        said = tool.call(arguments, began + timeout_s)
+        text = tool.call(arguments, began + timeout_s)
     except WrongArguments as error:
         return CallResult(cut(f"Wrong arguments: {error}. {expected}", limit), "wrong_arguments")
     except ToolTimeout:
-        said, problem = f"{tool.name} gave no result within {timeout_s:g} s.", "timeout"
+        text, problem = f"{tool.name} gave no result within {timeout_s:g} s.", "timeout"
     except ToolFailed as error:
-        said, problem = str(error), "failed"
+        text, problem = str(error), "failed"
     except Exception as error:  # whatever a tool of the user's raises is the agent's to read, not the run's to die of
-        said, problem = f"{tool.name} failed: {type(error).__name__}: {one_line(error)}", "crash"
+        text, problem = f"{tool.name} failed: {type(error).__name__}: {one_line(error)}", "crash"
     ends = tool.ends and not problem
-    return CallResult(cut(said, _LONGEST if ends else limit), problem, tool.name, ends, time.monotonic() - began)
+    return CallResult(cut(text, _LONGEST if ends else limit), problem, tool.name, ends, time.monotonic() - began)
 
 
 def find(tools: Mapping[str, Tool], name: str) -> Tool | None:
-    """The tool of this name, or else of this name in other case."""
-    return tools.get(name) or next((tool for known, tool in tools.items() if known.lower() == name.lower()), None)
+    """The tool of this name, or else of this name in other case; None if there is none."""
+    return tools.get(name) or next(
+        (tool for tool_name, tool in tools.items() if tool_name.lower() == name.lower()), None
+    )
 
 
 def instructions(tools: Mapping[str, Tool]) -> str:
@@ -117,7 +119,7 @@ def _only_text(tool: Tool, code: str | None) -> dict[str, Any] | None:
 
 
 def transcript(head: str, question: str, turns: Sequence[ReactTurn], limit: int, foot: str = "") -> str:
-    """The next prompt: head, question, turns, foot. At most `limit` characters, for which the earliest turns are left out.
+    """The next prompt: head, question, turns, foot. The earliest turns are left out to keep to `limit` characters.
 
     The latest turn always stands, cut in its middle if it must be; so do head, question and foot, whatever their length.
     """
@@ -127,11 +129,11 @@ def transcript(head: str, question: str, turns: Sequence[ReactTurn], limit: int,
     if sum(map(len, shown)) <= room:
         return f"{fixed}{''.join(shown)}{foot}"
     room -= len(_LEFT_OUT)
-    kept: list[str] = []
+    shown_turns: list[str] = []
     for text in reversed(shown):
-        if kept and len(text) > room:
+        if shown_turns and len(text) > room:
             break
-        kept.insert(0, cut(text, max(room, 0)))
-        room -= len(kept[0])
-    left_out = _LEFT_OUT if len(kept) < len(shown) else ""
-    return f"{fixed}{left_out}{''.join(kept)}{foot}"
+        shown_turns.insert(0, cut(text, max(room, 0)))
+        room -= len(shown_turns[0])
+    left_out = _LEFT_OUT if len(shown_turns) < len(shown) else ""
+    return f"{fixed}{left_out}{''.join(shown_turns)}{foot}"

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SERPER = "https://google.serper.dev"
 KEY_VARIABLE = "SERPER_API_KEY"
 ASKED = 10
-"""Results asked for, whatever is shown of them."""
+"""Number of results that a query asks for, however many of them are shown."""
 _MOST_BYTES = 1 << 20
 _LONGEST_QUERY = 2000
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}
@@ -38,7 +38,7 @@ _LOCAL = {"127.0.0.1", "::1", "localhost"}
 
 
 class Organic(BaseModel):
-    """One result."""
+    """One result of a search."""
 
     title: str = ""
     snippet: str = ""
@@ -55,7 +55,7 @@ class AnswerBox(BaseModel):
 
 
 class Found(BaseModel):
-    """What is read of a response; a response has much more."""
+    """The part of a response that is read; a response holds much more."""
 
     answer_box: AnswerBox | None = Field(None, alias="answerBox")
     organic: list[Organic] = []
@@ -70,7 +70,7 @@ class Found(BaseModel):
 
 
 Backend = Callable[[str, float], Found]
-"""Query and deadline (of `time.monotonic`) to what was found; raises ToolFailed."""
+"""Function from a query and a deadline (of `time.monotonic`) to a response; raises ToolFailed."""
 
 
 class Serper:
@@ -84,20 +84,20 @@ class Serper:
     def __call__(self, query: str, deadline: float) -> Found:
         question = f"{self._url} {ASKED} {query}"
         stored = None if self._cache is None else self._cache.get(question)
-        found = None if stored is None else _read(stored.encode())
-        if found is not None:
-            return found
-        found = _read(self._fetch(query, deadline))
-        if found is None:
+        response = None if stored is None else _read(stored.encode())
+        if response is not None:
+            return response
+        response = _read(self._fetch(query, deadline))
+        if response is None:
             raise ToolFailed("Search failed: the service's response is malformed.")
         # A service that echoes the key must not put it into a prompt or the cache.
-        kept = found.model_dump_json(by_alias=True).replace(self._key, "[key]")
+        stored_text = response.model_dump_json(by_alias=True).replace(self._key, "[key]")
         if self._cache is not None:
-            self._cache.put(question, kept)
-        return Found.model_validate_json(kept)
+            self._cache.put(question, stored_text)
+        return Found.model_validate_json(stored_text)
 
     def _fetch(self, query: str, deadline: float) -> bytes:
-        """The body of a response with status 200, tried again with growing pauses while there is time."""
+        """Body of a response with status 200; the request is repeated with growing pauses while there is time."""
         for attempt in itertools.count():
             pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
             try:
@@ -118,7 +118,7 @@ class Serper:
         raise AssertionError("itertools.count ends")
 
     def _post(self, query: str, deadline: float) -> tuple[int, bytes, float]:
-        """Status, body and the pause that the service asks for, in seconds."""
+        """Status, body, and the pause in seconds that the service asks for."""
         asked = {"q": query, "num": ASKED}
         with self._client.stream("POST", self._url, json=asked, timeout=_left(deadline)) as response:
             body = bytearray()
@@ -182,7 +182,7 @@ class Corpus:
         return cls(found)
 
     def scores(self, query: str) -> np.ndarray:
-        """(N,) float64: how well each document fits; 0 where it has no word of the query."""
+        """(N,) float64 scores of the documents for the query; 0 for a document without any of its words."""
         scores = np.zeros(len(self._documents))
         for word in _words(query):
             if word in self._weights:
@@ -210,7 +210,7 @@ def search_function(
     corpus: a JSONL file to search instead of the web, or `towns`, the made-up country of `marl_ray.agents.made_up_country`.
     key_file: holds the key, which the variable SERPER_API_KEY holds otherwise. cache: a SQLite file that several processes
     may share, in memory if not given; the oldest of more than `cache_entries` responses are dropped.
-    MarlRayError naming the option, or the key where there is none.
+    Raises MarlRayError naming the option, or the key if there is none.
     """
     if results < 1 or cache_entries < 1:
         raise MarlRayError("google_search_serper: expected results and cache_entries of at least 1")
@@ -229,13 +229,13 @@ def search_function(
 
 @functools.lru_cache(maxsize=8)
 def _corpus(path: str) -> Backend:
-    """Shared by the environments of a process."""
+    """The corpus at `path`, shared by the environments of a process."""
     return Corpus([Document(title=t, text=s) for t, s in documents()]) if path == "towns" else Corpus.read(path)
 
 
 @functools.lru_cache(maxsize=8)
 def _serper(base_url: str, key: str, cache: str | None, entries: int) -> Backend:
-    """Shared by the environments of a process, with its connections and its cache."""
+    """A client of Serper, shared by the environments of a process, with its connections and its cache."""
     try:
         url = httpx.URL(base_url)
     except (httpx.InvalidURL, TypeError) as error:
@@ -246,7 +246,7 @@ def _serper(base_url: str, key: str, cache: str | None, entries: int) -> Backend
 
 
 def _key(path: str | None) -> str:
-    """The key, from a file or the environment. Errors never show it."""
+    """The API key, from a file or the environment. Errors never show it."""
     if path is None:
         key, source = os.environ.get(KEY_VARIABLE, ""), f"the environment variable {KEY_VARIABLE}"
     else:
@@ -263,7 +263,8 @@ def _key(path: str | None) -> str:
 
 
 def _read(body: bytes) -> Found | None:
-    """None where the schema is another. The library's own error would quote the body, and so a key that stands in it."""
+    """Parse a response; None if it has another schema. The library's own error could quote a key that stands in the
+    body."""
     try:
         return Found.model_validate_json(body)
     except ValidationError:
@@ -271,11 +272,11 @@ def _read(body: bytes) -> Found | None:
 
 
 def _left(deadline: float) -> float:
-    """Seconds until the deadline; ToolFailed if it has passed."""
-    left = deadline - time.monotonic()
-    if left <= 0:
+    """Seconds until the deadline; raises ToolFailed if it has passed."""
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
         raise ToolFailed("Search failed: no response in time.")
-    return left
+    return remaining
 
 
 def _words(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A bounded store of responses by question, in memory or in a SQLite file."""
+"""A bounded cache of search responses, in memory or in a SQLite file."""
 
 import logging
 import sqlite3
@@ -9,7 +9,7 @@ from marl_ray.errors import MarlRayError, one_line
 log = logging.getLogger(__name__)
 
 _WAIT_S = 5.0
-"""Longest wait for another process that writes to the same file."""
+"""Seconds to wait, at most, for another process that writes to the same file."""
 
 
 class SearchCache:

@@ -1,4 +1,4 @@
-"""Tools that language agents call, by name; own ones by `package.module:callable`."""
+"""Tools that language agents call, by name; users' own tools by `package.module:callable`."""
 
 import difflib
 import functools
@@ -23,7 +23,7 @@ from marl_ray.sandbox import Limits, Status
 from marl_ray.sandbox.client.shared_pool import shared_pool
 
 MOST_ABANDONED = 64
-"""Calls of one tool that may be under way at once, those that nobody waits for any more included."""
+"""Most calls of one tool at a time, including those whose caller no longer waits."""
 LEAST_MEMORY = 1 << 26
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
@@ -35,18 +35,18 @@ class Tool:
 
     name: str
     description: str
-    """One line."""
+    """One line that describes the tool to agents."""
     parameters: dict[str, Any]
     """JSON schema of the arguments."""
     function: Callable[..., Any] = field(repr=False)
     arguments: TypeAdapter[Any] = field(repr=False)
     wants_deadline: bool = False
     ends: bool = False
-    """Whether a call ends the episode; its result is then the answer."""
+    """True if a call ends the episode; its result is then the answer."""
     bounded: bool = False
-    """Whether the function ends in time by itself, so that nobody has to watch it."""
+    """True if the function keeps its deadline by itself, so that no thread has to watch it."""
     prepare: Callable[[], Any] = field(default=lambda: None, repr=False)
-    """Called before every call; may raise MarlRayError where the tool cannot work on this machine."""
+    """Called before every call; raises MarlRayError if the tool cannot work on this machine."""
     _room: threading.BoundedSemaphore = field(
         default_factory=lambda: threading.BoundedSemaphore(MOST_ABANDONED), repr=False
     )
@@ -54,8 +54,8 @@ class Tool:
     def call(self, arguments: Mapping[str, Any], deadline: float) -> str:
         """The result as text. `deadline` is a time of `time.monotonic`.
 
-        Raises WrongArguments, ToolTimeout, or what the function raises. A function that passes the deadline is left
-        behind in its thread, for Python cannot end it; with 64 of them left behind, calls time out at once.
+        Raises WrongArguments, ToolTimeout, or what the function raises. A function that passes the deadline goes on in
+        its thread, because Python cannot end it; with 64 such calls of a tool, further calls time out at once.
         """
         try:
             fitting = dict(self.arguments.validate_python(dict(arguments)))
@@ -81,12 +81,12 @@ class Tool:
 
         threading.Thread(target=work, name=f"tool {self.name}", daemon=True).start()
         try:
-            said, failure = results.get(timeout=max(0.0, deadline - time.monotonic()))
+            text, failure = results.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             raise ToolTimeout from None
         if failure is not None:
             raise failure if isinstance(failure, Exception) else RuntimeError(type(failure).__name__)
-        return said
+        return text
 
 
 def tool_of(
@@ -128,12 +128,12 @@ def tool_of(
         schema = arguments.json_schema()
     except PydanticUserError as error:
         raise MarlRayError(f"tools: no JSON schema from the type hints of {name} ({one_line(error)})") from error
-    said = (description or inspect.getdoc(function) or "").strip().split("\n\n")[0]
-    if not said:
+    summary = (description or inspect.getdoc(function) or "").strip().split("\n\n")[0]
+    if not summary:
         raise MarlRayError(f"tools: {name} has no docstring, which is what an agent is told of it")
     return Tool(
         name,
-        " ".join(said.split()),
+        " ".join(summary.split()),
         {"properties": {}, **schema},
         functools.partial(function, **fixed),
         arguments,
@@ -148,7 +148,7 @@ def answer(answer: str) -> str:
 
 
 def run_python(code: str, timeout_s: float, memory_bytes: int, output_characters: int) -> str:
-    """What a program printed, and its error; each program runs by itself and keeps nothing."""
+    """Run a program in the sandbox; returns its output and its error. Each program runs by itself and keeps nothing."""
     ran = shared_pool().run(code, limits=Limits(cpu_s=timeout_s, memory_bytes=memory_bytes))
     printed = cut((ran.stdout + ran.stderr).decode("utf-8", "replace").strip(), output_characters)
     if ran.status is Status.TIMEOUT:
@@ -162,9 +162,9 @@ def _code_interpreter(timeout_s: float = 3.0, memory_bytes: int = 1 << 28, outpu
     if not (timeout_s > 0 and memory_bytes >= LEAST_MEMORY and output_characters > 0):
         raise ValueError(f"expected positive numbers, and at least {LEAST_MEMORY} memory_bytes")
     fixed = {"timeout_s": timeout_s, "memory_bytes": memory_bytes, "output_characters": output_characters}
-    said = "Runs a Python program and returns what it prints."
+    description = "Runs a Python program and returns what it prints."
     return tool_of(
-        run_python, name="code_interpreter", description=said, fixed=fixed, bounded=True, prepare=shared_pool
+        run_python, name="code_interpreter", description=description, fixed=fixed, bounded=True, prepare=shared_pool
     )
 
 
@@ -179,7 +179,7 @@ TOOLS: dict[str, Callable[..., Tool]] = {
     "code_interpreter": _code_interpreter,
     "google_search_serper": _google_search_serper,
 }
-"""What makes each built-in tool from its options."""
+"""Tool -> function that makes it from its options."""
 
 
 def make_tools(chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | None]) -> dict[str, Tool]:
@@ -187,11 +187,11 @@ def make_tools(chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | None]) -
 
     MarlRayError naming a tool that is unknown or whose options are wrong.
     """
-    wanted = chosen if isinstance(chosen, Mapping) else dict.fromkeys(map(str, chosen))
-    if isinstance(chosen, str) or not all(isinstance(options or {}, Mapping) for options in wanted.values()):
+    options_of = chosen if isinstance(chosen, Mapping) else dict.fromkeys(map(str, chosen))
+    if isinstance(chosen, str) or not all(isinstance(options or {}, Mapping) for options in options_of.values()):
         raise MarlRayError(f"tools: expected a list of names or a mapping of names to options, not {chosen!r}")
     tools: dict[str, Tool] = {}
-    for name, options in {**wanted, "answer": wanted.get("answer")}.items():
+    for name, options in {**options_of, "answer": options_of.get("answer")}.items():
         tool = make_tool(name, options or {})
         if tool.name in tools:
             raise MarlRayError(f"tools: two of the name {tool.name!r}")
@@ -216,16 +216,16 @@ def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
         raise MarlRayError(
             f"tools: cannot import {module_name!r} ({type(error).__name__}: {one_line(error)})"
         ) from error
-    found = getattr(module, attribute, None)
-    if found is None:
+    target = getattr(module, attribute, None)
+    if target is None:
         raise MarlRayError(f"tools: {module_name} has no {attribute!r}")
-    if inspect.isclass(found):
-        made = _built(name, found, options)
-        known = getattr(made, "name", None) or found.__name__.lower()
-        return tool_of(made, name=known, description=inspect.getdoc(found))
-    if not callable(found):
+    if inspect.isclass(target):
+        instance = _built(name, target, options)
+        tool_name = getattr(instance, "name", None) or target.__name__.lower()
+        return tool_of(instance, name=tool_name, description=inspect.getdoc(target))
+    if not callable(target):
         raise MarlRayError(f"tools: {name!r} is not callable")
-    return tool_of(found, fixed=options)
+    return tool_of(target, fixed=options)
 
 
 def _built(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -236,7 +236,7 @@ def _built(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> A
 
 
 def cut(text: str, limit: int) -> str:
-    """The text, without its middle where it is longer than `limit`, and with nothing that UTF-8 cannot hold."""
+    """The text without its middle if it is longer than `limit`, and without characters that UTF-8 cannot hold."""
     text = encodable(text)
     if len(text) <= limit:
         return text
@@ -248,7 +248,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text with a question mark for what UTF-8 cannot hold."""
+    """The text with a question mark for each character that UTF-8 cannot hold."""
     return text.encode("utf-8", "replace").decode()
 
 

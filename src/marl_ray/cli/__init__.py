@@ -145,22 +145,22 @@ def algorithms(
 
 
 def _language_defaults(spec: "Spec") -> dict[str, str]:
-    """What an algorithm's keys default to for language models, in words, where that differs from actor-critics."""
+    """Defaults of an algorithm's keys for language models, in words, where they differ from those of actor-critics."""
     from marl_ray.config import LoraConfig, ModelConfig
     from marl_ray.config.run.family_defaults import family_defaults
 
     kinds = {"path": {"path": "-"}, "path with lora": {"path": "-", "lora": LoraConfig()}}
     kinds |= {"preset": {"preset": "tiny-1m"}, "preset with lora": {"preset": "tiny-1m", "lora": LoraConfig()}}
-    found = {
+    by_source = {
         kind: {**family_defaults(ModelConfig.model_validate(model)), **spec.defaults} for kind, model in kinds.items()
     }
     plain = spec.hyper.model_validate(spec.defaults).model_dump()
     words = {}
-    for knob in next(iter(found.values())):
-        values = {kind: json.dumps(own[knob]) for kind, own in found.items()}
+    for knob in next(iter(by_source.values())):
+        values = {kind: json.dumps(values_of_source[knob]) for kind, values_of_source in by_source.items()}
         if len(set(values.values())) > 1:
             words[knob] = "language models: " + ", ".join(f"{kind} {value}" for kind, value in values.items())
-        elif found["path"][knob] != plain[knob]:
+        elif by_source["path"][knob] != plain[knob]:
             words[knob] = f"language models: {values['path']}"
     return words
 

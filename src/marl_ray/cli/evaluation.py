@@ -1,4 +1,4 @@
-"""The commands of evaluation: code benchmarks, with ready samples or those that a bundle writes."""
+"""The commands of evaluation: code benchmarks, with ready samples or with samples that a bundle writes."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def evaluate(
         raise MarlRayError(f"--{name}: expected with --policy, not with ready samples")
     level = Level[min_level.upper()]
     options = Options(benchmark, samples or "", data, split, sha256, out, _ks(k), mode, timeout_s, level)
-    task, made, progress = task_of(options), "", _progress()
+    task, description, progress = task_of(options), "", _progress()
     if policy is None:
         planned = plan(options, task)
     with nullcontext() if local else _ray():
@@ -125,8 +125,8 @@ def evaluate(
             possible_ks({problem.task_id: request.samples for problem in problems}, options.ks, ())
             of = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
             with _writers(request, task.benchmark, local) as source:
-                folder, made = generate(source, request, problems, of, out, progress)
-            planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, made)
+                folder, description = generate(source, request, problems, of, out, progress)
+            planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, description)
         report = run(planned, _scorer(workers, planned, local), progress)
     print(report["evaluation"]["variant"])
     width = max(9, *map(len, report["scores"]))

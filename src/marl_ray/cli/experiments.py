@@ -1,4 +1,4 @@
-"""`marl-ray experiment plan` and `analyse`: how large an experiment must be, and what came of it."""
+"""The commands `marl-ray experiment plan` and `analyse`: the size that an experiment needs, and its analysis."""
 
 from typing import Annotated
 
@@ -44,31 +44,31 @@ def plan(
     from marl_ray.experiments.designs import planning
     from marl_ray.serving.evidence.analysis import Known, known_of
 
-    known = Known() if name is None else known_of(database, name)
-    asked = {"effect": effect if effect is not None else known.effect, "sd": sd if sd is not None else known.sd}
+    defaults = Known() if name is None else known_of(database, name)
+    asked = {"effect": effect if effect is not None else defaults.effect, "sd": sd if sd is not None else defaults.sd}
     for option, value in asked.items():
         if value is None:
             more = "" if name is None else f"; experiment {name!r} does not say it yet"
             raise MarlRayError(f"--{option}: expected a number{more}")
-    range_ = _bounds(bounds) if bounds is not None else known.bounds
-    found = planning.plan(
+    range_ = _bounds(bounds) if bounds is not None else defaults.bounds
+    planned = planning.plan(
         effect=float(asked["effect"] or 0.0),
         sd=float(asked["sd"] or 0.0),
-        alpha=alpha if alpha is not None else known.alpha,
+        alpha=alpha if alpha is not None else defaults.alpha,
         power=power,
-        share=share if share is not None else known.share,
-        min_outcomes=known.min_outcomes,
+        share=share if share is not None else defaults.share,
+        min_outcomes=defaults.min_outcomes,
         bounds=range_,
     )
     print(f"effect {asked['effect']:g}, sd {asked['sd']:g}: units of treatment and control together")
     every = "exact test" if range_ is not None else "sequential test"
     rows = (
-        ("one look at the end (Welch), fixed beforehand", found.fixed),
-        (f"{every} at every look, in half of the experiments", found.median),
-        (f"{every} at every look, in {power:.0%} of them", found.sure),
+        ("one look at the end (Welch), fixed beforehand", planned.fixed),
+        (f"{every} at every look, in half of the experiments", planned.median),
+        (f"{every} at every look, in {power:.0%} of them", planned.sure),
     )
     for text, units in rows:
-        print(f"  {text:<58} {_units(units):>14}{_days(units, known.per_day)}")
+        print(f"  {text:<58} {_units(units):>14}{_days(units, defaults.per_day)}")
 
 
 def _bounds(text: str) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from marl_ray.serving.client.lint import read_serve_config
 from marl_ray.serving.http.keys import new_key
 
 CPUS = 4
-"""What replicas may book of Ray's accounts, however many this machine has."""
+"""CPUs that replicas may book in Ray's accounts, however many this machine has."""
 
 
 def serve_locally(config: Path, timeout_s: float) -> None:

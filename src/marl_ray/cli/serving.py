@@ -1,4 +1,4 @@
-"""The commands of serving: gateways, experiments, deploying bundles, data from what was served."""
+"""The commands of serving: gateways, experiments, deploying bundles, exporting data that was served."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -55,11 +55,11 @@ def lint(
             if not is_manifest(document):
                 findings += lint_serve_config(document, str(path))
                 continue
-            found = lint_manifest(document, str(path))
+            problems = lint_manifest(document, str(path))
             inner = serve_config(document)
-            findings += found
+            findings += problems
             if inner is not None:
-                pods = 1 if found else replica_pods(document)
+                pods = 1 if problems else replica_pods(document)
                 findings += lint_serve_config(inner, str(path), where="spec.serveConfigV2.", pods=pods)
     for finding in findings:
         print(finding)
@@ -103,10 +103,10 @@ def deploy(
     if from_sweep is not None:
         from marl_ray.tuning.reporting.records import winner_of
 
-        bundle, told = winner_of(from_sweep)
-        reason = reason or told
-        known = ask(url, "/v1/endpoints")["endpoints"]
-        if endpoint not in known and (endpoint or not known):
+        bundle, description = winner_of(from_sweep)
+        reason = reason or description
+        endpoints = ask(url, "/v1/endpoints")["endpoints"]
+        if endpoint not in endpoints and (endpoint or not endpoints):
             where = f"endpoint {endpoint!r}" if endpoint else f"gateway {url}"
             raise MarlRayError(
                 f"deploy --from-sweep: {where} has no model in production to compare with; deploy one first: "
@@ -142,13 +142,13 @@ def export(
 def _settings(given: Any) -> dict[str, Any]:
     import yaml
 
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for setting in given:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise MarlRayError(f"--set {setting!r}: expected KEY=VALUE")
-        found[key] = yaml.safe_load(value)
-    return found
+        values[key] = yaml.safe_load(value)
+    return values
 
 
 @experiment_app.command("create")
@@ -225,16 +225,16 @@ def experiment_off_policy(
 
     loaded = load_bundle(bundle, tracking_uri)
     if isinstance(loaded, Bundle):
-        found = judge(loaded, data, floor=floor)
+        estimate = judge(loaded, data, floor=floor)
     else:
         from marl_ray.evaluation.off_policy.texts import judge_texts  # transformers takes seconds to import
 
-        found = judge_texts(loaded, data, floor=floor)
-    print(f"{found.units} units, logged mean {found.logged:.4g}, {found.greedy_units} greedy units left out")
-    for name, value in (("SNIPS", found.value), ("doubly robust", found.doubly_robust)):
+        estimate = judge_texts(loaded, data, floor=floor)
+    print(f"{estimate.units} units, logged mean {estimate.logged:.4g}, {estimate.greedy_units} greedy units left out")
+    for name, value in (("SNIPS", estimate.value), ("doubly robust", estimate.doubly_robust)):
         print(f"  {name:<14} {value.estimate:.4g}, at least {value.low:.4g} ({value.effective:.0f} effective units)")
-    print(f"{'may' if found.gate.passed else 'must not'} be exposed: {found.gate.reason}")
-    raise typer.Exit(0 if found.gate.passed else 1)
+    print(f"{'may' if estimate.gate.passed else 'must not'} be exposed: {estimate.gate.reason}")
+    raise typer.Exit(0 if estimate.gate.passed else 1)
 
 
 def _change_command(action: str, text: str) -> None:

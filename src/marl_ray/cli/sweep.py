@@ -10,7 +10,7 @@ from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
     from marl_ray.config.sweep import SweepConfig
-    from marl_ray.tuning.running.driver import SweepOutcome
+    from marl_ray.tuning.running.driver import SweepResult
 
 SweepFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the sweep.")]
 Overrides = Annotated[
@@ -37,31 +37,31 @@ def sweep(
     from marl_ray.config.sweep import load_sweep
     from marl_ray.tuning.reporting.records import shown
 
-    whole = load_sweep(config, overrides or ())
+    loaded = load_sweep(config, overrides or ())
     if dry_run:
-        _list(whole)
+        _list(loaded)
         return
-    outcome = _sweep_here(whole, retry)
-    records = outcome.records
+    result = _sweep_here(loaded, retry)
+    records = result.records
     counts: dict[str, int] = {}
     for record in records.trials:
         status = record.status or record.state
         counts[status] = counts.get(status, 0) + 1
-    told = ", ".join(f"{count} {status}" for status, count in counts.items())
-    print(f"{outcome.name}: {len(records.trials)} trials ({told}), {records.played:,} steps, {records.seconds:.0f} s")
+    kinds = ", ".join(f"{count} {status}" for status, count in counts.items())
+    print(f"{result.name}: {len(records.trials)} trials ({kinds}), {records.played:,} steps, {records.seconds:.0f} s")
     if records.error:
         print(f"  {records.error}")
-    if outcome.report:
-        print(f"  report  {outcome.report}")
+    if result.report:
+        print(f"  report  {result.report}")
     if records.winner is None:
         print("  no winner: no trial has a result")
         raise typer.Exit(1)
     winner = records.trials[records.winner]
-    scores = ", ".join(f"{m.name} {v:.4g}" for m, v in zip(whole.metric, winner.objectives or [], strict=False))
+    scores = ", ".join(f"{m.name} {v:.4g}" for m, v in zip(loaded.metric, winner.objectives or [], strict=False))
     print(f"  winner  trial {winner.number:04d} ({shown(winner.values)}): {scores}")
     if records.winner_model:
         print(f"  bundle  {records.winner_model}")
-    print(f"  records {outcome.folder}/sweep.json")
+    print(f"  records {result.folder}/sweep.json")
 
 
 def report(
@@ -98,25 +98,25 @@ def submit_sweep(
     raise typer.Exit(submit("sweep", config, overrides or (), address=address, submission_id=submission_id))
 
 
-def _list(whole: "SweepConfig") -> None:
-    """The configurations that would run; of an endless search the first."""
+def _list(loaded: "SweepConfig") -> None:
+    """Print the configurations that would run; of an endless search the first ones."""
     from marl_ray.tuning.reporting.records import shown
     from marl_ray.tuning.search.spaces import SEARCHES, check_space
 
-    check_space(whole)
-    search = SEARCHES[whole.search.kind](whole)
-    most = whole.budget.trials or (10**6 if whole.search.kind == "grid" else 10)
+    check_space(loaded)
+    search = SEARCHES[loaded.search.kind](loaded)
+    most = loaded.budget.trials or (10**6 if loaded.search.kind == "grid" else 10)
     for number in range(most):
         values = search.ask(number)
         if values is None:
             break
         print(f"{number:04d}  {shown(values)}")
-    print(f"seeds {', '.join(map(str, whole.seeds))}; scheduler {whole.scheduler.kind}; search {whole.search.kind}")
+    print(f"seeds {', '.join(map(str, loaded.seeds))}; scheduler {loaded.scheduler.kind}; search {loaded.search.kind}")
 
 
-def _sweep_here(whole: "SweepConfig", retry: bool) -> "SweepOutcome":
+def _sweep_here(loaded: "SweepConfig", retry: bool) -> "SweepResult":
     from marl_ray.cluster.local import ray_here
     from marl_ray.tuning.running.driver import check_sweep, run_sweep
 
-    check_sweep(whole)
-    return run_sweep(whole, retry, ray_here)
+    check_sweep(loaded)
+    return run_sweep(loaded, retry, ray_here)

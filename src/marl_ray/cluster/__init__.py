@@ -1,1 +1,1 @@
-"""How marl-ray meets a Ray cluster: a local one of its own, and jobs submitted to any."""
+"""Ray clusters: a local one of marl-ray's own, jobs submitted to any, and checks of KubeRay manifests."""

@@ -1,4 +1,4 @@
-"""Run marl-ray's entry scripts as Ray Jobs: submit, follow the log, bring back the exit status."""
+"""Runs marl-ray's entry scripts as Ray Jobs: submits them, follows the log and returns the exit status."""
 
 import asyncio
 import json
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CONNECT_S = 5.0
 READ_S = 30.0
-"""Deadlines of one HTTP request; Ray's client sets none."""
+"""Deadline of one HTTP request in seconds; Ray's client sets none."""
 LOST_S = 60.0
-"""How long a cluster may be out of reach while a job is followed."""
+"""Seconds for which a cluster may be out of reach while a job is followed."""
 STOP_S = 60.0
-"""How long a job has to end after it was asked to."""
+"""Seconds that a job has to end after it was asked to."""
 GRACE_S = 30
-"""How long the job's driver has between SIGTERM and SIGKILL, to write a checkpoint; Ray's own default is 3."""
+"""Seconds between SIGTERM and SIGKILL that the job's driver has to write a checkpoint; Ray's own default is 3."""
 WEEK_S = 7 * 24 * 3600.0
 
 _POLL_S = 0.5

@@ -1,4 +1,4 @@
-"""A Ray of our own on this machine: loopback only, token-protected, and gone without a trace afterwards."""
+"""A Ray of marl-ray's own on this machine: loopback only, token-protected, and gone without a trace afterwards."""
 
 import logging
 import os
@@ -23,9 +23,9 @@ import psutil
 from marl_ray.errors import MarlRayError, one_line
 
 SHUTDOWN_S = 30.0
-"""How long Ray's own shutdown may take before its processes are ended by pid."""
+"""Seconds that Ray's own shutdown may take before its processes are ended by pid."""
 EXIT_S = 10.0
-"""How long processes have to exit by themselves, and again after SIGTERM and after SIGKILL."""
+"""Seconds that processes have to exit by themselves, and again after SIGTERM and after SIGKILL."""
 
 # Unix socket paths end at 107 bytes (103 on macOS) and Ray adds about 70 to its folder.
 _LONGEST_TEMP_ROOT = 20
@@ -33,7 +33,7 @@ _LONGEST_TEMP_ROOT = 20
 
 @dataclass(frozen=True)
 class LocalRay:
-    """A running local Ray; `token` is what its dashboard, Jobs and Serve APIs ask for."""
+    """A running local Ray; its dashboard, Jobs and Serve APIs ask for `token`."""
 
     dashboard_url: str
     """`http://127.0.0.1:PORT`; empty when started without a dashboard."""
@@ -150,19 +150,19 @@ def _stop(temp_dir: Path) -> None:
 
 
 def _processes_of(temp_dir: Path) -> list[psutil.Process]:
-    """The processes whose command line names our temporary folder (Ray's servers), and all their descendants.
+    """The processes whose command line names the temporary folder (Ray's servers), and all their descendants.
 
     Not simply this process's children: those may be the user's.
     """
-    found: dict[int, psutil.Process] = {}
+    processes: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         try:
             if process.pid != os.getpid() and any(str(temp_dir) in part for part in process.cmdline()):
                 for member in [process, *process.children(recursive=True)]:
-                    found[member.pid] = member
+                    processes[member.pid] = member
         except psutil.Error:
             continue  # it has just exited, or is somebody else's
-    return list(found.values())
+    return list(processes.values())
 
 
 def _end(processes: list[psutil.Process]) -> None:

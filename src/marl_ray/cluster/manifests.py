@@ -17,12 +17,12 @@ from marl_ray.config.load import _Loader as Loader
 from marl_ray.errors import MarlRayError, one_line
 
 CLUSTER_AT = {"RayService": "rayClusterConfig", "RayJob": "rayClusterSpec", "RayCluster": ""}
-"""Where in `spec` each kind keeps the specification of its Ray cluster."""
+"""Kind -> the key in `spec` under which it keeps the specification of its Ray cluster."""
 DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 DRAIN_S = 30.0
-"""Ray's default of it."""
+"""Ray's default of the drain timeout, in seconds."""
 GRACE_S = 30
-"""Kubernetes' default of `terminationGracePeriodSeconds`."""
+"""Kubernetes' default of `terminationGracePeriodSeconds`, in seconds."""
 
 _SECRET_NAME = re.compile(r"(PASSWORD|PASSWD|SECRET(_ACCESS)?|TOKEN|API_?KEY|PRIVATE_?KEY|CREDENTIALS?)(_KEY)?$", re.I)
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s$]+@|[?&]password=[^$]", re.IGNORECASE)
@@ -39,15 +39,15 @@ def read_documents(path: str | Path) -> list[Any]:
 
 
 def is_manifest(document: Any) -> bool:
-    """Whether a document is meant for Kubernetes; it may still be wrong."""
+    """True if a document is meant for Kubernetes; it may still be wrong."""
     return isinstance(document, Mapping) and "kind" in document
 
 
 def lint_manifest(document: Any, source: str) -> list[str]:
     """All findings in one manifest, each one line `SOURCE: key.path: what was expected`; none if it is good.
 
-    RayService, RayCluster and RayJob are checked in full. Of all other kinds only secrets are looked at: Kubernetes'
-    own tools know those. What `serve_config` returns is for the caller to check.
+    RayService, RayCluster and RayJob are checked completely. Other kinds are checked for secrets only: Kubernetes' own
+    tools know those kinds. The caller must check the result of `serve_config`.
     """
     return [": ".join(filter(None, (source, path, message))) for path, message in _findings(document)]
 
@@ -66,7 +66,7 @@ def serve_config(document: Any) -> Any:
 
 
 def replica_pods(document: Any) -> int:
-    """How many pods of a manifest without findings may run replicas: all workers, and a head that has CPUs."""
+    """Number of pods of a manifest without findings that may run replicas: all workers, and a head that has CPUs."""
     cluster, _ = _cluster(document)
     workers = sum(group["maxReplicas"] * group.get("numOfHosts", 1) for group in cluster.get("workerGroupSpecs", []))
     return int(workers) + (not _head_is_idle(cluster["headGroupSpec"]))
@@ -77,17 +77,17 @@ def _findings(document: Any) -> Iterator[Finding]:
         yield "", f"expected a mapping of keys at the top, got {type(document).__name__}"
         return
     kind, version = document.get("kind"), document.get("apiVersion")
-    known = schemas()["kinds"]
+    schemas_of_kinds = schemas()["kinds"]
     if kind == "Secret" and (document.get("data") or document.get("stringData")):
         yield "kind", "expected no Secret with its data in a file; make it with kubectl or a secret operator"
     if not str(version).startswith("ray.io/") and not str(kind).startswith("Ray"):
         return
     if version != "ray.io/v1":
         yield "apiVersion", f"expected ray.io/v1, got {version!r}"
-    if kind not in known:
-        yield "kind", f"expected one of {', '.join(known)}, got {kind!r}"
+    if kind not in schemas_of_kinds:
+        yield "kind", f"expected one of {', '.join(schemas_of_kinds)}, got {kind!r}"
         return
-    validator = Draft202012Validator({"$defs": schemas()["$defs"]} | known[kind])
+    validator = Draft202012Validator({"$defs": schemas()["$defs"]} | schemas_of_kinds[kind])
     errors = sorted(validator.iter_errors(document), key=lambda error: list(map(str, error.absolute_path)))
     for error in errors:
         yield from _explain(error)
@@ -119,7 +119,7 @@ def _serve_config_is_yaml(spec: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _operations(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """What runs, but not well."""
+    """Findings about settings that run, but not well."""
     if not _head_is_idle(cluster["headGroupSpec"]):
         message = 'expected "0": work on the head takes the whole cluster down when it runs out of memory'
         yield f"{where}headGroupSpec.rayStartParams.num-cpus", message
@@ -170,8 +170,8 @@ def _secrets(part: Any, where: str) -> Iterator[Finding]:
 
 
 def _head_is_idle(head: Mapping[str, Any]) -> bool:
-    given = head.get("rayStartParams", {}).get("num-cpus", head.get("resources", {}).get("CPU"))
-    return number(given, 1.0) == 0
+    cpus = head.get("rayStartParams", {}).get("num-cpus", head.get("resources", {}).get("CPU"))
+    return number(cpus, 1.0) == 0
 
 
 def _cluster(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
@@ -185,9 +185,9 @@ def _explain(error: ValidationError) -> Iterator[Finding]:
     schema, instance = error.schema, error.instance
     assert isinstance(schema, dict)
     if error.validator == "additionalProperties":
-        known = schema.get("properties", {})
-        for key in (key for key in instance if key not in known):
-            close = difflib.get_close_matches(str(key), known, 1)
+        properties = schema.get("properties", {})
+        for key in (key for key in instance if key not in properties):
+            close = difflib.get_close_matches(str(key), properties, 1)
             path = f"{where}.{key}" if where else str(key)
             yield path, "unknown key" + (f", did you mean {close[0]!r}?" if close else "")
         return

@@ -1,7 +1,7 @@
-"""What KubeRay's operator refuses by its own code, so that no schema says it; an applied manifest would just hang.
+"""Rules that KubeRay's operator checks by its own code, and no schema; a manifest that breaks one would just hang.
 
-The rules of v1.7.0 for RayService and for the Ray cluster inside any kind. Left out are those of its alpha features that
-are off unless the operator is told otherwise (RocksDB, TLS and the history server), and those of RayJob's own fields.
+They are the rules of v1.7.0 for RayService and for the Ray cluster inside any kind. Rules of alpha features that are
+off by default (RocksDB, TLS and the history server) are left out, and so are those of RayJob's own fields.
 """
 
 import re
@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Finding = tuple[str, str]
-"""Path of a key, and what was expected there."""
+"""Path of a key, and the value expected there."""
 
 NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47}
-"""KubeRay appends to them and makes names of Services, which end at 63."""
+"""Kind -> greatest length of a name. KubeRay appends to names to make names of Services, which end at 63."""
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
@@ -171,14 +171,14 @@ def _authentication(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]
 def _network_policy(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
     policy = cluster.get("networkPolicy", {})
     unused = {"DenyAllEgress": "ingressRules", "DenyAllIngress": "egressRules"}.get(policy.get("mode", "DenyAll"))
-    named = [(f"workerGroups.{k}", rules) for k, rules in enumerate(policy.get("workerGroups", []))]
-    for name, rules in [("head", policy.get("head", {})), ("worker", policy.get("worker", {})), *named]:
+    named_groups = [(f"workerGroups.{k}", rules) for k, rules in enumerate(policy.get("workerGroups", []))]
+    for name, rules in [("head", policy.get("head", {})), ("worker", policy.get("worker", {})), *named_groups]:
         if unused and rules.get(unused):
             yield f"{where}networkPolicy.{name}.{unused}", f"expected none with mode {policy['mode']}"
-    known = [group["groupName"] for group in cluster.get("workerGroupSpecs", [])]
-    for name, rules in named:
-        if rules["groupName"] not in known:
-            message = f"expected one of {', '.join(known)}, got {rules['groupName']!r}"
+    group_names = [group["groupName"] for group in cluster.get("workerGroupSpecs", [])]
+    for name, rules in named_groups:
+        if rules["groupName"] not in group_names:
+            message = f"expected one of {', '.join(group_names)}, got {rules['groupName']!r}"
             yield f"{where}networkPolicy.{name}.groupName", message
 
 
@@ -203,6 +203,6 @@ def number(text: Any, default: float) -> float:
 
 
 def _ray_version(cluster: Mapping[str, Any]) -> tuple[int, int]:
-    """(0, 0) if it is not given, or is no version."""
-    found = re.match(r"(\d+)\.(\d+)", cluster.get("rayVersion", ""))
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    """Ray's version as (major, minor); (0, 0) if it is not given, or is no version."""
+    match = re.match(r"(\d+)\.(\d+)", cluster.get("rayVersion", ""))
+    return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -1,4 +1,4 @@
-"""From YAML and dotted overrides to a validated config, with one-line errors."""
+"""Loading of configs: from YAML and dotted overrides to a validated config, with one-line errors."""
 
 import hashlib
 import json
@@ -111,6 +111,6 @@ def _explain(error: Any, key: str) -> str:
         return f"missing key {key!r}"
     message = error["msg"].removeprefix("Value error, ")
     shown = repr(error["input"])
-    told = len(shown) > 60 or isinstance(error["input"], Mapping) or str(error["input"]) in message
-    got = "" if told else f", got {shown}"
-    return f"{key}: {message}{got}" if key else message
+    explained = len(shown) > 60 or isinstance(error["input"], Mapping) or str(error["input"]) in message
+    suffix = "" if explained else f", got {shown}"
+    return f"{key}: {message}{suffix}" if key else message

@@ -1,4 +1,4 @@
-"""The config of a sweep: a run config, what varies, how it is searched, what is stopped early, and the seeds."""
+"""The config of a sweep: a run config, the keys that vary, search, scheduler, and seeds."""
 
 import copy
 import itertools
@@ -25,7 +25,7 @@ WholeBounds = tuple[int, int]
 
 
 class DimensionConfig(Config):
-    """One key of the run config and where its values come from; exactly one of the five."""
+    """One key of the run config and the source of its values; exactly one of the five."""
 
     grid: tuple[Any, ...] | None = None
     """Every one of these values."""
@@ -38,17 +38,18 @@ class DimensionConfig(Config):
     int: WholeBounds | None = None
     """A whole number from low to high, both included."""
     when: dict[str, tuple[Any, ...]] = {}
-    """Only where these keys of the run config have one of these values, as in `{algorithm: [grpo, rloo]}`."""
+    """The key varies only if these keys of the run config have one of these values, as in `{algorithm: [grpo,
+    rloo]}`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "DimensionConfig":
-        given = [kind for kind in KINDS if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise ValueError(f"expected one of {', '.join(KINDS)}, got {', '.join(given) or 'none'}")
+        kinds = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(kinds) != 1:
+            raise ValueError(f"expected one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}")
         if self.values is not None and not self.values:
-            raise ValueError(f"{given[0]}: expected at least one value, got none")
+            raise ValueError(f"{kinds[0]}: expected at least one value, got none")
         if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
-            raise ValueError(f"{given[0]}: expected low < high, got {list(self.bounds)}")
+            raise ValueError(f"{kinds[0]}: expected low < high, got {list(self.bounds)}")
         for key, values in self.when.items():
             if not values:
                 raise ValueError(f"when.{key}: expected at least one value, got none")
@@ -56,17 +57,17 @@ class DimensionConfig(Config):
 
     @property
     def values(self) -> tuple[Any, ...] | None:
-        """Of a dimension that can be listed."""
+        """Values of a dimension that can be listed; None for a range."""
         return self.choice if self.grid is None else self.grid
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Of a dimension of numbers."""
+        """(low, high) of a dimension of numbers; None for a list."""
         return self.uniform or self.loguniform or self.int
 
 
 class SearchConfig(Config):
-    """How configurations are chosen."""
+    """The search: it chooses configurations."""
 
     kind: Literal["grid", "random", "tpe"] = "grid"
     """`grid`: every combination once. `random`: drawn from the space, for every combination of its `grid` keys. `tpe`:
@@ -89,7 +90,7 @@ class Asha(Config):
     grace: PositiveInt
     """Environment steps of the first rung."""
     reduction: int = Field(3, ge=2)
-    """One of so many goes on at each rung, and the next rung has so many times the steps."""
+    """One of this many goes on at each rung, and the next rung has this many times the steps."""
 
 
 class Median(Config):
@@ -116,7 +117,7 @@ class Pbt(Config):
     resample: float = Field(0.25, ge=0, le=1)
     """Probability that a hyper-parameter is drawn anew from the space, not perturbed."""
     factors: tuple[PositiveFloat, PositiveFloat] = (0.8, 1.2)
-    """What a number is multiplied by, one of the two."""
+    """Two factors; a number is multiplied by one of them."""
 
 
 class Pb2(Config):
@@ -134,23 +135,23 @@ Scheduler = Annotated[Fifo | Asha | Median | Pbt | Pb2, Field(discriminator="kin
 
 
 class MetricConfig(Config):
-    """What configurations are compared by: the interquartile mean over the seeds of a smoothed metric of the run."""
+    """A metric that compares configurations: the interquartile mean over the seeds of a smoothed metric of the run."""
 
     name: str = "eval/return"
     """Any metric that a run reports. Those of `eval/` are of whole episodes from fixed starts; a trial is evaluated at its
     end and at every decision point of the scheduler, however often else."""
     mode: Literal["max", "min"] = "max"
     window: PositiveInt = 1
-    """Last reports that are averaged: of iterations, or where the metric is of `eval/` of evaluations."""
+    """Number of last reports that are averaged: reports of iterations, or of evaluations for a metric of `eval/`."""
 
 
 class BudgetConfig(Config):
-    """Where the sweep ends; what is not given has no bound."""
+    """Bounds of the sweep; a bound that is not given does not exist."""
 
     hours: PositiveFloat | None = None
-    """Wall time, of all sittings together."""
+    """Hours of wall time, over all times that the sweep runs."""
     trials: PositiveInt | None = None
-    """Configurations."""
+    """Number of configurations."""
     steps: PositiveInt | None = None
     """Environment steps of all trials and seeds together."""
 
@@ -170,7 +171,7 @@ class SweepConfig(Config):
     search: SearchConfig = SearchConfig()
     scheduler: Scheduler = Fifo()
     seeds: tuple[NonNegativeInt, ...] = Field((0, 1, 2), min_length=1)
-    """Seeds of every configuration: a list, or how many. They train side by side and count as one trial."""
+    """Seeds of every configuration: a list, or their number. They train side by side and count as one trial."""
     metric: tuple[MetricConfig, ...] = Field((MetricConfig(),), min_length=1)
     """One, or for `search.kind: tpe` several. The scheduler and the choice of the winner see the first."""
     budget: BudgetConfig = BudgetConfig()
@@ -269,7 +270,7 @@ class SweepConfig(Config):
         return [key for key in keys if not is_read(key, data)]
 
     def example(self) -> RunConfig:
-        """The run config of the space's first values; what does not vary is the same in all."""
+        """The run config of the space's first values; keys that do not vary are the same in all."""
         return self.run_config(corners(self)[0], self.name, self.seeds[0])
 
 
@@ -285,7 +286,7 @@ def put(data: dict[str, Any], key: str, value: Any) -> None:
 
 
 def get(data: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key, None where there is none."""
+    """The value of a dotted key, None if there is none."""
     node: Any = data
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -293,28 +294,29 @@ def get(data: Mapping[str, Any], key: str) -> Any:
 
 
 def order(space: Mapping[str, DimensionConfig]) -> list[str]:
-    """The keys of the space, each after those that decide whether it applies; raises ValueError where they go in a circle.
+    """The keys of the space, each after those that decide whether it applies; raises ValueError if they go in a circle.
 
     Those are the keys that its `when` names and, for a hyper-parameter, the algorithm.
     """
     done: list[str] = []
-    left = list(space)
+    pending = list(space)
     algorithms = [key for key in space if names_algorithm(key)]
-    while left:
+    while pending:
         free = [
             key
-            for key in left
-            if not any(other in left for other in (*space[key].when, *(algorithms if is_hyper(key) else ())))
+            for key in pending
+            if not any(other in pending for other in (*space[key].when, *(algorithms if is_hyper(key) else ())))
         ]
         if not free:
-            raise ValueError(f"space: the `when` of {', '.join(left)} go in a circle")
+            raise ValueError(f"space: the `when` of {', '.join(pending)} go in a circle")
         done.append(free[0])
-        left.remove(free[0])
+        pending.remove(free[0])
     return done
 
 
 def applies(config: SweepConfig, key: str, values: Mapping[str, Any]) -> bool:
-    """Whether a key of the space varies, given the values chosen so far: its `when` holds, and an algorithm reads it."""
+    """True if a key of the space varies, given the values chosen so far: its `when` holds, and an algorithm reads
+    it."""
     if not config.space[key].when and not is_hyper(key):
         return True
     data = config.with_values(values)
@@ -324,18 +326,18 @@ def applies(config: SweepConfig, key: str, values: Mapping[str, Any]) -> bool:
 
 def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice")) -> list[dict[str, Any]]:
     """Every combination of the dimensions of these kinds, conditions kept, in the order of the file; none twice."""
-    found: list[dict[str, Any]] = [{}]
+    configurations: list[dict[str, Any]] = [{}]
     for key in order(config.space):
         dimension = config.space[key]
         values = next((getattr(dimension, kind) for kind in kinds if getattr(dimension, kind) is not None), None)
         if values is None:
             continue
-        found = [
+        configurations = [
             combination | addition
-            for combination in found
+            for combination in configurations
             for addition in ([{key: value} for value in values] if applies(config, key, combination) else [{}])
         ]
-    unique = {json.dumps(one, sort_keys=True): one for one in found}
+    unique = {json.dumps(one, sort_keys=True): one for one in configurations}
     return list(unique.values())
 
 
@@ -360,8 +362,8 @@ def corners(config: SweepConfig) -> list[dict[str, Any]]:
         return values
 
     def enabled(key: str, value: Any) -> list[dict[str, Any]]:
-        wanted = [[(other, one) for one in some] for other, some in config.space[key].when.items() if other in keys]
-        return [{key: value} | dict(pick) for pick in itertools.islice(itertools.product(*wanted), 64)]
+        conditions = [[(other, one) for one in some] for other, some in config.space[key].when.items() if other in keys]
+        return [{key: value} | dict(pick) for pick in itertools.islice(itertools.product(*conditions), 64)]
 
     found = [fill(fixed) for key in keys for value in ends[key] for fixed in enabled(key, value)]
     unique = {json.dumps(one, sort_keys=True): one for one in found}

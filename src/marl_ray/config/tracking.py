@@ -1,4 +1,4 @@
-"""Where MLflow is: the one default that every command and service shares."""
+"""Address of MLflow: the one default that every command and service shares."""
 
 import os
 from pathlib import Path
@@ -12,11 +12,11 @@ TRACKING_URI = "MLFLOW_TRACKING_URI"
 def tracking_uri(given: str | None = None, storage: str = "runs") -> str:
     """The tracking URI: the given one, else that of MLFLOW_TRACKING_URI, else `mlflow.db` in the storage folder.
 
-    Raises MarlRayError for remote storage, where there is no such file.
+    Raises MarlRayError for remote storage, which cannot hold that file.
     """
-    found = given or os.environ.get(TRACKING_URI)
-    if found:
-        return found
+    uri = given or os.environ.get(TRACKING_URI)
+    if uri:
+        return uri
     if "://" in storage:
         raise MarlRayError(
             f"tracking.uri: expected a tracking URI here or in {TRACKING_URI}, because storage {storage!r} is not a "

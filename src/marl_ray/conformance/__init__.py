@@ -1,1 +1,1 @@
-"""Whether an algorithm does what its formulas say: tiny games whose expectations are enumerated, and properties on them."""
+"""Conformance: checks an algorithm against its formulas on tiny games whose expectations are enumerated."""

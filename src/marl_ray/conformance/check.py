@@ -1,4 +1,4 @@
-"""The suite on one algorithm: a line for every property."""
+"""Runs the conformance suite on one algorithm and prints a line for every property."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ from marl_ray.training.single_process import process_group
 
 
 def check_algorithm(algorithm: str, tell: Callable[[str], None]) -> bool:
-    """Tell of every property whether it holds, or what differs by how much; True if all hold.
+    """Tell for every property whether it holds, or what differs by how much; returns True if all hold.
 
-    Whatever the algorithm's own functions raise is a difference, too. Raises MarlRayError for an algorithm that learns from
-    no play.
+    An error of the algorithm's own functions is a difference, too. Raises MarlRayError for an algorithm that learns
+    from no play.
     """
     if spec_of(algorithm).pairs:
         raise MarlRayError(
@@ -23,13 +23,13 @@ def check_algorithm(algorithm: str, tell: Callable[[str], None]) -> bool:
     torch.set_num_threads(1)
     own = [each for each in PROPERTIES if each.applies(algorithm)]
     width = max(len(each.name) for each in own)
-    whole = True
+    all_hold = True
     with process_group():
         for each in own:
             try:
-                found = each.differs(algorithm)
+                difference = each.differs(algorithm)
             except Exception as error:
-                found = f"{type(error).__name__}: {one_line(error)}"
-            whole &= found is None
-            tell(f"{each.name:<{width}}  {found or f'passed: {each.text}'}")
-    return whole
+                difference = f"{type(error).__name__}: {one_line(error)}"
+            all_hold &= difference is None
+            tell(f"{each.name:<{width}}  {difference or f'passed: {each.text}'}")
+    return all_hold

@@ -1,4 +1,4 @@
-"""How a trial of a property begins, and how what is found is compared with the truth.
+"""Setting up a trial of a property, and comparing its numbers with the truth.
 
 Means over a batch that holds every path once are expectations, so tolerances are for float32 and for second-order terms.
 """
@@ -29,20 +29,20 @@ FIRST = {
     "dynamic_sampling": 0,
     "trust_region": 1e-14,
 }
-"""One gradient step that moves nothing, on undiscounted sums."""
+"""Settings of one gradient step that moves nothing, on undiscounted sums."""
 FIT = {"critic_lr": 0.2, "critic_epochs": 30}
-"""What fits a critic that is fitted first."""
+"""Settings that fit a critic which is fitted before the actor."""
 CERTAIN = {"critic_lr": 5.0, "critic_epochs": 10}
-"""What makes such a critic certain that nothing is earned."""
+"""Settings that make such a critic certain that nothing is earned."""
 DRIFT = {"lr": 1e-2, "epochs": 2, "entropy_coef": 0.0, "dynamic_sampling": 0}
 MOVING = {"lr": 3e-3, "multiplier_init": 0.5, "multiplier_lr": 0.1}
 BUDGETS = (0.9, 1.1)
 AFTER = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STATES)}
-"""What follows a cut."""
+"""State -> reward and costs that follow a cut there."""
 
 
 def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> Trial:
-    """A trial in which a cut episode goes on, if the algorithm is to count that."""
+    """A trial in which a cut episode goes on, if the algorithm counts that."""
     after = truth.nothing()
     if not (case.ends or whole_episodes(algorithm)):
         after = {state: (reward * rewarded, *(c * priced for c in costs)) for state, (reward, *costs) in AFTER.items()}
@@ -56,19 +56,19 @@ def most_steps(trial: Trial) -> int:
     return 1 if trial.whole and trial.case.below else 2
 
 
-def compare(what: str, found: float, true: float, tolerance: float) -> Difference:
-    """A difference beyond a share of the truth."""
-    if abs(found - true) <= tolerance * abs(true):
+def compare(what: str, measured: float, true: float, tolerance: float) -> Difference:
+    """A difference beyond a share of the truth, in words; None if there is none."""
+    if abs(measured - true) <= tolerance * abs(true):
         return None
-    times = f", {found / true:.2f} times" if true else ""
-    return f"{what} is {found:.6g}, the true one {true:.6g}{times}"
+    times = f", {measured / true:.2f} times" if true else ""
+    return f"{what} is {measured:.6g}, the true one {true:.6g}{times}"
 
 
-def parallel(what: str, found: Tensor, true: Tensor, least: float = 0.9999) -> Difference:
-    """Whether two gradients point the same way."""
-    if not found.norm():
+def parallel(what: str, measured: Tensor, true: Tensor, least: float = 0.9999) -> Difference:
+    """The reason why two gradients do not point the same way; None if they do."""
+    if not measured.norm():
         return f"{what} is zero, the true one is not"
-    cosine = float(found @ true / (found.norm() * true.norm()))
+    cosine = float(measured @ true / (measured.norm() * true.norm()))
     return None if cosine >= least else f"{what} has cosine {cosine:.4f} with the true one"
 
 

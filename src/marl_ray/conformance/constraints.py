@@ -1,4 +1,5 @@
-"""What must hold of algorithms with budgets. A property takes an algorithm and a case, and returns what differs, or None."""
+"""Properties of algorithms with budgets. A property takes an algorithm and a case, and returns what differs, or
+None."""
 
 from contextlib import ExitStack
 from functools import lru_cache
@@ -39,20 +40,21 @@ def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
 
 
 class _Batch(NamedTuple):
-    """What one batch of a trial led to."""
+    """Measurements of one batch of a trial."""
 
     ended: int
     violations: list[list[float]]
-    """By policy and signal; none while no episode has ended."""
+    """Violations by policy and signal; empty while no episode has ended."""
     moved: bool
-    """Whether multipliers moved."""
+    """True if multipliers moved."""
 
 
 @lru_cache(maxsize=16)
 def _accounts(algorithm: str, case: GridPoint) -> list[_Batch]:
-    """Batches of copies that all stand at the same step, over two episodes where one outlasts the horizon."""
+    """Measurements of batches of copies that all stand at the same step, over two episodes where one outlasts the
+    horizon."""
     trial = begin(algorithm, case, hyper=FIRST | {"multiplier_init": 0.5}, budgets=BUDGETS)
-    found = []
+    accounts = []
     for batch in range(4 if case.below else 1):
         before = seams.multipliers(trial)
         batches = trial.collect()
@@ -60,10 +62,10 @@ def _accounts(algorithm: str, case: GridPoint) -> list[_Batch]:
             trial.update(batches)
         else:
             trial.skip()
-        known = trial.means is not None
-        violations = [seams.violations(trial, number) for number in range(case.policies)] if known else []
-        found.append(_Batch(trial.ended, violations, seams.multipliers(trial) != before))
-    return found
+        has_means = trial.means is not None
+        violations = [seams.violations(trial, number) for number in range(case.policies)] if has_means else []
+        accounts.append(_Batch(trial.ended, violations, seams.multipliers(trial) != before))
+    return accounts
 
 
 def budget_units(algorithm: str, case: GridPoint) -> Difference:
@@ -74,9 +76,9 @@ def budget_units(algorithm: str, case: GridPoint) -> Difference:
     for batch, account in enumerate(_accounts(algorithm, case)):
         for number, violations in enumerate(account.violations):
             decisions = truth.decisions(rules, _uniform(case), number)
-            for signal, found in enumerate(violations):
+            for signal, violation in enumerate(violations):
                 true = (measured[signal] - BUDGETS[signal]) / decisions
-                problem = compare(f"the violation per decision in batch {batch + 1}", found, true, 1e-3)
+                problem = compare(f"the violation per decision in batch {batch + 1}", violation, true, 1e-3)
                 if problem:
                     return problem
     return None
@@ -101,11 +103,11 @@ def moved_costs(algorithm: str, case: GridPoint) -> Difference:
             up = truth.gradient(trial.rules, trial.tables(), 1, trial.after)
             moves.enter_context(seams.nudged(trial, number, trial.weight_gradient(number, up), 3e-3))
             after = seams.joint_factor(learner, batch, factor)
-            found = seams.moved(trial, number, batch, after, factor)
+            changes = seams.moved(trial, number, batch, after, factor)
             now = truth.expected(trial.rules, trial.tables(), trial.after)
             for signal in range(SIGNALS):
                 true = now[1 + signal] - before[1 + signal]
-                problem = compare(f"the change of J_c by policy {number + 1}", found[signal], true, 0.03)
+                problem = compare(f"the change of J_c by policy {number + 1}", changes[signal], true, 0.03)
                 if problem:
                     return problem
             factor, before = after, now
@@ -132,8 +134,8 @@ def multipliers(algorithm: str, case: GridPoint) -> Difference:
         now = truth.expected(trial.rules, tables, trial.after) if sequential else start
         for signal, (old, new) in enumerate(zip(before[number], seams.multipliers(trial)[number], strict=True)):
             shift = now[1 + signal] - start[1 + signal]
-            found = seams.implied_cost(old, new) - measured[1 + signal]
-            problem = _shift(f"the change of J_c that policy {number + 1}'s multiplier follows", found, shift)
+            change = seams.implied_cost(old, new) - measured[1 + signal]
+            problem = _shift(f"the change of J_c that policy {number + 1}'s multiplier follows", change, shift)
             if problem:
                 return problem
         own = slice(number * case.agents, (number + 1) * case.agents)
@@ -155,18 +157,18 @@ def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
     now = truth.expected(once.rules, tables, once.after)
     for signal in range(SIGNALS):
         old, new = (seams.multipliers(trial)[number][signal] for trial in (once, twice))
-        found = seams.implied_cost(old, new) - measured[1 + signal]
+        change = seams.implied_cost(old, new) - measured[1 + signal]
         shift = now[1 + signal] - start[1 + signal]
-        problem = _shift("the change of J_c that the second gradient step's multiplier follows", found, shift)
+        problem = _shift("the change of J_c that the second gradient step's multiplier follows", change, shift)
         if problem:
             return problem
     return None
 
 
-def _shift(what: str, found: float, true: float) -> Difference:
-    if abs(found - true) <= 0.05 * abs(true) + 2e-4:
+def _shift(what: str, measured: float, true: float) -> Difference:
+    if abs(measured - true) <= 0.05 * abs(true) + 2e-4:
         return None
-    return f"{what} is {found:.5f}, the true one {true:.5f}" + (f", {found / true:.2f} times" if true else "")
+    return f"{what} is {measured:.5f}, the true one {true:.5f}" + (f", {measured / true:.2f} times" if true else "")
 
 
 def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:

@@ -13,25 +13,25 @@ from pettingzoo import ParallelEnv
 from marl_ray.envs.text.base import TextEnv
 
 LENGTH = 2
-"""Steps of an episode."""
+"""Number of steps of an episode."""
 STATES = 5
 """0 at the start; 1 and 2 after one step, 3 and 4 after two, by what the agents did."""
 SIGNALS = 2
 POLICIES = ("first", "second")
 MOST = 5
-"""Agents that decide at once; one more would double the paths."""
+"""Most agents that decide at once; one more would double the paths."""
 FORCED = np.array([True, False])
-"""What an agent may do that has no choice."""
+"""Action mask of an agent without a choice."""
 
 
 class Moved(NamedTuple):
-    """What one step of all agents brings."""
+    """Result of one step of all agents."""
 
     state: int
     reward: float
-    """Of every agent."""
+    """Reward of every agent."""
     costs: tuple[float, float]
-    """Of the whole team, by signal."""
+    """Costs of the whole team, by signal."""
     over: bool
 
 
@@ -40,7 +40,7 @@ class GameStep(NamedTuple):
 
     state: int
     actions: tuple[int, ...]
-    """Of every agent; a forced one is 0."""
+    """Action of every agent; a forced one is 0."""
     moved: Moved
 
 
@@ -54,9 +54,9 @@ class GameRules:
     policies: int = 1
     agents: int = 1
     ends: bool = True
-    """The episode terminates; otherwise it is truncated."""
+    """True if the episode terminates; otherwise it is truncated."""
     early: bool = False
-    """It terminates after one step where the first agent plays 1."""
+    """True if the episode terminates after one step when the first agent plays 1."""
     rewarded: bool = True
     priced: bool = True
 
@@ -69,7 +69,7 @@ class GameRules:
         return [f"{policy}_{k}" for policy in POLICIES[: self.policies] for k in range(self.agents)]
 
     def decides(self, agent: int, time: int) -> bool:
-        """Whether the agent has a choice at this step."""
+        """True if the agent has a choice at this step."""
         return agent < MOST if time == 0 else agent == 0
 
     def decisions(self, time: int) -> list[int]:
@@ -78,7 +78,8 @@ class GameRules:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - rules are few and small
     def move(self, state: int, actions: tuple[int, ...]) -> Moved:
-        """The rules: reward and costs grow with the share of agents that play 1, and with what they play together."""
+        """The state, reward and costs after a step: they grow with the share of agents that play 1, and with
+        combinations."""
         time, bit = (0, 0) if state == 0 else (1, state - 1)
         deciding = self.decisions(time)
         weights = [1 + agent for agent in deciding]
@@ -104,7 +105,7 @@ class GameRules:
             if step.moved.over or time + 1 == most:
                 yield [step]
             else:
-                yield from ([step, *rest] for rest in self._onward(step.moved.state, most))
+                yield from ([step, *tail] for tail in self._onward(step.moved.state, most))
 
     def steps(self, state: int) -> Iterator[GameStep]:
         """Every joint move in a state."""
@@ -173,7 +174,7 @@ class TinyGame(ParallelEnv):
 
 @lru_cache(maxsize=64)
 def _observations(rules: GameRules) -> list[list[np.ndarray]]:
-    """By state and agent."""
+    """Observations by state and agent."""
     return [[np.array([state, number % rules.agents]) for number in range(rules.count)] for state in range(STATES)]
 
 

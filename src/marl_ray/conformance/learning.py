@@ -1,4 +1,4 @@
-"""What must hold of every algorithm. A property takes an algorithm and a case, and returns what differs, or None."""
+"""Properties of every algorithm. A property takes an algorithm and a case, and returns what differs, or None."""
 
 from marl_ray.config import spec_of
 from marl_ray.conformance import seams, truth
@@ -21,9 +21,9 @@ def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
     trial, _ = first_update(algorithm, case)
     true = truth.gradient(trial.rules, trial.uniform, 0, trial.after, most_steps(trial), seams.row_weight(trial))
     for number, learner in enumerate(trial.learners):
-        found = -seams.actor_gradient(learner)
+        measured = -seams.actor_gradient(learner)
         least = 0.999 if spec_of(algorithm).critic_first else 0.9999  # such a critic is not exact
-        problem = parallel("the gradient of J", found, trial.weight_gradient(number, true), least)
+        problem = parallel("the gradient of J", measured, trial.weight_gradient(number, true), least)
         if problem:
             return problem
     return None
@@ -101,26 +101,30 @@ def empty_batch(algorithm: str, case: GridPoint) -> Difference:
 def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
     """The divergence's coefficient follows the number of sequences, however the batch is cut into minibatches."""
     hyper = FIRST | {"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100_000}
-    found = []
+    coefficients = []
     for minibatches in (1, 2):
         case = case._replace(below=case.below and whole_episodes(algorithm))
         trial = begin(algorithm, case, hyper=hyper | {"minibatches": minibatches})
         trial.step()
-        found.append([learner.kl_coef for learner in trial.learners])
-    return None if found[0] == found[1] else f"one minibatch led to {found[0]}, two to {found[1]}"
+        coefficients.append([learner.kl_coef for learner in trial.learners])
+    return (
+        None
+        if coefficients[0] == coefficients[1]
+        else f"one minibatch led to {coefficients[0]}, two to {coefficients[1]}"
+    )
 
 
 def micro_batches(algorithm: str, case: GridPoint) -> Difference:
-    """How a batch is cut into passes changes no gradient."""
+    """The division of a batch into passes changes no gradient."""
     hyper = FIRST | {"multiplier_init": 1.0}
-    whole, cut = (
+    undivided, cut = (
         begin(algorithm, case, hyper=hyper, budgets=BUDGETS, mixed=True, micro_batch=size) for size in (None, 3)
     )
-    for trial in (whole, cut):
+    for trial in (undivided, cut):
         trial.step()
-    for one, other in zip(whole.learners, cut.learners, strict=True):
-        found, true = seams.gradient(other), seams.gradient(one)
-        off = float((found - true).norm() / true.norm())
+    for one, other in zip(undivided.learners, cut.learners, strict=True):
+        measured, true = seams.gradient(other), seams.gradient(one)
+        off = float((measured - true).norm() / true.norm())
         if off > 1e-4:
             return f"the gradient of passes of 3 copies differs from that of one pass by {off:.1e}"
     return None
@@ -141,9 +145,9 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
                 trial.rules, trial.uniform, 0, trial.after, most_steps(trial), seams.row_weight(trial)
             )
             for number, learner in enumerate(trial.learners):
-                found = -seams.actor_gradient(learner)
+                measured = -seams.actor_gradient(learner)
                 what = f"with {aggregation} and one ratio a {level} the gradient of J"
-                problem = parallel(what, found, trial.weight_gradient(number, true))
+                problem = parallel(what, measured, trial.weight_gradient(number, true))
                 if problem:
                     return problem
     return None
@@ -185,9 +189,9 @@ def refusals(algorithm: str, case: GridPoint) -> Difference:
     """A config refuses hyper-parameters that the algorithm does not read, and lengths of rows that have none."""
     if not seams.accepted(algorithm, {}):
         return "no config takes the algorithm"
-    taken = [key for key, value in seams.unread(algorithm).items() if seams.accepted(algorithm, {key: value})]
-    if taken:
-        return f"the config takes keys that the algorithm does not read: {', '.join(taken)}"
+    accepted_keys = [key for key, value in seams.unread(algorithm).items() if seams.accepted(algorithm, {key: value})]
+    if accepted_keys:
+        return f"the config takes keys that the algorithm does not read: {', '.join(accepted_keys)}"
     if not whole_episodes(algorithm):
         for key in ("overlong_buffer", "overlong_filter"):
             if key in reads(algorithm) and seams.accepted(algorithm, {key: 1}, rolling=True):

@@ -1,4 +1,4 @@
-"""The properties, each with the algorithms that it is for and the cases that it is checked in."""
+"""The list of properties, each with the algorithms that it applies to and the cases that it is checked in."""
 
 import itertools
 from collections.abc import Callable
@@ -45,15 +45,15 @@ class Property(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What holds, in one sentence."""
+        """The property in one sentence."""
         return " ".join((self.check.__doc__ or "").split())
 
     def differs(self, algorithm: str) -> Difference:
-        """The first case that differs, and by how much."""
+        """The first case that differs, and by how much; None if none does."""
         for case in self.cases:
-            found = self.check(algorithm, case)
-            if found:
-                return f"{case}: {found}"
+            difference = self.check(algorithm, case)
+            if difference:
+                return f"{case}: {difference}"
         return None
 
 
@@ -65,8 +65,8 @@ def _reads(key: str) -> Callable[[str], bool]:
     return lambda algorithm: key in reads(algorithm)
 
 
-def _is(**wanted: Any) -> Callable[[str], bool]:
-    return lambda algorithm: all(getattr(spec_of(algorithm), key) == value for key, value in wanted.items())
+def _is(**expected: Any) -> Callable[[str], bool]:
+    return lambda algorithm: all(getattr(spec_of(algorithm), key) == value for key, value in expected.items())
 
 
 def _descends(algorithm: str) -> bool:

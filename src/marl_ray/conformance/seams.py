@@ -1,4 +1,4 @@
-"""What the properties read of a learner and do to it: with `trial.py` the one place that touches training."""
+"""Access of the properties to a learner: with `trial.py` the one place that touches training."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,22 +19,22 @@ from marl_ray.trajectories import Trajectories
 
 
 def actor_gradient(learner: Learner) -> Tensor:
-    """Of the last gradient step, flat."""
+    """The actor's gradient in the last gradient step, flat."""
     return flat_gradient([*learner.actor.parameters()])
 
 
 def critic_gradient(learner: Learner) -> Tensor:
-    """Of the last gradient step, flat."""
+    """The critics' gradient in the last gradient step, flat."""
     return flat_gradient([p for critic in learner.critics for p in critic.parameters()])
 
 
 def gradient(learner: Learner) -> Tensor:
-    """Of the last gradient step by all that it moved, flat."""
+    """The gradient of all weights that the last gradient step moved, flat."""
     return flat_gradient([*learner.model.parameters()])
 
 
 def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Those that have one, flat."""
+    """Gradients of the parameters that have one, flat."""
     return torch.cat([local(p.grad).reshape(-1).double() for p in parameters if p.grad is not None])
 
 
@@ -44,47 +44,47 @@ def emptied(batch: Trajectories) -> Trajectories:
 
 
 def movement(learner: Learner, batch: Trajectories) -> float:
-    """The most that a log-probability of what was done in a batch has changed since."""
+    """The greatest change of a log-probability of the batch's actions since the batch was played."""
     with torch.no_grad():
         if batch.prompts is None:
             own = torch.where(batch.mask, batch.log_probs, 0.0)
             changed = learner.log_ratio(batch)
             return float(changed.abs().max()) if own.numel() else 0.0
-        found = learner.rollout_model.evaluate(batch.prompts, batch.actions, batch.mask)
-        return float(torch.where(batch.mask, found.log_probs - batch.log_probs, 0.0).abs().max())
+        evaluation = learner.rollout_model.evaluate(batch.prompts, batch.actions, batch.mask)
+        return float(torch.where(batch.mask, evaluation.log_probs - batch.log_probs, 0.0).abs().max())
 
 
 @contextmanager
 def nudged(trial: Trial, number: int, direction: Tensor, size: float) -> Iterator[None]:
-    """Within, the policy that plays is moved by `size` along a flat direction of its weights."""
+    """Move the policy that plays by `size` along a flat direction of its weights, within the block."""
     parameters = list(trial.learners[number].rollout_model.actor.parameters())
-    kept = [parameter.clone() for parameter in parameters]
+    saved = [parameter.clone() for parameter in parameters]
     parts = direction.split([parameter.numel() for parameter in parameters])
     with torch.no_grad():
         for parameter, part in zip(parameters, parts, strict=True):
             parameter += size * part.reshape(parameter.shape)
     yield
     with torch.no_grad():
-        for parameter, before in zip(parameters, kept, strict=True):
+        for parameter, before in zip(parameters, saved, strict=True):
             parameter.copy_(before)
 
 
 def joint_factor(learner: Learner, batch: Trajectories, before: Tensor | None) -> Tensor:
-    """How much likelier the joint actions of a batch have become, with those before."""
+    """Ratio by which the joint actions of a batch have become likelier, times the ratio `before`."""
     change = learner.log_ratio(batch).exp()
     return change if before is None else before * change
 
 
 def moved(trial: Trial, number: int, batch: Trajectories, after: Tensor, before: Tensor | None) -> list[float]:
-    """How much the learner of a policy expects its update to have moved the costs of an episode, by signal."""
+    """Changes of an episode's costs that a policy's learner attributes to its update, by signal."""
     stats = trial.costs[POLICIES[number]]
-    found = trial.learners[number].moved_costs(stats, batch, after, before).means
-    assert stats.means is not None and found is not None
-    return [now - then for now, then in zip(found, stats.means, strict=True)]
+    changes = trial.learners[number].moved_costs(stats, batch, after, before).means
+    assert stats.means is not None and changes is not None
+    return [now - then for now, then in zip(changes, stats.means, strict=True)]
 
 
 def violations(trial: Trial, number: int) -> list[float]:
-    """What the learner of a policy takes for the violations per decision, in units of the cost."""
+    """Violations per decision as the policy's learner computes them, in units of the cost."""
     learner = trial.learners[number]
     return (learner._violations(trial.costs[POLICIES[number]]) * learner.cost_scale).tolist()
 
@@ -96,7 +96,7 @@ def normaliser_state(learner: Learner) -> Any:
 
 
 def accepted(algorithm: str, hyper: Mapping[str, Any], rolling: bool = False) -> bool:
-    """Whether a run's config takes these hyper-parameters with the algorithm."""
+    """True if a run's config accepts these hyper-parameters with the algorithm."""
     spec = spec_of(algorithm)
     try:
         RunConfig.model_validate(
@@ -120,7 +120,7 @@ def accepted(algorithm: str, hyper: Mapping[str, Any], rolling: bool = False) ->
 
 
 def unread(algorithm: str) -> dict[str, Any]:
-    """Keys of `hyper` that it does not read, with a value that they may have."""
+    """Keys of `hyper` that the algorithm does not read, each with a value that it may have."""
     fields = spec_of(algorithm).hyper.model_fields
     return {
         name: 2 if field.default is None else field.default
@@ -130,12 +130,12 @@ def unread(algorithm: str) -> dict[str, Any]:
 
 
 def choices(key: str) -> tuple[Any, ...]:
-    """What a key of `hyper` may be, where that is a list of names."""
+    """Possible values of a key of `hyper` that takes one of a list of names."""
     return get_args(AlgorithmConfig.model_fields[key].annotation)
 
 
 def aim_reference(learner: Learner) -> list[list[list[float]]]:
-    """Put the reference policy away from the policy; its tables by agent, state and action."""
+    """Move the reference policy away from the policy; returns its tables by agent, state and action."""
     reference = learner.copies.reference
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -153,24 +153,24 @@ def tilt(learner: Learner) -> None:
 
 
 def every_step(algorithm: str) -> bool:
-    """Whether multipliers move after every gradient step."""
+    """True if multipliers move after every gradient step."""
     return algorithm_of(algorithm).every_step
 
 
 def multipliers(trial: Trial) -> list[Any]:
-    """The multipliers, by policy and signal, which are never changed in place; empty for algorithms without."""
+    """The multipliers, by policy and signal, which are never changed in place; empty for algorithms without them."""
     return [learner.multipliers for learner in trial.learners]
 
 
 def fresh_multipliers(trial: Trial) -> list[Any]:
-    """What they began as."""
+    """The multipliers' first values."""
     start = algorithm_of(trial.algorithm).multiplier
     assert start is not None
     return [[start(learner.hyper, budget) for budget in trial.budgets] for learner in trial.learners]
 
 
 def implied_cost(old: Any, new: Any) -> float:
-    """The mean cost that moved a multiplier from `old` to `new`; NaN where no cost within 0 to 10 did."""
+    """The mean cost that moved a multiplier from `old` to `new`; NaN if no cost from 0 to 10 did."""
     low, high = 0.0, 10.0
     if not old.updated(low).multiplier <= new.multiplier <= old.updated(high).multiplier:
         return float("nan")
@@ -184,8 +184,8 @@ def implied_cost(old: Any, new: Any) -> float:
 
 
 def row_weight(trial: Trial) -> Callable[[int], float]:
-    """The weight that the loss gives to a decision of a row with so many: that of the mean over each sequence's decisions,
-    or 1, also where a sequence is one term of the loss."""
+    """The weight that the loss gives to a decision of a row, as a function of the row's number of decisions: that of
+    the mean over each sequence's decisions, or 1, also where a sequence is one term of the loss."""
     hyper = trial.config.hyper_of(POLICIES[0])
     by_row = hyper.aggregation == "seq-mean-token-mean" and hyper.ratio_level == "token"
     return (lambda decisions: 1 / decisions) if by_row else (lambda decisions: 1.0)

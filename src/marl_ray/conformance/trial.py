@@ -1,4 +1,4 @@
-"""One algorithm on one tiny game: real configs, teams, collectors and updates, in this process alone.
+"""A trial: one algorithm on one tiny game, with real configs, teams, collectors and updates, in this process alone.
 
 The policies begin uniform, with critics that are exact, and play listed actions, so that every path of the game is in a
 batch equally often and means over the batch are expectations.
@@ -34,7 +34,7 @@ STILL = 1e-30
 """A learning rate that moves nothing."""
 UNLIMITED = 1e9
 _AHEAD: dict[Any, dict[str, Any]] = {}
-"""Collectors' states by the game and the number of cost signals: they depend on nothing else."""
+"""Collectors' states, by the game and the number of cost signals; they depend on nothing else."""
 
 
 class GridPoint(NamedTuple):
@@ -43,9 +43,9 @@ class GridPoint(NamedTuple):
     policies: int = 1
     agents: int = 1
     below: bool = False
-    """The horizon is below the episode's length."""
+    """True if the horizon is below the episode's length."""
     ends: bool = True
-    """Episodes end by their rules; otherwise they are cut."""
+    """True if episodes end by their rules; otherwise they are cut."""
 
     def __str__(self) -> str:
         horizon = "below" if self.below else "above"
@@ -54,18 +54,18 @@ class GridPoint(NamedTuple):
 
 
 def reads(algorithm: str) -> frozenset[str]:
-    """Keys of `hyper` that it reads."""
+    """Keys of `hyper` that the algorithm reads."""
     return spec_of(algorithm).reads
 
 
 def defaults(algorithm: str) -> AlgorithmConfig:
-    """Its hyper-parameters where nothing is given."""
+    """The algorithm's default hyper-parameters."""
     spec = spec_of(algorithm)
     return spec.hyper.model_validate(spec.defaults)
 
 
 def whole_episodes(algorithm: str) -> bool:
-    """Whether it learns from whole episodes only, so that nothing stands for what follows a cut."""
+    """True if the algorithm learns from whole episodes only, so that nothing stands for what follows a cut."""
     return spec_of(algorithm).episodes
 
 
@@ -92,9 +92,9 @@ class Trial:
     budgets: Sequence[float] = (UNLIMITED, UNLIMITED)
     game: Mapping[str, Any] = field(default_factory=dict)
     mixed: bool = False
-    """Copies stand at all steps of the episode, and not all at the same."""
+    """True if copies stand at all steps of the episode, and not all at the same."""
     after: truth.After = field(default_factory=truth.nothing)
-    """What follows the end of an episode that is cut, as the critics have it."""
+    """Reward and costs that follow the end of a cut episode, as the critics know them."""
     scripted: bool = True
     micro_batch: int | None = None
     text: bool = False
@@ -170,7 +170,7 @@ class Trial:
         return build_collector(self.config, self.env, self.team.agents, 0, 1, state)
 
     def _prepare(self, number: int, learner: Learner) -> None:
-        """A uniform actor; critics that know the game's true values (zeros, where the critic is fitted first)."""
+        """Make the actor uniform, and the critics know the game's true values (zeros if the critic is fitted first)."""
         model, rules = learner.rollout_model, self.rules
         fit_last_layer(model.actor, own_rows(rules), torch.zeros(STATES * rules.agents, 2))
         if model.critics:
@@ -181,15 +181,15 @@ class Trial:
             agents = rules.agents
             for critic, columns in ((model.critic, exact[:, :1]), (model.cost_critic, exact[:, 1:])):
                 if critic is not None:
-                    wanted = columns.repeat(1, agents) if model.central else columns.repeat_interleave(agents, 0)
-                    fit_last_layer(critic, rows, wanted)
+                    targets = columns.repeat(1, agents) if model.central else columns.repeat_interleave(agents, 0)
+                    fit_last_layer(critic, rows, targets)
         write_back(learner)
 
     def _script(self, steps: int, mixed: bool) -> list[np.ndarray]:
-        """Actions (copies, all agents) by step: over the copies every path once."""
+        """Actions (copies, all agents) by step: the copies together play every path once."""
         copies = np.arange(self.config.train.env_copies)
         ahead = (copies >= self.paths).astype(np.int64) if mixed else np.zeros(len(copies), np.int64)
-        whole = []
+        script = []
         for step in range(steps):
             actions = np.zeros((len(copies), self.rules.count), np.int64)
             bit = 0
@@ -198,26 +198,26 @@ class Trial:
                     now = step == time if self.whole else (step + ahead) % LENGTH == time
                     actions[:, agent] += np.where(now, copies % self.paths >> bit & 1, 0)
                     bit += 1
-            whole.append(actions)
-        return whole
+            script.append(actions)
+        return script
 
     @contextmanager
     def _acting(self, mixed: bool) -> Iterator[None]:
-        """The policies play the script."""
+        """Make the policies play the script, within the block."""
         if not self.scripted:
             yield
             return
         steps = self._script(self.config.train.horizon * (self.iteration + 1), mixed)[-self.config.train.horizon :]
-        kept = [learner.rollout_model.distribution for learner in self.learners]
+        distributions = [learner.rollout_model.distribution for learner in self.learners]
         for number, learner in enumerate(self.learners):
             own = slice(number * self.rules.agents, (number + 1) * self.rules.agents)
             learner.rollout_model.distribution = Scripted([actions[:, own] for actions in steps])
         yield
-        for learner, distribution in zip(self.learners, kept, strict=True):
+        for learner, distribution in zip(self.learners, distributions, strict=True):
             learner.rollout_model.distribution = distribution
 
     def _ahead(self) -> dict[str, Any]:
-        """What a collector continues from whose second half of the copies stands one step ahead of the first."""
+        """State from which a collector continues with the second half of the copies one step ahead of the first."""
         key = (self.rules, self.config.signals)
         if key not in _AHEAD:
             collector = self._collector()
@@ -228,7 +228,7 @@ class Trial:
         return _AHEAD[key]
 
     def collect(self) -> dict[str, Trajectories]:
-        """The next batch. `costs` are then by policy what the episodes that ended in it cost."""
+        """The next batch. `costs` then holds, by policy, the costs of the episodes that ended in it."""
         with self._acting(self.mixed):
             batch = self.collector.collect(self.team.players(), self.iteration)
         ended, running, _ = _together(self.config, batch, self.collector)
@@ -236,17 +236,17 @@ class Trial:
         return batch.trajectories
 
     def update(self, batches: dict[str, Trajectories]) -> dict[str, float]:
-        """Update every policy on it."""
+        """Update every policy on a batch; returns its metrics."""
         metrics = _update(self.config, self.team, batches, self.iteration, 0, self.costs)
         self.iteration += 1
         return metrics
 
     def skip(self) -> None:
-        """Update nothing on it."""
+        """Go on to the next iteration without an update."""
         self.iteration += 1
 
     def step(self) -> dict[str, float]:
-        """One iteration."""
+        """Run one iteration; returns its metrics."""
         return self.update(self.collect())
 
     def order_of(self, iteration: int) -> list[int]:
@@ -257,41 +257,42 @@ class Trial:
 
     @property
     def ended(self) -> int:
-        """Episodes that ended in the last batch."""
+        """Number of episodes that ended in the last batch."""
         return self.costs[POLICIES[0]].episodes
 
     @property
     def means(self) -> tuple[float, ...] | None:
-        """What an episode cost on average when any ended; None before."""
+        """Mean costs of an episode, once any has ended; None before."""
         return self.costs[POLICIES[0]].means
 
     def tables(self) -> list[list[list[float]]]:
-        """What the policies do now."""
-        found = []
+        """Action probabilities of the policies, by agent, state and action."""
+        tables = []
         for learner in self.learners:
             with torch.no_grad():
                 outputs = learner.rollout_model.actor.infer(own_rows(self.rules)).double().softmax(-1)
-            found += outputs.reshape(STATES, self.rules.agents, 2).transpose(0, 1).tolist()
-        return found
+            tables += outputs.reshape(STATES, self.rules.agents, 2).transpose(0, 1).tolist()
+        return tables
 
     def weight_gradient(self, number: int, by_logit: Sequence[Sequence[Sequence[float]]]) -> Tensor:
-        """The gradient by a policy's weights, flat, of what has the gradient `by_logit` by agent, state and action."""
+        """The gradient by a policy's weights, flat, of a function whose gradient by agent, state and action is
+        `by_logit`."""
         actor = copy.deepcopy(self.learners[number].rollout_model.actor).requires_grad_(True)
         logits = actor(*actor.prepare(own_rows(self.rules))).double()
         first = number * self.rules.agents
-        wanted = torch.tensor(by_logit[first : first + self.rules.agents], dtype=torch.float64).transpose(0, 1)
-        (logits * wanted.reshape(-1, 2)).sum().backward()
+        direction = torch.tensor(by_logit[first : first + self.rules.agents], dtype=torch.float64).transpose(0, 1)
+        (logits * direction.reshape(-1, 2)).sum().backward()
         return torch.cat([cast(Tensor, p.grad).reshape(-1).double() for p in actor.parameters()])
 
 
 def own_rows(rules: GameRules) -> Tensor:
-    """What an agent of a policy may see: (STATES * agents, 2)."""
+    """Observations that an agent of a policy may have: (STATES * agents, 2)."""
     pairs = [(state, number) for state in range(STATES) for number in range(rules.agents)]
     return torch.tensor(pairs)
 
 
 def joint_rows(rules: GameRules) -> Tensor:
-    """What all agents together may see: (STATES, 2 * all agents)."""
+    """Joint observations of all agents: (STATES, 2 * all agents)."""
     rows = [
         [entry for _ in range(rules.policies) for k in range(rules.agents) for entry in (state, k)]
         for state in range(STATES)
@@ -312,7 +313,7 @@ def fit_last_layer(network: Network, rows: Tensor, wanted: Tensor) -> None:
 
 @torch.no_grad()
 def silence_critics(learner: Learner) -> None:
-    """Critics of a language model that say 0 everywhere."""
+    """Make the critics of a language model output 0 everywhere."""
     for model in (learner.rollout_model, learner.model):
         for head in model.heads:
             for parameter in head.parameters():

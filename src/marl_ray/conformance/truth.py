@@ -1,4 +1,5 @@
-"""What the tiny games are worth, path by path over Python floats: slow, obvious, and nothing in common with the learner.
+"""True values of the tiny games, path by path over Python floats: slow, obvious, and nothing in common with the
+learner.
 
 `Tables` hold the probabilities of every agent's two actions in every state. A triple is of the reward and of the two costs.
 An episode that is not over at the last step of a path goes on by what `after` says of its last state.
@@ -10,30 +11,30 @@ from collections.abc import Callable, Mapping, Sequence
 from marl_ray.conformance.games import LENGTH, SIGNALS, STATES, GameRules, GameStep
 
 Tables = Sequence[Sequence[Sequence[float]]]
-"""By agent, state and action."""
+"""Probabilities by agent, state and action."""
 Triple = list[float]
 After = Mapping[int, Sequence[float]]
 KINDS = 1 + SIGNALS
 
 
 def nothing() -> After:
-    """Nothing follows."""
+    """Rewards and costs of zero after every state."""
     return dict.fromkeys(range(STATES), (0.0,) * KINDS)
 
 
 def ended(rules: GameRules, path: Sequence[GameStep]) -> bool:
-    """Whether a path ends by the rules, so that nothing follows."""
+    """True if a path ends by the rules, so that nothing follows."""
     last = path[-1]
     return last.moved.over and (rules.ends or last.state == 0)
 
 
 def time_of(state: int) -> int:
-    """Steps before a state."""
+    """Number of steps before a state."""
     return (state + 1) // 2
 
 
 def probability(rules: GameRules, tables: Tables, path: Sequence[GameStep]) -> float:
-    """Of a path, forced moves being certain."""
+    """Probability of a path; forced moves are certain."""
     product = 1.0
     for step in path:
         for agent in rules.decisions(time_of(step.state)):
@@ -42,7 +43,7 @@ def probability(rules: GameRules, tables: Tables, path: Sequence[GameStep]) -> f
 
 
 def worth(rules: GameRules, path: Sequence[GameStep], after: After) -> Triple:
-    """Undiscounted sums along a path."""
+    """Undiscounted sums of reward and costs along a path."""
     sums = [0.0 if ended(rules, path) else after[path[-1].moved.state][k] for k in range(KINDS)]
     for step in path:
         for k, amount in enumerate((step.moved.reward, *step.moved.costs)):
@@ -60,17 +61,17 @@ def expected(rules: GameRules, tables: Tables, after: After, most: int = LENGTH)
 
 
 def values(rules: GameRules, tables: Tables, after: After) -> After:
-    """What follows every state: the exact critics."""
-    found = {state: list(after[state]) for state in range(STATES)}
+    """Exact critics: state -> reward and costs that follow it."""
+    values_of = {state: list(after[state]) for state in range(STATES)}
     for state in reversed(range(2 * LENGTH - 1)):
         sums = [0.0] * KINDS
         for step in rules.steps(state):
             p = probability(rules, tables, [step])
             over = ended(rules, [step])
             for k, amount in enumerate((step.moved.reward, *step.moved.costs)):
-                sums[k] += p * (amount + (0.0 if over else found[step.moved.state][k]))
-        found[state] = sums
-    return found
+                sums[k] += p * (amount + (0.0 if over else values_of[step.moved.state][k]))
+        values_of[state] = sums
+    return values_of
 
 
 def gradient(
@@ -83,11 +84,11 @@ def gradient(
 ) -> list[list[Triple]]:
     """dJ / d logit by agent, state and action, of softmax policies: sum over paths of p (R - J) grad log p.
 
-    `weight` is the weight that an algorithm gives to a decision of an agent that decided so often on the path. It makes the
-    subtracted J matter, and that is the mean that algorithms subtract.
+    `weight` is the weight that an algorithm gives to a decision of an agent that decided so often on the path. With a
+    weight the subtracted J matters, and it is the mean that algorithms subtract.
     """
     mean = expected(rules, tables, after, most)[kind]
-    found = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
+    result = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
     for path in rules.paths(most):
         share = probability(rules, tables, path) * (worth(rules, path, after)[kind] - mean)
         for agent in range(rules.count):
@@ -95,8 +96,8 @@ def gradient(
             for step in own:
                 for action in (0, 1):
                     score = (step.actions[agent] == action) - tables[agent][step.state][action]
-                    found[agent][step.state][action] += share * weight(len(own)) * score
-    return found
+                    result[agent][step.state][action] += share * weight(len(own)) * score
+    return result
 
 
 def decisions(rules: GameRules, tables: Tables, policy: int) -> float:
@@ -104,14 +105,14 @@ def decisions(rules: GameRules, tables: Tables, policy: int) -> float:
     members = range(policy * rules.agents, (policy + 1) * rules.agents)
     total = 0.0
     for path in rules.paths():
-        made = sum(rules.decides(agent, time_of(step.state)) for step in path for agent in members)
-        total += probability(rules, tables, path) * made
+        count = sum(rules.decides(agent, time_of(step.state)) for step in path for agent in members)
+        total += probability(rules, tables, path) * count
     return total
 
 
 def divergence_gradient(rules: GameRules, tables: Tables, reference: Tables) -> list[list[Triple]]:
     """d / d logit of the mean KL(policy || reference) of the decisions along the paths, states as visited now."""
-    found = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
+    result = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
     for path in rules.paths():
         p = probability(rules, tables, path)
         for step in path:
@@ -120,5 +121,5 @@ def divergence_gradient(rules: GameRules, tables: Tables, reference: Tables) -> 
                 ratios = [math.log(a / b) for a, b in zip(own, other, strict=True)]
                 divergence = sum(a * ratio for a, ratio in zip(own, ratios, strict=True))
                 for action in (0, 1):
-                    found[agent][step.state][action] += p * own[action] * (ratios[action] - divergence)
-    return found
+                    result[agent][step.state][action] += p * own[action] * (ratios[action] - divergence)
+    return result

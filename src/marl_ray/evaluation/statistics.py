@@ -1,7 +1,7 @@
 """Statistics of runs: interquartile mean with stratified bootstrap, certified rates, and the marl-eval file shape.
 
-Agarwal et al. 2021 (arXiv 2108.13264) for the interquartile mean and its intervals, Gorsane et al. 2022 (arXiv 2209.10485)
-for the protocol and the file.
+The interquartile mean and its intervals follow Agarwal et al. 2021 (arXiv 2108.13264); the protocol and the file follow
+Gorsane et al. 2022 (arXiv 2209.10485).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The life of an experiment, as pure functions: what may be done when, what comes of it, and who gets traffic.
+"""The life of an experiment as pure functions: which actions a state allows, the state after each, and each arm's traffic.
 
     draft --start--> running --promote--> promoted
                        |  ^                   |
@@ -50,7 +50,7 @@ ALLOWED: Mapping[Action, frozenset[ExperimentStatus]] = {
     Action.ROLLBACK: frozenset(ExperimentStatus),
     Action.STOP: frozenset({ExperimentStatus.DRAFT, ExperimentStatus.RUNNING, ExperimentStatus.PAUSED}),
 }
-"""Which states an action is possible in."""
+"""Action -> the states in which it is possible."""
 
 RETREATS = frozenset({Action.PAUSE, Action.ROLLBACK, Action.STOP})
 """Actions that only take traffic from treatments. They are as right on a later epoch, so they need not name one."""
@@ -62,7 +62,7 @@ class StaleEpochError(MarlRayError):
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """What an experiment's config says about its traffic."""
+    """The part of an experiment's config that decides its traffic."""
 
     control: str
     weights: Mapping[str, float]
@@ -81,30 +81,30 @@ class RolloutPlan:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentState:
-    """Where an experiment stands."""
+    """The state of an experiment at one moment."""
 
     status: ExperimentStatus
     epoch: int = 1
     """Counts every change of state and every change of the config that concerns assignment, from 1."""
     stage: int = 0
     stage_since: float = 0.0
-    """When the stage began, in seconds since 1970."""
+    """Start of the stage, in seconds since 1970."""
     stage_epoch: int = 1
     """The epoch that the stage began with."""
     winner: str | None = None
     rolled_back: frozenset[str] = frozenset()
     """Arms that get no traffic for good."""
     allocation: "Allocation | None" = None
-    """Of `thompson`: the weights now, once there is evidence."""
+    """Weights that Thompson sampling has set; None before there is evidence, and for every other strategy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Weights that follow the evidence."""
+    """Weights that Thompson sampling set from the evidence."""
 
     weights: Mapping[str, float]
     at: float
-    """When they were set, in seconds since 1970."""
+    """Moment at which they were set, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class ExperimentRecord:
 
     @property
     def kept_at_zero(self) -> tuple[str, ...]:
-        """Arms that the config gives weight and that get none, because they have been rolled back."""
+        """Arms to which the config gives weight and which get none, because they have been rolled back."""
         return tuple(arm for arm, w in self.plan.weights.items() if w > 0 and arm in self.state.rolled_back)
 
 
@@ -156,15 +156,17 @@ def weights_of(plan: RolloutPlan, state: ExperimentState) -> dict[str, float]:
         return _only(plan, str(state.winner))
     if state.status is not ExperimentStatus.RUNNING or plan.strategy == "shadow":
         return _only(plan, plan.control)
-    given = dict(plan.weights)
+    granted = dict(plan.weights)
     if plan.strategy == "thompson":
-        given = dict(state.allocation.weights) if state.allocation else given
+        granted = dict(state.allocation.weights) if state.allocation else granted
     elif plan.strategy != "ab":
         share = plan.stages[state.stage] if plan.strategy == "gradual" else 1.0
-        given = staged_weights(plan.weights, plan.control, share)
-    kept = {arm: 0.0 if arm in barred else weight for arm, weight in given.items()}
-    kept[plan.control] = given[plan.control] + math.fsum(given[arm] for arm in plan.treatments if arm in barred)
-    return kept if any(kept.values()) else _only(plan, plan.control)
+        granted = staged_weights(plan.weights, plan.control, share)
+    remaining = {arm: 0.0 if arm in barred else weight for arm, weight in granted.items()}
+    remaining[plan.control] = granted[plan.control] + math.fsum(
+        granted[arm] for arm in plan.treatments if arm in barred
+    )
+    return remaining if any(remaining.values()) else _only(plan, plan.control)
 
 
 def _only(plan: RolloutPlan, arm: str) -> dict[str, float]:
@@ -181,8 +183,8 @@ def shadows_of(plan: RolloutPlan, state: ExperimentState) -> tuple[str, ...]:
 def transition(
     state: ExperimentState, action: Action, plan: RolloutPlan, now: float, arm: str | None = None
 ) -> ExperimentState:
-    """The state after an action; `arm` says which treatment to promote (needed if there are several) or to roll back
-    (all of them when not given). Raises MarlRayError if `ALLOWED` or the plan forbids it.
+    """The state after an action. `arm` names the treatment to promote (needed if there are several) or to roll back (all of
+    them if None); `now` is in seconds since 1970. Raises MarlRayError if `ALLOWED` or the plan forbids the action.
 
     The epoch is one higher, except that rolling back what is rolled back already changes nothing.
     """
@@ -213,8 +215,8 @@ def transition(
 
 
 def reallocated(state: ExperimentState, plan: RolloutPlan, weights: Mapping[str, float], now: float) -> ExperimentState:
-    """The state of a running `thompson` experiment with other weights, which are a new epoch of the same stage. Rolled-back
-    arms must have none. Raises MarlRayError for another experiment, and for weights that are not of its arms."""
+    """The state of a running `thompson` experiment under other weights, which are a new epoch of the same stage. Rolled-back
+    arms must have weight 0. Raises MarlRayError for another strategy or status, and for weights of other arms."""
     if state.status is not ExperimentStatus.RUNNING or plan.strategy != "thompson":
         raise MarlRayError(
             f"weights: expected a running experiment of strategy thompson, this is {state.status} {plan.strategy}"
@@ -234,12 +236,14 @@ def _check_treatment(action: Action, plan: RolloutPlan, arm: str) -> None:
 
 
 def _winner(state: ExperimentState, plan: RolloutPlan, arm: str | None) -> str:
-    left = _left(plan, state.rolled_back)
-    if arm is None and len(left) != 1:
-        raise MarlRayError(f"arm: expected which treatment to promote, one of {', '.join(left) or 'none that is left'}")
+    eligible = _left(plan, state.rolled_back)
+    if arm is None and len(eligible) != 1:
+        raise MarlRayError(
+            f"arm: expected which treatment to promote, one of {', '.join(eligible) or 'none that is left'}"
+        )
     if arm in state.rolled_back:
         raise MarlRayError(f"arm: {arm!r} has been rolled back and cannot be promoted")
-    return arm or left[0]
+    return arm or eligible[0]
 
 
 def _rolled_back(state: ExperimentState, plan: RolloutPlan, arms: tuple[str, ...]) -> ExperimentState:
@@ -258,8 +262,8 @@ def _left(plan: RolloutPlan, barred: frozenset[str]) -> list[str]:
 
 
 def reconfigured(state: ExperimentState, before: RolloutPlan, after: RolloutPlan, now: float) -> ExperimentState:
-    """The state under a config that assigns otherwise: the next epoch, with the stage begun anew; other stages or
-    another strategy begin with the first one. Raises MarlRayError if the new plan has no place for the state."""
+    """The state under a config that assigns differently: the next epoch, with its stage begun anew. Other stages or another
+    strategy begin at the first stage. Raises MarlRayError if the new plan has no place for the state."""
     if after.control in state.rolled_back:
         raise MarlRayError(f"arms: the control {after.control!r} has been rolled back; expected another first arm")
     if state.winner is not None and state.winner not in after.weights:
@@ -271,13 +275,13 @@ def reconfigured(state: ExperimentState, before: RolloutPlan, after: RolloutPlan
 
 
 class RolloutStep(StrEnum):
-    """What a look at the evidence calls for."""
+    """The action that one look at the evidence calls for."""
 
     HOLD = "hold"
     HOLD_SRM = "hold_srm"
-    """The arms' counts contradict the weights: nothing the outcomes say can be trusted."""
+    """The arms' counts contradict the weights, so no outcome can be trusted."""
     HOLD_REPORTING = "hold_reporting"
-    """An arm's units report more or less often than the control's: what is missing may decide."""
+    """One arm's units report more or less often than the control's, so the missing outcomes could decide."""
     NEXT_STAGE = "next_stage"
     PROMOTE = "promote"
     ROLLBACK = "rollback"
@@ -285,27 +289,29 @@ class RolloutStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ArmEvidence:
-    """What is known of one arm; of the control only `exposures` counts."""
+    """Evidence about one arm. Of the control's, only `exposures` is read."""
 
     exposures: int = 0
-    """Units that met the arm since the stage began."""
+    """Units assigned to the arm since the stage began."""
     harm: str | None = None
-    """What proved harm: `outcome` or a guardrail's name; nothing that its units report unequally."""
+    """Name of the metric that proved harm (`outcome` or a guardrail), or None. A metric with unequal reports proves
+    nothing."""
     tested: bool = True
-    """It has outcomes enough for the harm test to speak."""
+    """True if the arm has enough outcomes for the harm test."""
     promotable: bool = False
-    """The promotion bound holds."""
+    """True if the promotion bound holds."""
     estimate: float = 0.0
-    """Of several promotable arms the one with the largest estimate wins."""
+    """Estimated gain; the promotable arm with the largest one wins."""
     unequal: str | None = None
-    """What its units report more or less often than the control's, in a sentence."""
+    """A sentence that names the metric which the arm's units report more or less often than the control's; None if none
+    is."""
     unguarded: str | None = None
-    """Which guardrail knows too little to speak, or that no outcome has come at all, in a sentence."""
+    """A sentence that names the guardrail with too few values for a test, or says that no outcome has come; else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the statistics say, as plain values."""
+    """Results of the statistics, as plain values."""
 
     arms: Mapping[str, ArmEvidence] = field(default_factory=dict)
     srm_alarm: bool = False
@@ -313,7 +319,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class RolloutDecision:
-    """A step, the arm it concerns, why, and the epoch it was decided on."""
+    """A step, the arm it concerns, the reason for it, and the epoch whose evidence it rests on."""
 
     step: RolloutStep
     epoch: int
@@ -322,27 +328,27 @@ class RolloutDecision:
 
 
 def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> RolloutDecision:
-    """What to do next. `now` is seconds since 1970.
+    """Decide the next step of the experiment. `now` is in seconds since 1970.
 
-    Harm comes first and waits for nothing, not even for a clean traffic split. Then a suspicious split holds
-    everything, and so do reports that one arm's units lack. Only then, when the stage has had its exposures and its time,
-    the next stage follows, or after the last one the promotion. Nothing is promoted, and no stage takes the control's last
-    units, for a lack of evidence, that of guardrails included.
+    Proven harm comes first and waits for nothing, not even for a clean traffic split. Then a suspicious split holds
+    everything, and so do reports that one arm's units lack. Only when the stage has had its exposures and its time does the
+    next stage follow, or the promotion after the last stage. Missing evidence, that of guardrails included, never
+    promotes an arm and never takes the control's last units.
     """
     plan, state = record.plan, record.state
-    known = {arm: evidence.arms.get(arm, ArmEvidence()) for arm in plan.weights}
-    left = [arm for arm in plan.treatments if arm not in state.rolled_back]
-    for arm in left:
-        if known[arm].harm is not None:
-            return RolloutDecision(RolloutStep.ROLLBACK, state.epoch, f"harm proven by {known[arm].harm}", arm)
+    by_arm = {arm: evidence.arms.get(arm, ArmEvidence()) for arm in plan.weights}
+    active = [arm for arm in plan.treatments if arm not in state.rolled_back]
+    for arm in active:
+        if by_arm[arm].harm is not None:
+            return RolloutDecision(RolloutStep.ROLLBACK, state.epoch, f"harm proven by {by_arm[arm].harm}", arm)
     if state.status is not ExperimentStatus.RUNNING:
         return RolloutDecision(RolloutStep.HOLD, state.epoch, f"the experiment is {state.status}")
     if evidence.srm_alarm:
         return RolloutDecision(RolloutStep.HOLD_SRM, state.epoch, "sample ratio mismatch")
-    unequal = [found for arm in left if record.weights[arm] > 0 and (found := known[arm].unequal) is not None]
+    unequal = [found for arm in active if record.weights[arm] > 0 and (found := by_arm[arm].unequal) is not None]
     if unequal:
         return RolloutDecision(RolloutStep.HOLD_REPORTING, state.epoch, unequal[0])
-    exposed = min((known[arm].exposures for arm, weight in record.weights.items() if weight > 0), default=0)
+    exposed = min((by_arm[arm].exposures for arm, weight in record.weights.items() if weight > 0), default=0)
     if exposed < plan.min_exposures:
         return RolloutDecision(
             RolloutStep.HOLD, state.epoch, f"{exposed} of {plan.min_exposures} exposures in this stage"
@@ -353,14 +359,14 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Rollout
             state.epoch,
             f"{now - state.stage_since:.0f} of {plan.min_duration_s:g} s in this stage",
         )
-    untested = [arm for arm in left if record.weights[arm] > 0 and not known[arm].tested]
+    untested = [arm for arm in active if record.weights[arm] > 0 and not by_arm[arm].tested]
     if untested:  # no proof of harm means nothing yet
-        told = next((lack for arm in untested if (lack := known[arm].unguarded)), None)
+        unguarded = next((lack for arm in untested if (lack := by_arm[arm].unguarded)), None)
         return RolloutDecision(
-            RolloutStep.HOLD, state.epoch, told or f"too few outcomes to test {', '.join(untested)} for harm"
+            RolloutStep.HOLD, state.epoch, unguarded or f"too few outcomes to test {', '.join(untested)} for harm"
         )
-    proven = [arm for arm in left if known[arm].promotable]
-    promotable = [arm for arm in proven if known[arm].unguarded is None]
+    proven = [arm for arm in active if by_arm[arm].promotable]
+    promotable = [arm for arm in proven if by_arm[arm].unguarded is None]
     more = plan.stages[state.stage + 1 :]
     # Where the control gets nothing any more, the comparison cannot grow: the proof must come before.
     if more and (more[0] < 1 or promotable):
@@ -368,7 +374,7 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Rollout
             RolloutStep.NEXT_STAGE, state.epoch, f"no harm at {plan.stages[state.stage]:g} of the units"
         )
     if not promotable:
-        lacking = known[proven[0]].unguarded if proven else None
+        lacking = by_arm[proven[0]].unguarded if proven else None
         return RolloutDecision(RolloutStep.HOLD, state.epoch, lacking or "the promotion bound does not hold yet")
-    best = max(promotable, key=lambda arm: known[arm].estimate)
+    best = max(promotable, key=lambda arm: by_arm[arm].estimate)
     return RolloutDecision(RolloutStep.PROMOTE, state.epoch, "the promotion bound holds", best)

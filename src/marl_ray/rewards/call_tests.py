@@ -3,11 +3,11 @@
 The program is loaded once and its calls share its process, in the order of the tests; every test has fresh names and a
 fresh set-up, as it would have alone. What the process does besides answering decides about no other test:
 
-- a test that takes longer than one may, or for which memory does not suffice, runs by itself, which gives its verdict, and
+- a test that exceeds the limits of one test in time or memory runs again by itself, which gives its verdict, and
   those behind it go on in another run;
 - what a call does to its arguments is seen only where the call is a statement of its own;
-- where the process ends, hands over what may not cross, or uses up the time of `SHARE` tests, nothing that it said
-  counts: every test runs by itself, as slow as that is;
+- where the process ends, hands over a value that may not cross, or uses up the time of `SHARE` tests, none of its reports
+  counts: every test runs by itself, however slow that is;
 - where the program already fails as it is loaded, all tests have that verdict.
 
 So a program gains nothing by breaking its process: at worst its tests have the verdicts that they have alone.
@@ -24,22 +24,24 @@ from marl_ray.sandbox import Judgement, Limits, Pool
 from marl_ray.sandbox.in_place import looks_at_arguments
 
 SHARE = 3
-"""The tests of a run together may take as long as so many of them."""
+"""Number of time limits that the tests of one run may take together."""
 MOST_TESTS = 256
-"""Of one run: what its report has room for."""
+"""Most tests in one run: the report has room for this many."""
 _MARK = secrets.token_hex(16)
 """Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
 _LOADING = ("fail:error", "fail:wrong")
 """Verdicts without a report that only loading can cause: each test's own exceptions are caught."""
 _VERDICTS = {"p": "passed", "w": "fail:wrong", "e": "fail:error"}
 _AGAIN = "a"
-"""In the report, of a test that took too long or found no memory, and has to run by itself; the last in it."""
+"""Letter in the report for a test that took too long or found no memory and has to run by itself; it ends the
+report."""
 
 
 def run_calls(
     pool: Pool, code: str, tests: Sequence[str], entry_point: str, setup: str, limits: Limits
 ) -> tuple[list[str], float]:
-    """A verdict for each test, as of `Judgement.verdict`, and the CPU seconds of the runs that gave them."""
+    """Judge each test; returns the verdicts (as in `Judgement.verdict`) and the CPU seconds of the runs that gave
+    them."""
     verdicts: list[str] = []
     cpu_s = 0.0
 
@@ -55,13 +57,13 @@ def run_calls(
             cpu_s += judged.cpu_s
 
     while len(verdicts) < len(tests):
-        left = tuple(tests[len(verdicts) : len(verdicts) + MOST_TESTS])
-        if len(left) == 1:
-            alone(left)
+        pending = tuple(tests[len(verdicts) : len(verdicts) + MOST_TESTS])
+        if len(pending) == 1:
+            alone(pending)
             break
-        looks = any(looks_at_arguments(test, entry_point) for test in left)
-        program = _program(left, entry_point, setup, limits.cpu_s)
-        judged = judge(program, "", min(SHARE, len(left)), "alone" if looks else False)
+        looks = any(looks_at_arguments(test, entry_point) for test in pending)
+        program = _program(pending, entry_point, setup, limits.cpu_s)
+        judged = judge(program, "", min(SHARE, len(pending)), "alone" if looks else False)
         if judged.verdict in _LOADING:
             cpu_s += judged.cpu_s
             if not judged.message.startswith(_MARK):
@@ -80,7 +82,8 @@ def run_calls(
 
 @lru_cache(maxsize=1024)
 def _program(tests: tuple[str, ...], entry_point: str, setup: str, wall_s: float) -> str:
-    """What the judge runs: every test by itself, then a report, a letter for each, as the text of an AssertionError."""
+    """The judge's program: it runs every test by itself and raises an AssertionError whose text is a letter for
+    each."""
     return f"""
 def _main(function, tests, setup):
     import json, random, signal

@@ -1,8 +1,8 @@
-"""Rewards for code: what a program earns by its tests, its style and its speed.
+"""Rewards for code: a program earns by passing tests, by its style and by its speed.
 
-Hidden tests score; public tests only shape, by the difference of a potential (Ng et al. 1999), so over the turns of an
-episode shaping adds up to what the last answer passes and no detour earns more. Style and speed count only for programs
-that pass every hidden test, so neither is earned by doing less than was asked.
+Hidden tests score; public tests only shape, by the difference of a potential (Ng et al. 1999). So over the turns of an
+episode shaping adds up to the last answer's public score, and no detour earns more. Style and speed count only for
+programs that pass every hidden test, so a program earns neither by doing less than was asked.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from marl_ray.rewards.style import style
 from marl_ray.sandbox import Limits, Pool, Status
 
 CPU_NOISE_S = 0.01
-"""Added to both CPU times: below it a difference is the machine's and not the program's."""
+"""Seconds added to both CPU times: a smaller difference comes from the machine and not from the program."""
 _OUTPUT_BYTES = 1 << 20
 
 
@@ -29,7 +29,7 @@ class CallTest:
 
 @dataclass(frozen=True)
 class StdioTest:
-    """What a program is given and what it should print."""
+    """Input for a program and the output that it should print."""
 
     stdin: bytes
     stdout: bytes
@@ -53,7 +53,7 @@ class CodeTask:
 
 @dataclass(frozen=True)
 class Tested:
-    """What some tests said."""
+    """Results of some tests."""
 
     passed: int
     total: int
@@ -61,13 +61,13 @@ class Tested:
     verdicts: tuple[str, ...]
 
     def part(self, begin: int, end: int) -> "Tested":
-        """What some of the tests said, by their places; the CPU time stays that of all."""
+        """Results of the tests at places `begin` to `end`; the CPU time stays that of all tests."""
         verdicts = self.verdicts[begin:end]
         return Tested(verdicts.count("passed"), len(verdicts), self.cpu_s, verdicts)
 
     @property
     def fraction(self) -> float:
-        """Of tests that passed; 0 where there is none."""
+        """Fraction of the tests that passed; 0 if there are none."""
         return self.passed / self.total if self.total else 0.0
 
 
@@ -83,11 +83,11 @@ class CodeReward:
     style: float
     efficiency: float
     public: float
-    """Fraction of public tests: the next turn's `public_before`."""
+    """Fraction of the public tests that passed: `public_before` of the next turn."""
     code: str | None
-    """What was tested; None where the answer has no complete block."""
+    """The tested code; None if the answer has no complete block."""
     verdicts: tuple[str, ...]
-    """Of the hidden tests, in order. For people and logs, never for the policy."""
+    """Verdicts of the hidden tests, in order. They are for people and logs, never for the policy."""
 
 
 def run_tests(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, limits: Limits) -> Tested:
@@ -97,8 +97,8 @@ def run_tests(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, li
     cpu_s = 0.0
     calls = [test.source for test in tests if isinstance(test, CallTest)]
     if calls:
-        found, cpu_s = run_calls(pool, code, calls, task.entry_point, task.setup, limits)
-        called = iter(found)
+        call_verdicts, cpu_s = run_calls(pool, code, calls, task.entry_point, task.setup, limits)
+        called = iter(call_verdicts)
     for test in tests:
         if isinstance(test, StdioTest):
             verdict, cpu = _run_stdio(pool, code, test, limits)
@@ -120,8 +120,8 @@ def code_reward(
 ) -> CodeReward:
     """The reward of a model's answer (its code is extracted) to a task.
 
-    `public_before`: the fraction of public tests that the previous turn's answer passed. `reference_cpu_s`: what
-    `reference_cpu` measured, if at hand; the reference is run again otherwise.
+    `public_before` is the fraction of public tests that the previous turn's answer passed. `reference_cpu_s` is the
+    result of `reference_cpu`, if known; otherwise the reference is run again.
     """
     code = extract(answer, task.entry_point)
     limits = Limits(cpu_s=config.timeout_s, memory_bytes=config.memory_bytes)
@@ -142,7 +142,7 @@ def code_reward(
 
 
 def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float | None:
-    """CPU seconds of the reference for all tests; None, and so no efficiency, where there is none or it fails."""
+    """CPU seconds of the reference for all tests; None, and so no efficiency, if there is no reference or it fails."""
     if not task.reference:
         return None
     limits = Limits(cpu_s=config.timeout_s, memory_bytes=config.memory_bytes)

@@ -1,4 +1,4 @@
-"""The code in what a model said.
+"""Extraction of code from a model's answer.
 
 The rule: the last complete fenced block that defines the entry point, else the last complete block, else nothing. A block
 that was never closed was cut off by the token limit and counts for nothing, so a policy gains nothing by running on.
@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator
 
 PYTHON = {"", "py", "py3", "python", "python3"}
-"""Languages of blocks that count; a block of shell or JSON after the answer is not the answer."""
+"""Languages of blocks that count: a block of shell or JSON after the program is not the program."""
 _FENCE = re.compile(
     r"(?P<indent>[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^\n]*)"
 )
@@ -29,20 +29,20 @@ def blocks(text: str) -> Iterator[str]:
     """
     fence, indent, counts, lines = "", "", False, list[str]()
     for line in text.split("\n"):
-        found = _FENCE.fullmatch(line.rstrip("\r"))
+        fence_match = _FENCE.fullmatch(line.rstrip("\r"))
         if not fence:
-            if found and not (found["fence"][0] == "`" and "`" in found["info"]):
-                fence, lines = found["fence"], []
-                indent = re.sub(r"[^\t]", " ", found["indent"])
-                language = _LANGUAGE.match(found["info"])
+            if fence_match and not (fence_match["fence"][0] == "`" and "`" in fence_match["info"]):
+                fence, lines = fence_match["fence"], []
+                indent = re.sub(r"[^\t]", " ", fence_match["indent"])
+                language = _LANGUAGE.match(fence_match["info"])
                 counts = language is not None and language[1].lower() in PYTHON
         elif (
-            found
-            and not found["info"].strip()
-            and not found["indent"].strip()
-            and len(found["indent"]) <= len(indent) + _CLOSED_AT_MOST
-            and found["fence"][0] == fence[0]
-            and len(found["fence"]) >= len(fence)
+            fence_match
+            and not fence_match["info"].strip()
+            and not fence_match["indent"].strip()
+            and len(fence_match["indent"]) <= len(indent) + _CLOSED_AT_MOST
+            and fence_match["fence"][0] == fence[0]
+            and len(fence_match["fence"]) >= len(fence)
         ):
             if counts:
                 yield "".join(f"{inner}\n" for inner in lines)
@@ -52,7 +52,7 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def _without(line: str, indent: str) -> str:
-    """The line without as much of the indent as it has."""
+    """The line without the part of the indent that it has."""
     if line.startswith(indent):
         return line[len(indent) :]
     have = next((n for n, (one, other) in enumerate(zip(line, indent, strict=False)) if one != other), None)
@@ -60,15 +60,17 @@ def _without(line: str, indent: str) -> str:
 
 
 def defines(code: str, entry_point: str) -> bool:
-    """Whether a line of the code begins to define the name at top level: a function, a class, an assignment."""
+    """True if a line of the code begins to define the name at top level: a function, a class, an assignment."""
     name = re.escape(unicodedata.normalize("NFKC", entry_point))
     pattern = rf"^(?:(?:async[ \t]+)?def[ \t]+{name}[ \t]*[(\[]|class[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))"
     return re.search(pattern, unicodedata.normalize("NFKC", code), re.MULTILINE) is not None
 
 
 def extract(text: str, entry_point: str = "") -> str | None:
-    """The program in a model's answer, or None where there is no complete block. Without entry point: the last block."""
-    found = list(blocks(text))
-    if not found:
+    """The program in a model's answer, or None if it has no complete block. Without an entry point: the last block."""
+    candidates = list(blocks(text))
+    if not candidates:
         return None
-    return next((block for block in reversed(found) if entry_point and defines(block, entry_point)), found[-1])
+    return next(
+        (block for block in reversed(candidates) if entry_point and defines(block, entry_point)), candidates[-1]
+    )

@@ -1,4 +1,4 @@
-"""Rewards for mathematics: the answer in what a model wrote, and whether it is the right one.
+"""Rewards for mathematics: extraction of the final answer from a model's text, and comparison with the right answer.
 
 The rule of extraction: the last complete `\\boxed{...}`; else the line after the last "answer is", "answer:" or "####";
 else the last number, where the right answer is one; else the last line. Lines are read without Markdown's emphasis.
@@ -10,7 +10,7 @@ import re
 from marl_ray.rewards.math_answers import NUMBER, TOLERANCE, answers_match, normalized, number, plain
 
 LONGEST = 1 << 16
-"""Characters of a text that are looked at, from its end."""
+"""Number of characters, counted from its end, that are read of a text."""
 _MARKER = re.compile(r"(?:answer is|answer *[:=]|####)[ :=]*", re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox) ?\{")
 _EMPHASIS = re.compile(r"(?<![\w)\]}*])(?:\*{1,3}|`)(?=[^\s*`])|(?<=[^\s*`])(?:\*{1,3}|`)(?=[\s.,:;!?)]|$)")
@@ -18,18 +18,19 @@ _EMPHASIS = re.compile(r"(?<![\w)\]}*])(?:\*{1,3}|`)(?=[^\s*`])|(?<=[^\s*`])(?:\
 
 
 def extract_answer(text: str, numeric: bool = True) -> str:
-    """The final answer in a text, normalised. `numeric`: the right answer is a number. Empty where there is none."""
-    answer, whole = _final(text, numeric)
-    return normalized(answer) if whole else answer
+    """The final answer in a text, normalised; empty if there is none. `numeric` says that the right answer is a
+    number."""
+    answer, complete = _final(text, numeric)
+    return normalized(answer) if complete else answer
 
 
 def math_reward(text: str, answer: str, tolerance: float = TOLERANCE) -> float:
-    """1 where the final answer in the text is the right one, else 0."""
+    """1 if the final answer in the text is the right one, else 0."""
     return float(answers_match(_final(text, number(answer) is not None)[0], answer, tolerance))
 
 
 def _final(text: str, numeric: bool) -> tuple[str, bool]:
-    """The final answer as it was written; False where it is a number out of a longer text."""
+    """The final answer as it was written; the flag is False if the answer is a number out of a longer text."""
     text = text[-LONGEST:]
     boxed = _boxed(text)
     if boxed is not None:
@@ -42,18 +43,18 @@ def _final(text: str, numeric: bool) -> tuple[str, bool]:
         first = NUMBER.search(plain(text))
         return (first[0].strip(), False) if first else (text, True)
     if numeric:
-        numbers = [found[0] for found in NUMBER.finditer(plain(text))]
+        numbers = [match[0] for match in NUMBER.finditer(plain(text))]
         return (numbers[-1].strip() if numbers else ""), False
     return _unmarked(text.strip().rpartition("\n")[2]), True
 
 
 def _unmarked(line: str) -> str:
-    """A line without Markdown's marks, of which one may stand outside: `**Answer: B**` is read from behind the colon."""
+    """A line without Markdown's marks, one of which may stand outside: `**Answer: B**` is read after the colon."""
     return _EMPHASIS.sub("", line).strip("*` ")
 
 
 def _boxed(text: str) -> str | None:
-    """What is in the complete `\\boxed{}` or `\\fbox{}` that begins last; braces nest."""
+    """Contents of the complete `\\boxed{}` or `\\fbox{}` that begins last; braces nest."""
     inside = {found.end() for found in _BOX.finditer(text)}
     open_at: list[int] = []
     best = -1, 0

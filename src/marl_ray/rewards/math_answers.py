@@ -1,4 +1,4 @@
-r"""When two answers to a mathematical problem are the same, however they are written. Nothing is evaluated.
+r"""Comparison of two answers to a mathematical problem, however they are written. Nothing is evaluated.
 
 Numbers are exact fractions: `1,234.5`, `3/4`, `\frac12`, `2\frac{1}{2}`, `2 1/2`, `50\%`, `1.2\times10^3`, with a unit or
 without; units that differ make numbers differ, one that is missing does not. `x=5` is 5 and x=5, not y=5. A letter of a
@@ -12,7 +12,7 @@ from fractions import Fraction
 
 TOLERANCE = 1e-6
 LONGEST_ANSWER = 2000
-"""Characters beyond which an answer is compared as text alone."""
+"""Longer answers are compared as text alone."""
 MOST_ITEMS, DEEPEST = 64, 8
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?![,\d])|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
@@ -27,7 +27,7 @@ NUMBER = re.compile(
     rf"(?![\w^])(?P<percent> ?%)?",
     re.IGNORECASE,
 )
-"""A number in a text. What precedes and follows it is no part of a word or of another number."""
+"""A number in a text; the characters around it are no part of a word or of another number."""
 
 _TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mbox|rm)\{([^{}]*)\}")
 _NO_SENSE = re.compile(r"\\(?:left|right|[bB]ig[lr]?|displaystyle|textstyle)(?![a-zA-Z])|\\[()\[\]]|\$")
@@ -71,17 +71,17 @@ _NO_UNIT = re.compile(
     r"ln|exp|sqrt|root|times|plus|minus|over|mod|infinity|hal(?:f|ves)|quarters?|\w*(?:thirds?|fourths?|ths?)|or|and|not",
     re.IGNORECASE,
 )
-"""Words behind a number that change its value, or are no unit."""
+"""Words after a number that change its value, or are no unit."""
 
 
 def plain(text: str) -> str:
-    """One way to write signs that have several; no backslashes where LaTeX wants them and a number none."""
+    """A text with one spelling for signs that have several, and without backslashes that only LaTeX needs."""
     text = text.replace("\u2212", "-").replace("\\%", "%").replace("\\$", "$")
     return text.replace("{,}", ",").replace("\\,", "").replace("\\!", "")
 
 
 def normalized(answer: str) -> str:
-    r"""An answer without what does not change it: case, spaces, math delimiters, `\text{}`, a final full stop."""
+    r"""An answer without parts that do not change it: case, spaces, math delimiters, `\text{}`, a final full stop."""
     answer = _TEXT.sub(r"\1", plain(answer))
     answer = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[()\[\]]|[\s$]|[.]+\s*$", "", answer)
     return answer.casefold()
@@ -92,14 +92,14 @@ def number(answer: str) -> Fraction | None:
 
     A percentage is a hundredth of its number. None for everything else.
     """
-    found = _quantity(_clean(answer)) if len(answer) <= LONGEST_ANSWER else None
-    return found[0] if found else None
+    quantity = _quantity(_clean(answer)) if len(answer) <= LONGEST_ANSWER else None
+    return quantity[0] if quantity else None
 
 
 def answers_match(given: str, wanted: str, tolerance: float = TOLERANCE) -> bool:
-    """Whether two answers are the same (see above).
+    """True if two answers are the same, by the rules above.
 
-    A whole number has to be met exactly, any other within `tolerance`, relative to the wanted value.
+    A whole number must match exactly, any other number within `tolerance`, relative to the expected value.
     """
     if max(len(given), len(wanted)) > LONGEST_ANSWER:
         return bool(normalized(given)) and normalized(given) == normalized(wanted)
@@ -111,7 +111,7 @@ def answers_match(given: str, wanted: str, tolerance: float = TOLERANCE) -> bool
 
 
 def _clean(answer: str) -> str:
-    """An answer in the one way in which it is looked at here; single spaces stay, since `2 1/2` is not `21/2`."""
+    """The spelling of an answer that this file works on; single spaces stay, since `2 1/2` is not `21/2`."""
     answer = _NO_SENSE.sub("", plain(answer))
     answer = _DEGREES.sub(" degree ", answer)
     answer = _BLANK.sub(" ", _TEXT.sub(r" \1 ", answer))
@@ -139,16 +139,16 @@ def _same(given: str, wanted: str, tolerance: float, depth: int) -> bool:
     def same(one: str, other: str) -> bool:
         return _same(one, other, tolerance, depth + 1)
 
-    mine, theirs = items[1], wanted_items[1]
+    given_items, expected_items = items[1], wanted_items[1]
     if items[0] in ("(", "[", "()", "[]", "(]", "[)"):
-        return len(mine) == len(theirs) and all(map(same, mine, theirs))
-    left = list(theirs)
-    for item in mine:
-        found = next((number for number, other in enumerate(left) if same(item, other)), None)
-        if found is None:
+        return len(given_items) == len(expected_items) and all(map(same, given_items, expected_items))
+    unmatched = list(expected_items)
+    for item in given_items:
+        place = next((number for number, other in enumerate(unmatched) if same(item, other)), None)
+        if place is None:
             return False
-        del left[found]
-    return not left
+        del unmatched[place]
+    return not unmatched
 
 
 def _squeezed(text: str) -> str:
@@ -162,31 +162,31 @@ def _near(value: Fraction, right: Fraction, tolerance: float) -> bool:
 
 
 def _quantity(text: str) -> tuple[Fraction, str] | None:
-    """Value and unit of a text that is one number; the unit is empty where there is none."""
-    found = NUMBER.match(text)
-    value = None if found is None else _value(found)
-    if found is None or value is None:
+    """Value and unit of a text that is one number; the unit is empty if there is none; None for any other text."""
+    match = NUMBER.match(text)
+    value = None if match is None else _value(match)
+    if match is None or value is None:
         return None
-    rest = text[found.end() :].strip()
-    unit = _unit(rest) if rest else ""
+    suffix = text[match.end() :].strip()
+    unit = _unit(suffix) if suffix else ""
     return None if unit is None else (value, unit)
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
-    whole = found["whole"] or found["ones"]
-    over = found["over"] or found["one"] or found["part"] or found["plain"]
-    under = found["under"] or found["other"] or found["parts"] or found["divisor"] or "1"
+def _value(match: re.Match[str]) -> Fraction | None:
+    integer = match["whole"] or match["ones"]
+    over = match["over"] or match["one"] or match["part"] or match["plain"]
+    under = match["under"] or match["other"] or match["parts"] or match["divisor"] or "1"
     divisor = _fraction(under)
     if not divisor:
         return None
     value = _fraction(over) / divisor
-    if whole:
+    if integer:
         if not 0 < value < 1:
             return None
-        value += int(whole)
-    power = found["power"] or found["digit"]
+        value += int(integer)
+    power = match["power"] or match["digit"]
     value *= Fraction(10) ** int(power) if power else 1
-    return (-value if (found["sign"] or "").startswith("-") else value) / (100 if found["percent"] else 1)
+    return (-value if (match["sign"] or "").startswith("-") else value) / (100 if match["percent"] else 1)
 
 
 def _fraction(digits: str) -> Fraction:
@@ -194,14 +194,15 @@ def _fraction(digits: str) -> Fraction:
 
 
 def _unit(text: str) -> str | None:
-    """A unit in its one form; None where the text is none. Single letters are units only where they are known ones."""
-    found = _UNIT.fullmatch(text)
-    if found is None or any(word and _NO_UNIT.fullmatch(word) for word in (found[2], found[3])):
+    """The canonical name of a unit; None if the text is no unit. Single letters are units only if they are known
+    ones."""
+    match = _UNIT.fullmatch(text)
+    if match is None or any(word and _NO_UNIT.fullmatch(word) for word in (match[2], match[3])):
         return None
-    names = [_SHORT.get(word.lower(), word.lower()) for word in (found[2], found[3]) if word]
+    names = [_SHORT.get(word.lower(), word.lower()) for word in (match[2], match[3]) if word]
     if any(len(name) < 3 and name not in _SHORT for name in names):
         return None
-    power = found[4] or {"s": "2", "c": "3"}.get((found[1] or "")[:1].lower(), "")
+    power = match[4] or {"s": "2", "c": "3"}.get((match[1] or "")[:1].lower(), "")
     return (
         "/".join(name.removesuffix("es") if name.endswith("inches") else name.removesuffix("s") for name in names)
         + power
@@ -209,15 +210,16 @@ def _unit(text: str) -> str | None:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Name and value of `x = 5`, `f(x) = 5` and `x \\in S`; of a chain `x = 2 + 3 = 5` the last; else no name."""
-    found = _NAMED.match(text)
-    if found is None:
+    """Name and value of `x = 5`, `f(x) = 5` and `x \\in S`; of a chain `x = 2 + 3 = 5` the last value; else no name."""
+    match = _NAMED.match(text)
+    if match is None:
         return "", text
-    return found[1].replace(" ", "").casefold(), text[found.end() :].rpartition("=")[2].strip()
+    return match[1].replace(" ", "").casefold(), text[match.end() :].rpartition("=")[2].strip()
 
 
 def _items(text: str) -> tuple[str, list[str]] | None:
-    """Kind and items of a collection: `{`, a set or list; brackets, a tuple or interval; `\u222a`, a union; else None."""
+    """Kind and items of a collection: `{`, a set or list; brackets, a tuple or interval; `\u222a`, a union; else
+    None."""
     for mark in ("\u222a", ","):
         parts = _split(text, mark)
         if parts is None:
@@ -238,7 +240,7 @@ def _items(text: str) -> tuple[str, list[str]] | None:
 
 
 def _split(text: str, mark: str) -> list[str] | None:
-    """The parts between marks that are in no bracket; None where there are too many, or brackets do not close."""
+    """The parts between marks that are in no bracket; None if there are too many, or brackets do not close."""
     depth = begin = 0
     parts: list[str] = []
     for place, character in enumerate(text):
@@ -256,7 +258,7 @@ def _chosen(given: str) -> str:
     alone = _CHOICE.fullmatch(given) or re.fullmatch(r"(?:(?:option|choice) )?\(?([A-J])\)?()", given, re.IGNORECASE)
     if alone:
         return (alone[1] or alone[2]).upper()
-    found = _CHOSEN.fullmatch(given)
-    if found is None or _OTHER_CHOICE.search(found["rest"]):
+    match = _CHOSEN.fullmatch(given)
+    if match is None or _OTHER_CHOICE.search(match["rest"]):
         return ""
-    return (found[1] or found[2]).upper()
+    return (match[1] or match[2]).upper()

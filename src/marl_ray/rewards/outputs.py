@@ -1,4 +1,4 @@
-"""When what a program printed is what was expected: the compare of CodeContests.
+"""Comparison of a program's output with the expected output, by the rules of CodeContests.
 
 `OutputsMatch` and `ValuesMatch` of google-deepmind/code_contests, execution/tester_sandboxer.cc.
 """
@@ -12,13 +12,15 @@ _NAN = re.compile(rb"[+-]?nan(?:\([a-z0-9_]*\))?")
 
 
 def outputs_match(output: bytes, expected: bytes) -> bool:
-    """Whether the tokens are equal, case aside, or are as many and pairwise equal as numbers to 1e-5, absolutely.
+    """True if the tokens are equal, case aside, or are as many and pairwise equal as numbers to 1e-5, absolutely.
 
     Tokens are parted by space, line feed, tab, carriage return and vertical tab. Numbers are compared as doubles, so
     whole numbers beyond 2**53 may be equal to their neighbours. `inf` and `nan` are numbers, and equal to none.
     """
-    given, wanted = _tokens(output), _tokens(expected)
-    return given == wanted or (len(given) == len(wanted) and all(map(_values_match, given, wanted)))
+    tokens, expected_tokens = _tokens(output), _tokens(expected)
+    return tokens == expected_tokens or (
+        len(tokens) == len(expected_tokens) and all(map(_values_match, tokens, expected_tokens))
+    )
 
 
 def _tokens(text: bytes) -> list[bytes]:
@@ -33,7 +35,7 @@ def _values_match(a: bytes, b: bytes) -> bool:
 
 
 def _number(token: bytes) -> float | None:
-    """The value of what absl::SimpleAtod reads; None for the rest. Python's own float() reads more (`1_0`)."""
+    """The number that absl::SimpleAtod reads; None for other tokens. Python's own float() reads more (`1_0`)."""
     if len(token) > _LONGEST_NUMBER:
         return None
     if _NAN.fullmatch(token):

@@ -1,4 +1,4 @@
-"""How clean a program is, by ruff.
+"""Style of a program, measured by ruff.
 
 A program may be written in a text that it hands to `exec`, `eval` or `compile`; nothing is gained by that. Where the text
 is written there, it is checked as a program of its own, its violations count, and so does the call. Where it is not, or
@@ -24,18 +24,18 @@ RUNS_TEXT = {"exec", "eval", "compile"}
 UNREADABLE = {
     "builtins", "__builtins__", "__import__", "importlib", "runpy", "codeop", "timeit", "cProfile", "pdb", "bdb", "doctest",
 }  # fmt: skip
-"""Names by which text can be run unseen."""
+"""Names by which a program can run text unseen."""
 MOST_TEXTS, DEEPEST = 16, 3
 _HIDING = re.compile(rf"builtins|^[rR]?[fF].*\b(?:{'|'.join(sorted(RUNS_TEXT | UNREADABLE))})\b", re.DOTALL)
-"""In a string: the module by its name, or a call inside of an f-string, which is one token."""
+"""Strings that name the module, or hold a call inside an f-string, which is one token."""
 
 
 def violations(code: str) -> int | None:
-    """How often the program breaks a rule, also in texts that it runs; None where it cannot be checked (no Python, too
-    large, too slow, or it runs text that is not written in it).
+    """Number of rule violations of the program and of the texts that it runs; None if it cannot be checked (no Python,
+    too large, too slow, or it runs text that is not written in it).
 
     No configuration file is read and `noqa` is ignored, so nothing but the code itself changes the result.
-    Raises MarlRayError where ruff is not installed.
+    Raises MarlRayError if ruff is not installed.
     """
     total, waiting = 0, [(code, 0)]
     checked = 0
@@ -52,11 +52,11 @@ def violations(code: str) -> int | None:
 
 
 def texts_run(code: str) -> list[str] | None:
-    """The texts that a program hands to `exec`, `eval` and `compile`; None where one cannot be read there.
+    """Texts that a program hands to `exec`, `eval` and `compile`; None if one of them cannot be read there.
 
     The program is cut into tokens, not parsed: it comes from a policy and may be made to crash a parser.
     """
-    found: list[str] = []
+    texts: list[str] = []
     try:
         tokens = [
             token
@@ -73,10 +73,10 @@ def texts_run(code: str) -> list[str] | None:
         if token.string not in RUNS_TEXT or (place and tokens[place - 1].string == "."):
             continue  # a method of that name, such as `re.compile`
         text = _text(tokens[place + 1 :])
-        if text is None or len(found) == MOST_TEXTS:
+        if text is None or len(texts) == MOST_TEXTS:
             return None
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def _text(tokens: Sequence[tokenize.TokenInfo]) -> str | None:
@@ -99,7 +99,7 @@ def _text(tokens: Sequence[tokenize.TokenInfo]) -> str | None:
 
 
 def _violations(code: str) -> int | None:
-    """How often a text breaks a rule."""
+    """Number of rule violations of one text; None if it cannot be checked."""
     data = code.encode("utf-8", "surrogatepass")
     if len(data) > MAX_BYTES:
         return None
@@ -113,9 +113,9 @@ def _violations(code: str) -> int | None:
         return None
     if done.returncode != 0:
         return None
-    found = json.loads(done.stdout or b"[]")  # a clean program has no statistics
-    broken = any(item["code"] in (None, "invalid-syntax") for item in found)
-    return None if broken else sum(item["count"] for item in found)
+    statistics = json.loads(done.stdout or b"[]")  # a clean program has no statistics
+    broken = any(item["code"] in (None, "invalid-syntax") for item in statistics)
+    return None if broken else sum(item["count"] for item in statistics)
 
 
 def style(code: str) -> float:

@@ -18,12 +18,12 @@ from marl_ray.sandbox.wire import Malformed
 
 DEEPEST = 100
 _DIGITS = 4300
-"""Of an int in decimal; Python's own limit, which tests may have lifted."""
+"""Most digits of an int in decimal; Python's own limit, which tests may have lifted."""
 _SAFE_RECURSION = 5000
-"""The C stack holds so many nested calls of the JSON parser."""
+"""Number of nested calls of the JSON parser that the C stack holds."""
 _PLAIN = frozenset({type(None), str, bool, float})
 _FEW = 6
-"""Fewer items are looked at one by one sooner than all together."""
+"""Up to this many items are faster to check one by one than all together."""
 _PLAIN_OR_INT = _PLAIN | {int}
 _PLAIN_INTS = range(-(1 << 63), 1 << 63)
 _NAMED = {
@@ -34,7 +34,7 @@ _NAMED = {
     "range": range,
     "object": object,
 }
-"""Types that cross as values, and factories of a defaultdict. Any other factory is lost."""
+"""Types that cross as values, and factories of a defaultdict. Any other factory is replaced by none."""
 _VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 _MUTABLE = (list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -57,8 +57,9 @@ def _is_named_tuple(kind: type) -> bool:
 class Packer:
     """Makes the JSON form of one message. `Foreign` for other types, `Malformed` when it is nested too deep or too large.
 
-    stream: what stands for an iterator of the standard library (a generator, `map`, ...); without it they are foreign.
-    most: of items, however often the same list is among them. No frame of twice as many bytes has more.
+    stream: function that returns a handle for an iterator of the standard library (a generator, `map`, ...); without it
+    they are foreign. most: number of items, however often the same list is among them; no frame of twice as many bytes
+    has more.
     """
 
     def __init__(self, stream: Stream | None = None, most: int = 1 << 62):
@@ -148,7 +149,7 @@ def pack(value: Any, stream: Stream | None = None, most: int = 1 << 62) -> Any:
 
 
 def _imported(module: str, name: str) -> Any:
-    """A class of a module that need not be loaded: where it is not, no value is of that class."""
+    """A class of a module that need not be loaded; if it is not, no value is of that class."""
     return getattr(sys.modules.get(module), name, ...)
 
 
@@ -221,7 +222,8 @@ _PARSE: dict[str, Callable[[str], Any]] = {
 def unpack(value: Any, largest: int, stream: Stream | None = None, depth: int = 0) -> Any:
     """The value of a JSON form, which may come from an enemy: `Malformed` or a value of a known type.
 
-    largest: of ranges, in bytes of the frame that their items would need at least. stream: the inverse of that of `pack`.
+    largest: size of ranges, in bytes of the frame that their items would need at least. stream: the inverse of that of
+    `pack`.
     """
     kind = type(value)
     if kind in _PLAIN_OR_INT:
@@ -240,10 +242,10 @@ def unpack(value: Any, largest: int, stream: Stream | None = None, depth: int = 
         if tag in _PARSE and type(content) is str:
             return _PARSE[tag](content)
         if tag in _MAKE and type(content) is list:
-            made = _MAKE[tag](unpack(content, largest, stream, depth))
-            if tag == "r" and len(made) > largest // 2:
-                raise Malformed(f"a range of {len(made)} items")
-            return made
+            decoded = _MAKE[tag](unpack(content, largest, stream, depth))
+            if tag == "r" and len(decoded) > largest // 2:
+                raise Malformed(f"a range of {len(decoded)} items")
+            return decoded
     except (TypeError, ValueError, KeyError, SyntaxError, ArithmeticError) as error:
         raise Malformed(f"{tag}: {type(error).__name__}") from None
     if tag == "g" and stream:
@@ -252,7 +254,7 @@ def unpack(value: Any, largest: int, stream: Stream | None = None, depth: int = 
 
 
 def dumps(message: Any, largest: int) -> bytes:
-    """A message as a frame. `Malformed` when it is larger than `largest` bytes."""
+    """Encode a message as a frame. Raises `Malformed` if it is larger than `largest` bytes."""
     data = _encode(message).encode()
     if len(data) > largest:
         raise Malformed(f"{len(data)} bytes, more than {largest}")
@@ -260,7 +262,7 @@ def dumps(message: Any, largest: int) -> bytes:
 
 
 def loads(data: bytes | bytearray) -> Any:
-    """JSON of an enemy: `Malformed` when it is none."""
+    """Parse JSON from an enemy; raises `Malformed` if it is none."""
     try:
         text = data.decode("ascii")
         value, end = _bounded_scan(text)
@@ -272,7 +274,8 @@ def loads(data: bytes | bytearray) -> Any:
 
 
 def _bounded_scan(text: str) -> tuple[Any, int]:
-    """One JSON value and its end, also where tests have lifted the interpreter's limits on recursion and on digits."""
+    """One JSON value and the place of its end, also if tests have lifted the interpreter's limits on recursion and
+    digits."""
     recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
     if recursion <= _SAFE_RECURSION and 0 < digits <= _DIGITS:
         return _scan(text, 0)
@@ -289,13 +292,13 @@ def _bounded_scan(text: str) -> tuple[Any, int]:
 
 
 def restore(old: Any, new: Any) -> None:
-    """Give a mutable value the contents of another of its type, in place, and keep what is nested the same way."""
+    """Give a mutable value the contents of another of its type, in place, and keep nested values the same way."""
     if type(old) is list:
         old[:] = [*map(_merged, old, new), *new[len(old) :]]
     elif isinstance(old, dict):
-        kept = {key: _merged(old[key], item) if key in old else item for key, item in new.items()}
+        merged_items = {key: _merged(old[key], item) if key in old else item for key, item in new.items()}
         old.clear()
-        dict.update(old, kept)
+        dict.update(old, merged_items)
     elif type(old) is bytearray:
         old[:] = new
     else:

@@ -1,4 +1,4 @@
-"""Whether tests look at what a function did to its arguments."""
+"""Detection of tests that look at the changes a function makes to its arguments."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1024)
 def looks_at_arguments(tests: str, entry_point: str) -> bool:
-    """Whether a statement of the tests is nothing but a call of the function, so that only its arguments can tell.
+    """True if a statement of the tests is nothing but a call of the function, so that only its arguments can tell.
 
     The function's names are the entry point's and HumanEval's `candidate`.
     """

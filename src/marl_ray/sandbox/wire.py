@@ -1,4 +1,4 @@
-"""What client, servers and judges send each other: payloads in sealed memory files, frames on streams."""
+"""Messages between client, servers and judges: payloads in sealed memory files, frames on streams."""
 
 import fcntl
 import os
@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 
 LONGEST_MESSAGE = 2000
-"""Bytes of what a verdict says beside its name."""
+"""Most bytes of a verdict's message."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _LENGTH = struct.Struct("<I")
 _SMALL = 1 << 16
@@ -17,7 +17,7 @@ class Malformed(Exception):
 
 
 def memory_file(name: str, parts: Sequence[bytes]) -> int:
-    """A descriptor of a read-only file in memory, at offset 0."""
+    """Create a read-only file in memory; returns its descriptor, at offset 0."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     for part in parts:
         view = memoryview(part)
@@ -29,13 +29,13 @@ def memory_file(name: str, parts: Sequence[bytes]) -> int:
 
 
 def payload(*blobs: bytes) -> int:
-    """A memory file of blobs behind their sizes. The fork servers pass it on and never read it."""
+    """A memory file that holds blobs behind their sizes. The fork servers pass it on and never read it."""
     sizes = (len(blobs), *map(len, blobs))
     return memory_file("payload", [struct.pack(f"<{len(sizes)}Q", *sizes), *blobs])
 
 
 def read_payload(fd: int) -> list[bytes]:
-    """The inverse of `payload`."""
+    """Inverse of `payload`."""
     (count,) = struct.unpack("<Q", os.pread(fd, 8, 0))
     at = 8 + 8 * count
     blobs = []
@@ -57,17 +57,18 @@ def blob(string: str) -> bytes:
 
 
 def cut(string: str, most: int) -> str:
-    """The beginning of a text: at most so many bytes of UTF-8, whole characters; lone surrogates are written as escapes."""
+    """The beginning of a text: at most `most` bytes of UTF-8, whole characters; lone surrogates are written as
+    escapes."""
     return string[:most].encode("utf-8", "backslashreplace")[:most].decode("utf-8", "ignore")
 
 
 def verdict(name: str, message: str) -> bytes:
-    """What a judge says in the end, in one packet."""
+    """Encode a judge's verdict as one packet."""
     return f"{name}\0{cut(message, LONGEST_MESSAGE)}".encode()
 
 
 def read_verdict(data: bytes) -> tuple[str, str]:
-    """The inverse of `verdict`. `Malformed` for anything else."""
+    """Inverse of `verdict`. Raises `Malformed` for anything else."""
     name, separator, message = data.partition(b"\0")
     if not separator or not name.isascii() or len(message) > LONGEST_MESSAGE:
         raise Malformed("no verdict")
@@ -82,12 +83,12 @@ def _exactly(channel: int, count: int) -> bytes | bytearray:
         raise EOFError
     data = bytearray(count)
     data[: len(first)] = first
-    left = memoryview(data)[len(first) :]
-    while left:
-        got = os.readv(channel, [left])
-        if not got:
+    remaining = memoryview(data)[len(first) :]
+    while remaining:
+        count_read = os.readv(channel, [remaining])
+        if not count_read:
             raise EOFError
-        left = left[got:]
+        remaining = remaining[count_read:]
     return data
 
 
@@ -95,13 +96,14 @@ def send_frame(channel: int, data: bytes) -> None:
     frame = _LENGTH.pack(len(data)) + data
     sent = os.write(channel, frame)
     if sent < len(frame):
-        left = memoryview(frame)[sent:]
-        while left:
-            left = left[os.write(channel, left) :]
+        remaining = memoryview(frame)[sent:]
+        while remaining:
+            remaining = remaining[os.write(channel, remaining) :]
 
 
 def receive_frame(channel: int, most: int) -> bytes | bytearray:
-    """One frame. EOFError when the other side is gone, `Malformed` when the frame is larger than `most` bytes."""
+    """Receive one frame. Raises EOFError if the other side is gone, `Malformed` if the frame is larger than `most`
+    bytes."""
     (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
     if length > most:
         raise Malformed(f"a frame of {length} bytes, more than {most}")

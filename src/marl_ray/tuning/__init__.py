@@ -1,1 +1,2 @@
-"""Sweeps: many runs that differ in some keys, searched, stopped early, compared over seeds."""
+"""Sweeps: a sweep trains many runs that differ in some keys, stops bad ones early, and compares the rest over several
+seeds."""

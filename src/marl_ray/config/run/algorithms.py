@@ -1,4 +1,5 @@
-"""What every named algorithm is, needs and defaults to. Plain data: the maths is in `marl_ray.algorithms`."""
+"""The spec of every named algorithm: its needs, keys and defaults. Plain data: the maths is in
+`marl_ray.algorithms`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ READ_WITH = {
     "entropy_step": "entropy_target",
     "overlong_penalty": "overlong_buffer",
 }
-"""Key of `hyper` -> the key that turns on what reads it."""
+"""Key of `hyper` -> the key that turns on the part of the algorithm that reads it."""
 _OPTIMISER = (
     *("lr", "lr_decay", "lr_warmup", "optimizer", *ADAM, "weight_decay"),
     *("epochs", "minibatches", "max_grad_norm"),
@@ -34,41 +35,42 @@ COMMON_KNOBS = (
 )
 """Keys of `hyper` that the learner reads for every algorithm that descends a gradient."""
 TRUST_REGION_KNOBS = (*_OPTIMISER, *_ADVANTAGE, *_LENGTH)
-"""The same where a trust region moves the actor, and gradient descent the critics alone."""
+"""Keys of `hyper` that the learner reads if a trust region moves the actor, and gradient descent the critics alone."""
 PAIR_KNOBS = _OPTIMISER
-"""The same where preferred pairs are learned from."""
+"""Keys of `hyper` that the learner reads if the algorithm learns from preferred pairs."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One named algorithm as configs see it."""
+    """The spec of one named algorithm, as configs read it."""
 
     title: str
     paper: str
     critic: Literal["none", "local", "central"] = "none"
     groups: bool = False
-    """Compares several episodes from one start: needs `train.group_size` of two or more."""
+    """True if it compares several episodes from one start: then `train.group_size` must be two or more."""
     group_norm: bool = False
-    """Its advantages may be divided by the deviation of their group (`advantage_norm: group`)."""
+    """True if its advantages may be divided by the deviation of their group (`advantage_norm: group`)."""
     greedy: bool = False
-    """The first episode of every group is played greedily, as the others' baseline."""
+    """True if the first episode of every group is played greedily, as the others' baseline."""
     pairs: bool = False
-    """Learns from pairs of responses of which one was preferred, given as the run's `data`, and compares with the reference
-    policy. Rows of a batch are pairs, the preferred one first."""
+    """True if it learns from pairs of responses of which one was preferred, given as the run's `data`, and compares
+    with the reference policy. Rows of a batch are then pairs, the preferred one first."""
     critic_first: bool = False
-    """The critic is fitted to the batch's returns before the actor sees its advantages."""
+    """True if the critic is fitted to the batch's returns before the actor sees its advantages."""
     constraint: Literal["none", "multiplier", "penalty", "trust_region"] = "none"
     order: Literal["simultaneous", "sequential"] = "simultaneous"
     """Sequential: policies are updated one after another, each given the change of those before it."""
     recompute: bool = False
-    """The learner evaluates the old log-probabilities itself when an update begins, so that they differ from the rollout's
-    where another engine or older weights sampled. It does so anyway where it or the sampler computes in bfloat16."""
+    """True if the learner evaluates the old log-probabilities itself when an update begins, so that they differ from
+    the rollout's if another engine or older weights sampled. It always does so if it or the sampler computes in
+    bfloat16."""
     token_policies: bool = True
-    """Also trains language models."""
+    """True if it also trains language models."""
     knobs: tuple[str, ...] = ()
     """Keys of `hyper` that this algorithm reads besides the common ones."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Where it differs from the defaults of `hyper`, of whatever family of policies."""
+    """Values that differ from the defaults of `hyper`, for every family of policies."""
     hyper: type[AlgorithmConfig] = AlgorithmConfig
     """The keys of `hyper` and their types; an algorithm with keys of its own gives a subclass that adds them."""
 
@@ -88,8 +90,8 @@ class Spec:
             "pairs: expected no critic and no groups": self.pairs and (self.critic != "none" or self.groups),
             "constraint: expected a critic, local or central, for costs too": self.costs and self.critic == "none",
         }
-        for problem, found in needs.items():
-            if found:
+        for problem, violated in needs.items():
+            if violated:
                 raise MarlRayError(f"Spec {self.title!r}: {problem}")
         try:
             self.hyper.model_validate(dict(self.defaults))
@@ -100,30 +102,30 @@ class Spec:
 
     @property
     def common(self) -> tuple[str, ...]:
-        """Keys of `hyper` that the learner reads for it."""
+        """Keys of `hyper` that the learner reads for this algorithm."""
         if self.pairs:
             return PAIR_KNOBS
         return TRUST_REGION_KNOBS if self.constraint == "trust_region" else COMMON_KNOBS
 
     @property
     def reads(self) -> frozenset[str]:
-        """Every key of `hyper` that changes what it does; any other one is refused."""
+        """Every key of `hyper` that changes the algorithm's results; any other key is refused."""
         return frozenset((*self.common, *self.knobs))
 
     @property
     def costs(self) -> bool:
-        """Whether it needs costs and budgets."""
+        """True if the algorithm needs costs and budgets."""
         return self.constraint != "none"
 
     @property
     def episodes(self) -> bool:
-        """Whether it needs whole episodes: nothing stands for what a cut would have brought."""
+        """True if the algorithm needs whole episodes: it has nothing that stands for the rest of a cut one."""
         return self.critic == "none" or self.critic_first
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What it asks of a run, in words."""
-        wanted = {
+        """The algorithm's demands on a run, in words."""
+        needs_of = {
             f"{self.critic} critic": self.critic != "none",
             "whole episodes": self.episodes and not self.pairs,
             "preferred pairs (`data`)": self.pairs,
@@ -132,7 +134,7 @@ class Spec:
             "costs and budgets": self.costs,
             "a trust region": self.constraint == "trust_region",
         }
-        return tuple(name for name, needed in wanted.items() if needed)
+        return tuple(name for name, needed in needs_of.items() if needed)
 
 
 _BOUNDS = ("clip", "clip_high")
@@ -150,9 +152,9 @@ def _groups(
     title: str, paper: str, aggregation: str, norm: str, knobs: tuple[str, ...] = _CLIP, **defaults: Any
 ) -> Spec:
     """A critic-free algorithm that compares the members of a group."""
-    own = _CRITIC_FREE | {"aggregation": aggregation, "advantage_norm": norm} | defaults
+    values = _CRITIC_FREE | {"aggregation": aggregation, "advantage_norm": norm} | defaults
     by_deviation = "ratio_level" not in knobs  # a mean of the others goes with no deviation of all
-    return Spec(title, paper, groups=True, group_norm=by_deviation, knobs=(*knobs, "dynamic_sampling"), defaults=own)
+    return Spec(title, paper, groups=True, group_norm=by_deviation, knobs=(*knobs, "dynamic_sampling"), defaults=values)
 
 
 def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *knobs: str, **defaults: Any) -> Spec:
@@ -255,8 +257,8 @@ SPECS: dict[str, Spec] = {
         *_TRUST,
     ),
 }
-"""Every algorithm that comes with the product, in the order of the documentation; `algorithms.ALGORITHMS` has the functions
-of each (a test says so)."""
+"""Every built-in algorithm, in the order of the documentation; `algorithms.ALGORITHMS` has the functions of each (a
+test says so)."""
 
 
 def spec_of(algorithm: str) -> Spec:
@@ -265,10 +267,10 @@ def spec_of(algorithm: str) -> Spec:
         return SPECS[algorithm]
     if ":" not in algorithm:
         raise MarlRayError(f"{algorithm!r} is unknown; expected one of {', '.join(SPECS)}, or package.module:NAME")
-    found = imported(algorithm)
-    spec = getattr(found, "spec", None)
+    target = imported(algorithm)
+    spec = getattr(target, "spec", None)
     if not isinstance(spec, Spec) or not all(
-        callable(getattr(found, key, None)) for key in ("advantages", "policy_loss")
+        callable(getattr(target, key, None)) for key in ("advantages", "policy_loss")
     ):
         raise MarlRayError(f"{algorithm}: expected an Algorithm (of marl_ray.algorithms), whose `spec` is a Spec")
     return spec

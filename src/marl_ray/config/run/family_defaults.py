@@ -1,7 +1,7 @@
-"""Defaults of `hyper` by family of policies.
+"""Defaults of `hyper` for each family of policies.
 
-Those of actor-critics are the fields' own in `AlgorithmConfig`. A language model decides a token at a time, is large, and
-has been trained before, so that other numbers are right:
+The defaults of actor-critics are those of the fields in `AlgorithmConfig`. A language model decides a token at a time,
+is large, and has been trained before, so other numbers are right for it:
 
 - `gamma`, `gae_lambda` and their like of costs are 1: a reward at a response's end counts as much for its first token as for
   its last (verl, TRL and OpenRLHF all do so).
@@ -33,11 +33,12 @@ _RATES: dict[tuple[bool, bool], dict[str, float]] = {
     (True, False): {"lr": 2e-4, "critic_lr": 1e-3, "adam_eps": 1e-5},
     (True, True): {"lr": 2e-3, "critic_lr": 1e-3, "adam_eps": 1e-5},
 }
-"""Of models that are (presets, trained by adapters)."""
+"""Learning rates by (preset, trained by adapters)."""
 
 
 def family_defaults(model: ModelConfig | None) -> dict[str, Any]:
-    """What `hyper` defaults to for a policy with this model (None: an actor-critic), where not as in `AlgorithmConfig`."""
+    """Defaults of `hyper` for a policy with this model (None: an actor-critic) that differ from those of
+    `AlgorithmConfig`."""
     if model is None:
         return {}
     return _LANGUAGE | _RATES[model.preset is not None, model.lora is not None]

@@ -10,8 +10,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class AlgorithmConfig(Config):
-    """Hyper-parameters of the update. The defaults here are those of actor-critics; `config.families` has those of language
-    models. Where an algorithm differs from them, `marl-ray algorithms NAME` says so."""
+    """Hyper-parameters of the update. The defaults here are those of actor-critics; `family_defaults` has those of
+    language models. `marl-ray algorithms NAME` shows the defaults in which an algorithm differs."""
 
     lr: PositiveFloat = 7e-4
     """Learning rate of the actor."""
@@ -46,7 +46,7 @@ class AlgorithmConfig(Config):
     value_clip: PositiveFloat | None = 0.2
     """Half-width of the value clip, in units of the value normaliser; null turns it off."""
     huber_delta: PositiveFloat = 10.0
-    """Where the value loss turns from square to linear, in units of the value normaliser."""
+    """Error at which the value loss turns from square to linear, in units of the value normaliser."""
     value_coef: PositiveFloat = 1.0
     """Weight of the critics' losses beside the policy's."""
 
@@ -64,10 +64,11 @@ class AlgorithmConfig(Config):
     aggregation: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length"] = (
         "token-mean"
     )
-    """How the losses of a batch's decisions become one number. `fixed-length` divides by the most decisions that a sequence
+    """Rule by which the losses of a batch's decisions become one number. `fixed-length` divides by the most decisions
+    that a sequence
     may have: `train.horizon`, or `generation.max_tokens` of a language model."""
     advantage_norm: Literal["batch", "group", "none"] = "batch"
-    """What advantages are divided by: the standard deviation of the batch (centred too), of the group, or nothing."""
+    """Divisor of advantages: the standard deviation of the batch (centred too), of the group, or none."""
     std_ddof: Literal[0, 1] = 0
     """Degrees of freedom taken off in that standard deviation (1: Bessel)."""
 
@@ -75,25 +76,25 @@ class AlgorithmConfig(Config):
     entropy_target: PositiveFloat | None = None
     """Entropy (nats per decision) that the coefficient is steered to; null keeps it fixed."""
     entropy_step: PositiveFloat = 1e-3
-    """How far the coefficient moves per batch towards `entropy_target`."""
+    """Step of the coefficient per batch towards `entropy_target`."""
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the divergence from the reference policy (the weights the run began with); 0 has no reference."""
     kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
     """Estimator of the divergence; `+` has the named value and k2's gradient."""
     kl_place: Literal["reward", "loss"] = "loss"
-    """Where the divergence counts: taken off the rewards before advantages, or added to the loss."""
+    """Place of the divergence: taken off the rewards before advantages, or added to the loss."""
     kl_target: PositiveFloat | None = None
     """Divergence that the coefficient is steered to; null keeps it fixed."""
     kl_horizon: PositiveInt = 10_000
     """Sequences after which the adaptive coefficient has followed an error once."""
     dynamic_sampling: NonNegativeInt = 0
-    """How often groups whose members all score the same are played again from another start."""
+    """Number of times that groups whose members all score the same are played again from another start."""
     overlong_filter: bool = False
     """Leave sequences that were cut at the horizon out of the loss."""
     overlong_buffer: NonNegativeInt = 0
     """Last steps before the horizon in which the reward is lowered, linearly down to -`overlong_penalty`; 0 turns it off."""
     overlong_penalty: PositiveFloat = 1.0
-    """What a sequence that reaches the horizon loses."""
+    """Reward that a sequence which reaches the horizon loses."""
 
     cost_gamma: float = Field(0.99, ge=0, le=1)
     """Discount of costs."""
@@ -166,7 +167,7 @@ class AlgorithmConfig(Config):
 
 
 class GivenHyper(AlgorithmConfig):
-    """Hyper-parameters of every policy as the user gave them. Keys of an algorithm of one's own have no field here; the
+    """Hyper-parameters of every policy as the user gave them. Keys of a user's own algorithm have no field here; the
     algorithm's spec checks them."""
 
     model_config = ConfigDict(extra="allow")
@@ -176,5 +177,5 @@ class GivenHyper(AlgorithmConfig):
         return self  # the algorithm's own defaults are not known here
 
     def given(self) -> dict[str, Any]:
-        """What was given, by key."""
+        """The keys and values that the user gave."""
         return self.model_dump(exclude_unset=True)

@@ -1,4 +1,4 @@
-"""Language models: which one, how it is adapted, and how it speaks."""
+"""Configs of language models: their source, their adapters, and the sampling of responses."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ class LoraConfig(Config):
     alpha: PositiveFloat = 32.0
     """The adapters' output is scaled by alpha / rank."""
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Names of the layers that get one."""
+    """Names of the layers that get an adapter."""
 
 
 class ModelConfig(Config):
@@ -31,11 +31,11 @@ class ModelConfig(Config):
     lora: LoraConfig | None = None
     """Train adapters only; the reference policy is then the model without them."""
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """Of the weights that sample; `auto` is fp32 on CPU and bf16 on GPU."""
+    """Type of the weights that sample; `auto` is fp32 on CPU and bf16 on GPU."""
     context: PositiveInt = 1024
     """Most tokens of a prompt and its response together; longer prompts are shortened."""
     chat: bool | None = None
-    """Wrap prompts in the tokenizer's chat template; where not given, if it has one."""
+    """Wrap prompts in the tokenizer's chat template; when not given, if the tokenizer has one."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass, layer by layer."""
     cpu_offload: bool = False
@@ -49,7 +49,7 @@ class ModelConfig(Config):
 
 
 class GenerationConfig(Config):
-    """How responses are sampled."""
+    """Options of the sampling of responses."""
 
     max_tokens: PositiveInt = 64
     """Most tokens of a response, its end included."""
@@ -62,4 +62,4 @@ class GenerationConfig(Config):
     stop: tuple[str, ...] = ()
     """A response ends with the token that completes one of these, special tokens included; end tokens always end it."""
     engine: Literal["torch", "transformers", "vllm"] = "torch"
-    """Own batched decoding; transformers' continuous batching; vLLM (GPU, an extra)."""
+    """Decoder: the built-in batched one; transformers' continuous batching; vLLM (GPU, an extra)."""

@@ -25,7 +25,7 @@ from marl_ray.config.run.sections import (
 )
 
 DECISIONS = "decisions://"
-"""Begins the `data` of a run that learns from texts that were served."""
+"""Prefix of the `data` of a run that learns from texts that were served."""
 BRANCH_TURNS = 3
 """Turns after the first that are branched unless `train.branch_turns` says otherwise: a group of an episode of T turns then
 plays about T more for each."""
@@ -138,7 +138,7 @@ class RunConfig(Config):
                 )
 
     def _check_data(self) -> None:
-        """Refuse what does not go with `data`, and what does not go without."""
+        """Refuse keys that do not go with `data`, or that do not go without it."""
         specs = {name: self.spec_of(name) for name in self._trained}
         if self.data is None:
             for name, spec in specs.items():
@@ -181,12 +181,12 @@ class RunConfig(Config):
         spec, train = self.spec_of(name), self.train
         algorithm = self.algorithm_of(name)
         parts, of = (train.env_copies, "train.env_copies") if self.whole_episodes else (train.horizon, "train.horizon")
-        given, fields = self._given_to(name), type(hyper).model_fields
+        user_keys, fields = self._given_to(name), type(hyper).model_fields
         for key in ADAM if hyper.optimizer != "adamw" else ():
-            if key in given:
+            if key in user_keys:
                 raise ValueError(f"{key} of policy {name!r}: expected optimizer=adamw, got {hyper.optimizer}")
         for key, part in READ_WITH.items():
-            if key in given and given[key] != fields[key].default and not getattr(hyper, part):
+            if key in user_keys and user_keys[key] != fields[key].default and not getattr(hyper, part):
                 raise ValueError(f"{key} of policy {name!r}: expected {part} beside it, without which nothing reads it")
         if hyper.minibatches > parts:
             raise ValueError(f"minibatches={hyper.minibatches} of policy {name!r} must not exceed {of}={parts}")
@@ -227,21 +227,21 @@ class RunConfig(Config):
 
     @property
     def _trained(self) -> list[str]:
-        """Policies that learn."""
+        """Names of the policies that learn."""
         return [name for name, policy in self.team.items() if not policy.frozen]
 
     @property
     def _compares_groups(self) -> bool:
-        """Whether a policy learns by an algorithm that compares the members of a group."""
+        """True if a policy learns by an algorithm that compares the members of a group."""
         return any(self.spec_of(name).groups for name in self._trained)
 
     @property
     def branch_turns(self) -> int:
-        """Turns after the first at which the members of a group answer one prompt."""
-        given, possible = self.train.branch_turns, min(BRANCH_TURNS, self.train.horizon - 1)
+        """Number of turns after the first at which the members of a group answer one prompt."""
+        asked_turns, possible = self.train.branch_turns, min(BRANCH_TURNS, self.train.horizon - 1)
         if self.data is not None:
             return 0
-        return given if given is not None else possible if self.language and self._compares_groups else 0
+        return asked_turns if asked_turns is not None else possible if self.language and self._compares_groups else 0
 
     @property
     def env_copies_per_worker(self) -> int:
@@ -249,38 +249,38 @@ class RunConfig(Config):
 
     @property
     def whole_episodes(self) -> bool:
-        """Whether a batch is one episode per copy, and not a stretch of each copy's play."""
+        """True if a batch is one episode per copy, and not a stretch of each copy's play."""
         needed = any(self.spec_of(name).episodes for name in self._trained)
         return self.train.rollout == "episodes" or self.language or (self.train.rollout == "auto" and needed)
 
     @property
     def language(self) -> bool:
-        """Whether the policies are language models."""
+        """True if the policies are language models."""
         return all(policy.model is not None for policy in self.team.values())
 
     @property
     def greedy(self) -> bool:
-        """Whether the first copy of every group plays greedily."""
+        """True if the first copy of every group plays greedily."""
         return any(self.spec_of(name).greedy for name in self._trained)
 
     @property
     def signals(self) -> int:
-        """Cost signals that are gathered; 1 without constraints."""
+        """Number of cost signals that are gathered; 1 without constraints."""
         return max(1, len(self.constraints))
 
     @property
     def evaluates(self) -> bool:
-        """Whether scores are of evaluations; else they are of training episodes."""
+        """True if scores are of evaluations; else they are of training episodes."""
         return not self.language if self.evaluation.every is None else self.evaluation.every > 0
 
     @property
     def evaluation_episodes(self) -> int:
-        """Starts of an evaluation of actor-critics."""
+        """Number of starts of an evaluation of actor-critics."""
         return self.evaluation.episodes or (128 if self.constraints else 32)
 
     @property
     def budgets(self) -> tuple[float, ...]:
-        """Of each cost signal that has one."""
+        """Budgets, one for each constraint."""
         return tuple(constraint.budget for constraint in self.constraints)
 
     @property
@@ -295,10 +295,12 @@ class RunConfig(Config):
         return spec_of(self.algorithm_of(policy))
 
     def hyper_of(self, policy: str) -> AlgorithmConfig:
-        """The defaults of the policy's family, on top of them the algorithm's own, the run's hyper-parameters that it reads
-        and the policy's own; validated."""
-        spec, own = self.spec_of(policy), self.team[policy]
-        return spec.hyper.model_validate({**family_defaults(own.model), **spec.defaults, **self._given_to(policy)})
+        """Validated hyper-parameters of a policy: the defaults of its family, overridden by the algorithm's, by those
+        of the run's hyper-parameters that the algorithm reads, and by the policy's own."""
+        spec, policy_config = self.spec_of(policy), self.team[policy]
+        return spec.hyper.model_validate(
+            {**family_defaults(policy_config.model), **spec.defaults, **self._given_to(policy)}
+        )
 
     def _given_to(self, policy: str) -> dict[str, Any]:
         """Hyper-parameters that the user gave and this policy's algorithm reads."""
@@ -307,7 +309,8 @@ class RunConfig(Config):
         return given | self.team[policy].hyper
 
     def given(self) -> dict[str, Any]:
-        """Plain data from which an equal config is made; what was not given stays open, so that defaults still apply."""
+        """Plain data from which an equal config is made; keys that were not given stay open, so that defaults still
+        apply."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def resolved(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class CostConfig(Config):
 
 
 class EnvConfig(Config):
-    """Which environment to train on."""
+    """The environment to train on."""
 
     id: str
     """`MultiGrid-...-v0`, an mpe2 module such as `mpe2.simple_spread_v3`, a text environment (`code_team`, `react`, `math`),
@@ -85,11 +85,11 @@ class PolicyConfig(Config):
     hyper: dict[str, Any] = {}
     """Keys of `hyper` that differ for this policy."""
     network: NetworkConfig = NetworkConfig()
-    """Of an actor-critic; not read where `model` is given."""
+    """Networks of an actor-critic; not read if `model` is given."""
     model: ModelConfig | None = None
     """Makes the policy a language model."""
     generation: GenerationConfig = GenerationConfig()
-    """How a language model samples its responses."""
+    """Options by which a language model samples its responses."""
     bundle: str | None = None
     """Start from these weights: a bundle folder or `models:/name/version`."""
     frozen: bool = False
@@ -103,7 +103,7 @@ class PolicyConfig(Config):
 
 
 class TrainConfig(Config):
-    """How much experience is gathered, and in what portions."""
+    """Amount of experience that is gathered, and its portions."""
 
     total_steps: NonNegativeInt = 100_000
     """Environment steps of the whole run (one step moves all agents once; in text environments it is one agent's turn).
@@ -118,9 +118,10 @@ class TrainConfig(Config):
     group_size: PositiveInt = 1
     """Copies that share a start (layout, seed) and are compared by group algorithms."""
     branch_turns: NonNegativeInt | None = None
-    """Text environments: at so many turns after the first, the other members of a group answer what its first episode was
-    asked there, and play on from it, so that group algorithms compare answers to one prompt. When not given the next three
-    turns, if an algorithm compares groups; with 0 group algorithms learn from first turns alone."""
+    """Text environments: number of turns after the first at which the other members of a group answer the prompt that
+    its first episode got there, and play on from it, so that group algorithms compare answers to one prompt. When not
+    given the next three turns, if an algorithm compares groups; with 0 group algorithms learn from first turns
+    alone."""
     micro_batch: PositiveInt | None = None
     """Environment copies (responses, for language models) per forward and backward pass of each worker; all of them when
     not given. Never changes results."""
@@ -148,7 +149,7 @@ class WarmStartConfig(Config):
 
 
 class ResourcesConfig(Config):
-    """What one run occupies."""
+    """Resources that one run occupies."""
 
     workers: PositiveInt = 1
     """Training processes, one per device."""
@@ -164,7 +165,7 @@ class ResourcesConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """What is kept on disk while the run goes on."""
+    """Checkpoints that are kept on disk while the run goes on."""
 
     every: PositiveInt = 10
     """Iterations (batches) between checkpoints; the last iteration always has one."""
@@ -173,7 +174,7 @@ class CheckpointConfig(Config):
 
 
 class EvaluationConfig(Config):
-    """How policies are scored while they train: by whole episodes from starts that stay the same for the whole run."""
+    """Scoring of policies while they train: by whole episodes from starts that stay the same for the whole run."""
 
     every: NonNegativeInt | None = None
     """Iterations between evaluations; there is always one before the first iteration and one after the last. When not given,
@@ -193,7 +194,7 @@ class EvaluationConfig(Config):
 
 
 class TrackingConfig(Config):
-    """MLflow."""
+    """Tracking of metrics in MLflow."""
 
     uri: str | None = None
     """Tracking URI; when not given that of MLFLOW_TRACKING_URI, or else `sqlite:///STORAGE/mlflow.db`."""
@@ -201,6 +202,6 @@ class TrackingConfig(Config):
     register_as: str | None = None
     """Name in the MLflow model registry for the best bundle; the run's name when not given."""
     also: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Where metrics go besides MLflow."""
+    """Further places for metrics, besides MLflow."""
     progress: bool = True
     """Progress bar with return and speed."""

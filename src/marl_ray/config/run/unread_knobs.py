@@ -1,4 +1,4 @@
-"""Which hyper-parameters a run config gives to algorithms that do not read them. Works on plain data, before validation."""
+"""Detection of hyper-parameters that no algorithm of a run reads. Works on plain data, before validation."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,27 +11,27 @@ DEFAULT_ALGORITHM: str = RunConfig.model_fields["algorithm"].default
 
 
 def is_hyper(key: str) -> bool:
-    """Whether a dotted key of a run config is a hyper-parameter: `hyper.NAME` or `team.POLICY.hyper.NAME`."""
+    """True if a dotted key of a run config is a hyper-parameter: `hyper.NAME` or `team.POLICY.hyper.NAME`."""
     return _parted(key) is not None
 
 
 def names_algorithm(key: str) -> bool:
-    """Whether a dotted key of a run config can change which algorithm a policy has."""
+    """True if a dotted key of a run config can change a policy's algorithm."""
     parts = key.split(".")
     return parts == ["algorithm"] or (parts[0] == "team" and (len(parts) < 3 or parts[2:] == ["algorithm"]))
 
 
 def is_read(key: str, data: Mapping[str, Any]) -> bool:
-    """Whether an algorithm of the run config `data` reads the hyper-parameter of this dotted key.
+    """True if an algorithm of the run config `data` reads the hyper-parameter of this dotted key.
 
     A key of the run is read if the algorithm of one trained policy reads it; a policy's own key, if that policy's does.
-    What is wrong for another reason (an algorithm that does not exist, a frozen policy) counts as read, so that
+    A key that is wrong for another reason (an algorithm that does not exist, a frozen policy) counts as read, so that
     `RunConfig` refuses it for that reason.
     """
-    found = _parted(key)
-    if found is None:
+    parts = _parted(key)
+    if parts is None:
         return True
-    policy, knob = found
+    policy, knob = parts
     team = data.get("team")
     team = team if isinstance(team, Mapping) and team else {"shared": {}}
     members = [member for name, member in team.items() if policy in (None, name) and isinstance(member, Mapping)]
@@ -46,7 +46,7 @@ def hyper_keys(data: Mapping[str, Any]) -> list[str]:
 
 
 def drop_unread(data: dict[str, Any]) -> None:
-    """Take the hyper-parameters that no algorithm reads out of the run config `data`."""
+    """Remove the hyper-parameters that no algorithm reads from the run config `data`."""
     unread = {key for key in hyper_keys(data) if not is_read(key, data)}
     for where, hyper in _groups(data):
         for knob in [knob for knob in hyper if f"{where}.{knob}" in unread]:

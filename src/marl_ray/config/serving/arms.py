@@ -1,4 +1,4 @@
-"""The arms of an experiment: what answers for a share of its units."""
+"""Config of the arms of an experiment; each arm answers for a share of its units."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 from marl_ray.config.base import Config
 
 LEAST = 1e-6
-"""Of weights and probabilities: below it floating-point arithmetic says nothing about an experiment any more."""
+"""Smallest weight and probability: below it floating-point arithmetic says nothing about an experiment."""
 Weight = Annotated[float, Field(ge=0, le=1 / LEAST)]
 
 
@@ -21,20 +21,20 @@ Replicas = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], AfterValidat
 
 
 def most(replicas: Replicas) -> int:
-    """How many there may be."""
+    """Greatest number of replicas."""
     return replicas if isinstance(replicas, int) else replicas[1]
 
 
 class PriceConfig(Config):
-    """What an external model costs, in USD per million tokens."""
+    """Price of an external model, in USD per million tokens."""
 
     prompt: NonNegativeFloat = Field(allow_inf_nan=False)
-    """Tokens that it reads."""
+    """Price of tokens that it reads."""
     completion: NonNegativeFloat = Field(allow_inf_nan=False)
-    """Tokens that it writes."""
+    """Price of tokens that it writes."""
 
     def of(self, prompt: int, completion: int) -> float:
-        """USD for so many tokens."""
+        """Price in USD of `prompt` tokens read and `completion` tokens written."""
         return (prompt * self.prompt + completion * self.completion) / 1e6
 
 
@@ -46,13 +46,13 @@ class ArmConfig(Config):
     url: str | None = Field(None, pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
     """Base URL of an OpenAI-compatible API, its `/v1` included: the arm is a language model there."""
     model: str | None = Field(None, min_length=1, max_length=200)
-    """With `url`: what the model is called there."""
+    """With `url`: name of the model there."""
     api_key_env: str | None = Field(None, min_length=1)
     """With `url`: the environment variable of the gateway's replicas that has the API key. None is sent when not given."""
     deadline_s: PositiveFloat | None = None
     """With `url`: longest wait for the next token in seconds; half of `request_timeout_s` when not given, and at most."""
     price: PriceConfig | None = None
-    """With `url`: what its tokens cost. All units of the experiment then have the metric `cost_usd`."""
+    """With `url`: price of its tokens. All units of the experiment then have the metric `cost_usd`."""
     weight: Weight = 1.0
     """Share of the units, relative to the other arms' weights; 0, or from 1e-6 to 1e6."""
     replicas: Replicas = 1

@@ -30,16 +30,17 @@ BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
     "cost_usd": "lower",
     "violation": "lower",
 }
-"""Quantities whose good direction is known; any other named metric must say which it is."""
+"""Metrics whose good direction is known; for any other metric the config must give it."""
 
 
 BINARY = frozenset({"error", "violation"})
 Missing = Literal["exclude"] | Annotated[float, Field(ge=-1e100, le=1e100)]
-"""What a unit counts with that has reported nothing when its window is over; `exclude`: it does not count."""
+"""Value that a unit without a report counts with when its window is over; `exclude`: the unit does not count."""
 
 
 def counts_as(metric: str, missing: float | str | None) -> float | None:
-    """What a unit counts with that reports nothing of the metric, by its `missing`; None if the unit does not count."""
+    """Value that a unit without a report of the metric counts with, given its `missing`; None if the unit does not
+    count."""
     if missing is None:
         return 0.0 if metric in BINARY else None
     return None if isinstance(missing, str) else float(missing)
@@ -51,10 +52,10 @@ class GuardrailConfig(Config):
     name: str = Field(min_length=1, max_length=100)
     """`outcome`, `latency_s`, `error`, `cost`, `cost_usd`, `violation`, or the name of any metric that units report."""
     better: Literal["lower", "higher"]
-    """Which direction is good. Known for the six names above, to be given for any other."""
+    """Direction that is good. Known for the six names above, to be given for any other."""
     margin: Margin = 0.0
-    """How much worse than the control is still accepted: a number in units of the metric, or a part of the control's mean
-    (`2%`, or `{relative: 0.02}`)."""
+    """Accepted loss against the control: a number in units of the metric, or a part of the control's mean (`2%`, or
+    `{relative: 0.02}`)."""
     bounds: Range | None = None
     """[low, high] that the metric cannot leave: other values are refused. With bounds an exact test decides."""
     winsorize: Range | None = None
@@ -62,12 +63,12 @@ class GuardrailConfig(Config):
     alpha: Alpha = 0.05
     """Probability of a false rollback by this guardrail, over all looks."""
     binary: bool | None = None
-    """Whether the metric is 0 or 1 per unit, which has a test for rare events; `error` and `violation` are, when neither
-    this nor `bounds` nor `winsorize` is given."""
+    """True if the metric is 0 or 1 per unit, for which there is a test for rare events; the default for `error` and
+    `violation`, if neither `bounds` nor `winsorize` is given."""
 
     missing: Missing | None = None
-    """What a unit counts with whose window ends without a value of the metric: a number, or `exclude` (it does not count).
-    When not given, 0 for `error` and `violation`, `exclude` for all others."""
+    """Value that a unit counts with whose window ends without a value of the metric: a number, or `exclude` (it does
+    not count). When not given, 0 for `error` and `violation`, `exclude` for all others."""
 
     @property
     def is_binary(self) -> bool:
@@ -101,7 +102,7 @@ class GuardrailConfig(Config):
 
 
 class BreakerConfig(Config):
-    """When a replica stops asking an arm that fails."""
+    """Circuit breaker: it decides when a replica stops asking an arm that fails."""
 
     failures: PositiveInt = 5
     """Failed passes in a row that open the circuit. Requests that share a pass, or a call of another process, count once."""
@@ -110,10 +111,11 @@ class BreakerConfig(Config):
     probes: PositiveInt = 3
     """Successful probes in a row that close it again; one that fails opens it anew."""
     on_open: Literal["rollback", "fallback"] = "fallback"
-    """What an open circuit of a treatment means: the control answers until it closes (`fallback`), or that as well, and the
+    """Effect of a treatment's open circuit: the control answers until it closes (`fallback`); or that as well, and the
     treatment is rolled back for good once `rounds` rounds of probes have failed (`rollback`)."""
     rounds: PositiveInt = 3
-    """Of `on_open: rollback`: rounds of probes that fail in a row, `open_s` apart, without the circuit closing between."""
+    """With `on_open: rollback`: rounds of probes that fail in a row, `open_s` apart, without the circuit closing
+    between."""
 
 
 def _attribute(value: Any) -> Any:
@@ -134,7 +136,7 @@ AttributeValue = Annotated[bool | int | float | str, BeforeValidator(_attribute)
 
 
 class PopulationConfig(Config):
-    """Which units take part; the others are with production and are not counted."""
+    """Units that take part; the others get production and are not counted."""
 
     share: float = Field(1.0, ge=LEAST, le=1)
     """Share of the units (of clusters, with `randomize: cluster`), by a hash of the salt and the unit."""
@@ -160,16 +162,16 @@ class ExperimentConfig(Config):
     arms: dict[ArmName, ArmConfig] = Field(min_length=1)
     """The first is the control. One alone is served as it is."""
     placement: Literal["replica", "deployment"] = "replica"
-    """Where the arms' policies run: in every gateway replica (one hop; small policies), or each arm in a deployment of its
-    own (two hops; large ones)."""
+    """Place where the arms' policies run: in every gateway replica (one hop; small policies), or each arm in a
+    deployment of its own (two hops; large ones)."""
     randomize: Literal["session", "cluster", "switchback"] = "session"
-    """What is assigned to an arm: a session; all sessions of one `cluster_id` of the requests (a match, a lobby); or all
-    sessions that begin in one block of time. The last two are for arms that influence each other's sessions; the
+    """Thing that is assigned to an arm: a session; all sessions of one `cluster_id` of the requests (a match, a lobby);
+    or all sessions that begin in one block of time. The last two are for arms that influence each other's sessions; the
     statistics then take a cluster or block as one observation."""
     block_s: float = Field(600.0, ge=1, allow_inf_nan=False)
-    """Of `switchback`: length of a block in seconds."""
+    """With `switchback`: length of a block in seconds."""
     washout_s: NonNegativeFloat = 0.0
-    """Of `switchback`: sessions that begin this soon after a change of block do not count."""
+    """With `switchback`: sessions that begin this soon after a change of block do not count."""
     salt: str | None = None
     """Salt of the assignment hash; the experiment's name when not given."""
     strategy: Literal["ab", "gradual", "shadow", "replace", "thompson"] = "ab"
@@ -179,18 +181,18 @@ class ExperimentConfig(Config):
     autostart: bool = True
     """Run as soon as the experiment is first opened; else it waits as a draft, all units with the control."""
     stages: tuple[Share, ...] = Field((0.01, 0.05, 0.25, 0.5, 1.0), min_length=1)
-    """Of `gradual`: the treatments' share of the units, stage by stage. They split it by their weights."""
+    """With `gradual`: the treatments' share of the units, stage by stage. They split it by their weights."""
     reweigh_s: PositiveFloat = 3600.0
-    """Of `thompson`: seconds between two changes of the weights. Each is a new epoch; sessions keep their arms."""
+    """With `thompson`: seconds between two changes of the weights. Each is a new epoch; sessions keep their arms."""
     floor: Share = 0.05
-    """Of `thompson`: the least share of an arm that is not rolled back; at most 1 / arms."""
+    """With `thompson`: the least share of an arm that is not rolled back; at most 1 / arms."""
     min_exposures: NonNegativeInt = 100
-    """Units that every arm with traffic must have met in a stage before the next one."""
+    """Units that every arm with traffic must have in a stage before the next one."""
     min_duration_s: NonNegativeFloat = 60.0
     """Seconds that a stage takes at least."""
     promotion: Literal["automatic", "manual"] | None = None
-    """Whether a proven treatment is promoted by itself; when not given, it is under `gradual` and `replace`. Rolling back
-    never waits for a person."""
+    """Promotion of a proven treatment: by itself, or by a person; when not given, by itself under `gradual` and
+    `replace`. Rolling back never waits for a person."""
     on_rollback: Literal["cut", "drain"] = "cut"
     """Units already with a rolled-back arm go on with the control at once (`cut`) or finish there (`drain`)."""
     layer: str | None = Field(None, min_length=1, max_length=100)
@@ -198,18 +200,19 @@ class ExperimentConfig(Config):
     layer_share: tuple[Share, Share] = (0.0, 1.0)
     """[low, high) of the layer's units that take part; the others are not in the experiment."""
     population: PopulationConfig = PopulationConfig()
-    """Which units take part, of those in the layer's share. A unit that has met its arm stays, whatever it is later."""
+    """Units that take part, among those in the layer's share. A unit that has its arm stays, whatever its attributes
+    later."""
     breaker: BreakerConfig = BreakerConfig()
     shadow_concurrency: PositiveInt = 16
-    """Of `shadow`: copies of requests under way per replica; more are dropped and counted."""
+    """With `shadow`: copies of requests under way per replica; more are dropped and counted."""
     outcome_window_s: float = Field(600.0, gt=0, allow_inf_nan=False)
     """Seconds after a unit's first exposure in which its outcome and metrics count. The unit is judged when they are over.
     Take it longer than the slowest outcome of any arm. It cannot change once the experiment has units."""
     missing: Missing = "exclude"
-    """What a unit counts with whose window ends without an outcome: a number, or `exclude` (it does not count; a test then
-    watches whether the arms' units report equally often)."""
+    """Value that a unit counts with whose window ends without an outcome: a number, or `exclude` (it does not count; a
+    test then watches whether the arms' units report equally often)."""
     guardrails: tuple[GuardrailConfig, ...] = ()
-    """What a treatment must not make worse, besides the outcome's own harm test."""
+    """Metrics that a treatment must not make worse, besides the outcome's own harm test."""
     alpha: Alpha = 0.05
     """Error probability of the confidence sequences, valid at any time."""
     alpha_rollback: Alpha = 0.05
@@ -232,13 +235,13 @@ class ExperimentConfig(Config):
         return self.endpoint or self.name
 
     def range_of(self, metric: str) -> tuple[float, float] | None:
-        """The numbers that count of a metric (or `outcome`); None where nothing bounds them."""
+        """(low, high) of the values that count of a metric (or `outcome`); None if nothing bounds them."""
         if metric == "outcome":
             return self.bounds or self.winsorize
         return next((rail.bounds or rail.winsorize for rail in self.guardrails if rail.name == metric), None)
 
     def bounds_of(self, metric: str) -> tuple[float, float] | None:
-        """Outside of which a value of the metric (or `outcome`) is refused."""
+        """(low, high) of the metric (or `outcome`), outside of which a value is refused; None if nothing is."""
         if metric == "outcome":
             return self.bounds
         return next((rail.bounds for rail in self.guardrails if rail.name == metric), None)
@@ -251,7 +254,7 @@ class ExperimentConfig(Config):
 
     @property
     def promotes(self) -> bool:
-        """Whether a proven treatment is promoted by itself."""
+        """True if a proven treatment is promoted by itself."""
         return self.promotion == "automatic" or (self.promotion is None and self.strategy in ("gradual", "replace"))
 
     @model_validator(mode="after")
@@ -314,24 +317,25 @@ class CacheConfig(Config):
     url: str = Field("memory:", pattern=r"^(memory:$|rediss?://)")
     """`memory:` (each replica its own) or `redis://host:port/0` (shared)."""
     entries: PositiveInt = 100_000
-    """Of `memory:`: the least recently used answer goes first."""
+    """With `memory:`: most answers that are kept; the least recently used answer goes first."""
     ttl_s: PositiveFloat = 300.0
 
 
 class WebhookConfig(Config):
-    """Where every rollback, promotion and stage is told."""
+    """Webhook that is told of every rollback, promotion and stage."""
 
     url: str = Field(pattern=r"^https?://[^\s]+$")
-    """Gets a POST of the audit entry as JSON; any 2xx is a receipt."""
+    """URL that gets a POST of the audit entry as JSON; any 2xx is a receipt."""
     secret_env: str = Field("MARL_RAY_WEBHOOK_SECRET", min_length=1)
     """Environment variable with the secret of the signature: HMAC-SHA256 of `TIMESTAMP.BODY`, in the header
     `x-marl-ray-signature`."""
     deadline_s: PositiveFloat = 86_400.0
-    """How long after a change it is tried to be delivered."""
+    """Seconds after a change during which its delivery is tried."""
 
 
 class GatewayConfig(Config):
-    """What `serve deploy` starts. Experiments may also be created over HTTP; those are in the database alone."""
+    """The gateway that `serve deploy` starts. Experiments may also be created over HTTP; those are in the database
+    alone."""
 
     experiments: list[ExperimentConfig] = []
     holdouts: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Annotated[float, Field(ge=0, lt=1)]] = {}
@@ -350,9 +354,9 @@ class GatewayConfig(Config):
     request_timeout_s: PositiveFloat = 10.0
     """Deadline of a request (504); the header `x-request-timeout-seconds` may shorten it."""
     rate_limit: RateLimitConfig | None = None
-    """Of acts, outcomes and changes."""
+    """Limit of acts, outcomes and changes."""
     read_limit: RateLimitConfig | None = RateLimitConfig(per_s=50, burst=200)
-    """Of reports, charts, lists and pages."""
+    """Limit of reports, charts, lists and pages."""
     cors: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/*\s]+)$")], ...] = ()
     """Origins (`https://play.example.com`, or `*` for all) whose pages may ask this gateway; none when not given. Cookies
     are never allowed, as there are none."""
@@ -366,7 +370,7 @@ class GatewayConfig(Config):
     from which `marl-ray export` makes trajectories; not kept when not given."""
     webhook: WebhookConfig | None = None
     access_log: Literal["errors", "all"] = "errors"
-    """Which requests leave a line of JSON in the log."""
+    """Requests that leave a line of JSON in the log."""
     api_keys: str | None = None
     """YAML file of keys (`keys: [{name, sha256, scopes}]`, scopes of inference, outcomes, read, admin). Without it anybody
     may act, post outcomes and read, and nobody may change an experiment over HTTP."""

@@ -1,4 +1,4 @@
-"""What is said of a metric in a config: the numbers it may take, and how much worse than the control is accepted."""
+"""Config of a metric: the numbers it may take, and the accepted loss against the control."""
 
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ class RelativeMargin(Config):
 
 
 def _read_margin(given: Any) -> Any:
-    """`"2%"` as `{"relative": 0.02}`; all else as it is, if it is a margin at all."""
+    """Read a margin: `"2%"` becomes `{"relative": 0.02}`; other margins stay as they are."""
     relative = given.get("relative") if isinstance(given, dict) and len(given) == 1 else None
     if isinstance(given, str) and given.strip().endswith("%"):
         try:
@@ -58,11 +58,11 @@ def check_measure(
     bounds: tuple[float, float] | None,
     winsorize: tuple[float, float] | None,
 ) -> None:
-    """ValueError if what is said of the metric contradicts itself."""
+    """Raise ValueError if the config of a metric contradicts itself."""
     if bounds and winsorize:
         raise ValueError(f"bounds, winsorize: expected one of them for {name!r}")
-    known = bounds or winsorize
-    if isinstance(margin, RelativeMargin) and known and known[0] < 0:
+    limits = bounds or winsorize
+    if isinstance(margin, RelativeMargin) and limits and limits[0] < 0:
         raise ValueError(
-            f"margin: a part of the control's mean needs a metric that is 0 or more, but {name!r} may be {known[0]:g}"
+            f"margin: a part of the control's mean needs a metric that is 0 or more, but {name!r} may be {limits[0]:g}"
         )

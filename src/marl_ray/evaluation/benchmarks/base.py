@@ -1,4 +1,4 @@
-"""What every benchmark is: problems that score samples, and the facts that name its variant."""
+"""The interface of benchmarks: problems that score samples, and the facts that name a benchmark's variant."""
 
 import ast
 import warnings
@@ -19,12 +19,12 @@ Mode = Literal["official", "hardened"]
 Kind = Literal["completion", "solution", "output"]
 KINDS: tuple[Kind, ...] = ("completion", "solution", "output")
 NO_TESTS = (CallTest("pass"),)
-"""Stands for the hidden tests where a task that is shown to policies must have some."""
+"""Placeholder for the hidden tests of a task that is shown to policies and must have some."""
 
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """What a model gave for a problem: the continuation of its prompt, a whole program, or an answer with code in it."""
+    """A model's answer to a problem: a continuation of its prompt, a complete program, or a text with code in it."""
 
     kind: Kind
     text: str
@@ -32,19 +32,19 @@ class ModelAnswer:
 
 @dataclass(frozen=True)
 class SampleVerdict:
-    """What one mode said of one sample."""
+    """Verdict of one mode on one sample."""
 
     passed: bool
     result: str
-    """`passed`, or why not."""
+    """`passed`, or the reason why it did not pass."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
     level: str = ""
-    """Level of the sandbox that it ran at; empty where nothing was run."""
+    """Level of the sandbox that the sample ran at; empty if nothing was run."""
     flags: tuple[str, ...] = ()
-    """What a static scan noticed; only where judge and program share an interpreter."""
+    """Findings of a static scan; filled only if judge and program share an interpreter."""
     scores: Mapping[str, bool] = field(default_factory=dict)
-    """Whether further scores of the benchmark count it as passed, by their names: `base` of EvalPlus."""
+    """Name of a further score of the benchmark (such as EvalPlus' `base`) -> True if it counts the sample as passed."""
 
 
 Verdicts = Mapping[Mode, SampleVerdict]
@@ -56,15 +56,15 @@ class Problem(ABC):
 
     task_id: str
     prompt: str
-    """What a policy is shown."""
+    """The text that a policy is shown."""
     entry_point: str
-    """The function under test; empty where the whole program is."""
+    """Name of the function under test; empty if the whole program is tested."""
     references: tuple[str, ...] = field(repr=False)
-    """Whole programs that are said to be correct."""
+    """Complete programs that the benchmark gives as correct."""
 
     @property
     def runs(self) -> float:
-        """At most so many times the time limit does one mode take."""
+        """Largest number of time limits that one mode takes."""
         return 1.0
 
     @property
@@ -74,14 +74,14 @@ class Problem(ABC):
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """In which modes it can be judged."""
+        """Modes in which the problem can be judged."""
         return ("official", "hardened")
 
     @property
     def shown(self) -> CodeTask:
-        """The tests that a policy may know, as public ones: those that the prompt shows or the file calls public.
+        """The tests that a policy may know, as public ones: tests that the prompt shows or that the file calls public.
 
-        What is hidden in it is not a test of this problem.
+        The task's hidden tests are placeholders and no tests of this problem.
         """
         return CodeTask(NO_TESTS if self.entry_point else (), entry_point=self.entry_point)
 
@@ -92,7 +92,7 @@ class Problem(ABC):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """How a benchmark's files are read and what its numbers are called."""
+    """A benchmark: the format of its files, its splits and limits, and the names of its numbers."""
 
     name: str
     title: str
@@ -102,29 +102,29 @@ class Benchmark:
     timeout_s: float
     """The official limit of one sample (CodeContests: of one test)."""
     ks: tuple[int, ...]
-    """What is reported when no k is asked for."""
+    """Values of k that are reported when none is asked for."""
     known: Mapping[str, str]
-    """sha256 of a file to what it is. Empty: any file will do."""
+    """sha256 of a file -> its description. Empty if any file is accepted."""
     splits: Mapping[str, Callable[[Problem], bool]] = field(default_factory=lambda: {"all": lambda _: True})
-    """Name to which problems are in it; the first is taken when none is asked for."""
+    """Split -> predicate that selects its problems; the first split is taken when none is asked for."""
     filters_references: bool = False
-    """Problems whose own references all fail are left out, and counted."""
+    """True if problems whose own references all fail are left out, and counted."""
     same_id: Callable[[str], str] = lambda task_id: task_id
-    """Other ways to write a task id, made the one way."""
+    """Function that maps every way to write a task id to the file's way."""
     data: str | None = None
-    """Where the problems are from when no `--data` is given."""
+    """Source of the problems when no `--data` is given."""
     hub: tuple[str, str | None, tuple[str, ...]] | None = None
-    """Data set, its configuration and splits on the Hugging Face hub."""
+    """Data set on the Hugging Face hub, its configuration and its splits."""
     writes: Kind = "solution"
-    """What a policy without a chat template writes: the `completion` of a prompt, or a whole `solution`."""
+    """Answer of a policy without a chat template: the `completion` of a prompt, or a complete `solution`."""
     stop: tuple[str, ...] = ()
-    """Where a policy that continues the prompt is done."""
+    """Strings after which a policy that continues the prompt is done."""
     notes: str = ""
-    """What else makes the number this number; part of the variant's name."""
+    """Further facts that define the number; part of the variant's name."""
 
 
 def program_of(problem: Problem, source: ModelAnswer) -> ModelAnswer | None:
-    """The source to score: code is extracted from an answer. None where the answer has no complete block."""
+    """The source to score: code is extracted from an answer. None if the answer has no complete block."""
     if source.kind != "output":
         return source
     code = extract(source.text, problem.entry_point)
@@ -150,12 +150,12 @@ def syntax(code: str) -> ast.Module:
 
 
 def unique(problems: Iterable[tuple[FileRow, Problem]]) -> tuple[Problem, ...]:
-    """The problems. Raises MarlRayError where a task id comes twice, or there is none."""
+    """The problems as a tuple. Raises MarlRayError if a task id occurs twice or there is no problem."""
     seen: dict[str, str] = {}
-    found = []
+    problems_of_rows = []
     for row, problem in problems:
         if problem.task_id in seen:
             raise MarlRayError(f"{row.where}: task_id {problem.task_id!r} is already that of {seen[problem.task_id]}")
         seen[problem.task_id] = row.where
-        found.append(problem)
-    return tuple(found)
+        problems_of_rows.append(problem)
+    return tuple(problems_of_rows)

@@ -33,11 +33,12 @@ from marl_ray.evaluation.benchmarks.base import (
 from marl_ray.sandbox import Limits, Pool, Status
 
 MEMORY_BYTES = min(30 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-"""Of address space: officially 30 GiB, here at most half of the machine's memory, which it might use."""
+"""Limit of the address space: officially 30 GiB; here at most half of the machine's memory, because it might be
+used."""
 STACK_BYTES = 10 << 20
 OFFLINE_FAILURES = frozenset({176, 314, 812, 832, 1005, 1040, 1104})
-"""Of the 300 problems that use the standard library alone: those whose references need a network or another machine, or
-take longer than a minute anywhere. What the sandbox itself forbids is found by running the references."""
+"""Task numbers, among the 300 that use the standard library alone, whose references need a network or another machine,
+or take longer than a minute anywhere. Running the references finds those that the sandbox itself forbids."""
 SUSPICIOUS = (
     "_getframe",
     "f_back",
@@ -147,17 +148,17 @@ def _problem(record: BigCodeBenchRecord, prompt: str, where: str) -> Problem:
 
 
 def _imports(tree: ast.AST) -> frozenset[str]:
-    found = set()
+    modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return frozenset(found)
+            modules.add(node.module.partition(".")[0])
+    return frozenset(modules)
 
 
 def _count(tests: ast.Module, where: str) -> int:
-    """Test methods of TestCases."""
+    """Number of test methods of TestCases."""
     for node in tests.body:
         if isinstance(node, ast.ClassDef) and node.name == "TestCases":
             return len({f.name for f in node.body if isinstance(f, ast.FunctionDef) and f.name.startswith("test")})

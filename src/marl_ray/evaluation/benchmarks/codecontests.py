@@ -29,13 +29,14 @@ from marl_ray.rewards.outputs import outputs_match
 from marl_ray.sandbox import Limits, Pool, Status
 
 PYTHON3 = 3
-"""Its number among the languages of the data; 1 is Python 2."""
+"""Number of Python 3 among the languages of the data; 1 is Python 2."""
 REFERENCES = 3
-"""How many of a problem's Python 3 solutions are tried before the problem is left out."""
+"""Number of a problem's Python 3 solutions that are tried before the problem is left out."""
 MEMORY_FLOOR = 1 << 30
 EXTRA_MEMORY = 32 << 20
 WALL_FACTOR = 3.0
-"""Wall time over CPU time. Officially 30: it only ends programs that sleep, and ten seconds of CPU made it five minutes."""
+"""Wall time over CPU time. Officially 30: that only ends programs that sleep, and made ten seconds of CPU five
+minutes."""
 OUTPUT_BYTES = 1 << 20
 
 
@@ -78,7 +79,7 @@ class ContestRecord(BenchmarkRecord):
     is_description_translated: Unused = None
     untranslated_description: Unused = None
     time_limit: Unused = None
-    """Of the contest's own machines; the limit here is the evaluation's."""
+    """Time limit on the contest's own machines, not used: the evaluation has its own limit."""
     input_file: Unused = None
     output_file: Unused = None
 
@@ -105,9 +106,9 @@ class ContestProblem(Problem):
         return WALL_FACTOR * len(self.tests)
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
-        """Runs tests until one has failed in every mode asked for."""
-        found = run_stdio(pool, source.text, self.tests, timeout_s, self.memory_bytes)
-        return {mode: found[mode] for mode in modes}
+        """Run tests until one has failed in every mode asked for."""
+        verdicts = run_stdio(pool, source.text, self.tests, timeout_s, self.memory_bytes)
+        return {mode: verdicts[mode] for mode in modes}
 
 
 def run_stdio(

@@ -1,8 +1,8 @@
 """EvalPlus (Liu et al. 2023, arXiv 2305.01210): HumanEval+ and MBPP+, functions compared with a reference on many inputs.
 
 A sample has two scores: `base`, the inputs of the original benchmark, and the sample's own, base and plus inputs together,
-which is what the field reports as HumanEval+ and MBPP+. Wanted outputs are what the reference returns in a sandboxed run
-of its own, once per process and problem. An input may take 1 s, or four times as long as the reference took; base and plus
+which the field reports as HumanEval+ and MBPP+. Expected outputs are the reference's in a sandboxed run of its own, once per
+process and problem. An input may take 1 s, or four times as long as the reference took; base and plus
 inputs may each take 60 s in all. CPU time decides.
 """
 
@@ -34,7 +34,7 @@ from marl_ray.sandbox import Limits, Pool, Status
 from marl_ray.sandbox.limits import WALL_FACTOR
 
 LEAST_S, FACTOR, TASK_S = 1.0, 4.0, 60.0
-"""Seconds of an input at least, times of the reference's own, and seconds of all base or all plus inputs at most."""
+"""Least seconds of an input, multiple of the reference's seconds, and most seconds of all base or all plus inputs."""
 REFERENCE_S = 60.0
 MEMORY_BYTES = 4 << 30
 OUTPUT_BYTES = 256 << 20
@@ -49,7 +49,8 @@ def {0}(*given):
     found = _{0}(*given)
     return found if isinstance(found, bool) else found is not None
 """
-"""Behind a program whose outputs, matches of patterns, cannot cross to the judge: only whether there is one counts."""
+"""Code that follows a program whose outputs, matches of patterns, cannot cross to the judge: it compares only their
+existence."""
 
 
 class EvalPlusRecord(BenchmarkRecord):
@@ -63,21 +64,21 @@ class EvalPlusRecord(BenchmarkRecord):
     plus_input: list[list[Any]]
     atol: float
     contract: str = ""
-    """Assertions on inputs, for those who make new ones."""
+    """Assertions on inputs, for authors of new inputs."""
     test: str = ""
-    """HumanEval's own test, of which the base inputs are."""
+    """HumanEval's own test, which the base inputs come from."""
     assertion: str = ""
-    """MBPP's own test, of which the base inputs are."""
+    """MBPP's own test, which the base inputs come from."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the reference does with some inputs."""
+    """Results of the reference on some inputs."""
 
     outputs: str
-    """A list, as of `dumps`."""
+    """List of outputs, encoded by `dumps`."""
     seconds: tuple[float, ...]
-    """What each input may take."""
+    """Time limit of each input."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class EvalPlusProblem(Problem):
 
     base: str
     plus: str
-    """Lists of lists of arguments, as of `dumps`."""
+    """Lists of argument lists, encoded by `dumps`; so is `base`."""
     atol: float
     examples: tuple[str, ...]
     """Assertions that the prompt shows."""
@@ -100,7 +101,8 @@ class EvalPlusProblem(Problem):
         return CodeTask(NO_TESTS, tuple(map(CallTest, self.examples)), self.entry_point, "import math")
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
-        """A completion continues the prompt, a solution stands alone. Plus inputs only follow where base ones passed."""
+        """Judge a sample: a completion continues the prompt, a solution stands alone. Plus inputs run only if base
+        inputs passed."""
         program = self.prompt + source.text if source.kind == "completion" else source.text
         return {mode: self._verdict(pool, program, mode, timeout_s) for mode in modes}
 
@@ -134,7 +136,8 @@ class EvalPlusProblem(Problem):
 
 @lru_cache(maxsize=4096)
 def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, inputs: str) -> Expected:
-    """The reference's outputs. Raises MarlRayError where it fails here: then nothing can be compared with it."""
+    """The reference's outputs. Raises MarlRayError if the reference fails here, because then nothing can be compared
+    with it."""
     call = f"outputs({reference!r}, {name!r}, {inputs!r}, {name in NOT_NONE})"
     program = f"{_driver()}\nfound, seconds = {call}\nprint(json.dumps([found, seconds]))\n"
     limits = Limits(cpu_s=REFERENCE_S, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES)
@@ -157,8 +160,8 @@ def parse(prefix: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
 
 
 def _problem(prefix: str, record: EvalPlusRecord, where: str) -> Problem:
-    known, _, number = record.task_id.partition("/")
-    if known != prefix or not number.isdecimal():
+    id_prefix, _, number = record.task_id.partition("/")
+    if id_prefix != prefix or not number.isdecimal():
         raise MarlRayError(f"{where}: task_id {record.task_id!r}: expected {prefix}/ and a number")
     parts = {}
     for part in PARTS:
@@ -187,8 +190,8 @@ def _is_python(line: str) -> bool:
 
 
 def _same_id(prefix: str, task_id: str) -> str:
-    known, _, number = task_id.rpartition("/")
-    return f"{prefix}/{number}" if known.lower() in ("", prefix.lower()) else task_id
+    id_prefix, _, number = task_id.rpartition("/")
+    return f"{prefix}/{number}" if id_prefix.lower() in ("", prefix.lower()) else task_id
 
 
 HUMANEVAL, MBPP = "HumanEval", "Mbpp"

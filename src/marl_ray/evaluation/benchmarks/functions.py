@@ -1,4 +1,4 @@
-"""Scoring of a function by assertions: HumanEval, MBPP and our own format."""
+"""Scoring of a function by assertions, for HumanEval, MBPP and the product's own format."""
 
 import time
 from collections.abc import Sequence
@@ -18,19 +18,20 @@ def score_function(
     modes: Sequence[Mode],
     timeout_s: float,
 ) -> Verdicts:
-    """`official` is the whole program of the official mode. Hardened: tests and candidate in two processes.
+    """Score a function. `official` is the complete program of the official mode; hardened mode runs tests and candidate
+    apart.
 
     `setup` is trusted code that the tests of the hardened judge may need, such as imports and helpers.
     """
     limits = Limits(cpu_s=timeout_s)
-    found: dict[Mode, SampleVerdict] = {}
+    verdicts: dict[Mode, SampleVerdict] = {}
     if "official" in modes:
         begin = time.perf_counter()
         result = pool.official(official, limits)
         wall_s = time.perf_counter() - begin
-        found["official"] = SampleVerdict(result == "passed", result, wall_s, level=pool.level.name.lower())
+        verdicts["official"] = SampleVerdict(result == "passed", result, wall_s, level=pool.level.name.lower())
     if "hardened" in modes:
         done = pool.judge(candidate, tests, entry_point=entry_point, setup=setup, limits=limits)
         result = done.verdict if not done.message else f"{done.verdict}: {done.message}"
-        found["hardened"] = SampleVerdict(done.passed, result, done.wall_s, done.cpu_s, done.level.name.lower())
-    return found
+        verdicts["hardened"] = SampleVerdict(done.passed, result, done.wall_s, done.cpu_s, done.level.name.lower())
+    return verdicts

@@ -48,7 +48,8 @@ class HumanEvalProblem(Problem):
         )
 
     def program(self, source: ModelAnswer) -> str:
-        """A whole program comes after the prompt, whose imports and helpers it may count on; its definition wins."""
+        """The complete program: the prompt, whose imports and helpers the answer may use, then the answer, whose
+        definition wins."""
         return self.prompt + ("\n" if source.kind == "solution" else "") + source.text
 
 
@@ -58,8 +59,8 @@ def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
 
 
 def _problem(record: HumanEvalRecord) -> Problem:
-    whole = record.prompt + record.canonical_solution
-    return HumanEvalProblem(record.task_id, record.prompt, record.entry_point, (whole,), record.test)
+    reference = record.prompt + record.canonical_solution
+    return HumanEvalProblem(record.task_id, record.prompt, record.entry_point, (reference,), record.test)
 
 
 HUMANEVAL = Benchmark(

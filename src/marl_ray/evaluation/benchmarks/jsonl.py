@@ -1,4 +1,4 @@
-"""Our own format: one JSON object a line, functions tested by assertions or programs tested by what they print.
+"""The product's own format: one JSON object a line, functions tested by assertions or programs tested by their output.
 
     {"task_id": "add", "prompt": "...", "entry_point": "add", "tests": ["assert add(1, 2) == 3"],
      "public_tests": [], "setup": "import math", "reference": "def add(a, b): return a + b"}
@@ -21,14 +21,14 @@ from marl_ray.sandbox import Pool
 
 
 class OwnRecord(CodeRecord):
-    """A line of the file; samples name their problem, so it has a name."""
+    """A line of the file. It must have a `task_id`, because samples name their problem by it."""
 
     task_id: str
 
 
 @dataclass(frozen=True)
 class OwnProblem(Problem):
-    """A problem of our own."""
+    """A problem of the product's own format."""
 
     task: CodeTask
 
@@ -45,7 +45,7 @@ class OwnProblem(Problem):
         return CodeTask(NO_TESTS if self.entry_point else (), self.task.public, self.entry_point, self.task.setup)
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
-        """All hidden tests; a completion continues the prompt."""
+        """Run all hidden tests; a completion continues the prompt."""
         program = self.prompt + source.text if source.kind == "completion" else source.text
         if not self.entry_point:
             cases = [test for test in self.task.hidden if isinstance(test, StdioTest)]
@@ -64,7 +64,7 @@ class OwnProblem(Problem):
 
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
-    """Problems of our own format. Raises MarlRayError where a line is neither of its two kinds."""
+    """Problems of the product's own format. Raises MarlRayError for a line that is neither of its two kinds."""
     return unique((row, _problem(read_record(OwnRecord, row), row.where)) for row in rows)
 
 

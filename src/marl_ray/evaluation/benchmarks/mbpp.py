@@ -1,7 +1,8 @@
 """MBPP (Austin et al. 2021, arXiv 2108.07732): short functions from a sentence and three assertions.
 
-There is no official executor. Here: the code, the set-up of its tests, all of its tests, in one interpreter as HumanEval's
-harness runs it, 10 s; the prompt is the paper's, with the problems 2, 3 and 4 as its shots.
+There is no official executor. The product runs the code, the set-up of its tests and all of its tests in one
+interpreter, as HumanEval's harness does, within 10 s; the prompt is the paper's, with the problems 2, 3 and 4 as its
+shots.
 """
 
 import ast
@@ -29,7 +30,7 @@ from marl_ray.sandbox import Pool
 
 SHOTS = (2, 3, 4)
 NOT_SPLIT = frozenset({367, 601, 927})
-"""Their tests hand objects of the candidate's own classes to the function: no split judge can serve them."""
+"""Problems whose tests pass objects of the candidate's own classes to the function: no split judge can serve them."""
 BEGIN, DONE = "[BEGIN]", "[DONE]"
 
 
@@ -46,7 +47,7 @@ class MbppRecord(BenchmarkRecord):
 
     @property
     def setup(self) -> str:
-        """What the tests need."""
+        """Code that the tests need."""
         return self.test_setup_code
 
 
@@ -67,7 +68,7 @@ class SanitizedRecord(BenchmarkRecord):
 
     @property
     def setup(self) -> str:
-        """What the tests need; without it 13 references fail."""
+        """Code that the tests need; without it 13 references fail."""
         return "\n".join(self.test_imports)
 
 
@@ -91,7 +92,7 @@ class MbppProblem(Problem):
         return CodeTask(NO_TESTS, tuple(map(CallTest, self.tests)), self.entry_point, setup)
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
-        """A completion ends where the prompt's stop word stands."""
+        """Score a sample; a completion ends at the prompt's stop word."""
         program = source.text.split(DONE)[0] if source.kind == "completion" else source.text
         tests = "\n".join(self.tests)
         return score_function(
@@ -107,13 +108,13 @@ class MbppProblem(Problem):
 
 
 def parse(model: type[MbppRecord] | type[SanitizedRecord], rows: Iterable[FileRow]) -> tuple[Problem, ...]:
-    """Problems of an MBPP file. Raises MarlRayError where one of the prompt's shots is missing."""
+    """Problems of an MBPP file. Raises MarlRayError if one of the prompt's shots is missing."""
     records = [(row, read_record(model, row)) for row in rows]
     by_number = {record.task_id: record for _, record in records}
-    missing = [number for number in SHOTS if number not in by_number]
-    if records and missing:
+    absent = [number for number in SHOTS if number not in by_number]
+    if records and absent:
         where = records[0][0].where
-        raise MarlRayError(f"{where}: problem {missing[0]} is missing; the prompt's examples are 2, 3 and 4")
+        raise MarlRayError(f"{where}: problem {absent[0]} is missing; the prompt's examples are 2, 3 and 4")
     shots = "".join(f"{_question(by_number[n])}\n{_lines(by_number[n].code)}\n{DONE}\n" for n in SHOTS if by_number)
     return unique((row, _problem(record, f"{shots}{_question(record)}\n", row.where)) for row, record in records)
 

@@ -1,6 +1,6 @@
-"""The inputs of MBPP+ as the tasks mean them: JSON has no tuples, sets and complex numbers, so they are made here.
+"""Conversion of MBPP+ inputs: JSON lacks tuples, sets and complex numbers, so this file restores them.
 
-By task number, as `mbpp_deserialize_inputs` of evalplus 0.3.1 does (data/mbpp.py).
+Conversions are by task number, as in `mbpp_deserialize_inputs` of evalplus 0.3.1 (data/mbpp.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -42,6 +42,7 @@ _BY_NUMBER = {number: change for change, numbers in _EACH for number in numbers}
 
 
 def mbpp_inputs(number: int, inputs: Inputs) -> Inputs:
-    """The inputs of a task. TypeError, ValueError, IndexError or AttributeError where they have not the task's form."""
+    """The inputs of a task, converted. Raises TypeError, ValueError, IndexError or AttributeError for inputs of another
+    form."""
     change = _BY_NUMBER.get(number)
     return inputs if change is None else [change(given) for given in inputs]

@@ -1,1 +1,1 @@
-"""What would a bundle earn where others were served? Judged on logged units, before any user meets it."""
+"""Off-policy evaluation: the outcome that a bundle would have on logged units, estimated before any user meets it."""

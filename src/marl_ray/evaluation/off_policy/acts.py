@@ -1,8 +1,8 @@
-"""What would a bundle earn where others were served? Judged on the logged units, before any user meets it.
+"""Off-policy evaluation of actor-critic bundles on logged acts, before any user meets the bundle.
 
-A unit's importance weight is the product, over its agents and steps, of the chance that the bundle takes the logged action
-over the chance with which it was taken. Units in which an agent acted greedily are left out: they tell nothing of what
-another choice would have brought, and a weight of 1 for them would judge the bundle by decisions that it would not make.
+A unit's importance weight is the product, over its agents and steps, of the chance that the bundle takes the logged
+action over the chance with which it was taken. Units in which an agent acted greedily are left out: they say nothing
+about the outcome of another choice, and a weight of 1 would judge the bundle by decisions that it would not make.
 
 The units must not be those that the bundle learned from: it would be judged by the luck that it was fitted to.
 """
@@ -23,33 +23,33 @@ from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.rollout.served.acts import Logged, read_logged
 
 FOLDS = 5
-"""Parts that the model of the doubly robust estimate is fitted across."""
+"""Number of parts across which the model of the doubly robust estimate is fitted."""
 RIDGE = 1.0
 """Penalty on the squared coefficients, for features of variance one and weights of mean one."""
 MOST_FEATURES = 256
-"""Wider starts are projected onto this many random directions."""
+"""Most features of a unit's start; wider starts are projected onto this many random directions."""
 
 MOST_CODED = 64
-"""Categories up to which an entry is one-hot; where there are more it counts as a number."""
+"""Most categories of an entry that is one-hot; an entry with more counts as a number."""
 MOST_ERRORS, ROUNDING = 3.0, 0.01
-"""How far the mean weight may lie from 1, in its standard errors, and for float32 log-probabilities."""
+"""Largest distance of the mean weight from 1, in its standard errors, and allowance for float32 log-probabilities."""
 
 
 @dataclass(frozen=True)
 class OffPolicyEstimate:
-    """What the logged units say of a bundle, and whether it may be exposed."""
+    """Estimates of a bundle's outcome from logged units, and the decision whether it may be exposed."""
 
     value: Value
-    """Self-normalised importance sampling; what the gate looks at."""
+    """Self-normalised importance sampling; the gate reads this value."""
     doubly_robust: Value
-    """A second opinion: where the two lie apart by more than their errors, believe neither."""
+    """A second opinion: if the two differ by more than their errors, neither should be believed."""
     logged: float
-    """Mean outcome of the units that were used, as they were served."""
+    """Mean outcome of the used units, as they were served."""
     units: int
-    """Units used."""
+    """Number of units used."""
     greedy_units: int
-    """Units left out, because an agent acted greedily, or wrote a text that was not drawn from its model's whole
-    distribution."""
+    """Number of units left out, because an agent acted greedily, or wrote a text that was not drawn from its model's
+    whole distribution."""
     gate: Gate
 
 
@@ -71,17 +71,17 @@ def judge(
 def judged(
     value: Value, robust: Value, outcomes: np.ndarray, used: np.ndarray, floor: float, min_effective: float
 ) -> OffPolicyEstimate:
-    """What two estimates on the units `used`, (units,) bool, come to."""
+    """The result of two estimates on the units `used`, (units,) bool."""
     units = int(used.sum())
     gate = _gate(value, units, floor, min_effective)
     return OffPolicyEstimate(value, robust, float(outcomes[used].mean()), units, len(used) - units, gate)
 
 
 def _gate(value: Value, units: int, floor: float, min_effective: float) -> Gate:
-    """`experiments.off_policy.gate`, after a test that the mean weight is 1.
+    """Apply `experiments.statistics.off_policy.gate` after a test that the mean weight is 1.
 
-    A self-normalised estimate alone does not notice what the log never held: where all weights are equally small it is the
-    logged mean. The standard error follows from the effective sample size, mean sqrt(1 / effective - 1 / n).
+    A self-normalised estimate alone does not notice data that the log never held: if all weights are equally small it
+    is the logged mean. The standard error follows from the effective sample size, mean sqrt(1 / effective - 1 / n).
     """
     spread = max(0.0, 1 / max(value.effective, 1.0) - 1 / units)
     if not abs(value.mean_weight - 1) <= MOST_ERRORS * value.mean_weight * math.sqrt(spread) + ROUNDING:
@@ -91,9 +91,9 @@ def _gate(value: Value, units: int, floor: float, min_effective: float) -> Gate:
 
 
 def logged_for(bundle: Bundle, path: str) -> Logged:
-    """Exported decisions, read as the bundle's policies see and act; raises MarlRayError where they do not fit."""
-    found = {name: (policy.observation_space, policy.action_space) for name, policy in bundle.policies.items()}
-    return read_logged(path, bundle.agents, found)
+    """Exported decisions in the form of the bundle's policies; raises MarlRayError if they do not fit."""
+    policies = {name: (policy.observation_space, policy.action_space) for name, policy in bundle.policies.items()}
+    return read_logged(path, bundle.agents, policies)
 
 
 def evaluate_bundle(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> Value:
@@ -104,11 +104,12 @@ def evaluate_bundle(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> 
 
 
 def evaluate_doubly_robust(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> Value:
-    """The same by `experiments.off_policy.doubly_robust`, with a ridge regression as its model.
+    """Mean outcome of a unit under the bundle, doubly robust, with a ridge regression as the model.
 
-    The model predicts a unit's outcome from its first observations, one prediction for the logged and for the bundle's
-    actions: so it takes off the variance that starts bring, and needs right weights. It is fitted with the importance
-    weights, so that it tends to what the bundle earns from a start, and across five folds of units, so that no unit is
+    The model predicts a unit's outcome from its first observations, with the same prediction for the logged and for the
+    bundle's actions: so it removes the variance that starts bring, and needs right weights. It is fitted with the
+    importance weights, so that it tends to the bundle's outcome from a start, and across five folds of units, so that
+    no unit is
     predicted by a model that saw it (Chernozhukov et al. 2018, arXiv 1608.00060, definition 3.1).
     """
     logged = logged_for(bundle, data) if isinstance(data, str) else data
@@ -147,11 +148,11 @@ def log_weights(bundle: Bundle, logged: Logged) -> np.ndarray:
 
 
 def greedy_units(logged: Logged) -> np.ndarray:
-    """(units,) bool: an agent acted greedily."""
-    found = np.zeros(len(logged.units), bool)
+    """(units,) bool: True for a unit in which an agent acted greedily."""
+    greedy = np.zeros(len(logged.units), bool)
     for batch in logged.policies.values():
-        found[batch.episode[batch.greedy].numpy()] = True
-    return found
+        greedy[batch.episode[batch.greedy].numpy()] = True
+    return greedy
 
 
 def _used(logged: Logged) -> np.ndarray:
@@ -166,16 +167,16 @@ def start_features(bundle: Bundle, logged: Logged) -> np.ndarray:
     blocks = []
     for name, batch in logged.policies.items():
         for agent in range(batch.agents):
-            own = torch.nonzero(batch.agent == agent)[:, 0].flip(0)  # of several turns the first is set last
-            rows = _coded(bundle.policies[name].observation_space, batch.observations[own, 0].numpy())
-            blocks.append((batch.episode[own].numpy(), rows))
+            rows_of_agent = torch.nonzero(batch.agent == agent)[:, 0].flip(0)  # of several turns the first is set last
+            rows = _coded(bundle.policies[name].observation_space, batch.observations[rows_of_agent, 0].numpy())
+            blocks.append((batch.episode[rows_of_agent].numpy(), rows))
     width = sum(rows.shape[1] for _, rows in blocks)
     features, begin, random = np.zeros((len(logged.units), min(width, MOST_FEATURES))), 0, np.random.default_rng(0)
     for unit, rows in blocks:
         if width > MOST_FEATURES:
-            known = np.zeros((len(features), MOST_FEATURES))
-            known[unit] = rows @ (random.standard_normal((rows.shape[1], MOST_FEATURES)) / math.sqrt(width))
-            features += known
+            projected = np.zeros((len(features), MOST_FEATURES))
+            projected[unit] = rows @ (random.standard_normal((rows.shape[1], MOST_FEATURES)) / math.sqrt(width))
+            features += projected
         else:
             features[unit, begin : begin + rows.shape[1]] = rows
             begin += rows.shape[1]
@@ -203,12 +204,12 @@ def cross_fitted(features: np.ndarray, outcomes: np.ndarray, log_weights: np.nda
     fold = np.random.default_rng(0).permutation(n) % FOLDS
     predicted = np.zeros(n)
     for number in range(FOLDS):
-        seen, held = fold != number, fold == number
-        weights = np.exp(log_weights[seen] - log_weights[seen].max())
+        fitted, held = fold != number, fold == number
+        weights = np.exp(log_weights[fitted] - log_weights[fitted].max())
         weights *= len(weights) / weights.sum()
-        mean_x, mean_y = weights @ scaled[seen] / len(weights), weights @ outcomes[seen] / len(weights)
-        centred = scaled[seen] - mean_x
+        mean_x, mean_y = weights @ scaled[fitted] / len(weights), weights @ outcomes[fitted] / len(weights)
+        centred = scaled[fitted] - mean_x
         gram = centred.T @ (centred * weights[:, None]) + RIDGE * np.eye(features.shape[1])
-        slope = np.linalg.solve(gram, centred.T @ (weights * (outcomes[seen] - mean_y)))
+        slope = np.linalg.solve(gram, centred.T @ (weights * (outcomes[fitted] - mean_y)))
         predicted[held] = mean_y + (scaled[held] - mean_x) @ slope
     return predicted

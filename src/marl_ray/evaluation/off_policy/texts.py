@@ -1,14 +1,15 @@
-"""What would a bundle of language models earn where others were served? Judged on the logged tokens.
+"""Off-policy evaluation of bundles of language models on logged tokens, before any user meets the bundle.
 
-As `off_policy`: a unit's importance weight is the product, over all tokens of its responses, of the chance that the bundle
-writes the logged token over the chance with which it was written. Left out are units with a response that was not drawn from
-its model's whole distribution: greedily, or with `top_k` or `top_p`, whose chances the log does not tell.
+As in `acts`, a unit's importance weight is the product, over all tokens of its responses, of the chance that the bundle
+writes the logged token over the chance with which it was written. Units with a response that was not drawn from its
+model's whole distribution are left out: written greedily, or with `top_k` or `top_p`, whose chances the log does not
+hold.
 
-The bundle is judged as the requests asked: at the temperature that a request chose, else at its own. Prompts, stop strings
-and limits of length are those that were in force, as is where a client left.
+The bundle is judged at the temperature that a request chose, else at its own. Prompts, stop strings and limits of
+length are those that were in force, and so is the point where a client left.
 
-Weights of long responses spread over many orders of magnitude. The estimates speak where a response is short, or where the
-bundle is close to what was served; the effective number of units says whether they do.
+Weights of long responses spread over many orders of magnitude. The estimates are useful if responses are short or if
+the bundle is close to the served one; the effective number of units says whether they are.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,13 +27,14 @@ from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, read_served
 
 ROWS = 16
-"""Responses of one pass."""
+"""Number of responses in one pass."""
 
 
 def judge_texts(
     bundle: TokenBundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
 ) -> OffPolicyEstimate:
-    """As `off_policy.judge`, of exported texts (file, folder or URI)."""
+    """Estimate a bundle's mean outcome from exported texts (file, folder or URI); arguments and errors as in
+    `acts.judge`."""
     served = read_served(path)
     units = sorted({one.unit for one in served})
     place = {unit: number for number, unit in enumerate(units)}
@@ -53,12 +55,12 @@ def judge_texts(
 
 
 def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
-    """log of the bundle's chance of each response less that of the arm that wrote it, (responses,) float64.
+    """Logarithms of the bundle's chance of each response over that of the arm that wrote it, (responses,) float64.
 
-    Raises MarlRayError where a policy cannot have written one, or itself draws from a part of its distribution.
+    Raises MarlRayError if a policy cannot have written a response, or draws from a part of its distribution only.
     """
-    found: dict[str, float] = {}
-    for name, own in by_policy(served, bundle.agents).items():
+    ratios: dict[str, float] = {}
+    for name, texts in by_policy(served, bundle.agents).items():
         policy = bundle.policies[name]
         settings = policy.generation
         if settings.top_k or settings.top_p < 1:
@@ -67,20 +69,20 @@ def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
                 f"and its top_p {settings.top_p:g}"
             )
         vocabulary = policy.lm.get_input_embeddings().weight.shape[0]
-        check_readable(name, policy.tokenizer, vocabulary, policy.config.context, own)
+        check_readable(name, policy.tokenizer, vocabulary, policy.config.context, texts)
         parts: dict[float, list[ServedText]] = {}
-        for one in sorted(own, key=lambda one: -len(one.prompt_ids) - len(one.ids)):
+        for one in sorted(texts, key=lambda one: -len(one.prompt_ids) - len(one.ids)):
             parts.setdefault(_asked(one, policy), []).append(one)
         for temperature, part in parts.items():
             with _at(policy, temperature):
-                found |= _log_ratios(policy, part)
-    return np.array([found[one.where] for one in served])
+                ratios |= _log_ratios(policy, part)
+    return np.array([ratios[one.where] for one in served])
 
 
 def _asked(one: ServedText, policy: TokenPolicy) -> float:
-    """The temperature at which the policy would have answered."""
-    own = float(policy.generation.temperature)
-    return one.temperature if "temperature" in one.asked and one.temperature is not None else own
+    """The temperature at which the policy would have answered the request."""
+    default = float(policy.generation.temperature)
+    return one.temperature if "temperature" in one.asked and one.temperature is not None else default
 
 
 @contextmanager
@@ -95,8 +97,8 @@ def _at(policy: TokenPolicy, temperature: float) -> Iterator[None]:
 
 @torch.no_grad()
 def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, float]:
-    """By where a response stands."""
-    found: dict[str, float] = {}
+    """Place of a response -> its log ratio."""
+    ratios: dict[str, float] = {}
     for start in range(0, len(served), ROWS):
         part = served[start : start + ROWS]
         width, steps = max(len(one.prompt_ids) for one in part), max(len(one.ids) for one in part)
@@ -111,10 +113,10 @@ def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, 
             mask[row, : len(one.ids)] = True
         prompts, responses, mask = (x.to(policy.device) for x in (prompts, responses, mask))
         sums = policy.evaluate(prompts, responses, mask, need_entropy=False).log_probs.double().sum(1).tolist()
-        found |= {
+        ratios |= {
             one.where: total - float(one.log_probs.sum(dtype=np.float64)) for one, total in zip(part, sums, strict=True)
         }
-    return found
+    return ratios
 
 
 def _features(served: Sequence[ServedText], place: dict[str, int], units: int) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Samples of a benchmark become results and a report, on this machine or on a Ray cluster."""
+"""Scoring: runs the samples of a benchmark and reports the results, on this machine or on a Ray cluster."""

@@ -19,12 +19,12 @@ from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
 from marl_ray.sandbox import Level
 
 Progress = Callable[[What, int, int], None]
-"""Called with what is scored, how much of it is done, and of how much."""
+"""Function that is called with what is scored, the number done and the total."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to evaluate, and how."""
+    """Options of an evaluation, as a user gives them."""
 
     benchmark: str
     """A name, or `jsonl:FILE` with the problems."""
@@ -35,14 +35,14 @@ class Options:
     out: Path | None = None
     ks: tuple[int, ...] | None = None
     mode: str | None = None
-    """`official`, `hardened` or `both`; None takes all that the benchmark has."""
+    """`official`, `hardened` or `both`; None takes all modes that the benchmark has."""
     timeout_s: float | None = None
     min_level: Level = Level.PATHS
 
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """What samples are scored on, checked."""
+    """A benchmark with its problems, modes and limit, checked; samples are scored on it."""
 
     benchmark: Benchmark
     data: Data
@@ -52,7 +52,7 @@ class ScoringTask:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """A checked evaluation: everything that can be wrong with its input has been looked at."""
+    """A checked evaluation: nothing in its input can fail any more."""
 
     benchmark: Benchmark
     data: Data
@@ -66,7 +66,7 @@ class EvaluationPlan:
 
     @property
     def packages(self) -> frozenset[str]:
-        """What programs may import where it is installed."""
+        """Packages that programs may import, if they are installed."""
         return frozenset().union(*(problem.packages for problem in self.data.problems))
 
 
@@ -84,7 +84,7 @@ def task_of(options: Options) -> ScoringTask:
 
 
 def plan(options: Options, task: ScoringTask | None = None, made: str = "") -> EvaluationPlan:
-    """Read and check everything. `task` is what was read before; `made` says what the samples are, if that is known.
+    """Read and check everything. `task` is a task that was read before; `made` describes the samples, if that is known.
 
     Raises MarlRayError naming the option, or the file and line.
     """
@@ -112,11 +112,11 @@ def plan(options: Options, task: ScoringTask | None = None, made: str = "") -> E
 def _modes(chosen: Benchmark, asked: str | None) -> tuple[Mode, ...]:
     if asked in (None, "both") and (asked is None or len(chosen.modes) == 2):
         return chosen.modes
-    found = tuple(mode for mode in chosen.modes if mode == asked)
-    if not found:
+    modes = tuple(mode for mode in chosen.modes if mode == asked)
+    if not modes:
         both = ", both" if len(chosen.modes) == 2 else ""
         raise MarlRayError(f"--mode {asked}: {chosen.name} has {', '.join(chosen.modes)}{both}")
-    return found
+    return modes
 
 
 def evaluate(
@@ -132,8 +132,8 @@ def evaluate(
             filtered = _failing_references(planned, results, run, progress)
             unchecked = sum(not problem.references for problem in planned.data.problems)
         left_out = set(filtered)
-        wanted = [sample for sample in planned.samples.samples if sample.problem.task_id not in left_out]
-        _score(planned, results, run, "sample", wanted, progress)
+        selected = [sample for sample in planned.samples.samples if sample.problem.task_id not in left_out]
+        _score(planned, results, run, "sample", selected, progress)
         report = make_report(
             planned.manifest,
             [problem.task_id for problem in planned.data.problems],

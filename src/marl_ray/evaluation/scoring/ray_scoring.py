@@ -13,10 +13,10 @@ from marl_ray.evaluation.scoring.scoring import SLACK_S, ResultRow, Scorer, Scor
 from marl_ray.sandbox import Level
 
 IN_FLIGHT = 2
-"""Batches that a node holds, so that it has work while a result travels."""
+"""Number of batches that a node holds, so that it has work while a result travels."""
 BATCH_PER_WORKER = 4
 ATTEMPTS = 3
-"""A batch that takes so many nodes down with it ends the evaluation."""
+"""A batch that takes this many nodes down with it ends the evaluation."""
 START_S = 120.0
 
 
@@ -28,23 +28,24 @@ class Node:
         self._pool = make_pool(workers, packages, min_level)
 
     def score(self, jobs: Sequence[ScoringJob]) -> list[ResultRow]:
-        """Results of a batch, in any order."""
+        """Score a batch; results are in any order."""
         return [row for rows in score_here(self._pool, jobs, self._workers) for row in rows]
 
     def ready(self) -> bool:
-        """Answers when the pool stands."""
+        """Return True once the pool exists."""
         return True
 
 
 Nodes = dict[str, tuple[Any, int]]
-"""Node id to its actor and its number of runs at a time."""
+"""Node id -> its actor and its number of runs at a time."""
 
 
 @contextmanager
 def ray_scorer(workers: int | None, packages: frozenset[str], min_level: Level) -> Iterator[Scorer]:
     """A scorer on the Ray that is initialised here.
 
-    `workers`: runs at a time on a node; None takes its CPUs. Raises MarlRayError where a node cannot have its pool.
+    `workers` is the number of runs at a time on a node; None takes its CPUs. Raises MarlRayError if a node cannot have
+    its pool.
     """
     import ray
 
@@ -128,6 +129,6 @@ def _start(workers: int | None, packages: frozenset[str], min_level: Level) -> N
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of a remote error's text is what was raised; the lines before are where."""
+    """The cause in a remote error's text: its last line; the lines before are the traceback."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The report of an evaluation: numbers, what they are of, and every problem; as JSON and as Markdown."""
+"""The report of an evaluation, as JSON and as Markdown: its numbers, their variant, and every problem."""
 
 import json
 import platform
@@ -18,7 +18,7 @@ from marl_ray.rewards.pass_at_k import pass_at_k
 
 REPORT, MARKDOWN = "report.json", "report.md"
 SHOWN = 50
-"""How many task ids of a kind the Markdown lists."""
+"""Number of task ids of a kind that the Markdown lists."""
 
 
 def make_report(
@@ -30,7 +30,7 @@ def make_report(
     filtered: Sequence[str] = (),
     unchecked: int = 0,
 ) -> dict[str, Any]:
-    """Numbers of the samples' results. `filtered` problems (their references fail) are counted and left out.
+    """Compute the report. `filtered` problems (their references fail) are counted and left out.
 
     Problems are in the order of `task_ids`, so the means do not depend on the order in which samples were scored.
     """
@@ -41,8 +41,8 @@ def make_report(
         by_task[row["task_id"]].append(row)
     if not kept:
         raise MarlRayError("evaluate: the references of all problems fail here, so there is nothing to score")
-    for found in by_task.values():
-        found.sort(key=lambda row: row["sample"])
+    for results in by_task.values():
+        results.sort(key=lambda row: row["sample"])
     everything = [row for task_id in kept for row in by_task[task_id]]
     verdicts = [(row, mode, row[mode]) for row in everything for mode in modes if row[mode]]
     further = {
@@ -81,7 +81,7 @@ def _scores(problems: Mapping[str, Mapping[str, Any]], name: str, ks: Sequence[i
 def _problem(
     rows: Sequence[Mapping[str, Any]], further: Mapping[Mode, Sequence[str]], ks: Sequence[int]
 ) -> dict[str, Any]:
-    """Samples that passed and pass@k, by mode, and by mode and further score (`official base`)."""
+    """Number of samples that passed, and pass@k, by mode, and by mode and further score (`official base`)."""
     correct: dict[str, int] = {}
     for mode, names in further.items():
         if not rows[0][mode]:
@@ -98,9 +98,9 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _kind(result: str) -> str:
-    """What kind of verdict it is, such as `fail:wrong` of `fail:wrong: 1 is not 2`."""
-    first, _, rest = result.partition(":")
-    return f"fail:{rest.partition(':')[0]}" if first == "fail" else first
+    """The kind of a verdict, such as `fail:wrong` for `fail:wrong: 1 is not 2`."""
+    first, _, details = result.partition(":")
+    return f"fail:{details.partition(':')[0]}" if first == "fail" else first
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -146,7 +146,7 @@ def aggregate(
 ) -> tuple[BootstrapInterval, dict[str, tuple[float, float]]]:
     """Weighted mean of one number over evaluations: its interval, and each one's variant with value and share.
 
-    Raises MarlRayError naming the folder that has no report, or not this number.
+    Raises MarlRayError naming a folder that has no report, or whose report lacks this number.
     """
     groups, parts = [], {}
     for folder, weight in folders.items():

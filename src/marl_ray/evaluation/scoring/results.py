@@ -1,6 +1,6 @@
-"""The folder of an evaluation: what it is of, every result as soon as it is known, and the report.
+"""The folder of an evaluation: its manifest, every result as soon as it is known, and the report.
 
-evaluation.json   benchmark, data, samples, limits: what may not change when it goes on
+evaluation.json   benchmark, data, samples, limits: they may not change when the evaluation is continued
 results.jsonl     one line a sample, appended and synced; a line that a kill cut short is dropped
 report.json, report.md
 """
@@ -17,13 +17,13 @@ from marl_ray.errors import MarlRayError
 
 MANIFEST, RESULTS = "evaluation.json", "results.jsonl"
 PLACES = ("data", "samples")
-"""Where files lay: they may be elsewhere when an evaluation goes on; their digests may not differ."""
+"""Keys that hold paths: files may have moved when an evaluation is continued; their digests may not differ."""
 Key = tuple[str, str, int]
-"""Of a result: what was run (`sample` or `reference`), task id, number."""
+"""Key of a result: kind (`sample` or `reference`), task id, number."""
 
 
 class Results:
-    """Appends results; knows those that are there."""
+    """Appends results to the file, and knows which results it holds."""
 
     def __init__(self, file: int, rows: dict[Key, dict[str, Any]]) -> None:
         self._file = file
@@ -40,15 +40,15 @@ class Results:
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """What a result is of."""
+    """The key of a result."""
     return row["what"], row["task_id"], row["sample"]
 
 
 @contextmanager
 def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Results]:
-    """Begin an evaluation in a folder, or go on with it.
+    """Begin an evaluation in a folder, or continue it.
 
-    Raises MarlRayError where the folder holds another evaluation (naming what differs), or one that is running now.
+    Raises MarlRayError if the folder holds another evaluation (naming the difference), or one that is running now.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,21 +89,21 @@ def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
 
 def _read(path: Path, file: int) -> dict[Key, dict[str, Any]]:
     data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):  # a kill cut the last line short
-        os.ftruncate(file, whole)
-    found = {}
-    for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
+    complete = data.rfind(b"\n") + 1
+    if complete < len(data):  # a kill cut the last line short
+        os.ftruncate(file, complete)
+    results = {}
+    for number, line in enumerate(data[:complete].split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
-            found[key_of(row)] = row
+            results[key_of(row)] = row
         except (ValueError, KeyError, TypeError) as error:
             raise MarlRayError(f"{path}:{number}: not a result; remove the line to have it measured again") from error
-    return found
+    return results
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file atomically."""
     partial = path.with_name(path.name + ".partial")
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)

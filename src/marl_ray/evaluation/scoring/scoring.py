@@ -1,4 +1,4 @@
-"""Scoring samples: one at a time, and many at once on this machine. `on_ray` does it on a cluster."""
+"""Scoring samples one at a time, or many at once on this machine; `ray_scoring` does it on a cluster."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,9 +17,9 @@ from marl_ray.sandbox.limits import WALL_FACTOR
 MAX_SOURCE_BYTES = 32 << 20
 """A larger program is not run; its verdict is `too large`."""
 SLACK_S = 60.0
-"""How much later than its time limits allow a sample may be scored before that is an error."""
+"""Seconds beyond its time limits within which a sample must be scored; later is an error."""
 START_S = 5.0
-"""What starting and ending one run may take on a busy machine."""
+"""Seconds that starting and ending one run may take on a busy machine."""
 
 What = Literal["sample", "reference"]
 ResultRow = dict[str, Any]
@@ -36,7 +36,7 @@ class ScoringJob:
 
     @property
     def longest_s(self) -> float:
-        """Upper bound of its wall time."""
+        """Upper bound of the job's wall time, in seconds."""
         return len(self.modes) * self.sample.problem.runs * (WALL_FACTOR * self.timeout_s + START_S)
 
 
@@ -45,7 +45,7 @@ Scorer = Callable[[Sequence[ScoringJob]], Iterator[list[ResultRow]]]
 
 
 def make_pool(workers: int, packages: Iterable[str], min_level: Level) -> Pool:
-    """A pool whose programs may import these packages, where they are installed."""
+    """A pool whose programs may import these packages, if they are installed."""
     installed = [name for name in sorted(packages) if importlib.util.find_spec(name)]
     return Pool(workers, warm=(*WARM, *installed), min_level=min_level)
 
@@ -74,12 +74,12 @@ def score(pool: Pool, job: ScoringJob) -> ResultRow:
 
 
 def suspected_hack(verdicts: Verdicts) -> bool:
-    """Whether the modes disagree. Honest programs that the split judge cannot serve disagree too; see the docs."""
+    """True if the modes disagree. Honest programs that the split judge cannot serve disagree too; see the docs."""
     return len({verdict.passed for verdict in verdicts.values()}) > 1
 
 
 def score_here(pool: Pool, jobs: Sequence[ScoringJob], workers: int) -> Iterator[list[ResultRow]]:
-    """Results as they come, in batches, from so many runs at a time."""
+    """Yield results as they come, in batches, from `workers` runs at a time."""
     remaining = iter(jobs)
     with ThreadPoolExecutor(workers, thread_name_prefix="score") as threads:
         try:

@@ -13,24 +13,24 @@ from marl_ray.evaluation.writing.requests import Job, Row, SampleWriter, Writing
 from marl_ray.evaluation.writing.writer import CPU_BATCH, GPU_BATCH, Writer
 
 ATTEMPTS = 3
-"""A batch that takes so many actors down with it ends the evaluation."""
+"""A batch that takes this many actors down with it ends the evaluation."""
 START_S = 600.0
-"""What finding a place and reading a bundle and its models may take."""
+"""Seconds that finding a place and reading a bundle and its models may take."""
 PATIENCE_S = 60.0
-"""How much longer the other actors are waited for when the first is ready."""
+"""Seconds that the other actors are waited for when the first is ready."""
 BATCH_S = 7200.0
-"""What writing one batch may take."""
+"""Seconds that writing one batch may take."""
 
 
 class Place:
-    """Writes batches where it is; becomes a Ray actor."""
+    """Writes batches on its node; becomes a Ray actor."""
 
     def __init__(self, request: WritingRequest, name: str) -> None:
         self._asked = request, name
         self._writer: Writer | None = None
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """As `SampleWriter.manifest`; reads the bundle."""
+        """The manifest that `SampleWriter.manifest` describes; reads the bundle."""
         return self._here().manifest(problems)
 
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
@@ -74,7 +74,7 @@ class _OnRay:
         self._ready: list[Any] = []
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """As `SampleWriter.manifest`. Actors that are not there by then, for others hold their place, get nothing to do."""
+        """The manifest of `SampleWriter.manifest`. Actors that still wait for a place by then get no work."""
         import ray
 
         asked = {actor.manifest.remote(problems): actor for actor in self.actors}
@@ -83,11 +83,11 @@ class _OnRay:
             raise MarlRayError(f"evaluate: no actor had a place and read the bundle within {START_S:.0f} s")
         done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=PATIENCE_S)
         self._ready = [asked[reference] for reference in done]
-        found: dict[str, Any] = _got(done[0])
-        return found
+        manifest: dict[str, Any] = _got(done[0])
+        return manifest
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
-        """As `SampleWriter.write`; an actor that dies gives its batch to the others."""
+        """Yield samples as `SampleWriter.write` does; an actor that dies gives its batch to the others."""
         import ray
         from ray.exceptions import RayActorError
 
@@ -122,7 +122,7 @@ class _OnRay:
 
 
 def _got(reference: Any) -> Any:
-    """A remote value that is there. MarlRayErrors are raised as they were there."""
+    """The value of a finished remote call. MarlRayErrors are raised as they were raised there."""
     import ray
     from ray.exceptions import RayTaskError
 

@@ -1,4 +1,4 @@
-"""Samples that the language models of a bundle write for a benchmark's problems: asked for, kept, named."""
+"""Requests for samples that the language models of a bundle write, and the file that keeps these samples."""
 
 import hashlib
 import json
@@ -18,34 +18,34 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class WritingRequest:
-    """What is to be written, and by whom."""
+    """A request for samples: the bundle that writes them, and its sampling options."""
 
     bundle: str
     """A folder, or `models:/name/version`."""
     tracking_uri: str | None = None
     agent: str | None = None
-    """Whose policy answers alone; None: the team, or the only policy."""
+    """Agent whose policy answers alone; None: the team, or the only policy."""
     samples: int = 1
-    """Per problem."""
+    """Number of samples per problem."""
     seed: int = 0
     greedy: bool = False
     temperature: float | None = None
-    """Of the bundle's generation where it is None, and so is max_tokens."""
+    """Sampling temperature; None, here and for `max_tokens`, takes that of the bundle's generation."""
     max_tokens: int | None = None
     answer: Kind | None = None
-    """What the answer is; None: what the policy was trained to write, see `Writer`."""
+    """Kind of the answer; None: the kind that the policy was trained to write, see `Writer`."""
     prompt: str | None = None
-    """What is read, with {prompt} in it."""
+    """Template of the prompt, with {prompt} in it; None takes the default."""
 
 
 class SampleWriter(Protocol):
-    """Who writes: this process, or a cluster's."""
+    """Writes samples: in this process, or on a cluster."""
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """What makes the samples those samples. Raises MarlRayError naming the first prompt that is too long."""
+        """The facts that determine the samples. Raises MarlRayError naming the first prompt that is too long."""
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
-        """Samples as they come, in batches in any order."""
+        """Yield samples as they come, in batches in any order."""
 
 
 def generate(
@@ -56,9 +56,10 @@ def generate(
     out: Path | None,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> tuple[Path, str]:
-    """Write what is not written yet; the evaluation's folder, with the samples in it, and what they are called.
+    """Write the samples that are missing; return the evaluation's folder with the samples in it, and their description.
 
-    `of` names benchmark and data. However this ends, what was written stays in the folder, and the same call goes on there.
+    `of` names benchmark and data. However this ends, written samples stay in the folder, and the same call continues
+    there.
     """
     manifest = of | source.manifest(problems)
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
@@ -66,10 +67,10 @@ def generate(
     jobs = [(problem, sample) for problem in problems for sample in range(request.samples)]
     with open_results(folder / FOLDER, manifest) as written:
         keys = [("sample", problem.task_id, sample) for problem, sample in jobs]
-        missing = [job for job, key in zip(jobs, keys, strict=True) if key not in written.rows]
-        done = len(jobs) - len(missing)
+        pending = [job for job, key in zip(jobs, keys, strict=True) if key not in written.rows]
+        done = len(jobs) - len(pending)
         progress("answer", done, len(jobs))
-        for rows in source.write(missing):
+        for rows in source.write(pending):
             written.add(rows)
             done += len(rows)
             progress("answer", done, len(jobs))
@@ -79,12 +80,12 @@ def generate(
 
 
 def _name(manifest: dict[str, Any]) -> str:
-    """What the samples are, for the variant of a number."""
+    """Description of the samples, for the variant of a number."""
     sampling = []
-    for name, own in manifest["generation"].items():
-        drawn = "greedy" if manifest["greedy"] else f"temperature {own['temperature']:g}"
-        limits = [f"{key} {own[key]:g}" for key, off in (("top_k", 0), ("top_p", 1)) if own[key] != off]
-        sampling.append(", ".join([f"{name}: {drawn}", *limits, f"max_tokens {own['max_tokens']}"]))
+    for name, generation in manifest["generation"].items():
+        drawn = "greedy" if manifest["greedy"] else f"temperature {generation['temperature']:g}"
+        limits = [f"{key} {generation[key]:g}" for key, off in (("top_k", 0), ("top_p", 1)) if generation[key] != off]
+        sampling.append(", ".join([f"{name}: {drawn}", *limits, f"max_tokens {generation['max_tokens']}"]))
     prompt = "" if manifest["prompt"] in (None, PROMPT) else f", prompt {manifest['prompt']!r}"
     who = f"{manifest['writer']} of bundle {manifest['bundle'][:12]}"
     return f"{manifest['answer']}s of {who}{prompt}, {manifest['num_samples']} a problem ({'; '.join(sampling)})"

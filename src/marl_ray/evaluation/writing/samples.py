@@ -1,4 +1,4 @@
-"""Ready samples: `{"task_id": ..., "completion" | "solution" | "output": ...}`, one JSON object a line."""
+"""Files of samples: `{"task_id": ..., "completion" | "solution" | "output": ...}`, one JSON object a line."""
 
 import hashlib
 from collections import Counter
@@ -15,7 +15,7 @@ class Sample:
 
     problem: Problem
     number: int
-    """From 0, in the file's order, among those of its problem."""
+    """Index of the sample among those of its problem, from 0, in the file's order."""
     source: ModelAnswer
 
 
@@ -29,14 +29,15 @@ class Samples:
 
     @property
     def counts(self) -> Counter[str]:
-        """Samples by problem."""
+        """Number of samples by problem."""
         return Counter(sample.problem.task_id for sample in self.samples)
 
 
 def read_samples(path: str, benchmark: Benchmark, problems: tuple[Problem, ...]) -> Samples:
     """Read a file of samples; every problem must have one, as the official harness demands.
 
-    Raises MarlRayError naming file and line of what is not a sample of these problems, or a problem without samples.
+    Raises MarlRayError naming the file and line of a row that is no sample of these problems, or a problem without
+    samples.
     """
     data = read_bytes(path)
     by_id = {problem.task_id: problem for problem in problems}
@@ -49,9 +50,11 @@ def read_samples(path: str, benchmark: Benchmark, problems: tuple[Problem, ...])
             raise MarlRayError(f"{row.where}: task_id {task_id!r} is not among the {len(problems)} problems")
         samples.append(Sample(by_id[task_id], counts[task_id], source))
         counts[task_id] += 1
-    missing = [task_id for task_id in by_id if task_id not in counts]
-    if missing:
-        raise MarlRayError(f"{path}: {len(missing)} of {len(problems)} problems have no sample, such as {missing[0]!r}")
+    unanswered = [task_id for task_id in by_id if task_id not in counts]
+    if unanswered:
+        raise MarlRayError(
+            f"{path}: {len(unanswered)} of {len(problems)} problems have no sample, such as {unanswered[0]!r}"
+        )
     return Samples(tuple(samples), path, hashlib.sha256(data).hexdigest())
 
 
@@ -61,10 +64,10 @@ def _sample(row: FileRow) -> tuple[str, ModelAnswer]:
     task_id = row.values.get("task_id")
     if not isinstance(task_id, str | int) or isinstance(task_id, bool):
         raise MarlRayError(f"{row.where}: task_id: expected a string or a number")
-    given = [kind for kind in KINDS if kind in row.values]
-    if len(given) != 1:
+    kinds = [kind for kind in KINDS if kind in row.values]
+    if len(kinds) != 1:
         raise MarlRayError(f"{row.where}: expected exactly one of {', '.join(KINDS)}")
-    text = row.values[given[0]]
+    text = row.values[kinds[0]]
     if not isinstance(text, str):
-        raise MarlRayError(f"{row.where}: {given[0]}: expected a string")
-    return str(task_id), ModelAnswer(given[0], text)
+        raise MarlRayError(f"{row.where}: {kinds[0]}: expected a string")
+    return str(task_id), ModelAnswer(kinds[0], text)

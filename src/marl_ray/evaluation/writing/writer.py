@@ -1,8 +1,8 @@
-"""The language models of a bundle, writing samples for a benchmark's problems.
+"""Sample writing by the language models of a bundle.
 
 One policy reads a problem's prompt and answers once. A code team (a bundle trained on the environment `code_team`) plays
 that environment on the problem: its public tests are those that the prompt shows, and its last program is the sample.
-A sample is a function of (weights, seed, task id, number of the sample), whoever writes it and beside whichever others.
+A sample is a function of (weights, seed, task id, number of the sample), in whatever process and batch it is written.
 """
 
 import copy
@@ -30,36 +30,36 @@ from marl_ray.rollout.response_streams import EVALUATION, response_stream
 from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
 
 CPU_BATCH, GPU_BATCH = 64, 512
-"""Samples that are written at once; those of a batch that was not finished are lost with the process."""
+"""Number of samples that are written at once; samples of an unfinished batch are lost with the process."""
 THREADS = 32
 TURN_S = 600.0
 """Seconds that a turn of an environment may take."""
 Turns = Generator[tuple[str, str], str | None, None]
-"""Agent and prompt of one turn after another; is sent the responses, and None to begin with."""
+"""Generator of one turn after another, as agent and prompt; it is sent each response, and None to begin with."""
 
 
 @dataclass
 class Talk:
-    """How one sample comes about."""
+    """The conversation that produces one sample."""
 
     problem: Problem
     sample: int
     turns: Turns
     agent: str | None = None
-    """Who is asked; None where it is over."""
+    """Agent that is asked next; None when the conversation is over."""
     prompt: str = ""
     said: list[tuple[str, str]] = field(default_factory=list)
-    """Agent and response."""
+    """Agents and their responses, in order."""
     tokens: int = 0
     ended: bool = True
-    """Whether the last response ended by itself."""
+    """True if the last response ended by itself."""
     shortened: bool = False
-    """Whether a prompt lost its middle, because it did not fit."""
+    """True if a prompt lost its middle because it did not fit."""
     cut: bool = False
-    """Whether it is over because the next prompt is too long even so."""
+    """True if the conversation is over because the next prompt is too long even when shortened."""
 
     def go_on(self) -> None:
-        """Hand over the last response, and hear who is asked next."""
+        """Hand over the last response and take the next turn."""
         if self.cut:
             self.agent = None
             return
@@ -75,9 +75,10 @@ class Writer:
     """The policies of a bundle, answering the problems of a benchmark in this process."""
 
     def __init__(self, request: WritingRequest, benchmark: Benchmark):
-        """Reads the bundle. What the answer is, where not given: of a code team a `solution`, or an `output` where it was
-        trained to write fenced blocks; else an `output` of a policy with a chat template; else what the benchmark's
-        own definition says (`Benchmark.writes`).
+        """Read the bundle and choose the kind of answer, if the request does not.
+
+        A code team writes a `solution`, or an `output` if it was trained to write fenced blocks; a policy with a chat
+        template writes an `output`; any other writes what the benchmark's definition says (`Benchmark.writes`).
 
         Raises MarlRayError for a bundle that cannot answer, and for an option that does not fit it.
         """
@@ -105,7 +106,7 @@ class Writer:
         self._engines: dict[str, Engine] = {}
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """As `Source.manifest`."""
+        """The manifest of `SampleWriter.manifest`."""
         for problem in problems:
             agent, text = self._turns(problem).send(None)
             self._check_fits(self.bundle.agents[agent], text, problem.task_id)
@@ -123,12 +124,12 @@ class Writer:
         }
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
-        """As `Source.write`."""
+        """Yield samples as `SampleWriter.write` does."""
         size = GPU_BATCH if torch.cuda.is_available() else CPU_BATCH
         yield from (self.rows(jobs[begin : begin + size]) for begin in range(0, len(jobs), size))
 
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
-        """The samples of some jobs, in their order, in waves of one turn of each."""
+        """The samples of some jobs, in their order, written in waves of one turn each."""
         talks = [Talk(problem, sample, self._turns(problem)) for problem, sample in jobs]
         _go_on(talks)
         while asked := [talk for talk in talks if talk.agent is not None]:
@@ -138,7 +139,7 @@ class Writer:
         return [self._row(talk) for talk in talks]
 
     def _cast(self) -> tuple[str, CodeTeam | None]:
-        """Whose response is the sample, and the environment that a code team plays."""
+        """The agent whose response is the sample, and the environment that a code team plays."""
         agent, table = self.request.agent, self.bundle.agents
         if agent is not None and agent not in table:
             raise MarlRayError(f"--agent {agent!r}: the bundle has {', '.join(table)}")
@@ -151,12 +152,12 @@ class Writer:
         return agent or self.agents[0], None
 
     def _generation(self, policy: TokenPolicy) -> GenerationConfig:
-        """How the policy samples here; a completion also ends where the benchmark says so."""
+        """Sampling options of the policy; a completion also ends at the benchmark's stop strings."""
         asked = {"temperature": self.request.temperature, "max_tokens": self.request.max_tokens}
-        given = {key: value for key, value in asked.items() if value is not None}
+        settings = {key: value for key, value in asked.items() if value is not None}
         stop = policy.generation.stop + (self.benchmark.stop if self.kind == "completion" else ())
         try:
-            return GenerationConfig.model_validate(policy.generation.model_dump() | given | {"stop": stop})
+            return GenerationConfig.model_validate(policy.generation.model_dump() | settings | {"stop": stop})
         except ValidationError as error:
             first = error.errors()[0]
             key = str(first["loc"][0]).replace("_", "-")
@@ -174,7 +175,7 @@ class Writer:
         check_fits(ids, self.generations[name].max_tokens, policy.config.context, f"{where}: prompt")
 
     def _fitted(self, name: str, text: str) -> tuple[tuple[int, ...], bool] | None:
-        """Token ids of any prompt and whether it was shortened, as in training; None where that is not enough."""
+        """Token ids of a prompt and whether it was shortened, as in training; None if shortening is not enough."""
         policy = self.bundle.policies[name]
         room = policy.config.context - self.generations[name].max_tokens
         try:
@@ -184,19 +185,19 @@ class Writer:
         return tuple(ids), shortened
 
     def _answer(self, name: str, talks: Sequence[Talk]) -> None:
-        """One turn of each by one policy, in one call of its engine."""
+        """Take one turn of each conversation by one policy, in one call of its engine."""
         policy, encoded, prompts, answered = self.bundle.policies[name], {}, [], []
         for talk in talks:
             if talk.prompt not in encoded:
                 encoded[talk.prompt] = self._fitted(name, talk.prompt)
-            if (found := encoded[talk.prompt]) is None:
+            if (fitted := encoded[talk.prompt]) is None:
                 talk.cut = True  # a first prompt fits; what a team said since may be too much
                 continue
-            talk.shortened |= found[1]
+            talk.shortened |= fitted[1]
             number = sum(agent == talk.agent for agent, _ in talk.said)
             place = self.agents.index(talk.agent or "")
             stream = response_stream(EVALUATION, _number(talk.problem.task_id), talk.sample, 0, place, number)
-            prompts.append(Prompt(found[0], stream, self.request.greedy))
+            prompts.append(Prompt(fitted[0], stream, self.request.greedy))
             answered.append(talk)
         if not prompts:
             return
@@ -223,7 +224,7 @@ def _one_turn(agent: str, prompt: str) -> Turns:
 
 
 def _team_turns(env: CodeTeam, problem: Problem) -> Turns:
-    """The turns of an episode. The last program is not tested here: scoring does that."""
+    """Turns of an episode. The last program is not tested here: scoring does that."""
     env.test = (GivenProgram(problem.task_id, problem.prompt, problem.shown),)
     env.reset(seed=0, options={"index": 0, "split": "test"})
     programs = 0
@@ -237,9 +238,9 @@ def _team_turns(env: CodeTeam, problem: Problem) -> Turns:
 
 
 def _team(kwargs: dict[str, Any], alone: bool) -> CodeTeam:
-    """The environment as it was trained on, without its tasks."""
-    kept = {key: value for key, value in kwargs.items() if key not in ("data", "test_data", "held_out", "levels")}
-    env = CodeTeam(**kept | {"count": 1} | ({"turns": 1} if alone else {}))
+    """The environment that the team was trained on, without its tasks."""
+    options = {key: value for key, value in kwargs.items() if key not in ("data", "test_data", "held_out", "levels")}
+    env = CodeTeam(**options | {"count": 1} | ({"turns": 1} if alone else {}))
     env.train, env.test = (), ()
     return env
 

@@ -1,1 +1,1 @@
-"""Which arm a unit gets, which units take part, and whether the shares are as promised."""
+"""Assignment: the arm of each unit, the units that take part, and a check that arms get the shares they were promised."""

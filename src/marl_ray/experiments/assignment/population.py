@@ -1,4 +1,4 @@
-"""Which units an experiment takes: a share of all, by a hash, of those with certain attributes."""
+"""The population of an experiment: a share of all units, drawn by a hash, among those with certain attributes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from marl_ray.experiments.assignment.rendezvous import in_share
 
 Attribute = bool | int | float | str
 Attributes = Mapping[str, Attribute]
-"""What a request tells of its unit, by name."""
+"""Attributes that a request states about its unit, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,18 +17,19 @@ class Population:
 
     share: float = 1.0
     wanted: frozenset[tuple[str, frozenset[tuple[bool, Attribute]]]] = frozenset()
-    """Names of attributes, and the values that each may have, with whether a value is a boolean."""
+    """Names of attributes, each with the values that a unit of the population may have and whether the value is a
+    boolean."""
 
     @property
     def is_everyone(self) -> bool:
         return self.share >= 1 and not self.wanted
 
     def may_include(self, salt: str, unit: str) -> bool:
-        """Whether the unit is in the share, so that it takes part if its attributes are right."""
+        """True if the unit is in the share, so that only its attributes can still exclude it."""
         return self.share >= 1 or in_share(salt, self.share, unit)
 
     def includes(self, salt: str, unit: str, attributes: Attributes) -> bool:
-        """Whether a unit with these attributes takes part. One that lacks an attribute does not."""
+        """True if a unit with these attributes takes part. A unit that lacks a required attribute does not."""
         for name, values in self.wanted:
             value = attributes.get(name)
             if value is None or _typed(value) not in values:
@@ -41,10 +42,10 @@ EVERYONE = Population()
 
 def population_of(config: Mapping[str, Any]) -> Population:
     """The population of an experiment's stored config."""
-    given = config.get("population") or {}
-    wanted = given.get("attributes", {}).items()
+    population = config.get("population") or {}
+    required = population.get("attributes", {}).items()
     return Population(
-        given.get("share", 1.0), frozenset((name, frozenset(map(_typed, values))) for name, values in wanted)
+        population.get("share", 1.0), frozenset((name, frozenset(map(_typed, values))) for name, values in required)
     )
 
 

@@ -1,4 +1,4 @@
-"""Which arm a unit gets: weighted rendezvous hashing.
+"""Weighted rendezvous hashing assigns each unit to an arm.
 
 Every arm draws u(arm, unit) in (0, 1) from a salted hash, and the arm with the smallest -ln(u) / weight wins. The
 draws are exponential variables with rates equal to the weights, so arm a wins with probability w_a / sum(w), exactly.
@@ -23,12 +23,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 BLOCK_START = 17
-"""Characters of a block's name that tell its beginning, so that SQL can read them."""
+"""Number of leading characters of a block's name that hold its start time; SQL reads them too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The arm of one unit, and with what probability and under which weights it was chosen."""
+    """The arm of one unit, the epoch whose weights chose it, and the probability with which they chose it."""
 
     arm: str
     epoch: int
@@ -99,11 +99,11 @@ class PastTables:
         self._draws = {arm: _prefix(salt, arm) for weights in self._weights for arm, _ in weights}
 
     def __len__(self) -> int:
-        """How many different ones there are."""
+        """Number of distinct tables."""
         return len(self._weights)
 
     def agree(self, unit: str) -> bool:
-        """Whether all of them give the unit the same arm."""
+        """True if every table gives the unit the same arm."""
         if len(self._weights) < 2:
             return True
         key = unit.encode()
@@ -115,10 +115,11 @@ class PastTables:
 def draw(
     table: AssignmentTable, randomize: str, unit: str, *, cluster: str | None = None, at: float, block_s: float
 ) -> tuple[Assignment, str | None]:
-    """The arm of a unit that has none yet, and the cluster or block that it is the arm of (for `Exposure.cluster`).
+    """Assign an arm to a unit that has none yet; return it with the cluster or block that was drawn (`Exposure.cluster`).
 
-    `randomize` and `block_s` as in the config; `cluster` (needed for `cluster`, else ValueError) is the request's, `at`
-    is now, in seconds since 1970. A unit keeps what it is first exposed to, whatever its block or cluster is later.
+    `randomize` and `block_s` are the config's; `cluster` is the request's (ValueError if `randomize` needs one and it is
+    None); `at` is now, in seconds since 1970. A unit keeps the arm of its first exposure, whatever its later block or
+    cluster.
     """
     if randomize == "switchback":
         block = block_of(at, block_s)
@@ -131,17 +132,18 @@ def draw(
 
 
 def block_of(at: float, block_s: float) -> str:
-    """The block of `block_s` seconds that a moment (seconds since 1970) lies in: its beginning and its length."""
+    """Name of the block of `block_s` seconds that contains the moment `at` (seconds since 1970): its start and its
+    length."""
     return f"{math.floor(at / block_s) * block_s:0{BLOCK_START}.6f}+{float(block_s)!r}"
 
 
 def block_span(block: str) -> tuple[float, float]:
-    """When a block of `block_of` begins, and how long it is."""
+    """Start (seconds since 1970) and length (seconds) of a block that `block_of` named."""
     return float(block[:BLOCK_START]), float(block[BLOCK_START:])
 
 
 def block_group(block: str, size: int) -> tuple[int, int]:
-    """Which group of `size` consecutive blocks a block is in, and its place there."""
+    """Index of the group of `size` consecutive blocks that contains the block, and the block's place in that group."""
     start, length = block_span(block)
     return divmod(round(start / length), size)
 
@@ -162,7 +164,7 @@ def staged_weights(weights: Mapping[str, float], control: str, share: float) -> 
 
 
 def in_layer(layer: str, share: tuple[float, float], unit: str) -> bool:
-    """Whether the unit's place in the layer, uniform in [0, 1), lies in [low, high).
+    """True if the unit's place in the layer, uniform in [0, 1), lies in [low, high).
 
     Experiments of one layer with disjoint shares never have a unit in common; places in two layers are independent of
     each other and of every assignment.
@@ -171,14 +173,14 @@ def in_layer(layer: str, share: tuple[float, float], unit: str) -> bool:
 
 
 def in_share(salt: str, share: float, unit: str) -> bool:
-    """Whether the unit is in the experiment's share (0 to 1) of all units. A larger share only adds units; places are
+    """True if the unit is in the experiment's share (0 to 1) of all units. A larger share only adds units; places are
     independent of layers, hold-outs and arms, and of other salts."""
     return _place(b"population", salt, unit) < share
 
 
 def held_out(endpoint: str, share: float, unit: str) -> bool:
-    """Whether the unit is in the endpoint's hold-out of this share (0 to 1), whatever experiment there is. A larger share
-    only adds units; places are independent of everything else."""
+    """True if the unit is in the endpoint's hold-out of this share (0 to 1), whatever the experiments there are. A larger
+    share only adds units; places are independent of everything else."""
     return _place(b"holdout", endpoint, unit) < share
 
 

@@ -1,4 +1,4 @@
-"""Sample ratio mismatch: do the arms get the shares of units that the weights promise? Checked at any time.
+"""Sample ratio mismatch: a test, valid at any time, that the arms get the shares of units that the weights promise.
 
 Lindon and Malek, arXiv 2011.03567: under shares p each unit is a draw from a multinomial; the alternative is a
 Dirichlet mixture around p. The ratio of both likelihoods,
@@ -22,7 +22,7 @@ ALARM = 0.001
 
 
 class Mismatch(NamedTuple):
-    """What the counts say about the shares."""
+    """Result of the test that the counts agree with the shares."""
 
     log_e: float
     """Natural logarithm of the evidence against the shares."""
@@ -32,14 +32,14 @@ class Mismatch(NamedTuple):
 
 
 def sample_ratio(counts: Mapping[str, int], shares: Mapping[str, float], alpha: float = ALARM) -> Mismatch:
-    """Units per arm against expected relative shares, all under the same shares."""
+    """Test the number of units per arm against expected relative shares that never changed. Returns a `Mismatch`."""
     return sample_ratio_of_epochs([(counts, shares)], alpha)
 
 
 def sample_ratio_of_epochs(
     epochs: Iterable[tuple[Mapping[str, int], Mapping[str, float]]], alpha: float = ALARM
 ) -> Mismatch:
-    """(counts, shares) of each epoch of the weights: evidence multiplies, each epoch having its own alternative."""
+    """Test (counts, shares) of several epochs together: evidence multiplies, each epoch having its own alternative."""
     log_e = math.fsum(_log_evidence(counts, shares) for counts, shares in epochs)
     p_value = math.exp(-max(log_e, 0.0))
     return Mismatch(log_e, p_value, p_value <= alpha)

@@ -1,1 +1,2 @@
-"""Experiments planned and judged by an analyst: sizes, one look at the end, sharper estimates."""
+"""Designs that an analyst chooses: sample sizes, one test at the end, sharper estimates, traffic that follows the
+evidence."""

@@ -11,12 +11,12 @@ from marl_ray.experiments.statistics.intervals import Summary
 
 
 class Adjusted(NamedTuple):
-    """CUPED's result."""
+    """Result of CUPED."""
 
     theta: float
     """Slope of outcome on covariate that all arms share."""
     arms: dict[str, Summary]
-    """Adjusted outcomes; their differences estimate the same as those of the raw ones."""
+    """Summaries of the adjusted outcomes; their differences estimate the same effects as those of the raw outcomes."""
 
 
 def summarise(values: np.ndarray) -> Summary:
@@ -26,7 +26,7 @@ def summarise(values: np.ndarray) -> Summary:
 
 
 def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarray]) -> Adjusted:
-    """Take out of each arm's outcomes (n_arm,) what a covariate from before the exposure (n_arm,) explains.
+    """Remove from each arm's outcomes (n_arm,) the part that a covariate from before the exposure (n_arm,) explains.
 
     Deng, Xu, Kohavi, Walker, "Improving the sensitivity of online controlled experiments by utilizing pre-experiment
     data" (WSDM 2013): Y - theta (X - mean X), where the mean is over all arms, which assignment by

@@ -1,7 +1,7 @@
-"""An experiment judged once, at its end: every metric and treatment, as a textbook would.
+"""A textbook analysis of an experiment, done once at its end: every metric and every treatment.
 
-Welch's test promises its error for one look at a size that was fixed beforehand (`planning`). What it says of an experiment
-that somebody has stopped because of what it said is no evidence; the tests that decide are in `sequential` and `betting`.
+Welch's test keeps its error rate for one look at a size that was fixed beforehand (`planning`). If somebody stops an
+experiment because of this test's result, the result is no evidence; `sequential` and `bets` hold the tests for that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from marl_ray.experiments.statistics.clusters import stratified
 from marl_ray.experiments.statistics.intervals import Interval, Summary
 
 IMBALANCE = 0.001
-"""P-value below which arms differ in a covariate more than chance makes them."""
+"""P-value below which arms differ in a covariate by more than chance explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class Units:
     """The judged units of an experiment, in order."""
 
     arms: np.ndarray
-    """(n,) names."""
+    """(n,) names of the units' arms."""
     epochs: np.ndarray
-    """(n,) in which they were assigned."""
+    """(n,) epochs in which the units were assigned."""
     values: Mapping[str, np.ndarray]
-    """Metric, or `outcome` -> (n,); NaN where a unit has none."""
+    """Metric (or `outcome`) -> (n,) values; NaN where a unit has none."""
 
     def summaries(self, values: np.ndarray, arm: str) -> dict[int, Summary]:
-        """Epoch -> the arm's units that have a value."""
+        """Epoch -> summary of the arm's units that have a value."""
         return {int(e): summarise(values[self._of(values, arm, e)]) for e in np.unique(self.epochs)}
 
     def _of(self, values: np.ndarray, arm: str, epoch: int) -> np.ndarray:
@@ -44,7 +44,7 @@ class Adjustment:
 
     test: WelchTest
     removed: float
-    """Part of the variance that the covariate explains."""
+    """Part of the variance that the covariate explains, and that CUPED removes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Comparison:
     control: Summary
     test: WelchTest
     holm: float = 1.0
-    """P-value adjusted for all comparisons of the analysis."""
+    """P-value adjusted (Holm) for all comparisons of the analysis."""
     adjusted: Adjustment | None = None
     always: Interval | None = None
     """Bounds of the difference that hold at every look, where the metric has bounds."""
@@ -66,37 +66,44 @@ class Comparison:
 def compare(
     units: Units, metrics: Sequence[str], treatments: Sequence[str], control: str, alpha: float, covariate: str | None
 ) -> list[Comparison]:
-    """Two-sided Welch tests at level `alpha`, treatments and the control being compared within epochs. A metric `A/B` is the
-    sum of A over the sum of B (`adjust.ratio_summary`). MarlRayError for a metric or covariate that no unit has."""
-    found = []
+    """Compare each treatment with the control by two-sided Welch tests at level `alpha`, within epochs.
+
+    A metric `A/B` is the sum of A over the sum of B (`adjustment.ratio_summary`). `covariate` names the metric that CUPED
+    adjusts by, or is None. Raises MarlRayError for a metric or covariate that no unit has.
+    """
+    comparisons = []
     for metric in metrics:
         if "/" in metric:
-            found += [_ratio(units, metric, arm, control, alpha) for arm in treatments]
+            comparisons += [_ratio(units, metric, arm, control, alpha) for arm in treatments]
             continue
         values = _values(units, metric)
         by_arm = {arm: units.summaries(values, arm) for arm in (*treatments, control)}
         residuals = None if covariate is None else _residuals(units, values, _values(units, covariate))
         for arm in treatments:
-            one, other = stratified((by_arm[arm][e], by_arm[control][e]) for e in by_arm[arm])
+            treated, controls = stratified((by_arm[arm][e], by_arm[control][e]) for e in by_arm[arm])
             adjusted = None
             if residuals is not None:
                 of_arm, of_control = units.summaries(residuals, arm), units.summaries(residuals, control)
                 pair = stratified((of_arm[e], of_control[e]) for e in of_arm)
-                before, after = one.variance + other.variance, pair[0].variance + pair[1].variance
+                before, after = treated.variance + controls.variance, pair[0].variance + pair[1].variance
                 adjusted = Adjustment(welch(*pair, alpha), 1 - after / before if before > 0 else 0.0)
-            found.append(Comparison(metric, arm, one, other, welch(one, other, alpha), adjusted=adjusted))
-    return with_holm(found)
+            comparisons.append(
+                Comparison(metric, arm, treated, controls, welch(treated, controls, alpha), adjusted=adjusted)
+            )
+    return with_holm(comparisons)
 
 
 def with_holm(rows: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons of one analysis, each with its p-value adjusted for all of them."""
+    """The comparisons of one analysis, with their p-values adjusted (Holm) for all of them."""
     adjusted = holm({str(k): row.test.p_value for k, row in enumerate(rows)})
     return [replace(row, holm=adjusted[str(k)]) for k, row in enumerate(rows)]
 
 
 def imbalance(units: Units, covariate: str, treatments: Sequence[str], control: str) -> dict[str, float]:
-    """Treatment -> p-value of the difference in the covariate. A small one says that the treatment moved it, so that it is
-    not from before the exposure and CUPED with it is wrong."""
+    """Treatment -> p-value of its difference from the control in the covariate.
+
+    A small one says that the treatment moved the covariate: then it is not from before the exposure, and CUPED is wrong.
+    """
     rows = compare(units, [covariate], treatments, control, 0.05, None)
     return {row.arm: row.test.p_value for row in rows}
 
@@ -112,14 +119,14 @@ def _values(units: Units, metric: str) -> np.ndarray:
 def _residuals(units: Units, values: np.ndarray, covariate: np.ndarray) -> np.ndarray:
     """Values less what the covariate explains within epochs and arms; a unit without a covariate keeps its value."""
     both = ~np.isnan(values) & ~np.isnan(covariate)
-    outcomes, known = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    outcomes, covariates = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for epoch in np.unique(units.epochs):
         for arm in np.unique(units.arms):
-            own = both & (units.epochs == epoch) & (units.arms == arm)
-            outcomes[f"{epoch} {arm}"], known[f"{epoch} {arm}"] = values[own], covariate[own]
+            members = both & (units.epochs == epoch) & (units.arms == arm)
+            outcomes[f"{epoch} {arm}"], covariates[f"{epoch} {arm}"] = values[members], covariate[members]
     centre = covariate[both].mean() if both.any() else 0.0
     gaps = np.where(np.isnan(covariate), 0.0, covariate - centre)
-    return values - cuped(outcomes, known).theta * gaps
+    return values - cuped(outcomes, covariates).theta * gaps
 
 
 def _ratio(units: Units, metric: str, arm: str, control: str, alpha: float) -> Comparison:
@@ -128,10 +135,10 @@ def _ratio(units: Units, metric: str, arm: str, control: str, alpha: float) -> C
     both = ~np.isnan(top) & ~np.isnan(bottom)
 
     def of(name: str, epoch: int) -> Summary:
-        own = both & (units.arms == name) & (units.epochs == epoch)
-        if not bottom[own].any():  # nothing to be a part of: an epoch without a ratio
-            own[:] = False
-        return ratio_summary(top[own], bottom[own])
+        members = both & (units.arms == name) & (units.epochs == epoch)
+        if not bottom[members].any():  # nothing to be a part of: an epoch without a ratio
+            members[:] = False
+        return ratio_summary(top[members], bottom[members])
 
-    one, other = stratified((of(arm, int(e)), of(control, int(e))) for e in np.unique(units.epochs))
-    return Comparison(metric, arm, one, other, welch(one, other, alpha))
+    treated, controls = stratified((of(arm, int(e)), of(control, int(e))) for e in np.unique(units.epochs))
+    return Comparison(metric, arm, treated, controls, welch(treated, controls, alpha))

@@ -1,4 +1,5 @@
-"""The textbook experiment: sample size chosen beforehand, one look at the end. Peeking breaks its promises."""
+"""The textbook experiment: a sample size fixed beforehand and one look, at the end. Further looks break its error
+rate."""
 
 import math
 from typing import NamedTuple
@@ -62,19 +63,19 @@ def power(treatment: int, control: int, *, effect: float, sd: float, alpha: floa
 def samples_needed(
     *, effect: float, sd: float, alpha: float = 0.05, power: float = 0.8, ratio: float = 1.0
 ) -> tuple[int, int]:
-    """Fewest outcomes (treatment, control) for that power; `ratio` is treatment over control.
+    """Fewest outcomes (treatment, control) with which the t-test reaches `power`; `ratio` is treatment over control.
 
-    `effect` and `sd` are in units of the outcome. Normal formula first, then counted up with the noncentral t.
+    `effect` and `sd` are in units of the outcome. The normal formula gives a start, which the noncentral t counts up from.
     """
-    named = {
+    valid = {
         "sd": 0 < sd < math.inf,
         "effect": 0 < abs(effect) < math.inf,
         "ratio": 0 < ratio < math.inf,
         "alpha": 0 < alpha < 1,
         "power": alpha < power < 1,
     }
-    for name, good in named.items():
-        if not good:
+    for name, is_valid in valid.items():
+        if not is_valid:
             raise MarlRayError(f"{name}: expected finite sd, ratio > 0, effect not 0, and 0 < alpha < power < 1")
     from scipy.special import ndtri
 

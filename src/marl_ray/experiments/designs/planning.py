@@ -1,4 +1,4 @@
-"""How many units an experiment needs: for one look at a size fixed beforehand, and for the tests that decide at every look.
+"""Number of units an experiment needs, for one look at a size fixed beforehand and for the tests that decide at every look.
 
 The test that decides (promotion; harm is found a little sooner) is simulated on what it sees of many units: the gain's
 sum S of intrinsic time V, a Brownian motion with drift. The normal mixture's evidence is a function of (S, V), and so is
@@ -17,22 +17,22 @@ from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, tune_rho
 from marl_ray.experiments.statistics.sequential import CAUTION
 
 PATHS, GROWTH = 2_000, 1.02
-"""Simulated experiments, and how much larger each look is than the one before."""
+"""Number of simulated experiments, and the ratio of each look's number of units to that of the look before."""
 LEAST = 1e-6
-"""Of alpha, and of the effect in standard deviations."""
+"""Smallest alpha, and smallest effect in standard deviations, that can be planned for."""
 MOST = 1e9
-"""Units beyond which nothing is planned."""
+"""No experiment of more units than this is planned."""
 
 
 class Planned(NamedTuple):
-    """Units of treatment and control together."""
+    """Planned numbers of units, treatment and control together."""
 
     fixed: int
-    """For one look at the end (Welch's test, two-sided)."""
+    """One look at the end needs this many (Welch's test, two-sided)."""
     median: int | None
-    """The test that decides has found the effect by then in half of the experiments; None if not within a billion."""
+    """By this many, half of the experiments have proven the effect; None if not within a billion."""
     sure: int | None
-    """... and by then in `power` of them."""
+    """By this many, the part `power` of the experiments has proven the effect; None if not within a billion."""
 
 
 def plan(
@@ -45,8 +45,12 @@ def plan(
     min_outcomes: int = 50,
     bounds: tuple[float, float] | None = None,
 ) -> Planned:
-    """Units needed to prove a gain that lies `effect` (units of the outcome) beyond the margin, where outcomes have
-    deviation `sd` and the treatment gets `share` of the units of both. With `bounds` the betting test decides."""
+    """Return the units needed to prove a gain that lies `effect` (in units of the outcome) beyond the margin.
+
+    `sd` is the outcomes' standard deviation, `share` the treatment's part of the units of both arms. With `bounds`
+    (low, high) of the outcome the betting test decides, else the sequential test. Raises MarlRayError for values that
+    no plan fits.
+    """
     if not 0 < share < 1:
         raise MarlRayError(f"share: expected a number above 0 and below 1, got {share:g}")
     if not LEAST <= alpha < 0.5:
@@ -63,16 +67,16 @@ def plan(
     # Two units an arm show ten deviations, and far beyond the noncentral t is no number.
     fixed = sum(samples_needed(effect=min(abs(effect), 10 * sd), sd=sd, alpha=alpha, power=power, ratio=ratio))
     units = np.exp(np.arange(math.log(min_outcomes / min(share, 1 - share)), math.log(MOST), math.log(GROWTH)))
-    found = _found(units, abs(effect) / sd, share, alpha, min_outcomes, sd, bounds)
+    proven = _proven_by_look(units, abs(effect) / sd, share, alpha, min_outcomes, sd, bounds)
 
     def at(quantile: float) -> int | None:
-        there = found >= quantile
-        return math.ceil(units[there.argmax()]) if there.any() else None
+        reached = proven >= quantile
+        return math.ceil(units[reached.argmax()]) if reached.any() else None
 
     return Planned(fixed, at(0.5), at(power))
 
 
-def _found(
+def _proven_by_look(
     units: np.ndarray,
     delta: float,
     share: float,
@@ -81,7 +85,7 @@ def _found(
     sd: float,
     bounds: tuple[float, float] | None,
 ) -> np.ndarray:
-    """(looks,) part of the simulated experiments that have found the effect by each look."""
+    """(looks,) part of the simulated experiments that have proven the effect by each look."""
     from scipy.special import log_ndtr, logsumexp
 
     # Per unit the gain's estimate earns information share (1 - share), outcomes being in standard deviations.

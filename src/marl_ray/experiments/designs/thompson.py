@@ -1,8 +1,8 @@
-"""Traffic by Thompson sampling: weights that follow the evidence, for earning more while it comes in.
+"""Thompson sampling as traffic weights: arms that earn more get more of the traffic while the evidence grows.
 
 It optimises and proves nothing. Under such weights an arm's plain mean of outcomes is biased (an unlucky start is never
 corrected, because traffic leaves). So arms are compared within epochs, in which weights are constant
-(`clusters.stratified`), or by bets on the chances that were in force (`betting`), which stay exact.
+(`clusters.stratified`), or by bets on the chances that were in force (`bets`), which stay exact.
 """
 
 import math
@@ -14,7 +14,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.statistics.intervals import Summary
 
 PRIOR = 1.0
-"""Outcomes' worth of the pooled mean in every posterior: an arm with no outcome is like the others, and uncertain."""
+"""Weight of the pooled mean in every posterior, in outcomes: an arm without outcomes is like the others, and uncertain."""
 POINTS = 801
 """Quadrature points per arm, over eight deviations each way."""
 
@@ -63,10 +63,10 @@ def _chances_of_largest(means: np.ndarray, deviations: np.ndarray) -> np.ndarray
 def thompson_weights(arms: Mapping[str, Summary], floor: float, higher_is_better: bool = True) -> dict[str, float]:
     """Arm -> share of the next epoch's traffic: the chance that the arm is best, and no arm below `floor`.
 
-    What Thompson sampling (Russo et al., arXiv 1707.02038) would draw on average while the posteriors stand. The floor
-    bounds inverse propensities by 1 / floor and lets every arm come back. Shares sum to 1.
+    The shares are those that Thompson sampling (Russo et al., arXiv 1707.02038) draws on average under the current
+    posteriors. The floor bounds inverse propensities by 1 / floor and lets every arm come back. Shares sum to 1.
     """
     if not 0 <= floor * len(arms) <= 1:
         raise MarlRayError(f"floor: expected 0 to 1/{len(arms)}, the number of arms, got {floor}")
-    rest = 1 - floor * len(arms)
-    return {name: floor + rest * chance for name, chance in probability_best(arms, higher_is_better).items()}
+    remainder = 1 - floor * len(arms)
+    return {name: floor + remainder * chance for name, chance in probability_best(arms, higher_is_better).items()}

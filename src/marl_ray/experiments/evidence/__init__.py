@@ -1,1 +1,1 @@
-"""What the store's units say: sums, looks and series, continued from look to look."""
+"""Evidence: sums over the store's units, looks at them and series for charts, continued from one look to the next."""

@@ -1,7 +1,7 @@
-"""Judged units one by one, in the order in which they were stored; and the bets on them, continued from look to look.
+"""Judged units one by one, in the order in which they were stored, and the bets on them, continued from look to look.
 
-The order is the database's (`stored_at`, then the unit), and all units up to a moment are there for good once that is
-settled (`windows`). So every replica bets on the same units in the same order, whenever it looks.
+The order is the database's: `stored_at`, then the unit. Once a moment is settled (`windows`), no unit stored before it
+can still appear. So every replica bets on the same units in the same order, whenever it looks.
 """
 
 import math
@@ -19,12 +19,12 @@ from marl_ray.experiments.store import schema
 from marl_ray.experiments.store.windows import grace_s
 
 PAGE = 10_000
-"""Units in memory at a time."""
+"""Most units held in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class BetQuestion:
-    """What is asked of a bounded metric."""
+    """A claim about one treatment and the control, to be tested on a metric with bounds."""
 
     metric: str
     treatment: str
@@ -39,19 +39,19 @@ class JudgedUnit(NamedTuple):
     epoch: int
     arm: str
     value: float | None
-    """What it has reported in time, or what counts where it has not; None if it then does not count."""
+    """The value it reported in time, else the value that a missing report counts as; None if it then does not count."""
 
 
 def judged_until(design: Design, moment: float) -> float:
-    """Units stored until then are judged at a moment of `UnitStore.settled_at`."""
+    """The latest `stored_at` of a unit that is judged at `moment`, which is one of `UnitStore.settled_at`."""
     return moment - design.window_s - grace_s(design.window_s)
 
 
 def judged_units(
     connection: sa.Connection, name: str, design: Design, metric: str, after: float, until: float
 ) -> Iterator[list[JudgedUnit]]:
-    """The experiment's units stored after one moment and until another, in order, by pages; with their value of the metric
-    (or `outcome`) as it came."""
+    """Yield pages of the experiment's units stored after `after` and until `until`, in order, each with its value of
+    the metric (or `outcome`), not moved into any range."""
     units = schema.exposures.c
     table = schema.outcomes if metric == "outcome" else schema.metrics
     same = [schema.same_unit(table), table.c.arrived_at <= units.stored_at + design.window_s]
@@ -60,21 +60,21 @@ def judged_units(
     query = sa.select(units.unit, units.epoch, units.arm, table.c.value)
     query = query.join_from(schema.exposures, table, sa.and_(*same), isouter=True)
     query = query.where(units.experiment == name, units.stored_at > after, units.stored_at <= until)
-    missing = dict(design.missing).get(metric)
-    found = connection.execution_options(yield_per=PAGE).execute(query.order_by(units.stored_at, units.unit))
-    for page in found.partitions():
-        yield [JudgedUnit(*row[:3], missing if row[3] is None else float(row[3])) for row in page]
+    default = dict(design.missing).get(metric)
+    rows = connection.execution_options(yield_per=PAGE).execute(query.order_by(units.stored_at, units.unit))
+    for page in rows.partitions():
+        yield [JudgedUnit(*row[:3], default if row[3] is None else float(row[3])) for row in page]
 
 
 def all_judged(connection: sa.Connection, name: str, design: Design, metrics: Iterable[str], moment: float) -> Units:
-    """Every unit that is judged at the moment, with its outcome and metrics."""
+    """All units that are judged at `moment`, with their outcome and metrics."""
     values: dict[str, np.ndarray] = {}
     arms, epochs, until = list[str](), list[int](), judged_until(design, moment)
     for metric in dict.fromkeys(["outcome", *metrics]):
         pages = judged_units(connection, name, design, metric, -math.inf, until)
-        found = [unit for page in pages for unit in page]
-        values[metric] = np.array([math.nan if unit.value is None else unit.value for unit in found])
-        arms, epochs = [unit.arm for unit in found], [unit.epoch for unit in found]
+        units = [unit for page in pages for unit in page]
+        values[metric] = np.array([math.nan if unit.value is None else unit.value for unit in units])
+        arms, epochs = [unit.arm for unit in units], [unit.epoch for unit in units]
     return Units(np.array(arms, str), np.array(epochs, int), values)
 
 
@@ -85,9 +85,9 @@ class Bets:
     design: Design
     tests: dict[BetQuestion, BettingTest] = field(default_factory=dict)
     upto: dict[BetQuestion, float] = field(default_factory=dict)
-    """Question -> until when units were stored that it has bet on."""
+    """Question -> the latest `stored_at` that it has bet on."""
     lacking: set[str] = field(default_factory=set)
-    """Metrics that a unit has not reported which then does not count."""
+    """Metrics that some unit has not reported and that then does not count."""
 
     def read(
         self,
@@ -97,16 +97,21 @@ class Bets:
         shares: Mapping[int, Mapping[str, float]],
         moment: float,
     ) -> dict[BetQuestion, BetEvidence]:
-        """Bet on what has been judged until the moment; `shares` are the weights by epoch. Of both ends of what is missing
-        nothing is returned while nothing is missing. What an error has interrupted must be thrown away."""
+        """Bet on the units judged until `moment` and return the evidence for each question.
+
+        `shares` are the weights by epoch. While no unit lacks a metric, the questions about its missing values
+        (`Claim.missing`) get no evidence. After an error these bets must be thrown away.
+        """
         asked = dict.fromkeys(questions)
         self.tests = {question: self.tests.get(question) or BettingTest(question.claim) for question in asked}
         until = judged_until(self.design, moment)
         plain = [question for question in asked if question.claim.missing is None]
         self._continue(connection, name, plain, shares, until)
         # While all report, both ends are what those who report say: most experiments never need them.
-        known = {question.metric for question in plain} - self.lacking
-        self._continue(connection, name, [q for q in asked if q not in plain and q.metric not in known], shares, until)
+        complete = {question.metric for question in plain} - self.lacking
+        self._continue(
+            connection, name, [q for q in asked if q not in plain and q.metric not in complete], shares, until
+        )
         self.upto = {question: at for question, at in self.upto.items() if question in asked}
         return {question: self.tests[question].evidence() for question in asked if question in self.upto}
 
@@ -135,17 +140,18 @@ class Bets:
 def _bet(
     test: BettingTest, question: BetQuestion, page: list[JudgedUnit], shares: Mapping[int, Mapping[str, float]]
 ) -> None:
-    """Bet on the units of both arms that had a chance of either; on those without a value if the claim counts them."""
+    """Bet on the units of both arms that could have got either; on units without a value only if the claim counts
+    them."""
     chances: dict[int, float] = {}
     for epoch, weights in shares.items():
-        one, other = weights.get(question.treatment, 0.0), weights.get(question.control, 0.0)
-        if one > 0 and other > 0:
-            chances[epoch] = one / (one + other)
+        treatment, control = weights.get(question.treatment, 0.0), weights.get(question.control, 0.0)
+        if treatment > 0 and control > 0:
+            chances[epoch] = treatment / (treatment + control)
     arms = question.treatment, question.control
     everybody = question.claim.missing is not None
-    mine = [u for u in page if (everybody or u.value is not None) and u.arm in arms and u.epoch in chances]
+    units = [u for u in page if (everybody or u.value is not None) and u.arm in arms and u.epoch in chances]
     test.add(
-        np.array([math.nan if unit.value is None else unit.value for unit in mine], float),
-        np.array([unit.arm == question.treatment for unit in mine], bool),
-        np.array([chances[unit.epoch] for unit in mine], float),
+        np.array([math.nan if unit.value is None else unit.value for unit in units], float),
+        np.array([unit.arm == question.treatment for unit in units], bool),
+        np.array([chances[unit.epoch] for unit in units], float),
     )

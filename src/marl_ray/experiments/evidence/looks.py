@@ -1,4 +1,5 @@
-"""One look at an experiment: from sums over its units to what the tests take, an observation per unit, cluster or block."""
+"""One look at an experiment: from sums over its units to one observation per unit, cluster or block, which the tests
+take."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,32 +16,32 @@ from marl_ray.experiments.statistics.sequential import scaled
 from marl_ray.experiments.store.units import NO_OUTCOME, ArmSummary
 
 Counts = dict[int, dict[str, int]]
-"""Epoch -> arm -> how many."""
+"""Epoch -> arm -> number."""
 Values = Mapping[Valued, Moments]
 Fill = tuple[str, str, str, int, float, float, float]
 """The arguments of `Look.filled`."""
 Homes = Mapping[str, tuple[int, str, bool]]
-"""Cluster or block -> its first epoch, its arm then, and whether it has seen others."""
+"""Cluster or block -> its first epoch, its arm in that epoch, and whether it has had other epochs or arms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """One number for each unit, cluster or block: its mean."""
+    """Observations of an experiment: one number per unit, cluster or block, the mean of its units."""
 
     values: Mapping[str, Mapping[str, Summary]] = field(default_factory=dict)
-    """Metric (`outcome` among them) -> arm -> its observations."""
+    """Metric (or `outcome`) -> arm -> summary of its observations."""
     strata: Mapping[str, Mapping[int, Mapping[str, Summary]]] = field(default_factory=dict)
-    """The same by the epoch that they were assigned in: metric -> epoch -> arm."""
+    """Metric -> epoch of assignment -> arm -> summary of its observations."""
     blocks: Mapping[str, Mapping[int, Mapping[str, Mapping[str, float]]]] = field(default_factory=dict)
-    """Of a switchback: metric -> epoch -> arm -> block -> its mean."""
+    """Metric -> epoch -> arm -> block -> its mean; filled for switchbacks only."""
 
     def summary(self, metric: str, arm: str) -> Summary:
-        """The arm's observations."""
+        """Summary of the arm's observations of the metric."""
         return self.values.get(metric, {}).get(arm, NO_OUTCOME)
 
     def pair(self, metric: str, treatment: str, control: str, arms: int, scale: float = 1.0) -> tuple[Summary, Summary]:
-        """Both arms' observations as the tests take them, compared within epochs, those of the control times `scale`;
-        `arms` is the number that the experiment has."""
+        """Summaries of both arms as the tests take them: compared within epochs, the control's multiplied by `scale`.
+        `arms` is the number of arms that the experiment has."""
         if metric not in self.blocks:
             by_epoch = self.strata.get(metric, {}).values()
             return stratified(
@@ -56,74 +57,75 @@ class Observations:
         )
 
     def gains(self, metric: str, control: str, arms: Iterable[str], total: int) -> dict[str, Summary]:
-        """Arm -> its observations as gains over the control, compared within epochs; the control's own mean is 0. `total`
-        is the number of arms that the experiment has."""
+        """Arm -> its observations as gains over the control, compared within epochs; the control's own mean is 0.
+        `total` is the number of arms that the experiment has."""
         pairs = {arm: self.pair(metric, arm, control, total) for arm in arms if arm != control}
-        found = {arm: replace(one, mean=one.mean - other.mean) for arm, (one, other) in pairs.items()}
+        gains = {arm: replace(one, mean=one.mean - other.mean) for arm, (one, other) in pairs.items()}
         best_known = max((other for _, other in pairs.values()), key=lambda other: other.n)
-        return {control: replace(best_known, mean=0.0)} | found
+        return {control: replace(best_known, mean=0.0)} | gains
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What observations are made of."""
+    """The sums from which a look computes observations."""
 
     values: Values
-    """What judged units have reported."""
+    """Values that judged units have reported."""
     judged: Mapping[Judged, int]
     homes: Homes
-    """The clusters and blocks that count."""
+    """Clusters and blocks that count."""
     design: Design
-    told: dict[tuple[str, str, str], Moments] = field(default_factory=dict)
-    """What has been asked of them, which looks without news ask again: as `Look.told`, `filled` and `beyond`."""
+    pooled: dict[tuple[str, str, str], Moments] = field(default_factory=dict)
+    """Results of `Look.pooled`, `Look.filled` and `Look.beyond`, kept because later looks without news ask for them
+    again."""
     filled: dict[Fill, tuple[Summary, Summary]] = field(default_factory=dict)
     beyond: dict[tuple[Fill, End], tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Look(Observations):
-    """What is known at one moment. All values are of units whose windows are over; one that has reported nothing counts
-    as the experiment says, or not at all."""
+    """The state of the evidence at one moment. All values are of units whose windows are over; a unit that has reported
+    nothing counts as the experiment's config says, or not at all."""
 
     units: Mapping[str, ArmSummary] = field(default_factory=dict)
     """Arm -> its units and their outcomes, unit by unit."""
     exposed: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """Epoch -> arm -> units first exposed then."""
+    """Epoch -> arm -> number of units first exposed in it."""
     assigned: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """The same of what is assigned: units, clusters or blocks."""
+    """Epoch -> arm -> number of assigned units, clusters or blocks."""
     shares: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Epoch -> the weights in force, from the stage's first epoch on."""
     reporting: Observations = Observations()
-    """Of every metric that any unit has reported, and the outcome: 1 for a unit that did and 0 for one that did not."""
+    """Metric (or `outcome`) -> 1 for a unit that has reported it and 0 for one that has not, as observations."""
     reported: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """The same metrics -> arm -> its units that did."""
+    """Metric (or `outcome`) -> arm -> number of its units that have reported it."""
     bets: Mapping[BetQuestion, BetEvidence] = field(default_factory=dict)
-    """What the betting tests prove that were asked for."""
+    """Evidence of the betting tests, by question."""
     sources: Sources | None = None
 
-    def told(self, metric: str, treatment: str, control: str) -> Moments:
-        """What judged units of both arms have reported, together."""
+    def pooled(self, metric: str, treatment: str, control: str) -> Moments:
+        """Moments of the metric's values that judged units of both arms have reported, together."""
         if self.sources is None:
             return NONE
         of = metric, treatment, control
-        if of not in self.sources.told:
+        if of not in self.sources.pooled:
             parts = (here for key, here in self.sources.values.items() if key[0] == metric and key[2] in of[1:])
-            self.sources.told[of] = reduce(merged, parts, NONE)
-        return self.sources.told[of]
+            self.sources.pooled[of] = reduce(merged, parts, NONE)
+        return self.sources.pooled[of]
 
     def filled(
         self, metric: str, treatment: str, control: str, arms: int, *, value: float, shift: float, scale: float
     ) -> tuple[Summary, Summary]:
-        """As `pair`, of all judged units: one that has not reported the metric counts as `value`, and what the treatment's
-        units have reported is moved by `shift`, the control's multiplied by `scale`."""
+        """The summaries of `pair` over all judged units: a unit that has not reported the metric counts as `value`;
+        `shift` is added to the treatment's reported values, and the control's are multiplied by `scale`."""
         if self.sources is None:
             return NO_OUTCOME, NO_OUTCOME
         fill = metric, treatment, control, arms, value, shift, scale
         if fill in self.sources.filled:
             return self.sources.filled[fill]
         values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
-        found = _observations(_filled(values, judged, {metric: value}), self.sources.homes, self.sources.design)
-        return self.sources.filled.setdefault(fill, found.pair(metric, treatment, control, arms))
+        observations = _observations(_filled(values, judged, {metric: value}), self.sources.homes, self.sources.design)
+        return self.sources.filled.setdefault(fill, observations.pair(metric, treatment, control, arms))
 
     def beyond(
         self,
@@ -137,22 +139,25 @@ class Look(Observations):
         shift: float,
         scale: float,
     ) -> tuple[float, float]:
-        """Of the observations that `filled` gives: how far at most the numbers of treatment and control lie on average above
-        `value` (below it at the low end), one that does not counting 0. See `reporting.mean_beyond`."""
+        """Average excess over `value` (below it at the low end) of the numbers of treatment and control, at most.
+
+        The numbers are those of `filled`; one on the near side of `value` counts 0. See `missing_outcomes.mean_beyond`.
+        """
         if self.sources is None:
             return 0.0, 0.0
         asked = (metric, treatment, control, arms, value, shift, scale), end
         if asked in self.sources.beyond:
             return self.sources.beyond[asked]
         values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
-        parts = {key: found.n * mean_beyond(found, value, end) for key, found in values.items()}
+        parts = {key: observations.n * mean_beyond(observations, value, end) for key, observations in values.items()}
         values = {(metric, *key): Moments(n, parts.get((metric, *key), 0.0) / n, 0.0) for key, n in judged.items()}
-        found = _observations(values, self.sources.homes, self.sources.design)
-        one, other = found.pair(metric, treatment, control, arms)
+        observations = _observations(values, self.sources.homes, self.sources.design)
+        one, other = observations.pair(metric, treatment, control, arms)
         return self.sources.beyond.setdefault(asked, (one.mean, other.mean))
 
     def _of_pair(self, metric: str, changes: Mapping[str, tuple[float, float]]) -> tuple[Values, Mapping[Judged, int]]:
-        """What units of these arms have reported, times a number, and moved by another; and how many are judged."""
+        """Reported values of these arms, times each arm's factor and plus its shift, and the numbers of judged
+        units."""
         assert self.sources is not None
         values = {
             key: Moments(n, factor * mean + more, factor**2 * squares, factor * low + more, factor * high + more)
@@ -164,10 +169,10 @@ class Look(Observations):
 
 
 def look_at(totals: Totals, design: Design, now: float) -> Look:
-    """The look that the sums give; `now` (seconds since 1970) says which blocks are over.
+    """Compute a look from the sums; `now` (seconds since 1970) decides which blocks are over.
 
-    A cluster counts in the arm it had first, by the units that met that arm. A block counts once it is over and the
-    windows of its units are, without its washout; one in which the weights changed does not.
+    A cluster counts in the arm it had first, by its units in that arm. A block counts once it and the windows of its
+    units are over, without its washout; a block in which the weights changed does not count.
     """
     exposures, judged = totals.exposures, totals.judged
     exposed: Counts = {}
@@ -182,9 +187,9 @@ def look_at(totals: Totals, design: Design, now: float) -> Look:
             outcomes[arm] = merged(outcomes.get(arm, NONE), found)
     units: dict[str, ArmSummary] = {}
     for arm in {arm for _, arm, _ in exposures}:
-        met = sum(of_arms.get(arm, 0) for of_arms in exposed.values())
-        over = sum(n for key, n in judged.items() if key[1] == arm)
-        units[arm] = ArmSummary(met, over, outcomes.get(arm, NONE).summary())
+        exposed_units = sum(of_arms.get(arm, 0) for of_arms in exposed.values())
+        judged_units = sum(n for key, n in judged.items() if key[1] == arm)
+        units[arm] = ArmSummary(exposed_units, judged_units, outcomes.get(arm, NONE).summary())
     homes = _homes(exposures)
     assigned: Counts = {}
     for epoch, arm, _ in homes.values():
@@ -215,27 +220,27 @@ def _count(counts: Counts, epoch: int, arm: str, n: int) -> None:
 
 
 def _filled(values: Values, judged: Mapping[Judged, int], missing: Mapping[str, float]) -> Values:
-    """With the units that have reported nothing."""
+    """Values that also contain the units that have reported nothing, each counted as `missing` says."""
     filled = dict(values)
     for metric, value in missing.items():
         for key, n in judged.items():
-            known = values.get((metric, *key), NONE)
-            filled[(metric, *key)] = merged(known, Moments(n - known.n, value, 0.0))
+            reported = values.get((metric, *key), NONE)
+            filled[(metric, *key)] = merged(reported, Moments(n - reported.n, value, 0.0))
     return filled
 
 
 def _reporting(values: Values, judged: Mapping[Judged, int], metrics: Iterable[str]) -> Values:
-    """1 for each unit that has reported the metric, 0 for each that has not."""
-    found: dict[Valued, Moments] = {}
+    """Moments of 1 for each unit that has reported the metric and 0 for each that has not."""
+    indicators: dict[Valued, Moments] = {}
     for metric in metrics:
         for key, n in judged.items():
-            told = values.get((metric, *key), NONE).n
-            found[(metric, *key)] = Moments(n, told / n, told * (n - told) / n)
-    return found
+            reports = values.get((metric, *key), NONE).n
+            indicators[(metric, *key)] = Moments(n, reports / n, reports * (n - reports) / n)
+    return indicators
 
 
 def _observations(values: Values, homes: Homes, design: Design) -> Observations:
-    """The values by what is assigned; `homes` has the clusters and blocks that count."""
+    """Group values by what was assigned (units, clusters or blocks); `homes` has the clusters and blocks that count."""
     if design.randomize == "session":
         pooled: dict[str, dict[str, Moments]] = {}
         strata: dict[str, dict[int, dict[str, Summary]]] = {}
@@ -270,21 +275,23 @@ def _pooled(means: dict[str, dict[int, dict[str, dict[str, float]]]]) -> dict[st
         for by_arm in by_epoch.values():
             for arm, of in by_arm.items():
                 pooled.setdefault(metric, {}).setdefault(arm, []).extend(of.values())
-    return {metric: {arm: summary_of(found) for arm, found in arms.items()} for metric, arms in pooled.items()}
+    return {
+        metric: {arm: summary_of(means_of_arm) for arm, means_of_arm in arms.items()} for metric, arms in pooled.items()
+    }
 
 
 def _under_way(exposures: Mapping[Exposed, int], judged: Mapping[Judged, int]) -> set[str]:
-    """Clusters with units whose windows are not over."""
-    left = dict(exposures)
+    """Clusters that have units whose windows are not over."""
+    pending = dict(exposures)
     for (epoch, arm, cluster, _), n in judged.items():
-        left[epoch, arm, cluster] -= n
-    return {cluster for (_, _, cluster), n in left.items() if n}
+        pending[epoch, arm, cluster] -= n
+    return {cluster for (_, _, cluster), n in pending.items() if n}
 
 
 def _homes(exposures: Mapping[Exposed, int]) -> dict[str, tuple[int, str, bool]]:
-    found: dict[str, tuple[int, str, bool]] = {}
+    homes: dict[str, tuple[int, str, bool]] = {}
     for epoch, arm, cluster in sorted(exposures, key=lambda key: (key[0], -exposures[key], key[1])):
         if cluster:
-            known = found.get(cluster)
-            found[cluster] = (epoch, arm, False) if known is None else (known[0], known[1], True)
-    return found
+            home = homes.get(cluster)
+            homes[cluster] = (epoch, arm, False) if home is None else (home[0], home[1], True)
+    return homes

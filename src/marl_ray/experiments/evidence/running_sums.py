@@ -1,11 +1,11 @@
-"""Sums over an experiment's units, continued from look to look: what is stored already is read once per process.
+"""Sums over an experiment's units, continued from look to look: each process reads a stored row once.
 
-A unit enters the sums of values when its window is over, and nothing of it changes after that (`windows`). Two things
-say that it is there for good and that it is due: the position of its row, and the moment it was stored. SQLite numbers
-rows as they are written. On PostgreSQL a row bears its transaction's number (`tx`): below the oldest transaction still
-under way everything is there and is summed for good; what lies above is summed anew at every look. So a look reads the
-rows above the last position, and of those below it the units whose windows have ended since the last look: each unit
-once, in whatever order transactions end and clocks run.
+A unit enters the sums of values when its window is over; nothing about it changes after that (`windows`). Two things
+decide whether a row is final and due: its position and the moment it was stored. SQLite numbers rows as they are
+written. On PostgreSQL a row carries its transaction's number (`tx`): rows below the oldest open transaction are final
+and summed once; rows above it are summed anew at every look. So a look reads the rows above the last position, and of
+those below it the units whose windows have ended since the last look: each unit once, in whatever order transactions
+end and clocks run.
 """
 
 import math
@@ -20,7 +20,7 @@ from marl_ray.experiments.store.windows import WINDOW_S, grace_s
 
 
 class Moments(NamedTuple):
-    """Values: how many, their mean, the sum of their squared deviations from it, the smallest and the largest."""
+    """Moments of values: their number, mean, sum of squared deviations from the mean, smallest and largest."""
 
     n: int
     mean: float
@@ -38,13 +38,13 @@ NONE = Moments(0, 0.0, 0.0)
 Exposed = tuple[int, str, str]
 """Epoch, arm and cluster; the cluster is empty where units are assigned by themselves."""
 Judged = tuple[int, str, str, bool]
-"""The same, and whether the units count: those of a block's washout do not."""
+"""Epoch, arm, cluster, and whether the units count: those in a block's washout do not."""
 Valued = tuple[str, int, str, str, bool]
-"""Metric (or `outcome`), and of which units."""
+"""Metric (or `outcome`), then the key of `Judged`."""
 
 
 def merged(one: Moments, other: Moments) -> Moments:
-    """The moments of both together (Chan, Golub, LeVeque 1979)."""
+    """The moments of both sets of values together (Chan, Golub, LeVeque 1979)."""
     n = one.n + other.n
     if not one.n or not other.n:
         return one if one.n else other
@@ -55,22 +55,22 @@ def merged(one: Moments, other: Moments) -> Moments:
 
 
 def moments_of(row: Any) -> Moments:
-    """Of a row of `schema.moments` that has values."""
+    """The moments in a row of `schema.moments` that has values."""
     return Moments(row.n, float(row.mean), float(row.squares), float(row.low), float(row.high))
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """What of an experiment's config a look depends on."""
+    """The part of an experiment's config that looks depend on."""
 
     randomize: str = "session"
     washout_s: float = 0.0
     block_s: float = 600.0
     window_s: float = WINDOW_S
     missing: tuple[tuple[str, float], ...] = ()
-    """(Metric or `outcome`, what a unit counts with that has reported none); of other metrics it does not count."""
+    """(Metric or `outcome`, value of a unit that has not reported it); of other metrics such a unit does not count."""
     ranges: tuple[tuple[str, float, float], ...] = ()
-    """(Metric or `outcome`, low, high): values outside count as the nearer end."""
+    """(Metric or `outcome`, low, high): a value outside counts as the nearer end."""
 
 
 @dataclass
@@ -78,11 +78,11 @@ class Totals:
     """Sums over units."""
 
     exposures: dict[Exposed, int] = field(default_factory=dict)
-    """Units."""
+    """Number of units."""
     judged: dict[Judged, int] = field(default_factory=dict)
-    """Units whose windows are over."""
+    """Number of units whose windows are over."""
     values: dict[Valued, Moments] = field(default_factory=dict)
-    """What these have reported within them."""
+    """Values that judged units reported within their windows."""
 
     def add(self, more: "Totals") -> None:
         for exposed, n in more.exposures.items():
@@ -98,18 +98,18 @@ class Totals:
 
 @dataclass
 class Sums:
-    """One experiment's sums, up to where they are final."""
+    """One experiment's running sums over the rows that are final."""
 
     design: Design
     totals: Totals = field(default_factory=Totals)
     row: int = 0
     """Position of the first exposure that is not in the sums."""
     stored: float = -math.inf
-    """Moment (seconds since 1970) until which units were stored whose windows are over."""
+    """Units stored until this moment (seconds since 1970) have windows that are over."""
 
     def read(self, connection: sa.Connection, name: str, moment: float) -> tuple[Totals, bool]:
-        """Continue the sums to a moment of `UnitStore.settled_at`, read before the transaction began. Returns what is
-        known then, to be read only; and whether anything has come."""
+        """Continue the sums to `moment`, one of `UnitStore.settled_at` read before the transaction began. Returns the
+        sums at that moment, not to be changed, and whether anything is new."""
         sqlite = connection.dialect.name == "sqlite"
         # A clock that is put back takes nothing back.
         stored = max(self.stored, moment - self.design.window_s - grace_s(self.design.window_s))
@@ -120,15 +120,15 @@ class Sums:
             # A fresh table has no statistics: PostgreSQL would join all of it for a few units, or all units one by one.
             for way in ("nestloop",) if not self.row else ("hashjoin", "mergejoin"):
                 connection.execute(sa.text(f"SET LOCAL enable_{way} = off"))
-        settled, rest = Totals(), Totals()
+        settled, open_rows = Totals(), Totals()
         # Everything is read before anything is added: an error half way must not count some twice.
         for found in connection.execute(self._exposures(name, row, sqlite)):
-            of = settled if found.settled else rest
+            of = settled if found.settled else open_rows
             of.exposures[found.epoch, found.arm, found.cluster] = found.rows
         units = self._due(name, row, stored, sqlite)
         for table in (schema.outcomes, schema.metrics):
             for found in connection.execute(self._values(table, units)):
-                of = settled if found.settled else rest
+                of = settled if found.settled else open_rows
                 judged = found.epoch, found.arm, found.cluster, bool(found.counts)
                 if table is schema.outcomes:
                     of.judged[judged] = found.rows
@@ -136,10 +136,10 @@ class Sums:
                     of.values[(found.metric, *judged)] = moments_of(found)
         self.totals.add(settled)
         self.row, self.stored = row, stored
-        if not rest:
+        if not open_rows:
             return self.totals, bool(settled)
-        rest.add(self.totals)
-        return rest, True
+        open_rows.add(self.totals)
+        return open_rows, True
 
     def _keys(self, row: int, sqlite: bool) -> list[Any]:
         units = schema.exposures.c
@@ -148,13 +148,13 @@ class Sums:
         return [units.epoch, units.arm, cluster.label("cluster"), settled.label("settled")]
 
     def _exposures(self, name: str, row: int, sqlite: bool) -> Any:
-        """Units since the last look, apart for those before `row`."""
+        """Query of the units since the last look; those before position `row` are counted apart."""
         here = sa.and_(schema.exposures.c.experiment == name, _position(sqlite) >= self.row)
         keys = sa.select(*self._keys(row, sqlite)).where(here).cte("units").c
         return sa.select(*keys, sa.func.count().label("rows")).group_by(*keys)
 
     def _due(self, name: str, row: int, stored: float, sqlite: bool) -> Any:
-        """Units whose windows are over, of those since the last look and of those that were not due then."""
+        """Query of the units whose windows are over: new ones, and older ones that were not due at the last look."""
         units = schema.exposures.c
         columns = [units.experiment, units.unit, *self._keys(row, sqlite), counts_of(self.design).label("counts")]
         last = (units.stored_at + self.design.window_s).label("closes_at")
@@ -166,14 +166,14 @@ class Sums:
         return sa.union_all(since, waited).cte("due")
 
     def _values(self, table: sa.Table, due: sa.CTE) -> Any:
-        """Moments of what the units have reported in time, and how many units there are."""
-        mine = [table.c[key] == due.c[key] for key in ("experiment", "unit")]
+        """Query of the moments of the values that the units reported in time, and of the number of units."""
+        same_unit = [table.c[key] == due.c[key] for key in ("experiment", "unit")]
         metric = table.c.metric if "metric" in table.c else sa.literal("outcome")
         keys = [due.c[key] for key in ("epoch", "arm", "cluster", "settled", "counts")]
         query = sa.select(*keys, metric.label("metric"), moved(table, self.design).label("value"))
         # All of the units, and only these: a join from the right would read every value of the experiment.
-        found = query.join_from(due, table, sa.and_(*mine, table.c.arrived_at <= due.c.closes_at), isouter=True)
-        return schema.moments(found.cte("units"), "epoch", "arm", "cluster", "settled", "counts", "metric")
+        joined = query.join_from(due, table, sa.and_(*same_unit, table.c.arrived_at <= due.c.closes_at), isouter=True)
+        return schema.moments(joined.cte("units"), "epoch", "arm", "cluster", "settled", "counts", "metric")
 
 
 def _position(sqlite: bool) -> Any:
@@ -181,7 +181,7 @@ def _position(sqlite: bool) -> Any:
 
 
 def _end(connection: sa.Connection, sqlite: bool) -> int:
-    """The position up to which every row is there."""
+    """The position below which every row is final."""
     if sqlite:
         last = sa.select(sa.func.max(_position(sqlite))).select_from(schema.exposures)
         return int(connection.execute(last).scalar() or 0) + 1
@@ -190,7 +190,7 @@ def _end(connection: sa.Connection, sqlite: bool) -> int:
 
 
 def moved(table: sa.Table, design: Design) -> Any:
-    """The value of a row of outcomes or metrics, in its metric's range."""
+    """SQL for the value of a row of outcomes or metrics, moved into its metric's range."""
     value, of_metric = table.c.value, []
     for metric, low, high in design.ranges:
         here = sa.literal(metric == "outcome") if table is schema.outcomes else table.c.metric == metric
@@ -199,7 +199,7 @@ def moved(table: sa.Table, design: Design) -> Any:
 
 
 def counts_of(design: Design) -> Any:
-    """1 for an exposure whose values count, 0 for one in its block's washout."""
+    """SQL that is 1 for an exposure whose values count, 0 for one in its block's washout."""
     if design.randomize != "switchback":
         return sa.literal(1)
     units = schema.exposures.c

@@ -1,4 +1,4 @@
-"""How an experiment's outcomes added up over time, for drawing."""
+"""Time series of an experiment's outcomes, for charts."""
 
 from typing import Any
 
@@ -10,55 +10,58 @@ from marl_ray.experiments.store import schema
 from marl_ray.experiments.store.windows import grace_s
 
 Series = dict[str, list[tuple[float, Summary]]]
-"""Arm -> (seconds since 1970, all observations until then), by time."""
+"""Arm -> [(seconds since 1970, summary of all observations until then)], by time."""
 
 
 def series(connection: sa.Connection, name: str, design: Design, points: int, now: float) -> Series:
-    """The arms' outcomes until `points` moments, evenly spaced from the first outcome to the last; an arm's moments
-    without anything new are left out. Outcomes are those of units whose windows are over at `now`, and one that stands for
-    none is as of its window's end. An observation is a unit's outcome, or that of a cluster or block: the mean of its
-    units', as of the last of them."""
+    """Summaries of the arms' outcomes at `points` moments, evenly spaced from the first outcome to the last; moments at
+    which an arm has nothing new are left out.
+
+    Only outcomes of units whose windows are over at `now` (seconds since 1970) count; a value that stands for a missing
+    outcome is dated at its window's end. An observation is a unit's outcome, or the mean of a cluster's or block's
+    units, dated at the last of them.
+    """
     units = _units(name, design, now).cte("judged")
-    known = sa.select(units).where(units.c.value.is_not(None))
-    rows = (known if design.randomize == "session" else _clusters(units, design, now)).subquery().c
+    with_value = sa.select(units).where(units.c.value.is_not(None))
+    rows = (with_value if design.randomize == "session" else _clusters(units, design, now)).subquery().c
     first, last = connection.execute(sa.select(sa.func.min(rows.at), sa.func.max(rows.at))).one()
     if first is None:
         return {}
     step = (last - first) / points or 1.0
     # Rounding is the one way down that both databases know.
     place = sa.func.round((rows.at - first) / step - 0.5).label("place")
-    found: dict[str, dict[int, Moments]] = {}
+    by_arm: dict[str, dict[int, Moments]] = {}
     for row in connection.execute(schema.moments(sa.select(rows.arm, place, rows.value).cte("units"), "arm", "place")):
-        by_place = found.setdefault(row.arm, {})
+        by_place = by_arm.setdefault(row.arm, {})
         # The edges belong to the places inside.
         inside = min(max(int(row.place), 0), points - 1)
         here = moments_of(row)
         by_place[inside] = merged(by_place.get(inside, NONE), here)
-    made: Series = {}
-    for arm, by_place in sorted(found.items()):
-        seen = NONE
+    series_of: Series = {}
+    for arm, by_place in sorted(by_arm.items()):
+        total = NONE
         for inside, here in sorted(by_place.items()):
-            seen = merged(seen, here)
-            made.setdefault(arm, []).append((first + (inside + 1) * step, seen.summary()))
-    return made
+            total = merged(total, here)
+            series_of.setdefault(arm, []).append((first + (inside + 1) * step, total.summary()))
+    return series_of
 
 
 def _units(name: str, design: Design, now: float) -> Any:
-    """Of each unit: cluster, epoch, arm, whether it counts, whether its window is over, value (null if it has none, or none
-    yet), and when that came about."""
-    units, found = schema.exposures.c, schema.outcomes
+    """Query of the units: cluster, epoch, arm, whether it counts, whether it is judged, value (null if it has none, or
+    none yet) and the time of the value."""
+    units, outcomes = schema.exposures.c, schema.outcomes
     closes_at = units.stored_at + design.window_s
     judged = units.stored_at <= now - design.window_s - grace_s(design.window_s)
-    in_time = sa.and_(schema.same_unit(found), found.c.arrived_at <= closes_at)
-    value = sa.case((judged, sa.func.coalesce(moved(found, design), dict(design.missing).get("outcome"))))
+    in_time = sa.and_(schema.same_unit(outcomes), outcomes.c.arrived_at <= closes_at)
+    value = sa.case((judged, sa.func.coalesce(moved(outcomes, design), dict(design.missing).get("outcome"))))
     columns = units.cluster, units.epoch, units.arm, counts_of(design).label("counts")
     query = sa.select(*columns, sa.case((judged, 1), else_=0).label("judged"), value.label("value"))
-    query = query.add_columns(sa.func.coalesce(found.c.at, closes_at).label("at"))
-    return query.join_from(schema.exposures, found, in_time, isouter=True).where(units.experiment == name)
+    query = query.add_columns(sa.func.coalesce(outcomes.c.at, closes_at).label("at"))
+    return query.join_from(schema.exposures, outcomes, in_time, isouter=True).where(units.experiment == name)
 
 
 def _clusters(units: sa.CTE, design: Design, now: float) -> Any:
-    """As `looks.look_at` takes them."""
+    """Query of the means of clusters or blocks, chosen by the rules of `looks.look_at`."""
     here = units.c
     first = sa.func.first_value(here.arm).over(partition_by=here.cluster, order_by=here.epoch)
     epochs = [end(here.epoch).over(partition_by=here.cluster) for end in (sa.func.min, sa.func.max)]

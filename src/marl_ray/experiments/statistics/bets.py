@@ -1,8 +1,7 @@
 """An exact test of two arms whose outcomes have known bounds: a bet on every unit, by the coin that gave it its arm.
 
 Let a unit's outcome, moved to [0, 1], be y, and let it be in the treatment with the chance q that the router drew it
-with, else in the control. With a centre m that only earlier units say,
-
+with, else in the control. Let m be a centre that only earlier units determine. Then
     Z = (y - m) (1[treatment] / q - 1[control] / (1 - q))
 
 has the unit's own effect as its mean over that coin, y(treatment) - y(control), whatever season it is and whatever the
@@ -11,7 +10,7 @@ most, a gambler who starts with 1 and stakes lambda on each Z being larger has a
 
     K(d) = prod_i (1 + lambda_i (Z_i - d)),
 
-a supermartingale for every lambda that only earlier units say and that cannot lose everything. So K ever reaches
+a supermartingale for every lambda that only earlier units determine and that cannot lose everything. So K ever reaches
 1 / alpha with probability alpha at most (Waudby-Smith, Ramdas, arXiv 2010.09686, section 4 and proposition 3). No
 variance has to be right and no count large: a loss that has not been seen yet is insured by the bound that it cannot pass.
 
@@ -19,8 +18,8 @@ Stakes: the best one for an effect of delta standard deviations is lambda = delt
 the earlier outcomes. Delta is unknown, so the capital is spread evenly over `EFFECTS` (the mixture's mean), and no stake
 risks more than `CAP` of its capital. The result depends on the units and their order alone, not on when it is looked at.
 
-What is tested: that the mean effect is d or less at every time. An arm that is worse on Mondays and better on Tuesdays
-may be found both.
+The test's null hypothesis is that the mean effect is d or less at every time. An arm that is worse on Mondays and
+better on Tuesdays may be proven both.
 """
 
 import math
@@ -32,29 +31,30 @@ import numpy as np
 from marl_ray.errors import MarlRayError
 
 EFFECTS = 0.005 * 3.0 ** np.arange(6)
-"""Standard deviations that the parts of the capital bet on."""
+"""Effects, in standard deviations, that the parts of the capital bet on."""
 CAP = 0.75
 """The largest part of its capital that one stake may lose."""
 PRIOR = 0.1
-"""Outcomes' worth of an imaginary mean 1/2 and variance 1/4 before the first unit."""
+"""Weight, in outcomes, of an imaginary start with mean 1/2 and variance 1/4."""
 GRID = 1e-4 * 1.25 ** np.arange(42)
-"""Effects, as parts of the range, between which a bound is interpolated."""
+"""Effects, as parts of the range, at which evidence is kept; bounds are interpolated between them."""
 CHUNK = 32
-"""Units handled at a time."""
+"""Number of units handled at a time."""
 End = Literal["low", "high"]
 
 
 @dataclass(slots=True)
 class Memory:
-    """What earlier outcomes say: `centres` continues it."""
+    """Running mean and variance of earlier outcomes, which `centres` continues."""
 
     n: int = 0
     total: float = 0.0
     squares: float = 0.0
-    """Sum of (y_i - m_i)^2, m_i being the centre that y_i met."""
+    """Sum of (y_i - m_i)^2, where m_i is the centre in force when y_i came."""
 
     def centres(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the next outcomes y (k,): m and s that each meets (k,), which only those before it say."""
+        """Centres m (k,) and deviations s (k,) in force for the next outcomes y (k,), each determined by earlier
+        outcomes only."""
         count = self.n + PRIOR + np.arange(len(y))
         totals = self.total + y.cumsum()
         centres = (PRIOR / 2 + np.concatenate([[self.total], totals[:-1]])) / count
@@ -66,12 +66,13 @@ class Memory:
 
 @dataclass(slots=True)
 class Capital:
-    """Capital of betting that the effect is above (`side` 1) or below (-1) each of `nulls` (D,), in parts of the range."""
+    """Capital from betting that the effect is above (`side` 1) or below (-1) each of `nulls` (D,), in parts of the
+    range."""
 
     side: int
     nulls: np.ndarray
     logs: np.ndarray = field(init=False)
-    """(len(EFFECTS), D)."""
+    """(len(EFFECTS), D) logarithms of the capital."""
 
     def __post_init__(self) -> None:
         self.logs = np.zeros((len(EFFECTS), len(self.nulls)))
@@ -79,15 +80,16 @@ class Capital:
     def bet(
         self, y: np.ndarray, treated: np.ndarray, share: np.ndarray, centres: np.ndarray, deviations: np.ndarray
     ) -> None:
-        """Further units (k,), in order: outcomes in [0, 1], whether in the treatment, their chance of it, and `Memory`'s."""
-        rest = 1 - share
-        gains = self.side * (y - centres) * np.where(treated, 1 / share, -1 / rest)
+        """Bet on further units (k,), in order: outcomes in [0, 1], whether each is in the treatment, its chance of
+        that, and the centres and deviations of `Memory`."""
+        control_share = 1 - share
+        gains = self.side * (y - centres) * np.where(treated, 1 / share, -1 / control_share)
         low, high = (centres, 1 - centres) if self.side > 0 else (1 - centres, centres)
-        worst = np.maximum(low / share, high / rest)[:, None]
+        worst = np.maximum(low / share, high / control_share)[:, None]
         nulls = self.side * self.nulls
         # No more than the loss that the bounds allow, which a null beyond them all makes none.
         caps = CAP / np.maximum(worst + nulls, worst / 2)
-        stakes = (share * rest / deviations)[:, None] * EFFECTS
+        stakes = (share * control_share / deviations)[:, None] * EFFECTS
         for at in range(0, len(y), CHUNK):
             part = slice(at, at + CHUNK)
             risked = np.minimum(stakes[part, :, None], caps[part, None, :])
@@ -95,7 +97,7 @@ class Capital:
             self.logs += np.log((1 + risked * (gains[part, None, None] - nulls)).prod(0))
 
     def log_evidence(self) -> np.ndarray:
-        """(D,) ln K of each null."""
+        """(D,) ln K against each null."""
         most = self.logs.max(0)
         return most + np.log(np.exp(self.logs - most).mean(0))
 
@@ -105,9 +107,9 @@ class Claim:
     """A treatment's gain over `scale` x control exceeds -`margin` (`side` 1, promotion), or falls below it (-1, harm).
 
     `low` and `high` are the outcome's bounds; `margin` is in its units. A `scale` other than 1 is for relative margins
-    (`sequential.relative_scale`), whose `margin` is 0. `missing` says that units without an outcome count as one end of the
-    range that both arms' numbers lie in, see `reporting`; what the treatment's units report is then moved by the margin,
-    and the gain per unit, of those that report and those that do not, held against 0.
+    (`sequential.relative_scale`), whose `margin` is 0. `missing` counts units without an outcome as that end of the range
+    in which both arms' numbers lie (see `missing_outcomes`); then the margin is added to the outcomes that the treatment's
+    units report, and the gain over all units is tested against 0.
     """
 
     side: int
@@ -120,25 +122,25 @@ class Claim:
 
     @property
     def shift(self) -> float:
-        """What is added to the treatment's outcomes."""
+        """Number that is added to the treatment's outcomes."""
         if self.missing is None:
             return 0.0
         return self.margin if self.higher_is_better else -self.margin
 
     @property
     def range(self) -> tuple[float, float]:
-        """That both arms' numbers lie in."""
+        """(low, high) between which both arms' numbers lie."""
         return ends(self.low, self.high, self.shift, self.scale)
 
     @property
     def null(self) -> float:
-        """The gain that it is held against, as a part of the range."""
+        """The gain that the claim is tested against, as a part of the range."""
         least, most = self.range
         return 0.0 if self.missing is not None else float(np.clip(-self.margin / (most - least), -1, 1))
 
 
 def ends(low: float, high: float, shift: float, scale: float) -> tuple[float, float]:
-    """The range of the treatment's outcomes moved by `shift` and the control's times `scale` together, for outcomes from
+    """(low, high) of the treatment's outcomes plus `shift` and the control's times `scale` together, for outcomes from
     `low` to `high`."""
     return min(low + shift, scale * low), max(high + shift, scale * high)
 
@@ -159,9 +161,12 @@ class BettingTest:
         self.capital = Capital(self.claim.side, np.unique(np.clip(nulls, -1, 1)))
 
     def add(self, values: np.ndarray, treated: np.ndarray, share: np.ndarray) -> None:
-        """Further units (k,) in order: outcomes (moved into the bounds where they are outside; NaN for none, where the
-        claim says what is missing), whether in the treatment (else in the control), and their chance of the treatment
-        among these two, above 0 and below 1."""
+        """Bet on further units (k,), in order.
+
+        `values` are outcomes, moved into the bounds where they are outside, and NaN for none if the claim says what a
+        missing one counts as; `treated` says which units are in the treatment; `share` is each unit's chance of it,
+        above 0 and below 1.
+        """
         if not len(values):
             return
         claim, (least, most) = self.claim, self.claim.range
@@ -173,30 +178,31 @@ class BettingTest:
         self.capital.bet(y, treated, share, *self.memory.centres(y))
 
     def evidence(self) -> "BetEvidence":
-        """What the units so far prove."""
-        nulls, found, (least, most) = self.capital.nulls, self.capital.log_evidence(), self.claim.range
-        log_e = float(found[np.searchsorted(nulls, self.claim.null)])
-        return BetEvidence(self.claim.side, self.memory.n, (most - least) * nulls, found, log_e)
+        """The evidence after the units so far."""
+        nulls, logs, (least, most) = self.capital.nulls, self.capital.log_evidence(), self.claim.range
+        log_e = float(logs[np.searchsorted(nulls, self.claim.null)])
+        return BetEvidence(self.claim.side, self.memory.n, (most - least) * nulls, logs, log_e)
 
 
 @dataclass(frozen=True, slots=True)
 class BetEvidence:
-    """What a `BettingTest` proves at one moment."""
+    """Evidence of a `BettingTest` at one moment."""
 
     side: int
     n: int
-    """Units of both arms."""
+    """Number of units of both arms."""
     nulls: np.ndarray
-    """(D,) gains in units of the outcome, ascending, and ..."""
+    """(D,) gains in units of the outcome, ascending."""
     logs: np.ndarray
-    """... ln E against each (D,): it falls along the nulls for `side` 1 and rises for -1."""
+    """(D,) ln E against each of `nulls`: falling for `side` 1, rising for -1."""
     log_e: float
-    """ln E against "the gain is on the other side of what the claim holds it against, or there"."""
+    """ln E against the claim's null hypothesis."""
 
     def bound(self, alpha: float) -> float:
-        """The gain is above it (`side` 1) or below it (-1), at all times with probability 1 - alpha; infinite at first.
+        """The gain is above this bound (`side` 1) or below it (-1), at all times with probability 1 - alpha; infinite
+        at first.
 
-        Interpolated between the nulls of the grid.
+        The bound is interpolated between the nulls of the grid.
         """
         limit, logs, nulls = -math.log(alpha), self.logs, self.nulls
         if self.side < 0:
@@ -204,9 +210,9 @@ class BetEvidence:
         refuted = int((logs >= limit).sum())
         if not refuted:
             return -math.inf * self.side
-        found = nulls[refuted - 1]
+        bound = nulls[refuted - 1]
         if refuted < len(nulls):
             # About a square of the distance: its root is nearly straight.
-            one, at, other = (math.copysign(math.sqrt(abs(x)), x) for x in (logs[refuted - 1], limit, logs[refuted]))
-            found += (one - at) / (one - other) * (nulls[refuted] - found)
-        return float(self.side * found)
+            lower, at, upper = (math.copysign(math.sqrt(abs(x)), x) for x in (logs[refuted - 1], limit, logs[refuted]))
+            bound += (lower - at) / (lower - upper) * (nulls[refuted] - bound)
+        return float(self.side * bound)

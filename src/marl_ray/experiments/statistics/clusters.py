@@ -1,4 +1,4 @@
-"""Evidence of clusters and blocks: one observation is the mean of a cluster's units, whatever their number.
+"""Statistics of clusters and blocks: one observation is the mean of a cluster's units, whatever their number.
 
 Units of one cluster share a match, a server, an hour. Counted one by one they look like far more evidence than they are,
 and an arm that is no worse is rolled back for one bad evening. Assigned at random, clusters are independent.
@@ -30,7 +30,7 @@ MIN_GROUPS = 16
 
 
 def summary_of(means: list[float]) -> Summary:
-    """Count, mean and variance of observations."""
+    """Summary (count, mean, variance) of observations."""
     n = len(means)
     if not n:
         return Summary(0, math.nan, 0.0)
@@ -39,7 +39,7 @@ def summary_of(means: list[float]) -> Summary:
 
 
 def stratified(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summary]:
-    """Treatment and control compared within strata only, as one pair of summaries that every test takes.
+    """Compare treatment and control within strata only; returns one pair of summaries that every test takes.
 
     Outcomes drift, and when the treatments' share is raised, more of the treatment's units than of the control's are late:
     pooled means then differ although no stratum's do. Strata (epochs) weigh w = n_t n_c / (n_t + n_c), which is best
@@ -87,11 +87,11 @@ def _combined(shares: list[float], parts: list[Summary], variances: list[float])
 
 
 def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, Summary]:
-    """`stratified` of both arms' blocks, variances scaled so that s_t^2 / n_t + s_c^2 / n_c is the variance of the
-    difference by groups.
+    """Apply `stratified` to both arms' blocks, with variances scaled so that s_t^2 / n_t + s_c^2 / n_c is the variance
+    of the difference computed by groups.
 
-    Raised by one standard error of that variance, so that its noise spends no alpha. With less than `MIN_GROUPS` groups
-    it is never below the two-sample variance: so few groups cannot show that neighbours are alike.
+    The variance is raised by one of its standard errors, so that its noise spends no alpha. With fewer than
+    `MIN_GROUPS` groups it is never below the two-sample variance: so few groups cannot show that neighbours are alike.
     """
     kept = [(one, other) for one, other in strata if one and other]
     summaries = [(summary_of(list(one.values())), summary_of(list(other.values()))) for one, other in kept]

@@ -1,11 +1,11 @@
-"""What all statistics of outcomes share: summaries, intervals, verdicts, and where a normal mixture is tightest.
+"""Parts that all statistics of outcomes share: summaries, intervals, verdicts, and the tuning of normal mixtures.
 
 The normal-mixture confidence sequence (Howard, Ramdas, McAuliffe, Sekhon, arXiv 1810.08240, proposition 5) bounds a
 sum S with intrinsic time V by
 
     P(exists t: |S_t| >= sqrt((V + rho) ln((V + rho) / (rho alpha^2)))) <= alpha.
 
-`rho` says at which V it is tightest; it never changes validity.
+`rho` decides at which V the bound is tightest; it never changes validity.
 """
 
 import math
@@ -35,7 +35,7 @@ class Interval:
 
 
 class Verdict(StrEnum):
-    """What an interval around treatment minus control proves (larger outcomes are better)."""
+    """The claim that an interval around treatment minus control proves (larger outcomes are better)."""
 
     BETTER = "better"
     """The whole interval is above zero."""
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
     WORSE = "worse"
     """The whole interval is below zero."""
     UNDECIDED = "undecided"
-    """None of these."""
+    """The interval proves none of the others."""
 
 
 def tune_rho(n: float, alpha: float) -> float:
@@ -65,7 +65,7 @@ def _lambert_w_lower(x: float) -> float:
 
 
 def verdict(interval: Interval, margin: float) -> Verdict:
-    """What the interval proves now.
+    """The strongest verdict that the interval proves.
 
     All verdicts over all looks are right together with the interval's probability, since each only repeats what the
     interval says. A treatment proven worse by less than the margin counts as non-inferior: the margin says that such

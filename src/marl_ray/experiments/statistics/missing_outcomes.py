@@ -1,4 +1,4 @@
-"""Do the arms' units report equally often, and what could be missing? For units whose windows are over.
+"""Missing outcomes of units whose windows are over: an alarm for unequal reporting, and bounds on their effect.
 
 Where units without an outcome do not count (`missing: exclude`), means compare those who reported. An arm that loses its
 clients before they report, or whose outcomes come too late, is compared by others than the control's: 41 happy sessions of
@@ -7,7 +7,7 @@ clients before they report, or whose outcomes come too late, is compared by othe
 **The alarm** (`unequal_reporting`). Each unit is 1 if it has reported and 0 if not (of a cluster or block, its units'
 mean). Both one-sided tests of `sequential.harm` with margin 0 and half of alpha each ask whether one arm does so less often
 than the other, within epochs, with the exact variance of shares where units are assigned by themselves. That is more
-powerful than comparing the counts of reports with the shares of units (`srm.sample_ratio`) where nearly all units report:
+powerful than comparing the counts of reports with the shares of units (`sample_ratio`) where nearly all units report:
 950 reports of 1,000 units are no surprise beside 1,000 of 1,000 as shares of 1,950, and a great one as units.
 
 **Both ends** (`serving.evidence.questions.ask`). Missing outcomes move the mean as soon as they are missing, and the alarm
@@ -15,7 +15,8 @@ needs its time. So as soon as any judged unit has not reported, harm and promoti
 with every missing outcome of both arms at the low end c of the range of the metric, and at the high end. What both prove is
 proven, and no share has to be estimated.
 
-Why that suffices. Let R be 1 for a unit that reports and 0 for one that does not, y its outcome, moved by the margin in the
+This is why that suffices. Let R be 1 for a unit that reports and 0 for one that does not, y its outcome, moved by the
+margin in the
 treatment. With the missing ones at c a unit counts c + R (y - c), so arms are compared by their sums of R (y - c). Suppose
 that an arm makes nobody report who would not report with the other arm: it only loses reports, or delays them, of whatever
 kind of unit (monotone selection, Lee, Review of Economic Studies 76, 2009, assumption 2). Then one arm's reports are those
@@ -36,7 +37,8 @@ sum of R (y - c), by the part of its reports above c at most; the mean of (y - c
 for any values of mean m and variance s^2 (Scarf, A min-max solution of an inventory problem, 1958), those of the sample
 among them. U's mean is lowered by that, and the same holds below the low end of the other arm.
 
-What no test can see. Half of all units are successes in either arm. The one arm reports its successes with the chance a and
+No test can see the following. Half of all units are successes in either arm. The one arm reports its successes with the
+chance a and
 its failures with the chance b, the other the other way round. Both report (a + b) / 2 of their units, and the parts of
 successes among their reports are a / (a + b) and b / (a + b). Two arms that report every unit with the chance (a + b) / 2,
 and of which these parts are successes in truth, show the same with the same chances: there the arms differ, here they do
@@ -57,13 +59,13 @@ so it is above that of the sample ratio."""
 
 
 PROOF = 3.0
-"""Standard errors that a proof takes, about: what the nearer end weighs against each other."""
+"""Number of standard errors that a proof takes, roughly; `nearer_end` weighs costs with it."""
 STEPS = 24
-"""Ends that are compared."""
+"""Number of candidate ends that `nearer_end` compares."""
 
 
 class Unequal(NamedTuple):
-    """What the shares of units that report say."""
+    """Result of the test that both arms' units report equally often."""
 
     p_value: float
     """Valid at all times."""
@@ -73,8 +75,8 @@ class Unequal(NamedTuple):
 def unequal_reporting(
     treatment: Summary, control: Summary, *, min_outcomes: int, units: bool, alpha: float = ALARM
 ) -> Unequal:
-    """Whether one arm reports less than the other. `units`: observations are 0 or 1, of units assigned by themselves;
-    else of clusters or blocks."""
+    """Test that neither arm reports less than the other. `units` says that observations are 0 or 1, of units assigned
+    by themselves; else they are means of clusters or blocks."""
     tests = [
         harm(one, other, alpha=alpha / 2, margin=0.0, min_outcomes=min_outcomes, binary=units)
         for one, other in ((treatment, control), (control, treatment))
@@ -91,17 +93,17 @@ def mean_beyond(found: Moments, value: float, end: End) -> float:
 
 
 def nearer_end(
-    told: Moments, furthest: float, pair: tuple[Summary, Summary], reports: tuple[Summary, Summary]
+    reported: Moments, furthest: float, pair: tuple[Summary, Summary], reports: tuple[Summary, Summary]
 ) -> float:
-    """What a missing outcome counts as at one end: `furthest`, or a number between it and the mean that costs less.
+    """The value of a missing outcome at one end: `furthest`, or a number between it and the mean that costs less.
 
     A distance d from the mean costs what chance makes of it, d times the error of the shares that report, and what of an
-    excess may lie beyond, s^2 / (4 d) at most. `told` is what has been reported, `pair` and `reports` are the observations
-    of the metric and of whether it is reported.
+    excess may lie beyond, s^2 / (4 d) at most. `reported` are the reported values' moments, `pair` and `reports` the
+    observations of the metric and of whether it is reported.
     """
-    if told.n < 2 or not told.squares > 0:
+    if reported.n < 2 or not reported.squares > 0:
         return furthest
-    spread, far = math.sqrt(told.squares / told.n), abs(furthest - told.mean)
+    spread, far = math.sqrt(reported.squares / reported.n), abs(furthest - reported.mean)
     share = min(of.mean for of in reports)
     error, moved = (math.sqrt(sum(of.variance / of.n for of in two if of.n)) for two in (pair, reports))
 
@@ -111,4 +113,4 @@ def nearer_end(
     steps = (spread * 1.25**k for k in range(STEPS))
     costs = [(cost(d) + share * spread**2 / (4 * d), d) for d in steps if d < far]
     _, distance = min([*costs, (cost(far), far)])
-    return furthest if distance == far else told.mean + math.copysign(distance, furthest - told.mean)
+    return furthest if distance == far else reported.mean + math.copysign(distance, furthest - reported.mean)

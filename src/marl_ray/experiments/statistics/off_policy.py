@@ -1,8 +1,9 @@
-"""What would a new arm earn? Estimated from exposures of the old ones, before any user meets it.
+"""Off-policy estimates: the reward that a new policy would earn, estimated from exposures of the old ones.
 
-Logged are the chances with which the behaviour policy took its actions; the target policy says with what chance it
-would have taken them. An episode counts w = prod_t pi(a_t | s_t) / b(a_t | s_t), its importance weight. Weights of
-long episodes spread over many orders of magnitude: the effective sample size says how many episodes really speak.
+The log holds the chances with which the behaviour policy took its actions; the target policy gives the chances with
+which it would take them. An episode's importance weight is w = prod_t pi(a_t | s_t) / b(a_t | s_t). Weights of long
+episodes spread over many orders of magnitude; the effective sample size is the number of episodes that carry the
+estimate.
 """
 
 import math
@@ -24,11 +25,11 @@ class Value(NamedTuple):
     effective: float
     """Effective sample size, (sum w)^2 / sum w^2 (Kong 1992)."""
     mean_weight: float
-    """About 1 if the log covers what the target does and the propensities are right."""
+    """Mean importance weight: about 1 if the log covers the target's actions and the propensities are right."""
 
 
 class Gate(NamedTuple):
-    """Whether the target may be exposed, and why not."""
+    """Decision whether the target may be exposed, with the reason."""
 
     passed: bool
     reason: str

@@ -1,4 +1,4 @@
-"""When to roll back and when to promote: one-sided tests that may be looked at after every outcome.
+"""Sequential tests of harm (roll back) and of no harm (promote): one-sided, and valid after every outcome.
 
 Gain is mean(treatment) - mean(control), its sign turned where smaller outcomes are better. The two questions have a
 test each, with its own error:
@@ -23,7 +23,7 @@ on, measured by `benchmarks/experiments.py` for rare, heavy-tailed, skewed and a
   either arm has shown yet.
 - Outcomes that are 0 or 1 should say so (`binary`): their variance follows from the mean, and the larger is taken of
   that where the arm is and that where the null hypothesis puts it (a score test's). So no luck makes it small, events
-  may be rare, and an arm without any failure can be promoted. For outcomes with bounds `betting` is exact, and mostly
+  may be rare, and an arm without any failure can be promoted. For outcomes with bounds `bets` is exact, and mostly
   slower.
 - V is information: the inverse squared standard error of the gain, not the number of outcomes. The gain times it is a
   Brownian motion even while the shares of traffic change (a ramp), when the number of outcomes is no such clock.
@@ -39,13 +39,13 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, Interval, Summary, tune_rho
 
 BORROWED = 300
-"""Outcomes' worth of the larger variance that each arm's variance carries. Calibrated, as is the next one."""
+"""Weight, in outcomes, with which the larger variance enters each arm's; calibrated, as is `CAUTION`."""
 CAUTION = 50
 """Promotion adds this over n times the larger variance."""
 
 
 class OneSided(NamedTuple):
-    """What one look found."""
+    """Result of a one-sided test at one look."""
 
     gain: float
     """The estimate, in units of the outcome; positive is better. NaN while an arm has no outcome."""
@@ -72,15 +72,15 @@ def harm(
     binary: bool = False,
     scale: float = 1.0,
 ) -> OneSided:
-    """Is the treatment worse than the control by more than `margin` (in units of the outcome, >= 0)?
+    """Test whether the treatment is worse than the control by more than `margin` (in units of the outcome, >= 0).
 
-    `binary`: outcomes are 0 or 1 and independent; the summaries' variances are not read. `scale`: what the control's
-    outcomes have been multiplied by (`relative_scale`), which `binary` must know.
+    `binary` says that outcomes are 0 or 1 and independent; then the summaries' variances are not read. `scale` is the factor
+    by which the control's outcomes have been multiplied (`relative_scale`), which `binary` must know.
     """
     _check_margin(margin)
     binaries = (scale, 1.0) if binary else None
-    found = _test(control, treatment, alpha, -margin, min_outcomes, higher_is_better, binaries, 0)
-    return OneSided(-found.gain, -found.bound, found.e_value, found.proven)
+    result = _test(control, treatment, alpha, -margin, min_outcomes, higher_is_better, binaries, 0)
+    return OneSided(-result.gain, -result.bound, result.e_value, result.proven)
 
 
 def promotion(
@@ -94,9 +94,10 @@ def promotion(
     binary: bool = False,
     scale: float = 1.0,
 ) -> OneSided:
-    """Is the treatment better than the control, or worse by less than `margin` (in units of the outcome, >= 0)?
+    """Test whether the treatment is better than the control, or worse by less than `margin` (in units of the outcome,
+    >= 0).
 
-    `binary` and `scale` as in `harm`.
+    `binary` and `scale` mean the same as in `harm`.
     """
     _check_margin(margin)
     binaries = (1.0, scale) if binary else None
@@ -104,9 +105,12 @@ def promotion(
 
 
 def relative_scale(relative: float, higher_is_better: bool) -> float:
-    """What the control is multiplied by, so that margin 0 means that part of its mean: "treatment - (1 - 0.02) control
-    > 0" is a linear contrast with a variance of its own, whereas 2 % of the control's estimate would be one more number
-    that chance moves. Where smaller is better 1.02. Only for metrics whose mean is above 0."""
+    """Factor for the control's outcomes that turns a relative margin into margin 0.
+
+    "treatment - (1 - 0.02) control > 0" is a linear contrast with a variance of its own, whereas 2 % of the control's
+    estimate would be one more number that chance moves. The factor is 1.02 where smaller is better. Only for metrics
+    with a mean above 0.
+    """
     return 1 - relative if higher_is_better else 1 + relative
 
 
@@ -130,8 +134,8 @@ def _test(
     binaries: tuple[float, float] | None,
     caution: float,
 ) -> OneSided:
-    """Is one's advantage over the other above -margin? The fields are of that advantage. `binaries`: what each arm's
-    outcomes are where they are not 0; None if they may be any number."""
+    """Test whether one's advantage over the other is above -margin; the result's fields are about that advantage.
+    `binaries`: the value of each arm's non-zero outcomes; None if outcomes may be any number."""
     if not 0 < alpha < 0.5:
         raise MarlRayError(f"alpha: expected a number between 0 and 0.5, got {alpha}")
     if not one.n or not other.n:
@@ -186,8 +190,8 @@ def information(one: Summary, other: Summary, caution: float = 0.0) -> tuple[flo
 def _binary_information(
     one: Summary, other: Summary, margin: float, events: tuple[float, float]
 ) -> tuple[float, float]:
-    """`information` of outcomes that are 0 or the arm's number of `events`, where one's mean is thought to be the other's
-    less `margin`."""
+    """`information` for outcomes that are 0 or the arm's number in `events`, under the hypothesis that one's mean is
+    the other's less `margin`."""
     for arm, event in zip((one, other), events, strict=True):
         if not 0 <= arm.mean <= event:
             raise MarlRayError(f"binary: expected outcomes 0 or {event:g}, got a mean of {arm.mean}")

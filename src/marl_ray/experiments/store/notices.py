@@ -1,8 +1,7 @@
-"""What replicas tell and ask each other through the store besides experiments: changes that a webhook is to hear of, and
-bundles that all load ahead.
+"""Messages between replicas through the store: changes that a webhook is to hear of, and bundles that all load ahead.
 
-The audit log is the webhook's queue: an entry is due until it has been delivered. A replica claims it for a while before it
-sends, so one sends at a time; if that one dies, the claim runs out and another goes on.
+The audit log is the webhook's queue: an entry is due until it has been delivered. A replica claims an entry for a while
+before it sends it, so one replica sends at a time; if that replica dies, its claim runs out and another takes over.
 """
 
 from collections.abc import Collection
@@ -20,14 +19,15 @@ AT_ONCE = 100
 
 
 class Notices:
-    """Access to them. Safe to use from several threads, processes and machines; all may raise StoreError."""
+    """Access to the notices. Safe to use from several threads, processes and machines; every method may raise
+    StoreError."""
 
     def __init__(self, store: ExperimentStore):
         self._store = store
 
     def due(self, experiments: Collection[str], since: float, now: float) -> list[tuple[AuditEntry, int]]:
-        """Changes of these experiments after `since` that are not delivered and that nobody has claimed, the oldest first,
-        and how often each was tried."""
+        """Due changes of these experiments after `since` (seconds since 1970) that nobody has claimed, the oldest
+        first, each with its number of attempts. At most `AT_ONCE` of them."""
         audit, notices = schema.audit, schema.notices.c
         query = (
             sa.select(audit, sa.func.coalesce(notices.attempts, 0))
@@ -43,7 +43,8 @@ class Notices:
         return [(AuditEntry(*row[:-1]), row[-1]) for row in rows]
 
     def claim(self, entry: int, now: float, until: float) -> bool:
-        """Whether an entry of the audit is this caller's to deliver, until then."""
+        """Claim an audit entry until `until` (seconds since 1970); True if the caller has got it and must deliver
+        it."""
         notices = schema.notices.c
         insert = self._store._insert(schema.notices).values(audit_id=entry, attempts=1, next_at=until)
         again = {"attempts": notices.attempts + 1, "next_at": until}
@@ -53,20 +54,21 @@ class Notices:
             return connection.execute(claims.returning(notices.audit_id)).first() is not None
 
     def note(self, entry: int, *, delivered_at: float | None, next_at: float) -> None:
-        """What came of a delivery: it was delivered, or is due again at `next_at`."""
+        """Record a delivery (`delivered_at`), or that the entry is due again at `next_at`; both in seconds since
+        1970."""
         here = schema.notices.c
         values = {"delivered_at": delivered_at, "next_at": next_at}
         with self._store._transaction(self._store._writer) as connection:
             connection.execute(sa.update(schema.notices).where(here.audit_id == entry).values(values))
 
     def preload(self, reference: str, now: float) -> None:
-        """All replicas are to load a bundle."""
+        """Ask all replicas to load a bundle ahead of its experiment."""
         insert = self._store._insert(schema.preloads).values(reference=reference, at=now)
         with self._store._transaction(self._store._writer) as connection:
             connection.execute(insert.on_conflict_do_update(index_elements=["reference"], set_={"at": now}))
 
     def preloads(self, since: float) -> list[str]:
-        """References of the bundles that were asked for after `since`, the oldest first."""
+        """References of the bundles that were asked for after `since` (seconds since 1970), the oldest first."""
         here = schema.preloads.c
         query = sa.select(here.reference).where(here.at > since).order_by(here.at)
         with self._store._transaction() as connection:

@@ -1,4 +1,4 @@
-"""What the store returns of experiments as wholes, and how rows become it."""
+"""Experiments as the store returns them, and the conversion of rows to them and back."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,14 +22,14 @@ from marl_ray.experiments.store import schema
 from marl_ray.experiments.store.windows import WINDOW_S
 
 OPEN = frozenset({ExperimentStatus.DRAFT, ExperimentStatus.RUNNING, ExperimentStatus.PAUSED})
-"""States that end; in all others an experiment is over."""
+"""Statuses of open experiments; an experiment with any other status is over."""
 Configs = dict[str, tuple[int, dict[str, Any]]]
-"""Experiment -> its config and which revision of it that is."""
+"""Experiment -> the revision of its config, and the config."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentState:
-    """What a gateway needs to assign units now."""
+    """The part of an experiment that a gateway needs to assign units."""
 
     experiment: str
     epoch: int
@@ -42,7 +42,7 @@ class AssignmentState:
     """Arms that get a copy of the traffic."""
     rolled_back: frozenset[str]
     cut: bool
-    """Units already with a rolled-back arm go on with the control."""
+    """True if units already in a rolled-back arm go on with the control."""
     layer: str | None
     layer_share: tuple[float, float]
     endpoint: str
@@ -53,34 +53,35 @@ class AssignmentState:
     created: float
     """Seconds since 1970."""
     population: Population = EVERYONE
-    """Of the layer's share, the units that take part."""
+    """The units of the layer's share that take part."""
     origin: str | None = None
-    """Who created it: `api`, or None for the config of a gateway."""
+    """Creator of the experiment: `api`, or None for the config of a gateway."""
 
 
 class Past(NamedTuple):
-    """How units have been assigned in all epochs so far."""
+    """Weights and populations of all epochs so far."""
 
     weights: list[Mapping[str, float]]
-    """One after the other."""
+    """Weights of the epochs, in order."""
     populations: frozenset[Population]
-    """That units have been taken from."""
+    """Populations from which units have been taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Production:
-    """What an endpoint's clients get apart from any open experiment."""
+    """The bundle that serves an endpoint's clients who are in no open experiment."""
 
     experiment: str
     arm: str
     bundle: str
-    """As the experiment's config named it."""
+    """Reference to the bundle, as in the experiment's config."""
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One change. `before` and `after` are the experiment as plain data, `before` is None for the first entry."""
+    """One change of an experiment. `before` and `after` are its state as plain data; `before` is None for the first
+    entry."""
 
     id: int
     experiment: str
@@ -95,7 +96,7 @@ class AuditEntry:
 
 
 def read(connection: sa.Connection, name: str, lock: bool = False) -> ExperimentRecord | None:
-    """One experiment; with `lock`, nobody else changes it until the transaction is over."""
+    """Read one experiment, or None; with `lock`, nobody else changes it until the transaction is over."""
     here = schema.experiments.c
     if lock:
         # A statement of its own: the next one then sees the marks of the change that it waited for.
@@ -106,7 +107,8 @@ def read(connection: sa.Connection, name: str, lock: bool = False) -> Experiment
 
 
 def read_all(connection: sa.Connection, known: Configs) -> list[ExperimentRecord]:
-    """All experiments, the oldest first. Configs are read only where `known` is not up to date, which is then."""
+    """Read all experiments, the oldest first. Only configs newer than in `known` are read, and `known` is brought up to
+    date."""
     rows = _rows(connection, ())
     stale = [name for name, (row, *_) in rows.items() if known.get(name, (0, {}))[0] != row.revision]
     if stale:
@@ -118,8 +120,8 @@ def read_all(connection: sa.Connection, known: Configs) -> list[ExperimentRecord
 
 
 def version_of(connection: sa.Connection) -> tuple[int, int]:
-    """How many experiments there are and the sum of their changes, each of which raises an epoch or a revision: equal
-    versions mean that nothing has changed. One row, however many experiments are over."""
+    """Number of experiments, and the sum of their epochs and revisions. Equal versions mean that nothing has changed,
+    because every change raises one of the two. The query reads one row, however many experiments are over."""
     here = schema.experiments.c
     changes = sa.func.coalesce(sa.func.sum(here.epoch + here.revision), 0)
     count, total = connection.execute(sa.select(sa.func.count(), changes)).one()
@@ -135,10 +137,10 @@ def _rows(
     marked = sa.and_(arms.experiment == here.name, arms.rolled_back_at.is_not(None))
     query = sa.select(*columns, here.winner, here.allocation, here.revision, *more, arms.arm.label("marked"))
     query = query.select_from(schema.experiments).outerjoin(schema.arms, marked).order_by(here.created, here.name)
-    found: dict[str, list[Any]] = {}
+    by_name: dict[str, list[Any]] = {}
     for row in connection.execute(query if names is None else query.where(here.name.in_(names))):
-        found.setdefault(row.name, []).append(row)
-    return found
+        by_name.setdefault(row.name, []).append(row)
+    return by_name
 
 
 def _record(rows: list[Any], config: dict[str, Any]) -> ExperimentRecord:
@@ -157,7 +159,7 @@ def _record(rows: list[Any], config: dict[str, Any]) -> ExperimentRecord:
 
 
 def assignment_state(record: ExperimentRecord) -> AssignmentState:
-    """What a gateway needs of the experiment."""
+    """The assignment state of an experiment."""
     state, config = record.state, record.config
     low, high = config.get("layer_share", (0.0, 1.0))
     return AssignmentState(
@@ -187,18 +189,18 @@ def endpoint_of(name: str, config: dict[str, Any]) -> str:
 
 
 def design_of(config: dict[str, Any]) -> str:
-    """What is assigned to an arm: `session`, `cluster` or `switchback`."""
+    """The kind of thing that is assigned to an arm: `session`, `cluster` or `switchback`."""
     return str(config.get("randomize", "session"))
 
 
 def look_design(config: dict[str, Any]) -> Design:
-    """What looks at the experiment depend on. Failures (`error`) are noted by the gateway itself, so a unit without one has
-    none, whether a guardrail asks for them or not."""
+    """The part of a config that looks depend on. A unit without a reported failure (`error`) counts as one without
+    failure, because the gateway itself reports failures, whether a guardrail reads them or not."""
     rails = {rail["name"]: counts_as(rail["name"], rail.get("missing")) for rail in config.get("guardrails", ())}
     missing = {"error": 0.0} | rails | {"outcome": counts_as("outcome", config.get("missing"))}
     measures = {rail["name"]: rail for rail in config.get("guardrails", ())} | {"outcome": config}
-    known = {metric: of.get("bounds") or of.get("winsorize") for metric, of in measures.items()}
-    ranges = {metric: (float(of[0]), float(of[1])) for metric, of in known.items() if of}
+    limits = {metric: of.get("bounds") or of.get("winsorize") for metric, of in measures.items()}
+    ranges = {metric: (float(of[0]), float(of[1])) for metric, of in limits.items() if of}
     for metric, (low, high) in ranges.items():
         value = missing.get(metric)
         missing[metric] = None if value is None else min(max(value, low), high)
@@ -226,12 +228,12 @@ def columns_of(state: ExperimentState) -> dict[str, Any]:
 
 
 def plain(record: ExperimentRecord) -> dict[str, Any]:
-    """What the audit keeps of a state."""
+    """The state as plain data for the audit."""
     return {**columns_of(record.state), "weights": record.weights, "rolled_back": sorted(record.state.rolled_back)}
 
 
 def assignment_part(config: dict[str, Any]) -> Any:
-    """What decides which unit gets what; a change of it is a new epoch."""
+    """The part of a config that decides which unit gets which arm; a change of it is a new epoch."""
     plan, design = plan_of(config), design_of(config)
     digests = {arm: (part["digest"], part.get("allow_rolled_back", False)) for arm, part in config["arms"].items()}
     layer = config.get("layer"), list(config.get("layer_share", (0.0, 1.0)))

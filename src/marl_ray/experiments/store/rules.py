@@ -1,4 +1,4 @@
-"""What the database's other rows forbid an experiment that is opened or changed."""
+"""Checks of an opened or changed experiment against the database's other rows."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from marl_ray.experiments.store.records import OPEN, look_design
 
 
 def check_design_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """MarlRayError if what is assigned, or when it is judged, would change under units that are there."""
+    """Raise MarlRayError if a change of `randomize` or of the window would concern units that are already there."""
     before, after = look_design(old), look_design(new)
     # From before there were windows: all that had come counts under any, and nobody could choose one.
     chosen = "outcome_window_s" in old
@@ -33,13 +33,13 @@ def check_design_kept(connection: sa.Connection, name: str, old: dict[str, Any],
 
 
 def check_arms_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """MarlRayError if an arm that has units would be missing or another bundle."""
+    """Raise MarlRayError if an arm that has units is missing or has another bundle."""
     exposed = schema.exposures.c
     for arm, before in old.items():
         if arm in new and new[arm]["digest"] == before["digest"]:
             continue
-        one = sa.select(exposed.unit).where(exposed.experiment == name, exposed.arm == arm).limit(1)
-        if connection.execute(one).first() is None:
+        any_unit = sa.select(exposed.unit).where(exposed.experiment == name, exposed.arm == arm).limit(1)
+        if connection.execute(any_unit).first() is None:
             continue
         what = "another bundle" if arm in new else "no such arm"
         raise MarlRayError(
@@ -49,7 +49,7 @@ def check_arms_kept(connection: sa.Connection, name: str, old: dict[str, Any], n
 
 
 def check_endpoint(connection: sa.Connection, record: ExperimentRecord, endpoint: str) -> None:
-    """MarlRayError if another open experiment is in the way of this one."""
+    """Raise MarlRayError if another open experiment uses the endpoint and shares no layer with this one."""
     if record.state.status not in OPEN:
         return
     here = schema.experiments.c
@@ -75,26 +75,33 @@ def marked_arms(connection: sa.Connection, name: str) -> frozenset[str]:
 def allowed_arms(
     connection: sa.Connection, name: str, config: dict[str, Any], before: dict[str, Any]
 ) -> dict[str, str]:
-    """Arm -> another experiment, for the arms with weight whose bundle (or whose weights, in whatever bundle) that one has
-    rolled back and which the config allows, unless it did so `before` (the arms of the earlier config). MarlRayError for one
-    that is not allowed."""
-    mine, other = schema.arms.alias().c, schema.arms.alias().c
-    same = sa.or_(other.digest == mine.digest, other.weights_sha256 == mine.weights_sha256)
-    marked = sa.and_(same, other.experiment != name, other.rolled_back_at.is_not(None))
-    query = sa.select(mine.arm, mine.digest, sa.func.min(other.experiment).label("elsewhere")).where(marked)
-    query = query.where(mine.experiment == name, mine.rolled_back_at.is_(None)).group_by(mine.arm, mine.digest)
+    """Arms with weight that may serve weights which another experiment has rolled back: arm -> that experiment.
+
+    An arm is such an arm if its bundle, or its weights in whatever bundle, were rolled back elsewhere and the config
+    says `allow_rolled_back`; arms that `before` (the arms of the earlier config) already allowed are left out. Raises
+    MarlRayError for an arm that the config does not allow.
+    """
+    own_arms, other_arms = schema.arms.alias().c, schema.arms.alias().c
+    same = sa.or_(other_arms.digest == own_arms.digest, other_arms.weights_sha256 == own_arms.weights_sha256)
+    marked = sa.and_(same, other_arms.experiment != name, other_arms.rolled_back_at.is_not(None))
+    query = sa.select(own_arms.arm, own_arms.digest, sa.func.min(other_arms.experiment).label("elsewhere")).where(
+        marked
+    )
+    query = query.where(own_arms.experiment == name, own_arms.rolled_back_at.is_(None)).group_by(
+        own_arms.arm, own_arms.digest
+    )
     allowed: dict[str, str] = {}
     for row in connection.execute(query):
-        part, known = config["arms"].get(row.arm), before.get(row.arm, {})
-        kept = known.get("digest") == row.digest
+        part, earlier = config["arms"].get(row.arm), before.get(row.arm, {})
+        same_bundle = earlier.get("digest") == row.digest
         # An experiment that runs needs its control, wherever that may have failed as a treatment.
-        if part is None or not part["weight"] > 0 or (kept and row.arm == plan_of(config).control):
+        if part is None or not part["weight"] > 0 or (same_bundle and row.arm == plan_of(config).control):
             continue
         if not part.get("allow_rolled_back", False):
             raise MarlRayError(
                 f"experiment {name!r}: arms.{row.arm}: the weights of bundle {row.digest[:16]} have been rolled back in "
                 f"experiment {row.elsewhere!r}; expected another bundle, weight 0, or allow_rolled_back: true"
             )
-        if not (kept and known.get("allow_rolled_back", False)):
+        if not (same_bundle and earlier.get("allow_rolled_back", False)):
             allowed[row.arm] = row.elsewhere
     return allowed

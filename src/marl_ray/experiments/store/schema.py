@@ -12,9 +12,9 @@ from marl_ray.experiments.assignment.rendezvous import BLOCK_START
 from marl_ray.experiments.store.migrations import upgrade
 
 BUSY_S = 10.0
-"""How long a write waits for another process's write."""
+"""Seconds that a write waits for another process's write."""
 LEFT_S = 60.0
-"""How long PostgreSQL keeps a transaction that asks nothing."""
+"""Seconds after which PostgreSQL ends a transaction whose client asks nothing."""
 _OPENING = 5
 """Attempts to open a database that others open at the same time."""
 
@@ -60,7 +60,7 @@ exposures = sa.Table(
 
 
 def _reported(table: str, *more: sa.Column[Any]) -> sa.Table:
-    """What units have reported: of each, and by which `more` keys, one value."""
+    """Define a table of reported values: one value per unit and combination of the keys in `more`."""
     return sa.Table(
         table,
         metadata,
@@ -197,12 +197,12 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 
 def same_unit(table: sa.Table) -> Any:
-    """The row belongs to the exposure."""
+    """SQL condition that the row belongs to the exposure."""
     return sa.and_(*(table.c[key] == exposures.c[key] for key in ("experiment", "unit")))
 
 
 def block_begin(block: Any) -> Any:
-    """When a block of `assignment.block_of` begins."""
+    """SQL for the start of a block (`rendezvous.block_of`), in seconds since 1970."""
     return sa.cast(sa.func.substr(block, 1, BLOCK_START), sa.Float(53))
 
 

@@ -1,4 +1,4 @@
-"""The experiment store: what was configured, who was exposed to what, and what came of it, in a SQL database.
+"""The experiment store: configs, exposures, outcomes and the audit of every change, in a SQL database.
 
 Rules that the database itself keeps, whatever processes do: a unit has one exposure per experiment, the first, for
 good; one outcome at most, and one value of each metric; a rolled-back arm keeps its mark; the audit only grows, in the
@@ -97,7 +97,7 @@ class ExperimentStore(UnitStore):
     """All access to the database. Safe to use from several threads, processes and machines."""
 
     def __init__(self, url: str, clock: Callable[[], float] | None = None):
-        """As `UnitStore`."""
+        """Connect as `UnitStore` does."""
         super().__init__(url, clock)
         # All queries of a look see the same rows; SQLite's transactions do by themselves.
         postgres = self._engine.dialect.name == "postgresql"
@@ -113,7 +113,7 @@ class ExperimentStore(UnitStore):
     def open_experiment(
         self, name: str, config: dict[str, Any], *, actor: str = "config", reason: str = "opened"
     ) -> ExperimentRecord:
-        """Create the experiment, or take it up again with this config, a later epoch if assignment changed.
+        """Create the experiment, or continue it under this config; the config is a later epoch if assignment changed.
 
         `config` is plain data with `salt` and `arms` (name -> {"digest", "weights_sha256", "weight", ...}; without the
         second an arm is known by its bundle's digest alone), and the other keys of `ExperimentConfig` as far as they are
@@ -140,42 +140,42 @@ class ExperimentStore(UnitStore):
             }
             # The insert comes first because it takes the write lock: of two replicas one waits here.
             fresh = self._is_new(connection, schema.experiments, row)
-            found = read(connection, name, lock=True)
-            assert found is not None
-            if found.config == config and not fresh:
-                return found
+            stored = read(connection, name, lock=True)
+            assert stored is not None
+            if stored.config == config and not fresh:
+                return stored
             if not fresh:
-                check_design_kept(connection, name, found.config, config)
-                check_arms_kept(connection, name, found.config["arms"], config["arms"])
+                check_design_kept(connection, name, stored.config, config)
+                check_arms_kept(connection, name, stored.config["arms"], config["arms"])
             self._register_arms(connection, name, config["arms"], now)
             plan = plan_of(config)
             # Read again: an arm that is new by name alone has just got its mark.
-            state = replace(found.state, rolled_back=marked_arms(connection, name))
+            state = replace(stored.state, rolled_back=marked_arms(connection, name))
             allowed: dict[str, str] = {}
-            if fresh or assignment_part(found.config) != assignment_part(config):
-                allowed = allowed_arms(connection, name, config, {} if fresh else found.config["arms"])
-            if assignment_part(found.config) != assignment_part(config):
-                state = reconfigured(state, found.plan, plan, now)
-            record = ExperimentRecord(name, config, found.created, state, plan)
+            if fresh or assignment_part(stored.config) != assignment_part(config):
+                allowed = allowed_arms(connection, name, config, {} if fresh else stored.config["arms"])
+            if assignment_part(stored.config) != assignment_part(config):
+                state = reconfigured(state, stored.plan, plan, now)
+            record = ExperimentRecord(name, config, stored.created, state, plan)
             check_endpoint(connection, record, endpoint)
             here = schema.experiments.c
             values = {"config": config, "endpoint": endpoint, "revision": here.revision + 1, **columns_of(state)}
             connection.execute(sa.update(schema.experiments).where(here.name == name).values(values))
-            old = None if fresh else {**plain(found), "config": found.config}
+            old = None if fresh else {**plain(stored), "config": stored.config}
             self._audit(connection, record, "open", actor, reason, now, old, {**plain(record), "config": config})
             for arm, elsewhere in allowed.items():
-                told = f"allow_rolled_back: bundle rolled back in experiment {elsewhere!r}"
-                self._audit(connection, record, "allow_rolled_back", actor, told, now, None, plain(record), arm)
+                note = f"allow_rolled_back: bundle rolled back in experiment {elsewhere!r}"
+                self._audit(connection, record, "allow_rolled_back", actor, note, now, None, plain(record), arm)
             return record
 
     def _register_arms(self, connection: sa.Connection, name: str, given: dict[str, Any], now: float) -> None:
         """Note the arms that are new or have a new digest; one that this experiment has rolled back is marked again."""
         arms = schema.arms.c
-        known = {row.arm: row for row in connection.execute(sa.select(schema.arms).where(arms.experiment == name))}
-        marked = [row for row in known.values() if row.rolled_back_at is not None]
+        rows = {row.arm: row for row in connection.execute(sa.select(schema.arms).where(arms.experiment == name))}
+        marked = [row for row in rows.values() if row.rolled_back_at is not None]
         barred = {key: row.arm for row in marked for key in (row.digest, row.weights_sha256) if key is not None}
         for arm, part in given.items():
-            digest, weights, row = part["digest"], part.get("weights_sha256"), known.get(arm)
+            digest, weights, row = part["digest"], part.get("weights_sha256"), rows.get(arm)
             if row is not None and row.digest == digest:
                 if row.weights_sha256 is None and weights is not None:  # registered before weights were
                     of_arm = sa.update(schema.arms).where(arms.experiment == name, arms.arm == arm)
@@ -200,55 +200,57 @@ class ExperimentStore(UnitStore):
     def change(
         self, name: str, action: Action, *, epoch: int | None, actor: str, reason: str, arm: str | None = None
     ) -> ExperimentRecord:
-        """Do an action (see `states.transition`) with its audit entry, and return what the experiment is then.
+        """Do an action (see `lifecycle.transition`), write its audit entry, and return the changed experiment.
 
-        `epoch` is the one it was decided on: StaleEpochError, and no change, if it is over. None means any, for actions
-        that only take traffic from treatments (`states.RETREATS`). Rolling back again what is rolled back writes
-        nothing. Raises MarlRayError if the experiment is unknown, if the action is not possible now, or if it might give
-        traffic to a bundle that another experiment has rolled back.
+        `epoch` is the epoch that the action was decided on: if it is over, the method raises StaleEpochError and
+        changes nothing. None means any epoch, for actions that only take traffic from treatments
+        (`lifecycle.RETREATS`). Rolling back again what is rolled back writes nothing. Raises MarlRayError if the
+        experiment is unknown, if the action is not possible now, or if it might give traffic to a bundle that another
+        experiment has rolled back.
         """
         if epoch is None and action not in RETREATS:
             raise MarlRayError(f"epoch: expected the epoch that {action} was decided on")
         with self._transaction(self._writer) as connection:
-            found = read(connection, name, lock=True)
-            if found is None:
+            stored = read(connection, name, lock=True)
+            if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
-            if epoch is not None and epoch != found.epoch:
-                raise StaleEpochError(f"epoch: {action} was decided on epoch {epoch}, {name!r} is at {found.epoch}")
+            if epoch is not None and epoch != stored.epoch:
+                raise StaleEpochError(f"epoch: {action} was decided on epoch {epoch}, {name!r} is at {stored.epoch}")
             if action not in RETREATS:
-                allowed_arms(connection, name, found.config, found.config["arms"])
+                allowed_arms(connection, name, stored.config, stored.config["arms"])
             now = time.time()
-            state = transition(found.state, action, found.plan, now, arm)
-            if state == found.state:
-                return found
-            record = ExperimentRecord(name, found.config, found.created, state, found.plan)
-            marked = state.rolled_back - found.state.rolled_back
+            state = transition(stored.state, action, stored.plan, now, arm)
+            if state == stored.state:
+                return stored
+            record = ExperimentRecord(name, stored.config, stored.created, state, stored.plan)
+            marked = state.rolled_back - stored.state.rolled_back
             if marked:
                 arms = schema.arms.c
                 mark = sa.update(schema.arms).where(arms.experiment == name, arms.arm.in_(sorted(marked)))
                 connection.execute(mark.values(rolled_back_at=now, reason=reason))
             update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
             connection.execute(update.values(columns_of(state)))
-            self._audit(connection, record, action.value, actor, reason, now, plain(found), plain(record), arm)
+            self._audit(connection, record, action.value, actor, reason, now, plain(stored), plain(record), arm)
             return record
 
     def reallocate(
         self, name: str, weights: Mapping[str, float], *, epoch: int, actor: str, reason: str
     ) -> ExperimentRecord:
-        """Give a running `thompson` experiment other weights (see `states.reallocated`), as a new epoch with its audit
+        """Give a running `thompson` experiment other weights (see `lifecycle.reallocated`), as a new epoch with its
+        audit
         entry. Raises as `change` does."""
         with self._transaction(self._writer) as connection:
-            found = read(connection, name, lock=True)
-            if found is None:
+            stored = read(connection, name, lock=True)
+            if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
-            if epoch != found.epoch:
-                raise StaleEpochError(f"epoch: weights were decided on epoch {epoch}, {name!r} is at {found.epoch}")
-            allowed_arms(connection, name, found.config, found.config["arms"])
+            if epoch != stored.epoch:
+                raise StaleEpochError(f"epoch: weights were decided on epoch {epoch}, {name!r} is at {stored.epoch}")
+            allowed_arms(connection, name, stored.config, stored.config["arms"])
             now = time.time()
-            record = replace(found, state=reallocated(found.state, found.plan, weights, now))
+            record = replace(stored, state=reallocated(stored.state, stored.plan, weights, now))
             update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
             connection.execute(update.values(columns_of(record.state)))
-            self._audit(connection, record, "reallocate", actor, reason, now, plain(found), plain(record))
+            self._audit(connection, record, "reallocate", actor, reason, now, plain(stored), plain(record))
             return record
 
     def _audit(
@@ -279,9 +281,9 @@ class ExperimentStore(UnitStore):
             return read(connection, name)
 
     def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[BetQuestion] = ()) -> Look:
-        """What the experiment's units add up to at a moment (seconds since 1970; now if not given), and what the betting
-        tests of the questions prove. The first look of a process reads every row, a later one those written since, and the
-        units whose windows have ended since."""
+        """Look at the experiment: sums over its units at `now` (seconds since 1970; the present if None), and the
+        evidence of the betting tests for `questions`. The first look of a process reads every row, a later one only
+        rows written since and units whose windows have ended since."""
         name, moment = record.name, self.settled_at() if now is None else now
         design = look_design(record.config)
         with self._looking.setdefault(name, threading.Lock()):
@@ -306,7 +308,7 @@ class ExperimentStore(UnitStore):
         questions: Collection[BetQuestion],
         moment: float,
     ) -> dict[BetQuestion, BetEvidence]:
-        """Continue the bets of the last look. After an error they begin anew."""
+        """Continue the bets of the last look; after an error they begin anew."""
         bets = self._bets.pop(record.name, None)
         if bets is None or bets.design != design:
             bets = Bets(design)
@@ -315,8 +317,8 @@ class ExperimentStore(UnitStore):
         return proven
 
     def next_judged(self, record: ExperimentRecord) -> float | None:
-        """When a further unit of the experiment is judged (seconds since 1970, by the database's clock); None if none is
-        within its window, as far as exposures are stored."""
+        """The moment at which the next unit of the experiment is judged (seconds since 1970, by the database's clock);
+        None if no stored unit is within its window."""
         design, moment, units = look_design(record.config), self.settled_at(), schema.exposures.c
         after = judged_until(design, moment)
         first = sa.select(sa.func.min(units.stored_at)).where(units.experiment == record.name, units.stored_at > after)
@@ -331,7 +333,7 @@ class ExperimentStore(UnitStore):
             return all_judged(connection, record.name, design, metrics, moment)
 
     def arrivals(self, name: str, since: float) -> dict[str, int]:
-        """Arm -> units that have met it since a moment (seconds since 1970)."""
+        """Arm -> number of units assigned to it since a moment (seconds since 1970)."""
         units = schema.exposures.c
         query = sa.select(units.arm, sa.func.count().label("units")).where(units.experiment == name)
         with self._transaction() as connection:
@@ -343,7 +345,8 @@ class ExperimentStore(UnitStore):
     def _shares(
         self, connection: sa.Connection, record: ExperimentRecord, since: int | None = None
     ) -> dict[int, Mapping[str, float]]:
-        """Epoch -> weights, which the audit tells, from an epoch on; of the record's stage if none is given."""
+        """Epoch -> weights, read from the audit, from epoch `since` on (from the first epoch of the record's stage if
+        None)."""
         audit, first = schema.audit.c, record.state.stage_epoch if since is None else since
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == record.name).order_by(audit.id)
         rows = connection.execute(query.where(audit.epoch >= first))
@@ -351,12 +354,12 @@ class ExperimentStore(UnitStore):
         return {row.epoch: row.after.get("weights") or plan_of(row.after["config"]).weights for row in rows}
 
     def summary(self, name: str) -> dict[str, ArmSummary]:
-        """Arm -> exposures and outcomes, of the arms that have any."""
+        """Arm -> its exposures and outcomes; only arms that have any."""
         record = self.experiment(name)
         return {} if record is None else dict(self.look(record).units)
 
     def series(self, name: str, points: int = 60, now: float | None = None) -> Series:
-        """How outcomes added up over time, see `series.series`. Reads every outcome: for drawing, not for polling."""
+        """Outcomes over time (see `evidence.series`). Reads every outcome: for charts, not for polling."""
         record = self.experiment(name)
         if record is None:
             return {}
@@ -377,8 +380,8 @@ class ExperimentStore(UnitStore):
             return read_all(connection, self._configs)
 
     def states(self) -> dict[str, AssignmentState]:
-        """How units are assigned now, experiment by experiment, the oldest first. To be polled: while nothing changes it
-        costs one row, and the answer is the same object, which must not be changed."""
+        """Experiment -> its assignment state, the oldest first. Made for polling: while nothing changes it costs one
+        row and returns the same object, which must not be changed."""
         with self._transaction() as connection:
             version = version_of(connection)  # read first: what changes meanwhile is found by the next call
             if version != self._states[0]:
@@ -387,15 +390,15 @@ class ExperimentStore(UnitStore):
             return self._states[1]
 
     def table(self, name: str) -> AssignmentState:
-        """How one experiment's units are assigned now. MarlRayError if the experiment is unknown."""
+        """Assignment state of one experiment. Raises MarlRayError if the experiment is unknown."""
         record = self.experiment(name)
         if record is None:
             raise MarlRayError(f"experiment: unknown experiment {name!r}")
         return assignment_state(record)
 
     def past(self, name: str) -> Past | None:
-        """How units have been assigned so far, as the audit tells; None where it does not tell all, or where the salt has
-        changed."""
+        """Weights and populations of all epochs so far, read from the audit; None if the audit is incomplete or the
+        salt has changed."""
         audit = schema.audit.c
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == name).order_by(audit.id)
         with self._transaction() as connection:
@@ -409,8 +412,8 @@ class ExperimentStore(UnitStore):
         return Past(weights, frozenset(population_of(after["config"]) for after in states if "config" in after))
 
     def production(self, endpoint: str) -> Production | None:
-        """What serves the endpoint's units that are in no experiment: of the newest experiment there its winner if it
-        has been promoted, else its control. None for an endpoint that has never had one."""
+        """The bundle that serves the endpoint's units that are in no experiment: the winner of the newest experiment
+        there if it has been promoted, else its control. None for an endpoint that has never had an experiment."""
         here = schema.experiments.c
         newest = sa.select(here.name).where(here.endpoint == endpoint)
         # Of a layer's experiments some may be over before others.

@@ -1,4 +1,4 @@
-"""The half of the experiment store that is about units: their exposures, outcomes and metrics, and what these add up to."""
+"""The store's units: their exposures, outcomes and metrics, and the totals of shadowed traffic."""
 
 import math
 import time
@@ -22,63 +22,64 @@ METRIC_LENGTH = 100
 NO_TERMS = windows.Terms(0.0, {})
 NO_OUTCOME = Summary(0, math.nan, 0.0)
 Known = dict[tuple[str, str], tuple[float, float]]
-"""(Unit, metric) -> its value, and when that arrived in seconds since 1970."""
+"""(Unit, metric) -> its value, and the moment of its arrival in seconds since 1970."""
 
 
 _EXPOSED = schema.exposures.c
 _ASSIGNMENTS = sa.select(_EXPOSED.unit, _EXPOSED.arm, _EXPOSED.epoch, _EXPOSED.propensity).where(
     _EXPOSED.experiment == sa.bindparam("experiment"), _EXPOSED.unit.in_(sa.bindparam("units", expanding=True))
 )
-"""Made once, as it is asked often."""
+"""A query that is built once, because it is asked often."""
 
 
 class StoreError(MarlRayError):
-    """The database cannot be used; not the caller's mistake."""
+    """The database cannot be used; the caller is not at fault."""
 
 
 class UnknownUnitError(MarlRayError):
-    """An outcome for a unit that was never exposed."""
+    """An outcome was reported for a unit that has no exposure."""
 
 
 class OutcomeConflictError(MarlRayError):
-    """Another value for a unit whose window is over."""
+    """Another value was reported for a unit whose window is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """A unit met an arm. `at` is seconds since 1970."""
+    """The first assignment of a unit to an arm. `at` is in seconds since 1970."""
 
     experiment: str
     unit: str
     assignment: Assignment
     at: float
     cluster: str | None = None
-    """The cluster or block whose arm it is, where not the unit itself was assigned."""
+    """The cluster or block that was assigned, or None if the unit itself was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a client tells of a unit."""
+    """Values that a client reports about a unit."""
 
     unit: str
     values: Mapping[str, float]
     """`outcome`, and named metrics (`{"cost": 1.0, "latency_s": 0.2}`)."""
     at: float | None = None
-    """When it came about, in seconds since 1970; now when not given. For charts and exports: what counts is when it
-    arrives."""
+    """Moment of the event, in seconds since 1970; None means now. Only charts and exports read it: the moment of
+    arrival decides whether the values count."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Metrics that never replace what is known."""
+    """Metrics that never replace a stored value."""
     added: Mapping[str, float] = field(default_factory=dict)
-    """Amounts of metrics, each on top of what is known; after the unit's window they are dropped."""
+    """Amounts that are added to metrics; after the unit's window they are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A report that is stored."""
+    """A report that has been stored."""
 
     assignment: Assignment
     late_s: float | None
-    """Seconds between the end of the unit's window and its values, which then do not count; None if they came in time."""
+    """Seconds between the end of the unit's window and the arrival of its values, which then do not count; None if in
+    time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +98,18 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """One arm's units and outcomes."""
+    """Units and outcomes of one arm."""
 
     exposures: int
     judged: int
     """Units whose windows are over."""
     outcomes: Summary
-    """What these have reported."""
+    """Summary of the outcomes that judged units have reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A unit's outcome and the assignment it is of; times are seconds since 1970."""
+    """A unit's outcome with the unit's assignment; times are in seconds since 1970."""
 
     unit: str
     arm: str
@@ -123,9 +124,10 @@ class UnitStore:
     """Exposures, outcomes and metrics. Safe to use from several threads, processes and machines."""
 
     def __init__(self, url: str, clock: Callable[[], float] | None = None):
-        """Connect and bring the schema up to date. MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
+        """Connect and bring the schema up to date. Raises MarlRayError unless the URL is of a usable SQLite or
+        PostgreSQL.
 
-        `clock` (seconds since 1970) takes the place of the database's clock, by which windows run: for simulations.
+        `clock` (seconds since 1970) replaces the database's clock, by which windows run; it is for simulations.
         """
         self.clock = clock
         self._engine = schema.open_engine(url)
@@ -169,7 +171,7 @@ class UnitStore:
         return self.clock() if self.clock is not None else windows.arrival(connection)
 
     def settled_at(self) -> float:
-        """The moment until which all that arrived is written, see `windows.settled_at`."""
+        """The moment until which all that arrived is written (see `windows.settled_at`), in seconds since 1970."""
         if self.clock is not None:
             return self.clock()
         with self._transaction() as connection:
@@ -181,45 +183,46 @@ class UnitStore:
             return _assignment(connection, experiment, unit)
 
     def assignments(self, asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Assignment]:
-        """The arms of the first exposures of many (experiment, unit), of those that have one."""
+        """(Experiment, unit) -> the arm of its first exposure, for those of `asked` that have one."""
         by_experiment: dict[str, list[str]] = {}
         for experiment, unit in asked:
             by_experiment.setdefault(experiment, []).append(unit)
-        found: dict[tuple[str, str], Assignment] = {}
+        arms: dict[tuple[str, str], Assignment] = {}
         with self._transaction() as connection:
-            for experiment, wanted in by_experiment.items():
-                rows = connection.execute(_ASSIGNMENTS, {"experiment": experiment, "units": wanted})
-                found |= {(experiment, unit): Assignment(*rest) for unit, *rest in rows}
-        return found
+            for experiment, units in by_experiment.items():
+                rows = connection.execute(_ASSIGNMENTS, {"experiment": experiment, "units": units})
+                arms |= {(experiment, unit): Assignment(*rest) for unit, *rest in rows}
+        return arms
 
     def record_outcome(self, experiment: str, unit: str, value: float, at: float | None = None) -> Assignment:
-        """Store a unit's outcome and return whose it is, by the rules of `record`; raises what that returns."""
+        """Store a unit's outcome and return the unit's assignment, by the rules of `record`, whose errors it raises."""
         return self._record_one(experiment, Report(unit, {"outcome": value}, at))
 
     def record_metrics(
         self, experiment: str, unit: str, metrics: Mapping[str, float], at: float | None = None
     ) -> Assignment:
-        """Store named numbers of a unit, all or none, by the rules of `record`; raises what that returns."""
+        """Store named numbers of a unit, all or none, by the rules of `record`, whose errors it raises."""
         if "outcome" in metrics:
             raise MarlRayError("metrics: expected names other than 'outcome'")
         return self._record_one(experiment, Report(unit, metrics, at))
 
     def _record_one(self, experiment: str, report: Report) -> Assignment:
-        found = self.record(experiment, [report])[0]
-        if isinstance(found, MarlRayError):
-            raise found
-        return found.assignment
+        result = self.record(experiment, [report])[0]
+        if isinstance(result, MarlRayError):
+            raise result
+        return result.assignment
 
     def record(
         self, experiment: str, reports: Sequence[Report], actor: str = "client"
     ) -> list[Recorded | MarlRayError]:
-        """Store what clients tell of units, in one transaction; each report whole or, with an error in its place, not.
+        """Store clients' reports in one transaction; a report with an error is not stored, and its error is in its
+        place.
 
-        Reports may come in any order, and after the experiment is over. The same value again changes nothing. Another
-        one replaces it while the unit's window lasts, and is an OutcomeConflictError after; the replaced one is kept with
-        the `actor` as a `Correction`. Of `error` the largest value stands: a failure that happened is not taken back. What
-        arrives after the window is kept and does not count. UnknownUnitError stands for a unit without an exposure,
-        MarlRayError for a name or a number that cannot be stored.
+        Reports may come in any order, and after the experiment is over. Reporting the same value again changes nothing.
+        Another value replaces it while the unit's window lasts, and gives an OutcomeConflictError after; the replaced
+        value is kept with the `actor` as a `Correction`. For `error` the largest value stands: a failure that happened
+        is not taken back. A first value that arrives after the window is kept and does not count. A unit without an
+        exposure gives an UnknownUnitError; a name or number that cannot be stored gives a MarlRayError.
         """
         with self._transaction(self._writer) as connection:
             names = sorted({report.unit for report in reports})
@@ -227,7 +230,7 @@ class UnitStore:
             now, terms = self._arrival(connection), windows.terms_of(connection, experiment) if units else NO_TERMS
             known = self._values(connection, experiment, list(units))
             changes = _Changes(experiment, actor, now, terms, units, known)
-            found = [changes.add(report) for report in reports]
+            results = [changes.add(report) for report in reports]
             for table, rows in changes.rows():
                 insert = self._insert(table)
                 new = {key: insert.excluded[key] for key in ("value", "at", "arrived_at")}
@@ -235,14 +238,14 @@ class UnitStore:
                 connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=new), rows)
             if changes.corrections:
                 connection.execute(sa.insert(schema.corrections), changes.corrections)
-        return found
+        return results
 
     def _units(
         self, connection: sa.Connection, experiment: str, names: list[str]
     ) -> dict[str, tuple[Assignment, float]]:
-        """Unit -> its assignment, and when its exposure was stored.
+        """Unit -> its assignment, and the moment its exposure was stored.
 
-        Nobody else reports of them until the transaction ends.
+        The rows are locked: nobody else reports about these units until the transaction ends.
         """
         units = schema.exposures.c
         query = sa.select(units.unit, units.arm, units.epoch, units.propensity, units.stored_at)
@@ -252,16 +255,16 @@ class UnitStore:
         return {row.unit: (Assignment(row.arm, row.epoch, row.propensity), row.stored_at) for row in rows}
 
     def _values(self, connection: sa.Connection, experiment: str, names: list[str]) -> Known:
-        known: Known = {}
+        stored: Known = {}
         for table in (schema.outcomes, schema.metrics) if names else ():
             metric = table.c.metric if "metric" in table.c else sa.literal("outcome")
             query = sa.select(table.c.unit, metric.label("metric"), table.c.value, table.c.arrived_at)
             for row in connection.execute(query.where(table.c.experiment == experiment, table.c.unit.in_(names))):
-                known[row.unit, row.metric] = row.value, row.arrived_at
-        return known
+                stored[row.unit, row.metric] = row.value, row.arrived_at
+        return stored
 
     def corrections(self, experiment: str) -> list[Correction]:
-        """Every value that has been replaced, the oldest first."""
+        """All replaced values of the experiment, the oldest first."""
         here = schema.corrections.c
         query = sa.select(*(here[name.name] for name in fields(Correction)))
         with self._transaction() as connection:
@@ -269,16 +272,18 @@ class UnitStore:
             return [Correction(*row) for row in rows]
 
     def _is_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
-        """Insert the row unless its key is taken; whether it was not."""
+        """Insert the row unless its key is taken; True if it was inserted."""
         # Not by the row count, which SQLAlchemy does not know of PostgreSQL's inserts (it says -1).
         insert = self._insert(table).values(row).on_conflict_do_nothing().returning(sa.literal(1))
         return connection.execute(insert).first() is not None
 
     def record_shadows(self, experiment: str, replica: str, totals: Mapping[str, Mapping[str, float]]) -> None:
-        """Store what a replica has counted of each shadowed arm since it began: `acts`, `errors`, `dropped` copies, agents'
-        `decisions` compared with the answer's and those that `agreed`, the `seconds` of its passes, and of texts the
-        `tokens` that it read, with its own `log_prob` and the `served_log_prob`. What is missing is 0; a later call
-        replaces an earlier one's numbers."""
+        """Store the totals that a replica has counted for each shadowed arm since the replica began.
+
+        Totals are `acts`, `errors`, `dropped` copies, agents' `decisions` that were compared with the answer's and how
+        many of them `agreed`, the `seconds` of its passes, and for texts the `tokens` read, with the arm's `log_prob`
+        and the `served_log_prob`. A missing total is 0; a later call replaces the numbers of an earlier one.
+        """
         names = (*schema.SHADOW_COUNTS, *schema.SHADOW_SUMS)
         key = {"experiment": experiment, "replica": replica}
         with self._transaction(self._writer) as connection:
@@ -289,7 +294,7 @@ class UnitStore:
                 connection.execute(insert.on_conflict_do_update(index_elements=same, set_=values))
 
     def shadow_totals(self, experiment: str) -> dict[str, dict[str, float]]:
-        """Arm -> the totals of all replicas, and `at`, when the last of them was written."""
+        """Arm -> the totals of all replicas, with `at`, the moment of their latest write."""
         found = schema.shadow_totals.c
         # Rows of before a column was there have none.
         sums = {
@@ -303,17 +308,25 @@ class UnitStore:
         return {row.pop("arm"): row for row in rows}
 
     def outcomes(self, name: str, page: int = 1_000) -> Iterator[Outcome]:
-        """Every outcome by time, then unit, `page` rows per query. What is written meanwhile with an earlier time than
-        the last one read is left out."""
-        units, found = schema.exposures.c, schema.outcomes
-        columns = (units.unit, units.arm, units.epoch, units.propensity, units.first_at, found.c.value, found.c.at)
-        query = sa.select(*columns).join_from(found, schema.exposures, schema.same_unit(found))
-        query = query.where(found.c.experiment == name).order_by(found.c.at, found.c.unit).limit(page)
+        """Yield every outcome by time, then unit; each query reads `page` rows. Outcomes written meanwhile with an
+        earlier time than the last one read are left out."""
+        units, outcomes = schema.exposures.c, schema.outcomes
+        columns = (
+            units.unit,
+            units.arm,
+            units.epoch,
+            units.propensity,
+            units.first_at,
+            outcomes.c.value,
+            outcomes.c.at,
+        )
+        query = sa.select(*columns).join_from(outcomes, schema.exposures, schema.same_unit(outcomes))
+        query = query.where(outcomes.c.experiment == name).order_by(outcomes.c.at, outcomes.c.unit).limit(page)
         last: Outcome | None = None
         while True:
             later = query
             if last is not None:
-                later = query.where(sa.tuple_(found.c.at, found.c.unit) > sa.tuple_(last.at, last.unit))
+                later = query.where(sa.tuple_(outcomes.c.at, outcomes.c.unit) > sa.tuple_(last.at, last.unit))
             with self._transaction() as connection:
                 rows = [Outcome(*row) for row in connection.execute(later)]
             yield from rows
@@ -322,13 +335,13 @@ class UnitStore:
             last = rows[-1]
 
     def metric_values(self, experiment: str, metric: str, page: int = 1_000) -> Iterator[tuple[str, float]]:
-        """Every unit's value of a metric, by unit, `page` rows per query."""
-        found = schema.metrics.c
-        query = sa.select(found.unit, found.value).order_by(found.unit).limit(page)
-        query = query.where(found.experiment == experiment, found.metric == metric)
+        """Yield every unit's value of a metric, by unit; each query reads `page` rows."""
+        values = schema.metrics.c
+        query = sa.select(values.unit, values.value).order_by(values.unit).limit(page)
+        query = query.where(values.experiment == experiment, values.metric == metric)
         rows: list[tuple[str, float]] = []
         while True:
-            later = query.where(found.unit > rows[-1][0]) if rows else query
+            later = query.where(values.unit > rows[-1][0]) if rows else query
             with self._transaction() as connection:
                 rows = [(row.unit, row.value) for row in connection.execute(later)]
             yield from rows
@@ -338,7 +351,7 @@ class UnitStore:
 
 @dataclass
 class _Changes:
-    """What reports change of what is known."""
+    """Changes that a batch of reports makes to the stored values."""
 
     experiment: str
     actor: str
@@ -347,7 +360,7 @@ class _Changes:
     units: Mapping[str, tuple[Assignment, float]]
     known: Known
     changed: dict[tuple[str, str], float | None] = field(default_factory=dict)
-    """(Unit, metric) -> when it came about."""
+    """(Unit, metric) -> time of the event as reported, or None."""
     corrections: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, report: Report) -> Recorded | MarlRayError:
@@ -393,7 +406,7 @@ class _Changes:
         return True
 
     def rows(self) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
-        """The tables and what is written to them."""
+        """Yield each table with the rows to write to it."""
         of: dict[bool, list[dict[str, Any]]] = {}
         for (unit, metric), at in sorted(self.changed.items(), key=lambda item: item[0]):
             value, arrived_at = self.known[unit, metric]

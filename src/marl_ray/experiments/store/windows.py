@@ -1,4 +1,4 @@
-"""The clock that windows run by: the database's, which is one for all hosts.
+"""Windows of outcomes, and the clock they run by: the database's, which is the same for all hosts.
 
 A unit's window begins when its exposure is stored. That is a tenth of a second after it acted, and hours after when the
 database was away meanwhile: a client's outcomes are refused as long, so its time to send them begins then. What a unit
@@ -19,18 +19,19 @@ import sqlalchemy as sa
 from marl_ray.experiments.store import schema
 
 WINDOW_S = 600.0
-"""Of experiments whose stored config names none."""
+"""Window of experiments whose stored config names none, in seconds."""
 GRACE_S = 1.0
-"""Longer than a transaction of SQLite's lasts between reading the clock and its end."""
+"""Seconds after a window until its unit is judged; longer than any SQLite transaction between its clock reading and its
+end."""
 
 
 def grace_s(window_s: float) -> float:
-    """How long after its window a unit is judged: a second, and no longer than the window."""
+    """Seconds between the end of a unit's window and its judgement: `GRACE_S`, but never more than the window."""
     return min(GRACE_S, window_s)
 
 
 def arrival(connection: sa.Connection) -> float:
-    """Seconds since 1970, for what the transaction writes from now on."""
+    """The moment (seconds since 1970) for everything that the transaction writes from now on."""
     if connection.dialect.name == "sqlite":
         return time.time()
     # In this order: the transaction must be seen before it has a time.
@@ -41,8 +42,8 @@ def arrival(connection: sa.Connection) -> float:
 
 
 def settled_at(connection: sa.Connection) -> float:
-    """Seconds since 1970: all that arrived before is there for transactions that begin after this one. Transactions of
-    other users may be hidden from this one's, and then count as over."""
+    """The latest moment (seconds since 1970) such that everything that arrived earlier is visible to transactions that
+    begin later. Transactions of other users may be invisible here, and then count as over."""
     if connection.dialect.name == "sqlite":
         return time.time()
     oldest = (
@@ -53,20 +54,20 @@ def settled_at(connection: sa.Connection) -> float:
 
 
 class Terms(NamedTuple):
-    """What an experiment says of the values that units report."""
+    """Rules of an experiment for the values that units report."""
 
     window_s: float
     """Seconds after a unit's exposure in which its values count."""
     bounds: dict[str, tuple[float, float]]
-    """Metric (or `outcome`) -> the numbers outside of which its values are refused."""
+    """Metric (or `outcome`) -> (low, high); values outside are refused."""
 
 
 def terms_of(connection: sa.Connection, experiment: str) -> Terms:
     """The terms in the experiment's stored config."""
     here = schema.experiments.c
     config = connection.execute(sa.select(here.config).where(here.name == experiment)).scalar_one()
-    told = {rail["name"]: rail.get("bounds") for rail in config.get("guardrails", ())} | {
+    limits = {rail["name"]: rail.get("bounds") for rail in config.get("guardrails", ())} | {
         "outcome": config.get("bounds")
     }
-    bounds = {metric: (float(of[0]), float(of[1])) for metric, of in told.items() if of}
+    bounds = {metric: (float(of[0]), float(of[1])) for metric, of in limits.items() if of}
     return Terms(float(config.get("outcome_window_s", WINDOW_S)), bounds)

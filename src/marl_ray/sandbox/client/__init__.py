@@ -1,1 +1,1 @@
-"""The side of whoever runs programs: a pool of workers."""
+"""The client side of the sandbox: a pool of workers that run and judge programs."""

@@ -23,9 +23,10 @@ WARM = (
     "datetime", "enum", "functools", "heapq", "io", "itertools", "json", "math", "operator", "os", "random", "re",
     "string", "struct", "sys", "threading", "time", "typing",
 )  # fmt: skip
-"""What programs often import: loaded once by each server, before it forks. Every module costs every run a little."""
+"""Modules that programs often import: each server loads them once, before it forks. Every module costs every run a
+little."""
 WAIT_S = 600.0
-"""Deadline for a free worker."""
+"""Seconds to wait for a free worker."""
 _RESULT_BYTES = 1 << 20
 T = TypeVar("T")
 
@@ -100,9 +101,9 @@ class Pool:
             self._free.put(worker)
 
     def _with_worker(self, job: Callable[[Worker], T], blamed: Callable[[], T]) -> T:
-        """The job's result; a worker that died or hangs is replaced and the job tried once more.
+        """The job's result; a worker that died or hangs is replaced and the job is tried once more.
 
-        Where the second dies too and a third is well, the program is to blame, and `blamed` is what is said of it.
+        If the second worker dies too and a third is well, the program is to blame, and `blamed` gives the result.
         """
         with self._worker() as worker:
             try:
@@ -131,7 +132,7 @@ class Pool:
 
         stdin is a regular file in memory. MarlRayError for a path that leaves the folder.
         """
-        given = {wire.blob(name): content for name, content in (files or {}).items()}
+        encoded = {wire.blob(name): content for name, content in (files or {}).items()}
         for name in files or {}:
             path = PurePosixPath(name)
             if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
@@ -139,7 +140,7 @@ class Pool:
 
         def job(worker: Worker) -> Execution:
             with contextlib.ExitStack() as stack:
-                program_fd = wire.payload(wire.blob(program), *itertools.chain(*given.items()))
+                program_fd = wire.payload(wire.blob(program), *itertools.chain(*encoded.items()))
                 stack.callback(os.close, program_fd)
                 stdin_fd = wire.memory_file("stdin", [stdin])
                 stack.callback(os.close, stdin_fd)
@@ -153,8 +154,8 @@ class Pool:
                     for _, writer in pipes:
                         os.close(writer)
                 readers = {reader: limits.output_bytes for reader, _ in pipes}
-                end, got, flooded = worker.drain(readers, limits)
-                out, err = (bytes(got[reader]) for reader, _ in pipes)
+                end, received, flooded = worker.drain(readers, limits)
+                out, err = (bytes(received[reader]) for reader, _ in pipes)
             return self._execution(end, out, err, flooded, limits)
 
         return self._with_worker(job, lambda: Execution(Status.CRASH, None, b"", b"", 0.0, 0.0, self.level))
@@ -174,10 +175,10 @@ class Pool:
         return Execution(status, returncode, out, err, end.wall_s, end.cpu_s, self.level)
 
     def official(self, program: str, limits: Limits = Limits()) -> str:  # noqa: B008  frozen
-        """What openai/human-eval's harness says of this program: "passed", "timed out" or "failed: " and the error.
+        """Result of openai/human-eval's harness for this program: "passed", "timed out" or "failed: " and the error.
 
-        The harness' timeout is `cpu_s`, on a clock that stands while the program waits for a core; after `wall_s` it is over
-        in any case. Forgeable as the official harness is.
+        The harness' timeout is `cpu_s`, on a clock that stands while the program waits for a core; the run ends after
+        `wall_s` in any case. A program can forge the result, as it can in the official harness.
         """
 
         def job(worker: Worker) -> str:
@@ -206,7 +207,7 @@ class Pool:
         limits: Limits = Limits(),  # noqa: B008  frozen
         in_place: bool | Literal["alone"] | None = None,
     ) -> Judgement:
-        """Run trusted tests against a candidate in another process, of which only the function `entry_point` is called.
+        """Run trusted tests against a candidate in another process, which offers only the function `entry_point`.
 
         setup: trusted code that runs before the tests, beside them; `entry_point` names the candidate's function afterwards.
         in_place: what the candidate does to a mutable argument happens to the tests' own, in all calls, or in those that
@@ -236,6 +237,7 @@ class Pool:
 
 
 def probe() -> Level:
-    """How well this host can confine a run, found by starting a server. MarlRayError where there is no sandbox."""
+    """The level at which this host can confine a run, found by starting a server. Raises MarlRayError without a
+    sandbox."""
     with Pool(workers=1, warm=(), min_level=Level.LIMITS) as pool:
         return pool.level

@@ -1,4 +1,4 @@
-"""One pool for everything in a process that runs programs now and then."""
+"""One pool that all callers in a process share."""
 
 import atexit
 import os
@@ -12,7 +12,7 @@ _pools: dict[int, Pool] = {}
 
 
 def shared_pool() -> Pool:
-    """This process's sandbox, started by the first call. Raises MarlRayError where there can be none."""
+    """This process's sandbox, started by the first call. Raises MarlRayError if none can be started."""
     with _lock:
         pid = os.getpid()
         if pid not in _pools:

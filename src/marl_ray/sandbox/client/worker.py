@@ -54,10 +54,10 @@ class Process:
     """A server or a judge: a process with a socket to it."""
 
     def __init__(self, role: str, folder: str, max_level: Level, warm: Sequence[str]):
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        options = {"fd": theirs.fileno(), "folder": folder, "max_level": max_level, "warm": list(warm), "role": role}
+        self.socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        options = {"fd": remote.fileno(), "folder": folder, "max_level": max_level, "warm": list(warm), "role": role}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
-        with theirs:
+        with remote:
             self.process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-B", "-c", _BOOT, json.dumps(options), _SOURCE],
                 stdin=subprocess.DEVNULL,
@@ -65,12 +65,12 @@ class Process:
                 stderr=self._errors,
                 env=_ENVIRONMENT,
                 cwd="/",
-                pass_fds=[theirs.fileno()],
+                pass_fds=[remote.fileno()],
                 start_new_session=True,
             )
 
     def hello(self) -> dict[str, Any]:
-        """Its first message; MarlRayError when it cannot start."""
+        """The process's first message; raises MarlRayError if it cannot start."""
         try:
             return json.loads(self.receive(time.monotonic() + START_S))
         except Dead:
@@ -112,17 +112,18 @@ class Process:
 
 
 def readable(items: Sequence[Any], deadline: float) -> list[Any]:
-    """Which of these sockets and descriptors can be read, as soon as one can; none at the deadline."""
+    """The sockets and descriptors that can be read, as soon as one can; empty at the deadline."""
     poll = select.poll()
     numbers = {item if isinstance(item, int) else item.fileno(): item for item in items}
     for number in numbers:
         poll.register(number, select.POLLIN)
-    left = deadline - time.monotonic()
-    return [numbers[number] for number, _ in poll.poll(max(0, int(left * 1000) + 1))]
+    remaining = deadline - time.monotonic()
+    return [numbers[number] for number, _ in poll.poll(max(0, int(remaining * 1000) + 1))]
 
 
 def _own_folder() -> tuple[str, int]:
-    """A new folder and a descriptor that locks it: as long as that lives, nobody takes the folder for forgotten."""
+    """Create a folder and a descriptor that locks it: while the descriptor lives, nobody takes the folder for
+    forgotten."""
     while True:
         path = tempfile.mkdtemp(prefix=_FOLDERS)
         try:
@@ -138,7 +139,7 @@ def _own_folder() -> tuple[str, int]:
 
 
 def remove_forgotten_folders() -> None:
-    """Those of this user whose owner was killed, and so could not remove them."""
+    """Remove folders of this user whose owner was killed, and so could not remove them."""
     for entry in os.scandir(tempfile.gettempdir()):
         if not entry.name.startswith(_FOLDERS):
             continue
@@ -154,7 +155,7 @@ def remove_forgotten_folders() -> None:
 
 @dataclass(frozen=True)
 class End:
-    """How the server saw a run end."""
+    """The end of a run, as the server saw it."""
 
     why: int
     status: int
@@ -202,7 +203,8 @@ class Worker:
             self._judge = None
 
     def abandon(self) -> None:
-        """What the processes say next belongs to a run that nobody waits for: end them, and the next use replaces them."""
+        """End the processes, because their next answers belong to a run that nobody waits for; the next use replaces
+        them."""
         for process in (self._server, self._judge):
             if process:
                 process.process.kill()
@@ -230,7 +232,7 @@ class Worker:
 
     def drain(self, pipes: dict[int, int], limits: Limits) -> tuple[End, dict[int, bytearray], bool]:
         """Read pipes (descriptor: most bytes) until the run ends; a run that writes more is killed (third result)."""
-        got: dict[int, bytearray] = {fd: bytearray() for fd in pipes}
+        received: dict[int, bytearray] = {fd: bytearray() for fd in pipes}
         deadline = time.monotonic() + limits.longest_s + ANSWER_S
         todo, flooded = set(pipes), False
         while True:
@@ -238,7 +240,7 @@ class Worker:
             if not ready:
                 raise Dead
             for fd in todo.intersection(item for item in ready if isinstance(item, int)):
-                flooded |= not self._read(fd, got[fd], pipes[fd], todo)
+                flooded |= not self._read(fd, received[fd], pipes[fd], todo)
             if flooded and todo:
                 todo.clear()
                 self.kill_run()
@@ -246,12 +248,12 @@ class Worker:
                 end = self._end(deadline)
                 for fd in list(todo):  # what was written before the end
                     while fd in todo and readable([fd], 0):
-                        flooded |= not self._read(fd, got[fd], pipes[fd], todo)
-                return end, got, flooded
+                        flooded |= not self._read(fd, received[fd], pipes[fd], todo)
+                return end, received, flooded
 
     @staticmethod
     def _read(fd: int, buffer: bytearray, most: int, todo: set[int]) -> bool:
-        """Read once; False, and nothing more from this pipe, when it holds more than it may."""
+        """Read once; returns False, and reads nothing more from this pipe, if it holds more than it may."""
         chunk = os.read(fd, 1 << 16)
         if not chunk:
             todo.discard(fd)
@@ -263,7 +265,7 @@ class Worker:
         return True
 
     def well(self) -> bool:
-        """Whether a program that does nothing runs to its end here."""
+        """True if a program that does nothing runs to its end here."""
         limits = Limits()
         with contextlib.ExitStack() as stack:
             fds = [wire.payload(b""), *(os.open(os.devnull, os.O_RDWR) for _ in range(3))]
@@ -277,15 +279,16 @@ class Worker:
             return end.status == 0
 
     def judged(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[End, str, str]:
-        """How the candidate ended, and the judge's verdict and message. kind: what the judge is asked for."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
+        """Judge a candidate; returns the candidate's end and the judge's verdict and message. `kind` is the request to
+        the judge."""
+        local, remote = socket.socketpair()
+        with local:
+            with remote:
                 if self._judge is None:
                     self._judge = Process("judge", self._folder, self._max_level, self._warm)
                     self._judge.hello()
-                self._judge.send(kind + limits.pack(), [tests, ours.fileno()])
-                self.request(child.CALLS if kind == judge.PLAIN else child.IN_PLACE, limits, [program, theirs.fileno()])
+                self._judge.send(kind + limits.pack(), [tests, local.fileno()])
+                self.request(child.CALLS if kind == judge.PLAIN else child.IN_PLACE, limits, [program, remote.fileno()])
             deadline = time.monotonic() + limits.longest_s + ANSWER_S
             ready = readable([self._judge.socket, self._server.socket], deadline)
             if not ready:
@@ -295,11 +298,12 @@ class Worker:
                 self.kill_run()
                 return self._end(deadline), verdict, message
             end = self._end(deadline)
-            ours.shutdown(socket.SHUT_RDWR)  # whoever else may hold the candidate's side: its end reaches the judge
+            local.shutdown(socket.SHUT_RDWR)  # whoever else may hold the candidate's side: its end reaches the judge
             return end, *self._verdict(self._judge, time.monotonic() + _JUDGE_GRACE_S)
 
     def _verdict(self, process: Process, deadline: float) -> tuple[str, str]:
-        """The judge's verdict and message. `Dead` where it ended for another reason than its limits, or says no verdict."""
+        """The judge's verdict and message. Raises `Dead` if it ended for another reason than its limits, or gave no
+        verdict."""
         late = not readable([process.socket], deadline)
         try:
             data = b"" if late else process.receive(deadline)

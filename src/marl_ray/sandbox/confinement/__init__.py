@@ -1,1 +1,1 @@
-"""What confines a program: namespaces, Landlock, filters of system calls, folders."""
+"""Confinement of a program: namespaces, Landlock, system call filters and run folders."""

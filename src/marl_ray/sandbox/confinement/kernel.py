@@ -20,7 +20,7 @@ _AT_FDCWD, _AT_RECURSIVE, _MNT_DETACH = -100, 0x8000, 2
 
 
 def syscall(number: int, *args: int) -> int:
-    """A system call by number. OSError when it fails."""
+    """Make a system call by number. Raises OSError if it fails."""
     result = int(_libc.syscall(number, *args, *[0] * (6 - len(args))))
     if result == -1:
         code = ctypes.get_errno()
@@ -29,7 +29,7 @@ def syscall(number: int, *args: int) -> int:
 
 
 def fork() -> int:
-    """fork for a process of one thread: `os.fork` without its hooks, which cost a child a tenth of a short run.
+    """Fork a process of one thread: `os.fork` without its hooks, which cost a child a tenth of a short run.
 
     The hooks renew locks that other threads might hold, and reseed `random`: the caller does that.
     """
@@ -66,7 +66,7 @@ def unshare(flags: int) -> None:
 
 
 def read_only_everywhere() -> None:
-    """Every mount of this mount namespace becomes private, read-only and without set-uid."""
+    """Make every mount of this mount namespace private, read-only and without set-uid."""
     attributes = (ctypes.c_uint64 * 4)(MS_RDONLY | MS_NOSUID, 0, MS_PRIVATE, 0)
     path = ctypes.create_string_buffer(b"/")
     pointers = ctypes.addressof(path), ctypes.addressof(attributes)
@@ -80,7 +80,7 @@ def mount(kind: str, path: str, flags: int, options: str) -> None:
 
 
 def unmount(path: str) -> None:
-    """Take away what is mounted last on a path; it is gone as soon as nobody uses it."""
+    """Unmount the last mount on a path; it is gone as soon as nobody uses it."""
     _checked(_libc.umount2(path.encode(), _MNT_DETACH), f"unmount {path}")
 
 

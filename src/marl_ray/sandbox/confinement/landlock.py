@@ -20,7 +20,7 @@ DEVICE = READ_FILE | WRITE_FILE
 
 
 def abi() -> int:
-    """The host's Landlock ABI; 0 when it has none."""
+    """The host's Landlock ABI; 0 if it has none."""
     try:
         return syscall(_CREATE, 0, 0, 1)
     except OSError:
@@ -28,10 +28,10 @@ def abi() -> int:
 
 
 def ruleset(rules: Iterable[tuple[str, int]]) -> int:
-    """A descriptor of a rule set that allows on each path (and beneath) the given accesses and nothing else anywhere.
+    """A descriptor of a rule set that allows on each path (and beneath) the given accesses and nothing anywhere else.
 
-    Where the ABI has them, TCP (4), signals to and abstract sockets of processes outside (6) are refused as well.
-    Paths that do not exist are left out. OSError when the host has no Landlock.
+    If the ABI has them, TCP (4) and signals to and abstract sockets of processes outside (6) are refused as well.
+    Paths that do not exist are left out. Raises OSError if the host has no Landlock.
     """
     version = abi()
     handled = (1 << {3: 15, 4: 15}.get(version, 16)) - 1

@@ -1,4 +1,4 @@
-"""The folders of the runs: each run has an untouched one; watched where the file system does not limit its size."""
+"""Folders for runs: each run has an untouched one, which is watched if the file system does not limit its size."""
 
 import contextlib
 import itertools
@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 
 REMOVE_S = 2.0
-"""A run's leftovers are removed for so long before the next run; the rest waits for the one after."""
+"""Seconds for which a run's leftovers are removed before the next run; the rest waits for the one after."""
 
 
 class Mounted:
-    """A file system of its own, which a run may own; replaced once it was touched, so that its inodes are counted anew.
+    """A file system of its own, which a run may own; replaced once a run has touched it, so that its inodes are counted
+    anew.
 
     replace: mounts an empty one over the same path.
     """
@@ -22,7 +23,7 @@ class Mounted:
         self._seen = _seen(path)
 
     def renew(self) -> bool:
-        """Whether it had to be replaced."""
+        """Replace the file system if a run has touched it; True if it had to be replaced."""
         if _untouched(self.path, self._seen):
             return False
         self._replace()
@@ -31,10 +32,11 @@ class Mounted:
 
 
 class Numbered:
-    """Folders below a parent in which runs may only pass through; one that was touched is set aside and removed there.
+    """Folders below a parent that runs may only pass through; a folder that a run has touched is set aside and removed
+    there.
 
-    base: a folder that runs may only pass through either. owner: whose the runs' folders are, None for our own. Runs of
-    our own user must not be allowed to change modes, or the parent's would not hold.
+    base: a folder that runs may only pass through, too. owner: user who owns the runs' folders, None for this process's
+    own. Runs of the same user must not be allowed to change modes, or the parent's would not hold.
     """
 
     def __init__(self, base: str, owner: int | None):
@@ -55,7 +57,7 @@ class Numbered:
         self._seen = _seen(self.path)
 
     def renew(self) -> bool:
-        """Another folder, unless this one is as it was at first."""
+        """Take another folder, unless this one is as it was at first; True if it is another one."""
         if _untouched(self.path, self._seen):
             return False
         with contextlib.suppress(OSError):  # what cannot be moved stays, and nobody meets it again: names are new
@@ -74,7 +76,7 @@ def _seen(path: str) -> tuple[int, ...]:
 
 
 def _untouched(path: str, seen: tuple[int, ...]) -> bool:
-    """Whether a folder is empty and everything that is known of it as it was."""
+    """True if a folder is empty and all that is known about it is as it was."""
     try:
         return _seen(path) == seen and not os.listdir(path)
     except OSError:
@@ -84,8 +86,8 @@ def _untouched(path: str, seen: tuple[int, ...]) -> bool:
 def empty(path: str, deadline: float = float("inf")) -> None:
     """Remove everything in a folder, however deep, whatever its modes; symlinks are never followed.
 
-    Needs that nothing else works in the folder. Nested folders are first moved up: no recursion, no long paths. OSError for
-    what cannot be removed, TimeoutError when the deadline (of the monotonic clock) passes.
+    Nothing else may work in the folder meanwhile. Nested folders are first moved up: no recursion, no long paths.
+    Raises OSError for an entry that cannot be removed, TimeoutError when the deadline (of the monotonic clock) passes.
     """
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     numbers = itertools.count()
@@ -132,7 +134,8 @@ def _move_up(root: int, name: str, numbers: "itertools.count[int]") -> None:
 
 
 def is_full(path: str, most_bytes: int, most_entries: int) -> bool:
-    """Whether a folder holds more than it may. One that cannot be looked into, or is too deep for that, counts as full."""
+    """True if a folder holds more than it may. A folder that cannot be read, or is too deep for that, counts as
+    full."""
     used, count, todo = 0, 0, [path]
     while todo:
         try:

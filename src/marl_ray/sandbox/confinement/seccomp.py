@@ -1,8 +1,9 @@
-"""The filters of system calls: a list of those allowed, everything else fails with EPERM.
+"""Filters of system calls: a list of allowed calls; every other call fails with EPERM.
 
-Assembled by hand (classic BPF, a binary search over ranges of numbers). A foreign architecture or ABI (int 0x80, x32) kills
-the process. There are two: the long one is installed once, in the fork server, and allows what the server itself needs as
-well; the short one takes that away and is part of every run, which pays for its length. A run obeys both.
+The filters are assembled by hand (classic BPF, a binary search over ranges of numbers). A foreign architecture or ABI
+(int 0x80, x32) kills the process. There are two filters: the long one is installed once, in the fork server, and also
+allows the calls that the server itself needs; the short one takes those away and is part of every run, which pays for
+its length. A run obeys both.
 """
 
 import ctypes
@@ -54,18 +55,19 @@ wait4 61 260 waitid 247 95 signalfd4 289 74
 _ANSWERED = """
 flock 73 32 fsync 74 82 fdatasync 75 83 fadvise64 221 223
 """
-"""Succeed and do nothing: locks on the host's files, writing back and dropping their pages would be felt outside."""
+"""These succeed and do nothing: locks on the host's files, writing back and dropping their pages would be felt
+outside."""
 _CHANGES_MODES = """
 chmod 90 -1 fchmod 91 52 fchmodat 268 53 fchmodat2 452 452
 """
-"""Neither Landlock nor rlimits govern these; allowed where the host's files are another user's or read-only."""
+"""Neither Landlock nor rlimits govern these; allowed if the host's files are another user's or read-only."""
 _CHANGES_STAMPS = """
 utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54
 """
-"""Allowed where the host's files are read-only: who may write a file (/dev/null) may change its times, and anybody may give
-it the owner that it has, which changes them too."""
+"""Allowed if the host's files are read-only: a process that may write a file (/dev/null) may change its times, and any
+may give it the owner that it has, which changes them too."""
 _FALLOCATES = " fallocate 285 47 "
-"""Past every limit on sizes but that of a file system of one's own. Elsewhere libraries write zeros instead."""
+"""These pass every limit on sizes but that of a file system of one's own. Elsewhere libraries write zeros instead."""
 _CHECKED = """
 mmap 9 222 mprotect 10 226 clone3 435 435 socketpair 53 199 ioctl 16 29 fcntl 72 25
 """
@@ -73,11 +75,11 @@ _SERVERS = """
 setsid 112 157 setgroups 116 159 setresuid 117 147 setresgid 119 149 capset 126 91 pidfd_open 434 434
 landlock_restrict_self 446 446 landlock_create_ruleset 444 444 landlock_add_rule 445 445 mount 165 40 umount2 166 39
 """
-"""What a server needs on top, and a run must not have."""
+"""Calls that a server needs on top, and that a run must not have."""
 _RECEIVE = " recvmsg 47 212 "
-"""By it descriptors arrive, at servers and judges."""
+"""Call by which descriptors arrive, at servers and judges."""
 _OWN = "clone 56 220 kill 62 129 tgkill 234 131 prlimit64 302 261 prctl 157 167"
-"""A run may use them on itself."""
+"""Calls that a run may use on itself only."""
 
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
 _FCNTLS = (*range(6), 36, 1030, 1033, 1034)  # no F_SETOWN, F_SETSIG (signals to others), F_SETPIPE_SZ (memory)
@@ -90,8 +92,8 @@ Instruction = tuple[int, int, int, int]
 
 def _numbers(table: str, column: int) -> dict[str, int]:
     words = table.split()
-    found = {words[i]: int(words[i + 1 + column]) for i in range(0, len(words), 3)}
-    return {name: number for name, number in found.items() if number >= 0}
+    numbers = {words[i]: int(words[i + 1 + column]) for i in range(0, len(words), 3)}
+    return {name: number for name, number in numbers.items() if number >= 0}
 
 
 def _load(offset: int) -> Instruction:
@@ -105,7 +107,7 @@ def _argument(index: int, high: bool = False) -> Instruction:
 def _one_of(
     index: int, values: Iterable[int], otherwise: int = EPERM, answered: Iterable[int] = ()
 ) -> list[Instruction]:
-    """Allow when the low word of an argument is one of the values; do nothing when it is one of those answered."""
+    """Allow a call if the low word of an argument is one of `values`; do nothing if it is one of `answered`."""
     code = [_argument(index)]
     for action, some in ((ALLOW, values), (NOTHING, answered)):
         for value in some:
@@ -114,7 +116,7 @@ def _one_of(
 
 
 def _not_both(index: int, bits: int) -> list[Instruction]:
-    """Allow unless all of the bits are set."""
+    """Allow a call unless all of the bits are set."""
     return [
         _argument(index),
         (_AND, 0, 0, bits),
@@ -149,10 +151,10 @@ def _search(segments: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
     if len(segments) == 1:
         return segments[0][1]
     middle = len(segments) // 2
-    left, right = _search(segments[:middle]), _search(segments[middle:])
-    if len(left) > 255:
-        raise ValueError(f"{len(left)} instructions are too far to jump")
-    return [(_JUMP_GE, len(left), 0, segments[middle][0]), *left, *right]
+    lower, upper = _search(segments[:middle]), _search(segments[middle:])
+    if len(lower) > 255:
+        raise ValueError(f"{len(lower)} instructions are too far to jump")
+    return [(_JUMP_GE, len(lower), 0, segments[middle][0]), *lower, *upper]
 
 
 class Filter:
@@ -161,7 +163,8 @@ class Filter:
     _HOLE = 0x7EADBEEF
 
     def __init__(self, arch: int, actions: dict[int, list[Instruction]], otherwise: int):
-        """actions: what to do with a call of that number; otherwise: with those below 0x1000 that it does not name."""
+        """`actions` maps a call's number to its instructions; `otherwise` is for numbers below 0x1000 that it does not
+        contain."""
         segments: list[tuple[int, list[Instruction]]] = []
         for number in range(max(actions) + 2):
             action = actions.get(number, [(_RETURN, 0, 0, otherwise)])
@@ -181,7 +184,8 @@ class Filter:
 
     @classmethod
     def of_server(cls, machine: str, spaces: bool) -> "Filter":
-        """What is listed here and nothing else. spaces: the only file system that runs can write is their own."""
+        """The server's filter: the calls listed here and no other. spaces: runs can write to no file system but their
+        own."""
         arch, column = ARCHES[machine]
         plain = _numbers(_CALLS + _CHANGES_MODES + _CHANGES_STAMPS + _SERVERS + _RECEIVE + _OWN, column)
         actions = {number: [(_RETURN, 0, 0, ALLOW)] for number in plain.values()}
@@ -193,12 +197,12 @@ class Filter:
 
     @classmethod
     def of_run(cls, machine: str, owners: bool, spaces: bool, receives: bool = False) -> "Filter":
-        """What a run, or a judge, gives up of that. owners: it may change modes of files."""
+        """The filter of a run or a judge, which takes some calls away. owners: the run may change modes of files."""
         arch, column = ARCHES[machine]
-        gone = _SERVERS
-        for table, kept in ((_RECEIVE, receives), (_CHANGES_MODES, owners), (_CHANGES_STAMPS, spaces)):
-            gone += "" if kept else table
-        actions = {number: [(_RETURN, 0, 0, EPERM)] for number in _numbers(gone, column).values()}
+        removed = _SERVERS
+        for table, is_allowed in ((_RECEIVE, receives), (_CHANGES_MODES, owners), (_CHANGES_STAMPS, spaces)):
+            removed += "" if is_allowed else table
+        actions = {number: [(_RETURN, 0, 0, EPERM)] for number in _numbers(removed, column).values()}
         own = _own_checks(cls._HOLE)
         actions |= {number: own[name] for name, number in _numbers(_OWN, column).items()}
         return cls(arch, actions, ALLOW)

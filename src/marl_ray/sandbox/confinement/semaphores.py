@@ -1,4 +1,4 @@
-"""Semaphores of `multiprocessing` for a process that cannot have others.
+"""Replacement for the semaphores of `multiprocessing`, for a process that cannot have the real ones.
 
 The standard library keeps them in /dev/shm, which no run may write. Its `ThreadPool`, queues and locks need them even where
 only threads use them, so a run gets these, which live in its own memory.
@@ -23,7 +23,7 @@ class SemLock:
         self._taken = 0
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Whether it was taken in time."""
+        """Take the semaphore; True if it was taken in time."""
         me = threading.get_ident()
         with self._changed:
             if self.kind == self._RECURSIVE and self._owner == me:
@@ -36,7 +36,7 @@ class SemLock:
             return True
 
     def release(self) -> None:
-        """Give it back. AssertionError for a recursive lock of another thread, ValueError above the most."""
+        """Give it back. Raises AssertionError for a recursive lock of another thread, ValueError above the most."""
         with self._changed:
             if self.kind == self._RECURSIVE:
                 if self._owner != threading.get_ident():
@@ -75,7 +75,7 @@ class SemLock:
 
 
 def install() -> None:
-    """Put them in the place of the C module's, in this process and its forks."""
+    """Replace the C module's semaphores by these, in this process and its forks."""
     with contextlib.suppress(ImportError):
         module: Any = importlib.import_module("_multiprocessing")
         module.SemLock, module.sem_unlink = SemLock, lambda name: None

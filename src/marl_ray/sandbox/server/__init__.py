@@ -1,1 +1,1 @@
-"""The processes that fork, watch and judge programs."""
+"""The server side of the sandbox: processes that fork, watch and judge programs."""

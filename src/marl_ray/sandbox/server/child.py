@@ -1,4 +1,4 @@
-"""What happens in the forked process: it confines itself, then runs the program. No function here returns to the server."""
+"""The forked process: it confines itself, then runs the program. No function here returns to the server."""
 
 import atexit
 import contextlib
@@ -23,8 +23,8 @@ from marl_ray.sandbox.limits import Limits
 from marl_ray.sandbox.server import official
 
 RUN, OFFICIAL, CALLS, IN_PLACE = b"R", b"O", b"C", b"I"
-"""What a request asks for: a script, the official harness, or a candidate that answers a judge's calls (and, the last, says
-how it changed their arguments)."""
+"""Kinds of requests: a script, the official harness, a candidate that answers a judge's calls, and one that also
+reports how it changed their arguments."""
 CHANNEL = 3
 """The one descriptor besides 0, 1 and 2: the official result pipe, or the socket to the judge."""
 _SIGKILL = 9
@@ -35,7 +35,7 @@ _LONGEST_ARGS = 10_000
 
 @dataclass(frozen=True)
 class Confinement:
-    """How this server confines its runs. uid: another user, alone on this host, or None to stay the same user."""
+    """Confinement of a server's runs. uid: another user, alone on this host, or None to stay the same user."""
 
     work: str
     uid: int | None
@@ -45,7 +45,7 @@ class Confinement:
 
 def rlimits(limits: Limits, cpu_s: float, threads: bool) -> list[tuple[int, int]]:
     """Limits and their values, none above the hard limit of the host. threads: bound their number too (counted per user)."""
-    wanted = [
+    values = [
         (resource.RLIMIT_AS, limits.memory_bytes),
         (resource.RLIMIT_CPU, int(cpu_s) + 1),
         (resource.RLIMIT_FSIZE, limits.file_bytes),
@@ -55,15 +55,15 @@ def rlimits(limits: Limits, cpu_s: float, threads: bool) -> list[tuple[int, int]
         (resource.RLIMIT_MSGQUEUE, 0),
     ]
     if limits.stack_bytes is not None:
-        wanted.append((resource.RLIMIT_STACK, limits.stack_bytes))
+        values.append((resource.RLIMIT_STACK, limits.stack_bytes))
     if threads:
-        wanted.append((resource.RLIMIT_NPROC, MOST_THREADS))
-    hard = [resource.getrlimit(limit)[1] for limit, _ in wanted]
-    return [(n, v if top == resource.RLIM_INFINITY else min(v, top)) for (n, v), top in zip(wanted, hard, strict=True)]
+        values.append((resource.RLIMIT_NPROC, MOST_THREADS))
+    hard = [resource.getrlimit(limit)[1] for limit, _ in values]
+    return [(n, v if top == resource.RLIM_INFINITY else min(v, top)) for (n, v), top in zip(values, hard, strict=True)]
 
 
 def confine(values: list[tuple[int, int]], confinement: Confinement, orphan_dies: bool = True) -> None:
-    """rlimits, user, capabilities, Landlock, seccomp: from here on this process can only lose rights.
+    """Apply rlimits, user, capabilities, Landlock and seccomp: from here on this process can only lose rights.
 
     The server has no_new_privs already, and its own filter.
     """
@@ -85,7 +85,7 @@ def confine(values: list[tuple[int, int]], confinement: Confinement, orphan_dies
 
 @dataclass(frozen=True)
 class ProgramJob:
-    """A request, prepared before the fork: what a fork computes itself, it pays for in page faults.
+    """A request, prepared before the fork: work done in a fork costs it page faults.
 
     fds: payload, then stdin, stdout, stderr of a script or else the channel.
     """
@@ -109,24 +109,24 @@ def _prepared(message: bytes, threads: bool) -> tuple[bytes, Limits, float, list
 
 
 def rehearse() -> None:
-    """Do in the server what every run begins with: a fork that is the first to do it pays for it in copied pages."""
+    """Do in the server what every run begins with: the first fork that did it would pay for it in copied pages."""
     source = b"from typing import List\ndef f(a: List[int]) -> int:\n    'text'\n    return [b for b in a if b]\nf([1])"
-    ours, theirs = socket.socketpair()
+    local, remote = socket.socketpair()
     for _ in range(50):
-        wire.send_frame(ours.fileno(), codec.dumps({"value": codec.pack([1])}, 99))
-        codec.loads(wire.receive_frame(theirs.fileno(), 99))
+        wire.send_frame(local.fileno(), codec.dumps({"value": codec.pack([1])}, 99))
+        codec.loads(wire.receive_frame(remote.fileno(), 99))
         fd = wire.payload(source, b"f")
         program, _ = wire.read_payload(fd)
         os.close(fd)
         exec(compile(wire.text(program), "<rehearsal>", "exec", dont_inherit=True), {})
         codec.unpack(codec.loads(codec.dumps(codec.pack([1, (2, "3"), {4: 5.0}]), 99)), 99)
-    ours.close()
-    theirs.close()
+    local.close()
+    remote.close()
 
 
 def become(job: ProgramJob, ready: int, confinement: Confinement) -> None:
     """Turn this forked process into the run. A byte is written to `ready` once it is confined, before the program starts."""
-    program, *rest = wire.read_payload(job.fds[0])
+    program, *blobs = wire.read_payload(job.fds[0])
     os.setsid()
     descriptors = job.fds[1:]
     if job.kind != RUN:
@@ -135,21 +135,21 @@ def become(job: ProgramJob, ready: int, confinement: Confinement) -> None:
         descriptors = [null, null, null, *descriptors]
     for number, fd in enumerate(descriptors):
         os.dup2(fd, number, inheritable=False)
-    kept = CHANNEL if job.kind == RUN else CHANNEL + 1
+    first_free = CHANNEL if job.kind == RUN else CHANNEL + 1
     statistics = _opened("/proc/self/schedstat") if job.kind == OFFICIAL else None
     os.chdir(confinement.work)
     confine(job.rlimits, confinement)
     os.write(ready, b".")
     if statistics is not None:  # only now: confining needs descriptors that may have this number
         os.dup2(statistics, official.STATISTICS, inheritable=False)
-        kept = official.STATISTICS + 1
-    kernel.close_from(kept)
+        first_free = official.STATISTICS + 1
+    kernel.close_from(first_free)
     random.seed()
     gc.enable()
     sys.path.insert(0, "")
     source = wire.text(program)
     if job.kind == RUN:
-        for name, content in zip(rest[::2], rest[1::2], strict=True):
+        for name, content in zip(blobs[::2], blobs[1::2], strict=True):
             _write(wire.text(name), content)
         run_script(source)
     elif job.kind == OFFICIAL:
@@ -158,12 +158,12 @@ def become(job: ProgramJob, ready: int, confinement: Confinement) -> None:
             source, job.limits.cpu_s, job.limits.longest_s, official.OfficialResult(unbuffered.write)
         )
     else:
-        answer_calls(source, wire.text(rest[0]), job.limits.frame_bytes, job.kind == IN_PLACE)
+        answer_calls(source, wire.text(blobs[0]), job.limits.frame_bytes, job.kind == IN_PLACE)
     os._exit(0)
 
 
 def _opened(path: str) -> int | None:
-    """A descriptor of a file to read; None where the host has none."""
+    """A descriptor of a file to read; None if the host has no such file."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -179,7 +179,8 @@ def _write(name: str, content: bytes) -> None:
 
 
 def run_script(program: str) -> None:
-    """As `python -c`: `__main__`, argv, buffering, tracebacks, exit status, threads joined, atexit run."""
+    """Run a program as `python -c` does: `__main__`, argv, buffering, tracebacks, exit status, threads joined, atexit
+    run."""
     for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         errors = "backslashreplace" if number == 2 else "surrogateescape"
         file = io.FileIO(number, "wb" if number else "rb", closefd=False)
@@ -203,7 +204,7 @@ def run_script(program: str) -> None:
 
 
 def _status(body: Callable[[], object], frames: int) -> int:
-    """The exit status that the interpreter would give, its traceback printed without our own frames."""
+    """The exit status that the interpreter would give; its traceback is printed without the sandbox's own frames."""
     try:
         body()
     except SystemExit as stop:
@@ -223,8 +224,9 @@ def _status(body: Callable[[], object], frames: int) -> int:
 
 
 def _described(error: BaseException) -> list[Any]:
-    """Name of the nearest built-in exception class, text, and arguments of a built-in one. All are the program's word."""
-    known = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+    """Name of the nearest built-in exception class, text, and arguments of a built-in one; the program may have forged
+    all."""
+    class_name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
     text, args = "", None
     with contextlib.suppress(Exception):
         text = str(error)[:1000]
@@ -233,11 +235,11 @@ def _described(error: BaseException) -> list[Any]:
             packed = codec.pack(list(error.args), most=_LONGEST_ARGS)
             codec.dumps(packed, _LONGEST_ARGS)
             args = packed
-    return [known, text, args]
+    return [class_name, text, args]
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    """What a judge is told instead of a value."""
+    """The answer that a judge gets instead of a value."""
     if isinstance(error, (SystemExit, KeyboardInterrupt)):
         return {"exit": type(error).__name__}
     if isinstance(error, codec.Foreign):
@@ -248,7 +250,8 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def answer_calls(program: str, entry_point: str, frame_bytes: int, in_place: bool) -> None:
-    """Load a candidate and answer the judge's calls. All that is sent here is the candidate's word, which nobody trusts.
+    """Load a candidate and answer the judge's calls. The candidate may forge all that is sent here, so nobody trusts
+    it.
 
     Requests are `{"call": [arguments, named]}` and `{"next": [number of an iterator that was handed over, most items]}`.
     """

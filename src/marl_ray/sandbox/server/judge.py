@@ -1,4 +1,4 @@
-"""The trusted side: runs the tests with a proxy in place of the candidate, and alone decides the verdict."""
+"""The trusted side: it runs the tests with a proxy in place of the candidate, and decides the verdict alone."""
 
 import builtins
 import contextlib
@@ -20,13 +20,13 @@ from marl_ray.sandbox import codec, wire
 from marl_ray.sandbox.limits import Limits
 
 PLAIN, IN_PLACE, ALONE = b"C", b"I", b"A"
-"""Begin a request; limits follow. In place: the tests see what the candidate does to its mutable arguments, in all calls
-or in those that stand alone as a statement."""
+"""Kinds of requests; limits follow. In place: the tests see how the candidate changes its mutable arguments, in all
+calls or in those that stand alone as a statement."""
 _DISCARD, _CACHE = dis.opmap["POP_TOP"], 0
 SPENT = 5.0
 """Seconds beyond a run's own wall clock after which this process ends itself: its client is gone."""
 _WORN_BYTES = 128 << 20
-"""A judge that has grown by so much, garbage aside, is replaced."""
+"""A judge that has grown by this many bytes, garbage aside, is replaced."""
 _LARGEST_CACHED = 100_000
 _RAISED = {
     name: kind
@@ -35,19 +35,19 @@ _RAISED = {
     and issubclass(kind, Exception)
     and not issubclass(kind, (StopIteration, StopAsyncIteration, ExceptionGroup))
 }
-"""What a candidate may raise into the tests. A `StopIteration` would end their loops, so it is a RuntimeError, as in a
-generator (PEP 479). Exception stands for all others."""
+"""Exceptions that a candidate may raise into the tests. A `StopIteration` would end their loops, so it is a
+RuntimeError, as in a generator (PEP 479). Exception stands for all others."""
 
 
 _UNREADABLE = (wire.Malformed, codec.Foreign, RecursionError, MemoryError)
 
 
 class _Final(BaseException):
-    """The verdict is decided, whatever the tests catch."""
+    """Raised when the verdict is decided, whatever the tests catch."""
 
 
 class Candidate:
-    """Calls cross to the candidate; `verdict` is set once something happened that no test may forgive."""
+    """Proxy of the candidate: calls cross to it; `verdict` is set once something happened that no test may forgive."""
 
     def __init__(self, channel: int, frame_bytes: int):
         self._channel, self._frame_bytes = channel, frame_bytes
@@ -58,7 +58,7 @@ class Candidate:
         return _Final()
 
     def _final(self, error: BaseException, what: str = "") -> _Final:
-        """The verdict of something that cannot be sent, received or read."""
+        """The verdict for a value that cannot be sent, received or read."""
         if isinstance(error, codec.Foreign):
             return self._fail("fail:nonbuiltin", f"{what}of type {error}" if what else str(error))
         if isinstance(error, RecursionError):
@@ -100,7 +100,7 @@ class Candidate:
             raise self._final(error) from None
 
     def _check(self, answer: dict[str, Any]) -> None:
-        """Raises what the candidate raised, or the verdict that its answer is."""
+        """Raise the candidate's exception, or the verdict that its answer is."""
         for key, verdict in (("foreign", "fail:nonbuiltin"), ("exit", "fail:exit"), ("encode", "fail:encode")):
             if key in answer:
                 raise self._fail(verdict, answer[key] if type(answer[key]) is str else "?")
@@ -129,10 +129,10 @@ class Candidate:
         return self._items(number)
 
     def _items(self, number: int) -> Iterator[Any]:
-        """The items of an iterator, fetched when they are needed; all together no larger than a frame."""
-        taken = received = 0
+        """Yield the items of an iterator, fetched when they are needed; all together no larger than a frame."""
+        count = received = 0
         while True:
-            answer, size = self._asked({"next": [number, 1 + taken // 8]})
+            answer, size = self._asked({"next": [number, 1 + count // 8]})
             items, done = answer.get("items"), answer.get("done") is True
             received += size
             if type(items) is not list or received > self._frame_bytes:
@@ -144,10 +144,10 @@ class Candidate:
             self._check(answer)
             if not items:
                 raise self._fail("fail:encode", "an iterator that neither goes on nor ends")
-            taken += len(items)
+            count += len(items)
 
     def _drained(self, iterator: Any) -> list[Any]:
-        """The tests' own iterators cross as what is left of them."""
+        """The remaining items of one of the tests' own iterators, packed."""
         most = self._frame_bytes // 2
         items = [codec.pack(item, self._drained) for item in islice(iterator, most + 1)]
         if len(items) > most:
@@ -173,15 +173,15 @@ class Candidate:
         return self._unpacked(answer.get("value"))
 
     def _echo(self, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Any) -> None:
-        """What the candidate did to its mutable arguments happens to the tests' own."""
+        """Apply the candidate's changes of its mutable arguments to the tests' own."""
         if type(changed) is not dict:
             raise wire.Malformed("changes that are no object")
-        mine = {str(key): item for key, item in [*enumerate(args), *kwargs.items()]}
+        arguments = {str(key): item for key, item in [*enumerate(args), *kwargs.items()]}
         for key, packed in changed.items():
             value = codec.unpack(packed, self._frame_bytes)
-            if key not in mine or not codec.mutable(mine[key]) or type(mine[key]) is not type(value):
+            if key not in arguments or not codec.mutable(arguments[key]) or type(arguments[key]) is not type(value):
                 raise wire.Malformed("a change of something that is no mutable argument")
-            codec.restore(mine[key], value)
+            codec.restore(arguments[key], value)
 
 
 @lru_cache(maxsize=512)
@@ -194,7 +194,7 @@ def _code(source: str, name: str) -> CodeType:
 
 
 def _stands_alone(caller: FrameType) -> bool:
-    """Whether the call that this frame is in is a statement of its own: nothing is done with what it gives."""
+    """True if the call that this frame is in is a statement of its own, so that its value is discarded."""
     code, after = caller.f_code.co_code, caller.f_lasti + 2
     while code[after] == _CACHE:
         after += 2
@@ -204,7 +204,7 @@ def _stands_alone(caller: FrameType) -> bool:
 def decide(
     tests: str, setup: str, entry_point: str, channel: int, frame_bytes: int, kind: bytes = PLAIN
 ) -> tuple[str, str]:
-    """Verdict and message of one candidate at the other end of the channel."""
+    """Judge one candidate at the other end of the channel; returns verdict and message."""
     candidate = Candidate(channel, frame_bytes)
     random.seed(wire.blob(tests))  # the same verdict every time
     namespace: dict[str, Any] = {"__name__": "tests"}
@@ -241,7 +241,7 @@ def _outcome(body: Callable[[], None]) -> tuple[str, str]:
 
 
 def _text(error: BaseException) -> str:
-    """What an exception says; it may hold a value of the candidate that has no text, such as a huge int."""
+    """Text of an exception; it may hold a value of the candidate that has no text, such as a huge int."""
     try:
         return str(error)
     except Exception as unsaid:
@@ -250,7 +250,7 @@ def _text(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _limited(limits: Limits, used_bytes: int) -> Iterator[None]:
-    """The tests' own limits, memory beyond what is used already. What tests change of the interpreter's is put back."""
+    """Set the tests' own limits, memory beyond what is used already; afterwards restore the interpreter's settings."""
     recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = used_bytes + limits.memory_bytes
@@ -285,9 +285,9 @@ def _decided(payload: int, channel: int, limits: Limits, kind: bytes) -> tuple[s
 def serve(control: socket.socket, size: Callable[[], int]) -> None:
     """Judge one candidate after another; each message brings the payload (tests, setup) and the channel.
 
-    size: of this process' address space, in bytes.
+    size: function that returns the size of this process' address space, in bytes.
     """
-    rest = size()
+    initial = size()
     worn = False
     while not worn:
         message, fds, _, _ = socket.recv_fds(control, 256, 2)
@@ -299,7 +299,7 @@ def serve(control: socket.socket, size: Callable[[], int]) -> None:
             verdict, text = _decided(payload, channel, limits, message[:1])
         for fd in fds:
             os.close(fd)
-        if size() > rest + _WORN_BYTES:
+        if size() > initial + _WORN_BYTES:
             gc.collect()  # tests that define functions are garbage in a circle, and hold the candidate's values
-            worn = size() > rest + _WORN_BYTES
+            worn = size() > initial + _WORN_BYTES
         control.send((b"-" if worn else b"+") + wire.verdict(verdict, text))

@@ -24,7 +24,7 @@ fchmod fchown chmod chown chroot fchdir lchflags lchmod lchown getcwd chdir"""
 
 
 STATISTICS = 4
-"""Descriptor of the process' `/proc/self/schedstat`, where there is one."""
+"""Descriptor of the process' `/proc/self/schedstat`, if there is one."""
 
 
 class TimeoutException(Exception):
@@ -54,15 +54,16 @@ def swallow_io() -> Iterator[None]:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, longest: float) -> Iterator[None]:
-    """The official alarm, on a clock that stands while this thread waits for a core; after `longest` seconds in any case."""
+    """The official alarm, on a clock that stands while this thread waits for a core; it rings after `longest` seconds
+    anyway."""
     started, waited = time.monotonic(), waiting_s()
 
     def signal_handler(signum: int, frame: object) -> None:
         passed = time.monotonic() - started
-        left = min(seconds - passed + waiting_s() - waited, longest - passed)
-        if left <= 0:
+        remaining = min(seconds - passed + waiting_s() - waited, longest - passed)
+        if remaining <= 0:
             raise TimeoutException("Timed out!")
-        signal.setitimer(signal.ITIMER_REAL, max(left, 0.001))
+        signal.setitimer(signal.ITIMER_REAL, max(remaining, 0.001))
 
     signal.setitimer(signal.ITIMER_REAL, min(seconds, longest))
     signal.signal(signal.SIGALRM, signal_handler)
@@ -73,7 +74,7 @@ def time_limit(seconds: float, longest: float) -> Iterator[None]:
 
 
 def waiting_s() -> float:
-    """Seconds that the main thread was ready to run and had no core; 0 where the kernel does not tell."""
+    """Seconds for which the main thread was ready to run and had no core; 0 if the kernel does not tell."""
     try:
         return int(os.pread(STATISTICS, 100, 0).split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -97,7 +98,7 @@ def reliability_guard() -> None:
 
 
 class OfficialResult:
-    """Stands for the official list: the first thing appended counts, and it counts even when the program dies afterwards."""
+    """Takes the place of the official list: the first text appended counts, even if the program dies afterwards."""
 
     def __init__(self, write: Callable[[bytes], object]):
         self._write = write
@@ -121,7 +122,8 @@ def unsafe_execute(check_program: str, timeout: float, longest: float, result: O
 
 
 def first_result(data: bytes) -> str:
-    """What the program appended first; the harness takes silence for a timeout. Bytes that are no text are escaped."""
+    """The text that the program appended first; the harness takes silence for a timeout. Bytes that are no text are
+    escaped."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8:
         return "timed out"

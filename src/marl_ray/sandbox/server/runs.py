@@ -1,4 +1,4 @@
-"""One run after another: forked, watched until its end, and told of to the client."""
+"""Runs one request after another: forks a run, watches it until its end, and tells the client."""
 
 import contextlib
 import os
@@ -14,20 +14,20 @@ from marl_ray.sandbox.server import child
 
 REQUEST_BYTES = 256
 REPLY = struct.Struct("<BBidd")
-"""Why the run ended, whether it was confined before, its wait status, wall and CPU seconds."""
+"""Format of a reply: reason of the end, whether the run was confined, its wait status, wall and CPU seconds."""
 ENDED, WALL, CPU, ASKED, FULL = range(5)
 KILL = b"k"
 FOLDER_BYTES, FOLDER_ENTRIES = 256 << 20, 4096
 _LOOK_S = 0.05
 _CORES = os.cpu_count() or 1
 _RUNS_FIRST, JUDGES_SECOND, _SERVERS_LAST = b"1000", b"900", b"0"
-"""Whom the kernel ends first when the host's memory is used up; servers and their client come after them."""
+"""Values by which the kernel ends runs first, then judges, when the host's memory is used up; servers come last."""
 
 
 def sacrifice_of() -> int | None:
-    """A descriptor by which this process says how early it should die when memory is used up; forks inherit what it says.
+    """A descriptor through which this process sets how early it dies when memory is used up; forks inherit the value.
 
-    None where the host does not let it, or wants it to die early anyway.
+    None if the host does not allow it, or wants this process to die early anyway.
     """
     try:
         fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
@@ -40,7 +40,7 @@ def sacrifice_of() -> int | None:
 
 
 def process_numbers() -> int | None:
-    """A descriptor by which the first process of a namespace says after which id the next one's is looked for.
+    """A descriptor through which the first process of a namespace sets the id after which the next one's is looked for.
 
     So every run has the same id, and can count neither the processes nor the threads of those before it.
     """
@@ -94,7 +94,8 @@ def run_one(
 
 
 def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s: float, watched: str) -> int:
-    """Why the run is over: it ended, its time is up, the client wants it dead or is dead itself, or its folder is full."""
+    """The reason why the run is over: it ended, its time is up, the client killed it or is dead, or its folder is
+    full."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.register(control, select.POLLIN)

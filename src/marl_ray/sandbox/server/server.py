@@ -1,7 +1,8 @@
 """The fork server: a process of its own that never sees a program, a test or a result.
 
-It is started as a fresh interpreter, enters namespaces once, imports what programs often import, and then forks one run
-after another. Programs and inputs pass through it as descriptors, unread: what it does not know, no fork of it can find.
+It is started as a fresh interpreter, enters namespaces once, imports modules that programs often import, and then forks
+one run after another. Programs and inputs pass through it as descriptors, unread: no fork can find what the server
+never read.
 
 The first process only waits, and removes the folder in the end. Its child, the server proper, is process 1 of the process
 namespace, so that everything in it dies with it.
@@ -44,12 +45,12 @@ _SPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kern
 _LIBRARIES = ("/lib64", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/usr/share/zoneinfo")
 _LOCALES = ("/usr/lib/locale", "/usr/share/locale")
 _PROC = "subset=pid,hidepid=4"
-"""Of /proc a run sees its own processes; Landlock lets it open nothing there but its own pipes and files (/dev/stdin)."""
+"""Options of /proc: a run sees its own processes; Landlock lets it open nothing there but its own pipes and files."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 def main() -> None:
-    """argv: one JSON object with fd, folder, max_level, warm and role."""
+    """Run a server; argv holds one JSON object with fd, folder, max_level, warm and role."""
     options = json.loads(sys.argv[1])
     control = socket.socket(fileno=fcntl.fcntl(options["fd"], fcntl.F_DUPFD_CLOEXEC, 10))
     os.close(options["fd"])
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 def _enter_namespaces() -> None:
-    """New namespaces for this process and (process ids) its children; through a user namespace when we are not privileged.
+    """Enter new namespaces for this process and (process ids) its children; through a user namespace if not privileged.
 
     The mount namespace comes later, for the server alone: this process removes the folder from the host's file system.
     """
@@ -90,7 +91,8 @@ def _enter_namespaces() -> None:
 
 
 def _other_user(number: int) -> int | None:
-    """A user that nobody else is, when we may become one. `number` is a process id: unique as long as that process lives."""
+    """An unused user, if this process may become one. `number` is a process id: unique as long as that process
+    lives."""
     user = _OTHER_USERS + number
     return user if os.geteuid() == 0 and _as_user(user, []) else None
 
@@ -100,20 +102,20 @@ def _stdlib() -> list[str]:
 
 
 def _packages() -> list[str]:
-    """The installed packages of what was imported for warmth: the only ones that programs may read."""
+    """Files of the installed packages that were imported for warmth: the only ones that programs may read."""
     tops = {name.partition(".")[0] for name in sys.modules} - {"marl_ray"}
-    found: list[str] = []
+    files: list[str] = []
     for top in tops:
         file = getattr(sys.modules.get(top), "__file__", None) or ""
         base, separator, _ = file.partition("/site-packages/")
         if separator:
             inside = f"{base}/site-packages/{top}"
-            found += [file] if os.path.dirname(file).endswith("site-packages") else [inside, f"{inside}.libs"]
-    return sorted(path for path in found if os.path.exists(path))
+            files += [file] if os.path.dirname(file).endswith("site-packages") else [inside, f"{inside}.libs"]
+    return sorted(path for path in files if os.path.exists(path))
 
 
 def _rules(work: str) -> list[tuple[str, int]]:
-    """What a run may open. Of the standard library everything but what was installed into it."""
+    """Paths that a run may open: of the standard library everything but packages installed into it."""
     rules = [(work, landlock.FOLDER)]
     for base in _stdlib():
         rules.append((base, landlock.READ_DIR))
@@ -125,13 +127,14 @@ def _rules(work: str) -> list[tuple[str, int]]:
 
 
 def _temporary() -> str:
-    """/tmp, where programs like to write, unless what they need lies below it. The run's folder is shown there."""
+    """/tmp, where programs like to write, or empty if needed paths lie below it. The run's folder is shown there."""
     needed = [*_stdlib(), *_packages()]
     return "/tmp" if os.path.isdir("/tmp") and not any(path.startswith("/tmp/") for path in needed) else ""
 
 
 def _mounts(base: str, work: str, uid: int | None) -> None:
-    """Read-only file system, empty /sys, /run and shared memory, the runs' own /proc, a folder of limited size for them."""
+    """Mount a read-only file system, empty /sys, /run and shared memory, a /proc for the runs and a folder of limited
+    size."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.read_only_everywhere()
     _reopen_path([*_stdlib(), *_packages(), base], uid)
@@ -153,7 +156,8 @@ def _mount_folder(work: str, uid: int | None) -> None:
 
 
 def _reopen_path(needed: list[str], uid: int | None) -> None:
-    """Where another user could not reach what it needs (an interpreter below /root), show that alone at the same place."""
+    """If another user could not reach a needed path (an interpreter below /root), show that path alone at the same
+    place."""
     if uid is None:
         return
     for path in needed:
@@ -171,7 +175,7 @@ def _reopen_path(needed: list[str], uid: int | None) -> None:
 
 
 def _as_user(user: int, paths: list[str]) -> bool:
-    """Whether we may become that user, and it can read all these paths."""
+    """True if this process may become that user, who can read all these paths."""
 
     def become() -> None:
         os.setgroups([])
@@ -184,7 +188,7 @@ def _as_user(user: int, paths: list[str]) -> bool:
 
 
 def _failure(body: Callable[[], object]) -> str:
-    """Why a step that cannot be undone would fail here, tried in a fork first; empty when it works."""
+    """The reason why a step that cannot be undone would fail here, tried in a fork first; empty if it works."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -262,14 +266,17 @@ def _warm(names: list[str]) -> None:
     for name in names:
         importlib.import_module(name)
     sys.dont_write_bytecode = True
-    kept, installed = tuple(_stdlib()), ("site-packages", "dist-packages")
+    roots, installed = tuple(_stdlib()), ("site-packages", "dist-packages")
     sys.path[:] = [  # what cannot be read should not be found either
-        path for path in sys.path if os.path.realpath(path).startswith(kept) and os.path.basename(path) not in installed
+        path
+        for path in sys.path
+        if os.path.realpath(path).startswith(roots) and os.path.basename(path) not in installed
     ]
 
 
 def _settle(spaces: bool) -> None:
-    """The last step before the first run: practised, filtered, and with nothing that a collection would look through."""
+    """Do the last step before the first run: rehearse, install the filter, and freeze objects against garbage
+    collection."""
     child.rehearse()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
@@ -306,7 +313,7 @@ def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> Non
 
 
 def _judge(control: socket.socket, options: dict) -> None:
-    """Trusted tests run here; confined all the same, because values of the candidate pass through."""
+    """Run trusted tests; this process is confined all the same, because values of the candidate pass through."""
     from marl_ray.sandbox.server import judge
 
     size = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)

@@ -202,7 +202,7 @@ class Asked(NamedTuple):
         _, look, measure, arm, plan, *_ = self
         if measure.range is not None:
             return self._bet(end)
-        told = look.told(measure.name, arm, plan.control)
+        told = look.pooled(measure.name, arm, plan.control)
         if not told.low < told.high:
             # All alike so far: nothing but chance in who reports would be held against the margin.
             return OneSided(math.nan, -self.side * math.inf, 1.0, False)
@@ -218,7 +218,7 @@ class Asked(NamedTuple):
     def _filled(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
         """All judged units, the missing ones at this end, or nearer to the mean than it where that costs less."""
         _, look, measure, arm, plan, *_ = self
-        told = look.told(measure.name, arm, plan.control)
+        told = look.pooled(measure.name, arm, plan.control)
         low, high = told.low, told.high
         if measure.bounds is not None:
             low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])

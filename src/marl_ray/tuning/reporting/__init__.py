@@ -1,1 +1,1 @@
-"""What came of a sweep: records, comparisons, figures, the report, MLflow."""
+"""Reporting on a sweep: its records, comparisons, figures, the HTML report and MLflow."""

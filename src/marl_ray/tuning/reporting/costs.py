@@ -1,4 +1,5 @@
-"""What a trial's policies cost against their budgets, of each seed's last evaluation, and what its best bundle is worth."""
+"""Costs of a trial's policies against their budgets, from each seed's last evaluation, and a summary of its best
+bundle."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,23 +12,23 @@ Rows = Sequence[Mapping[str, float]]
 
 
 def seed_metrics(rows: Rows, seed: int, prefix: str) -> dict[str, float]:
-    """The last reported metrics of a seed that begin with `prefix`, with the steps they were reported at; empty without."""
+    """The last reported metrics of a seed that begin with `prefix`, with their `steps`; empty if there are none."""
     for row in reversed(rows):
-        own = f"seed-{seed}/"
-        found = {key.removeprefix(own): value for key, value in row.items() if key.startswith(own + prefix)}
-        if found:
-            return {"steps": row["steps"]} | found
+        of_seed = f"seed-{seed}/"
+        metrics = {key.removeprefix(of_seed): value for key, value in row.items() if key.startswith(of_seed + prefix)}
+        if metrics:
+            return {"steps": row["steps"]} | metrics
     return {}
 
 
 def budgets_of(configs: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Of a trial, by its seeds' run configs."""
-    given = configs[0].get("constraints", ()) if configs else ()
-    return [float(constraint["budget"]) for constraint in given]
+    """Budgets in a trial's run configs (one config per seed, all with the same budgets)."""
+    constraints = configs[0].get("constraints", ()) if configs else ()
+    return [float(constraint["budget"]) for constraint in constraints]
 
 
 def cost_cells(rows: Rows, seeds: Sequence[int], budgets: Sequence[float]) -> list[dict[str, Any]]:
-    """Of each budget, the least and the most mean cost among the seeds; empty while one has none."""
+    """For each budget, the least and the greatest mean cost among the seeds; empty while a seed has none."""
     last = [seed_metrics(rows, seed, "eval/") for seed in seeds]
     cells = []
     for k, budget in enumerate(budgets):
@@ -53,7 +54,7 @@ def share_cells(rows: Rows, seeds: Sequence[int]) -> list[dict[str, float]]:
 
 
 def seed_summary(rows: Rows, config: Mapping[str, Any]) -> list[str]:
-    """The best bundle of a seed and its last policy, in lines; empty where nothing was evaluated."""
+    """Lines about the best bundle of a seed and its last policy; empty if nothing was evaluated."""
     seed = int(config["seed"])
     best, last = seed_metrics(rows, seed, "best/"), seed_metrics(rows, seed, "eval/")
     if not best:

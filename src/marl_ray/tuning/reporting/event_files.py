@@ -1,4 +1,4 @@
-"""TensorBoard's files of a sweep: `tensorboard/TRIAL-LEG/` in its folder, written while the trials run."""
+"""TensorBoard event files of a sweep: `tensorboard/TRIAL-LEG/` in its folder, written while the trials run."""
 
 import shutil
 import tempfile
@@ -14,11 +14,12 @@ from marl_ray.training.tracking.other_sinks import EVENTS_S, TENSORBOARD, number
 from marl_ray.tuning.running.folder import Folder
 
 UPLOAD_S = 10.0
-"""Least time between two uploads of a leg's file to remote storage."""
+"""Least number of seconds between two uploads of a leg's file to remote storage."""
 
 
 class EventFiles:
-    """Writes on the disk itself; for remote storage into a temporary folder, whose files are uploaded now and then."""
+    """Writes event files: straight to a local disk; for remote storage into a temporary folder that is uploaded now and
+    then."""
 
     def __init__(self, folder: Folder, warn: Callable[[str], None]):
         self.folder, self.warn, self.warned = folder, warn, False
@@ -29,11 +30,11 @@ class EventFiles:
         self.uploaded: dict[str, float] = {}
 
     def log(self, leg: str, rows: Sequence[Mapping[str, float]]) -> None:
-        """Rows of a leg, each at its environment steps."""
+        """Write rows of a leg, each at its environment steps."""
         self._try(lambda: self._log(leg, rows))
 
     def end(self, leg: str) -> None:
-        """Nothing more comes of this leg."""
+        """Close a leg's file; no more rows follow."""
         writer = self.writers.pop(leg, None)
         if writer is not None:
             self._try(writer.close)
@@ -67,7 +68,7 @@ class EventFiles:
             self.folder.upload_file(path, f"{TENSORBOARD}/{leg}/{path.name}")
 
     def _try(self, action: Callable[[], None]) -> None:
-        """A full disk ends no sweep."""
+        """Run an action that writes; an error of the storage is a warning and ends no sweep."""
         try:
             action()
         except OSError as error:

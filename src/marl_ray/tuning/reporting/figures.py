@@ -1,4 +1,4 @@
-"""Geometry of the drawings in a sweep's report: numbers in, coordinates and labels out; the templates draw them."""
+"""Geometry of the charts in a sweep's report: numbers in, coordinates and labels out; the templates draw them."""
 
 import itertools
 import math
@@ -15,11 +15,11 @@ from marl_ray.evaluation.statistics import BootstrapInterval
 from marl_ray.tuning.reporting.compare import Curve, bands, thinned
 
 MAX_POINTS = 200
-"""Points drawn per curve; more would not be seen."""
+"""Number of points drawn per curve; more would not be visible."""
 COLOURED = 6
-"""Curves that have a colour and a band; the others are thin and grey."""
+"""Number of curves that have a colour and a band; the others are thin and grey."""
 SHADES = 9
-"""Shades of scores in parallel coordinates."""
+"""Number of shades for scores in parallel coordinates."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CurveLine:
     """CSS class: `c1` to `c6`, or `other`."""
     end: tuple[float, float]
     marks: tuple[tuple[float, float], ...]
-    """Where it took over another trial."""
+    """Points at which the trial took over another trial's weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class CurveChart(Frame):
     steps: tuple[Tick, ...]
     values: tuple[Tick, ...]
     lines: tuple[CurveLine, ...]
-    """Those that are drawn last, and so on top, come last."""
+    """Lines in drawing order: the last is drawn on top."""
     levels: tuple[Tick, ...] = ()
-    """Straight lines across: budgets."""
+    """Straight lines across the chart: budgets."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Stroke:
-    """What is drawn of a curve, each (points,)."""
+    """The parts of a curve that are drawn, each (points,)."""
 
     steps: np.ndarray
     middle: np.ndarray
@@ -100,25 +100,26 @@ class Stroke:
     high: np.ndarray
     style: str
     marks: tuple[tuple[float, float], ...]
-    """(steps, value) where it took over another trial."""
+    """(steps, value) of each point at which the trial took over another trial's weights."""
 
 
 def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int = COLOURED) -> dict[str, Stroke]:
-    """Of name -> (curve, steps at which it took over another), the best first. The first ones get colours and bands."""
-    found = {}
-    for place, (name, (whole, taken)) in enumerate(curves.items()):
-        curve = thinned(whole, MAX_POINTS)
+    """Name -> the parts to draw of (curve, steps at which it took over another trial), the best curve first. The first
+    `coloured` curves get a colour and a band."""
+    drawn = {}
+    for place, (name, (full_curve, takeovers)) in enumerate(curves.items()):
+        curve = thinned(full_curve, MAX_POINTS)
         middle, low, high = bands(curve) if place < coloured else (trim_mean(curve.seeds, 0.25, axis=0),) * 3
-        marks = tuple((at, float(middle[max(0, int((curve.steps <= at).sum()) - 1)])) for at in taken)
+        marks = tuple((at, float(middle[max(0, int((curve.steps <= at).sum()) - 1)])) for at in takeovers)
         style = f"c{place + 1}" if place < coloured else "other"
-        found[name] = Stroke(curve.steps, middle, low, high, style, marks)
-    return found
+        drawn[name] = Stroke(curve.steps, middle, low, high, style, marks)
+    return drawn
 
 
 def curve_chart(
     curves: Mapping[str, Stroke], width: float, height: float, levels: Sequence[float] = ()
 ) -> CurveChart | None:
-    """The best first; None without any. `levels` are values to draw across."""
+    """The chart of curves, the best first; None if there are no curves. `levels` are values to draw across."""
     if not curves:
         return None
     low, high = padded(
@@ -128,11 +129,11 @@ def curve_chart(
     first, last = 0.0, max(float(curve.steps[-1]) for curve in curves.values())
     values = ticks(low, high, int(height // 56))
     labels = [number(value) for value in values]
-    left = 14 + 7.4 * max((len(label) for label in labels), default=0)
+    left_edge = 14 + 7.4 * max((len(label) for label in labels), default=0)
     right, top, bottom = width - 16, 10.0, height - 44
 
     def x(steps: float) -> float:
-        return round(left + (right - left) * (steps - first) / ((last - first) or 1.0), 1)
+        return round(left_edge + (right - left_edge) * (steps - first) / ((last - first) or 1.0), 1)
 
     def y(value: float) -> float:
         return round(bottom - (bottom - top) * (value - low) / (high - low), 1)
@@ -149,8 +150,8 @@ def curve_chart(
         )
 
     return CurveChart(
-        *(width, height, round(left, 1), right, top, bottom),
-        steps=tuple(Tick(x(at), number(at)) for at in ticks(first, last, int((right - left) // 90))),
+        *(width, height, round(left_edge, 1), right, top, bottom),
+        steps=tuple(Tick(x(at), number(at)) for at in ticks(first, last, int((right - left_edge) // 90))),
         values=tuple(Tick(y(value), label) for value, label in zip(values, labels, strict=True)),
         lines=tuple(line(name, curve) for name, curve in reversed(list(curves.items()))),
         levels=tuple(Tick(y(level), number(level)) for level in levels),
@@ -183,9 +184,10 @@ def parallel(
     best: str | None,
     height: float = 360,
 ) -> Parallel | None:
-    """Trials (name, values, result or None) as lines through an axis for each key, the metric's last; better is up there.
+    """Draw trials (name, values, result or None) as lines through one axis per key, and the metric's axis last; up is
+    better.
 
-    A key that a trial does not have is at the foot of its axis, and so is the missing result of one that failed.
+    A key that a trial does not have is at the foot of its axis, and so is the missing result of a failed trial.
     """
     results = [result for _, _, result in trials if result is not None]
     if not trials:
@@ -239,7 +241,7 @@ def parallel(
 
 
 def _scale(dimension: DimensionConfig, top: float, bottom: float) -> tuple[Callable[[Any], float], list[Tick]]:
-    """Where a value lies on its axis, and the axis's ticks."""
+    """Function from a value to its height on the axis, and the axis's ticks."""
     listed = dimension.values
     if listed is not None:
         step = (bottom - top) / max(1, len(listed) - 1)

@@ -1,4 +1,4 @@
-"""A sweep in MLflow: a parent run, and a child per trial. A tracking server that is away never ends a sweep."""
+"""A sweep in MLflow: a parent run, and a child run per trial. An unreachable tracking server never ends a sweep."""
 
 import sys
 import tempfile
@@ -16,7 +16,7 @@ from marl_ray.training.tracking.mlflow_run import Tracker
 from marl_ray.tuning.reporting.records import SweepRecords, TrialRecord
 
 FLUSH_S = 5.0
-"""Least time between two sendings of a trial's rows."""
+"""Least number of seconds between two uploads of a trial's rows."""
 PARENT_TAG = "mlflow.parentRunId"
 ENDINGS = {"finished": "FINISHED", "stopped": "FINISHED", "cut": "KILLED"}
 PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
@@ -24,7 +24,7 @@ PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
 
 class SweepTracker:
     def __init__(self, config: SweepConfig, records: SweepRecords):
-        """Opens the parent run; raises MarlRayError if the tracking server does not answer."""
+        """Open the parent run; raises MarlRayError if the tracking server does not answer."""
         self.records, self.config = records, config
         self.base = config.example()
         self.parent = Tracker(self.base, records.mlflow_run_id or None, {"marl_ray.kind": "sweep"})
@@ -36,7 +36,7 @@ class SweepTracker:
         self.problem = ""
 
     def log(self, record: TrialRecord, rows: list[dict[str, float]]) -> None:
-        """Rows of a trial, sent now and then."""
+        """Queue rows of a trial; they are sent every few seconds."""
         self.waiting.setdefault(record.number, []).extend(rows)
         if time.monotonic() - self.sent.get(record.number, float("-inf")) > FLUSH_S:
             self.flush(record.number)
@@ -51,7 +51,7 @@ class SweepTracker:
         self.sent[number] = time.monotonic()
 
     def end(self, record: TrialRecord) -> None:
-        """Close a trial's run."""
+        """Send a trial's last state and close its run."""
         child = self._child(record)
         if child is None:
             return
@@ -62,24 +62,24 @@ class SweepTracker:
     def register(self, record: TrialRecord, bundle: Path) -> str:
         """Register the winner's bundle as a version of the sweep's name; empty if that failed.
 
-        Its `best_score` is its own, as of a single run: the metric of a sweep is a mean over seeds of what chose the
-        winner, or another number altogether, and versions of one name must be comparable.
+        The version's `best_score` is the score of this bundle alone, as for a single run: the sweep's metric is a mean
+        over seeds, or another number altogether, and the versions of one name must be comparable.
         """
         from marl_ray.policies.bundles.actor_critic import load_bundle
 
-        found: list[str] = []
+        versions: list[str] = []
 
         def make() -> None:
             loaded = load_bundle(bundle)
             score = best_score_of(self._config(record) or self.base, loaded.manifest.lineage.metrics)
-            found.append(self.parent.register(bundle, loaded.digest, score))
+            versions.append(self.parent.register(bundle, loaded.digest, score))
 
         self._try(make)
         self._try(lambda: self.parent.tag({"winner": f"{record.number:04d}"}))
-        return found[0] if found else ""
+        return versions[0] if versions else ""
 
     def report(self, page: bytes) -> None:
-        """Keep the report with the parent run."""
+        """Store the report as an artifact of the parent run."""
         with tempfile.TemporaryDirectory(prefix="marl-ray-report-") as folder:
             path = Path(folder, "report.html")
             path.write_bytes(page)
@@ -101,17 +101,17 @@ class SweepTracker:
             if config is None:
                 return None
             tags = {PARENT_TAG: self.parent.run_id, "trial": f"{record.number:04d}"}
-            made: list[Tracker] = []
-            if not self._try(lambda: made.append(Tracker(config, record.mlflow_run_id or None, tags))):
+            trackers: list[Tracker] = []
+            if not self._try(lambda: trackers.append(Tracker(config, record.mlflow_run_id or None, tags))):
                 return None
             if record.mlflow_run_id:
-                self._try(made[0].reopen)
-            record.mlflow_run_id = made[0].run_id
-            self.children[record.number] = made[0]
+                self._try(trackers[0].reopen)
+            record.mlflow_run_id = trackers[0].run_id
+            self.children[record.number] = trackers[0]
         return self.children[record.number]
 
     def _config(self, record: TrialRecord) -> RunConfig | None:
-        """What the child's parameters are; none for a trial whose config is not even valid."""
+        """The run config whose values become the child's parameters; None for a trial whose config is invalid."""
         try:
             return self.config.run_config(
                 record.values, f"{self.config.name}-{record.number:04d}", self.config.seeds[0]

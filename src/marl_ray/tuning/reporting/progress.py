@@ -1,4 +1,4 @@
-"""A live table of a sweep's trials; plain lines where there is no terminal."""
+"""A live table of a sweep's trials, or plain lines if there is no terminal."""
 
 import sys
 import time
@@ -16,14 +16,14 @@ from marl_ray.tuning.reporting.records import FAILED, SweepRecords, TrialRecord,
 
 TABLE_EVERY_S = 0.5
 LINE_EVERY_S = 10.0
-"""Seconds between lines where there is no terminal (a job's log)."""
+"""Seconds between lines if there is no terminal (in a job's log)."""
 _AROUND = 8
-"""Lines of the terminal that are not the table's rows."""
+"""Number of the terminal's lines that the table's rows cannot use."""
 _COLOURS = {"finished": "green", "stopped": "yellow", "cut": "yellow", "running": "cyan", "waiting": "blue"}
 
 
 class SweepProgress:
-    """Shows the records as they are; a context manager. Not for several threads."""
+    """Shows the current records; a context manager. Only one thread may use it."""
 
     def __init__(self, config: SweepConfig, records: SweepRecords, console: Console | None = None):
         self.config, self.records = config, records
@@ -49,7 +49,7 @@ class SweepProgress:
             self.live.stop()
 
     def show(self) -> None:
-        """Call this as often as anything changes."""
+        """Refresh the display if it is due; call this whenever something has changed."""
         if not self.wanted or time.monotonic() - self.last < (TABLE_EVERY_S if self.live else LINE_EVERY_S):
             return
         self.last = time.monotonic()
@@ -59,18 +59,18 @@ class SweepProgress:
             print(f"{self.config.name}: {self.summary()}", flush=True)
 
     def summary(self) -> str:
-        """The sweep in a line."""
+        """The sweep in one line."""
         counts = Counter(record.status or record.state for record in self.records.trials)
-        told = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
         seconds = time.monotonic() - self.began
-        text = f"{told or 'starting'}; {self.records.played:,} steps, {seconds:,.0f} s"
+        text = f"{kinds or 'starting'}; {self.records.played:,} steps, {seconds:,.0f} s"
         best = self.best()
         if best is not None and best.objectives is not None:
             text += f"; best {best.number:04d}: {self.config.metric[0].name} {best.objectives[0]:.4g}"
         return text
 
     def best(self) -> TrialRecord | None:
-        """The trial with the best result until now, wherever it is."""
+        """The trial with the best result so far, in whatever state it is."""
         metrics = self.config.metric
         scores = {
             record.number: found[0]
@@ -80,7 +80,8 @@ class SweepProgress:
         return self.records.trials[max(scores, key=lambda number: scores[number])] if scores else None
 
     def table(self) -> Table:
-        """As many trials as the terminal has lines: those that run, then those that wait, then the latest."""
+        """A table of as many trials as the terminal has lines: running ones first, then waiting ones, then the
+        latest."""
         steps, metric = len(f"{self.total:,} (100%)"), self.config.metric[0].name
         score = max(9, len(metric))
         free = self.console.size.width - (5 + 14 + steps + score) - 19  # what the other columns and the gaps leave
@@ -114,5 +115,5 @@ class SweepProgress:
 
 
 def _taken(record: TrialRecord) -> str:
-    """Whom it took over last."""
+    """The last takeover of the trial, in words; empty if there was none."""
     return f"took over {record.exploits[-1]['donor']:04d} at {record.exploits[-1]['at']:,}" if record.exploits else ""

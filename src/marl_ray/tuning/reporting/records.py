@@ -1,4 +1,4 @@
-"""The records of a sweep: every trial's values, state, cost and where its files are; the winner."""
+"""The records of a sweep: every trial's values, state, cost and files, and the winner."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from marl_ray.tuning.search.schedulers import Standing
 
 RECORDS, REPORT = "sweep.json", "report.html"
 FAILED = ("failed", "lost", "refused")
-"""Endings that say nothing about the configuration's worth."""
+"""Statuses of trials that failed for reasons other than their configuration's worth."""
 
 
 @dataclass
@@ -21,36 +21,36 @@ class TrialRecord:
 
     number: int
     values: dict[str, Any]
-    """Dotted key -> value, of what varies; after an exploit the new ones."""
+    """Dotted key -> value, for the keys that vary; after an exploit the new values."""
     state: str = "running"
-    """`running` until the next decision point, `waiting` at one, `ended`."""
+    """`running` (until the next decision point), `waiting` (at a decision point) or `ended`."""
     status: str = ""
-    """How it ended: `finished`, `stopped` (by the scheduler), `failed`, `lost` (its process died too often), `refused`
-    (before it started), `cut` (by the budget; goes on when that is raised)."""
+    """Status of an ended trial: `finished`, `stopped` (by the scheduler), `failed`, `lost` (its process died too
+    often), `refused` (before it started) or `cut` (by the budget; it continues when the budget is raised)."""
     error: str = ""
-    """One line, where it failed, was lost or refused."""
+    """One line that says why the trial failed, was lost or was refused."""
     legs: int = 0
     scores: dict[int, float] = field(default_factory=dict)
     """Decision point -> score, greater is better."""
     history: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Decision point of an exploit -> the values until then."""
+    """Decision point of an exploit -> the values before it."""
     exploits: list[dict[str, Any]] = field(default_factory=list)
-    """`at`, `donor`, `values`."""
+    """One mapping per takeover, with `at`, `donor` and `values`."""
     objectives: list[float] | None = None
-    """The metrics at the end, in their own sign: IQM over the seeds, smoothed."""
+    """The metrics at the end, in their own sign: interquartile means over the seeds, smoothed."""
     steps: int = 0
-    """Environment steps that every seed has made."""
+    """Environment steps that every seed has played."""
     played: int = 0
     """Environment steps paid for, all seeds together."""
     seconds: float = 0.0
-    """Wall time."""
+    """Wall time in seconds."""
     cpus: float = 0.0
-    """CPUs it occupies; `seconds * cpus` is its cost."""
+    """CPUs that the trial occupies; `seconds * cpus` is its cost."""
     gpus: float = 0.0
     configs: list[dict[str, Any]] = field(default_factory=list)
-    """The run config of each seed, as given; `marl-ray train` takes one as a file."""
+    """The run config of each seed, as a user would write it; `marl-ray train` takes one as a file."""
     unread: list[str] = field(default_factory=list)
-    """Hyper-parameters of the sweep that it was not given, because its algorithms do not read them."""
+    """Hyper-parameters of the sweep that the trial did not get, because its algorithms do not read them."""
     mlflow_run_id: str = ""
 
     def standing(self) -> Standing:
@@ -60,24 +60,24 @@ class TrialRecord:
 
 @dataclass
 class SweepRecords:
-    """A sweep."""
+    """The records of a whole sweep, stored as `sweep.json`."""
 
     name: str
     config: dict[str, Any]
     """The sweep's config, resolved."""
     identity: dict[str, Any]
-    """What must be equal to go on with it."""
+    """The part of the config that must be equal to continue the sweep."""
     status: str = "running"
-    """`running` (also where its driver was killed), `finished`, `cut` (by the budget or a person), `failed`."""
+    """`running` (also if its driver was killed), `finished`, `cut` (by the budget or a person) or `failed`."""
     error: str = ""
     seconds: float = 0.0
-    """Wall time of all sittings."""
+    """Wall time in seconds, over all times that the sweep ran."""
     mlflow_run_id: str = ""
     winner: int | None = None
     winner_seed: int | None = None
-    """The seed of the winner's registered bundle: of middle score, so never the lucky one."""
+    """Seed of the winner's registered bundle: the seed with the median score, so never just the lucky one."""
     winner_model: str = ""
-    """`models:/name/version`."""
+    """Name of the registered model version: `models:/name/version`."""
     trials: list[TrialRecord] = field(default_factory=list)
 
     @property
@@ -86,7 +86,7 @@ class SweepRecords:
 
 
 def find_sweep(sweep: str, storage: str = "runs") -> tuple[Folder, SweepRecords]:
-    """A sweep by its folder (or URI), or by its name under the storage; raises MarlRayError if there is none."""
+    """Find a sweep by its folder (or URI), or by its name under the storage; raises MarlRayError if there is none."""
     parent, _, name = sweep.rstrip("/").rpartition("/")
     places = [Folder(parent or ".", name)] + ([] if parent else [Folder(storage, name)])
     for folder in places:
@@ -107,7 +107,7 @@ def _load(folder: Folder) -> SweepRecords:
 
 
 def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
-    """A sweep's winner as the registry has it, and what it is; raises MarlRayError where there is none."""
+    """The registered model of a sweep's winner, and a description of it; raises MarlRayError if there is no winner."""
     folder, records = find_sweep(sweep, storage)
     if records.winner is None:
         why_not = {"running": "it has not ended", "cut": f"it was cut short ({records.error})", "failed": records.error}
@@ -123,13 +123,13 @@ def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
 
 
 def identity_of(config: SweepConfig) -> dict[str, Any]:
-    """All but what may change when a sweep is taken up again."""
+    """The part of the config that may not change when a sweep is continued."""
     data = config.resolved()
     return {key: value for key, value in data.items() if key not in ("budget", "max_concurrent", "storage")}
 
 
 def load_records(folder: Folder) -> SweepRecords | None:
-    """Raises ValueError or TypeError if the file is not a sweep's."""
+    """Read a sweep's records; None if there is no file. Raises ValueError or TypeError if the file is not a sweep's."""
     data = folder.read_json(RECORDS)
     if data is None:
         return None
@@ -157,19 +157,19 @@ def save_records(folder: Folder, records: SweepRecords) -> None:
 
 
 def signed(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) -> list[float] | None:
-    """Objectives as scores: greater is better."""
+    """Objectives as scores, for which greater is better."""
     if objectives is None:
         return None
     return [value if m.mode == "max" else -value for m, value in zip(metrics, objectives, strict=True)]
 
 
 def ranked(records: SweepRecords, metrics: Sequence[MetricConfig]) -> list[TrialRecord]:
-    """The trials with a result: the finished ones by their first metric, then the others by how far they came."""
+    """The trials with a result: finished ones by their first metric, then the others by the steps they reached."""
     scored = [record for record in records.trials if record.objectives is not None and record.status not in FAILED]
 
     def merit(record: TrialRecord) -> tuple[bool, int, float]:
-        found = signed(metrics, record.objectives)
-        value = -math.inf if found is None else found[0]
+        scores = signed(metrics, record.objectives)
+        value = -math.inf if scores is None else scores[0]
         finished = record.status == "finished"
         return finished, 0 if finished else record.steps, value
 
@@ -177,7 +177,7 @@ def ranked(records: SweepRecords, metrics: Sequence[MetricConfig]) -> list[Trial
 
 
 def why(record: TrialRecord, records: SweepRecords) -> str:
-    """Why a trial did not train to its end; empty where it did, or has not ended."""
+    """The reason why a trial did not train to its end; empty if it did, or has not ended."""
     if record.status == "stopped" and record.scores:
         at = max(record.scores)
         scores = [other.scores[at] for other in records.trials if at in other.scores]
@@ -198,7 +198,7 @@ def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metri
 
 
 def shown(values: Mapping[str, Any]) -> str:
-    """A configuration in a line."""
+    """A configuration in one line."""
     return " ".join(
         f"{key.removeprefix('hyper.')}={value:.4g}"
         if isinstance(value, float)

@@ -1,6 +1,7 @@
-"""The report of a sweep: one HTML file that shows everything by itself, made from the sweep's folder.
+"""The report of a sweep: one self-contained HTML file, made from the sweep's folder.
 
-No script, and nothing from elsewhere. It can be made at any time, also while the sweep runs, and of one whose driver died.
+The page has no script and loads nothing. It can be made at any time, also while the sweep runs or after its driver
+died.
 """
 
 import shlex
@@ -36,16 +37,17 @@ from marl_ray.tuning.running.folder import Folder
 
 WINNER = "winner.yaml"
 COMPARED = 10
-"""Trials that are compared with each other, the best."""
+"""Number of the best trials that are compared with each other."""
 AllRows = Mapping[int, Sequence[Mapping[str, float]]]
 """Trial -> its rows."""
 _PAGES = Path(__file__).with_name("pages")
 _SIZES = (("wide", 1180.0, 420.0), ("narrow", 360.0, 300.0))
-"""The window's width decides which chart shows: text must not shrink with it."""
+"""Two sizes of each chart; the window's width decides which one shows, because text must not shrink with the chart."""
 
 
 def write_report(folder: Folder, records: SweepRecords) -> str:
-    """Write `report.html`, and `winner.yaml` where there is a winner, into the sweep's folder; the report's path or URI.
+    """Write `report.html`, and `winner.yaml` if there is a winner, into the sweep's folder; return the report's path or
+    URI.
 
     Raises MarlRayError if the records' config is not a sweep's, and OSError if the files cannot be written.
     """
@@ -57,7 +59,8 @@ def write_report(folder: Folder, records: SweepRecords) -> str:
 
 
 def winner_config(records: SweepRecords) -> dict[str, Any] | None:
-    """The run config of the winner's registered seed, as `marl-ray train` takes it."""
+    """The run config of the winner's registered seed, in the form that `marl-ray train` takes; None without a
+    winner."""
     if records.winner is None:
         return None
     configs = records.trials[records.winner].configs
@@ -71,9 +74,9 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
     order.sort(key=lambda record: record.number != records.winner)
     rows = {record.number: _rows(folder, record) for record in records.trials}
     curves = {
-        r.number: found
+        r.number: curve
         for r in order
-        if (found := curve_of(rows[r.number], config.seeds, config.metric[0])) is not None
+        if (curve := curve_of(rows[r.number], config.seeds, config.metric[0])) is not None
     }
     best = [record for record in order if record.number in curves]
     colours = {record.number: f"c{place + 1}" for place, record in enumerate(best[:COLOURED])}
@@ -134,7 +137,7 @@ def _name(record: TrialRecord) -> str:
 
 
 def _rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
-    """A trial's rows; none where they cannot be read, as of one that failed before its first checkpoint."""
+    """A trial's rows; empty if they cannot be read, for example because it failed before its first checkpoint."""
     try:
         return Folder(folder.uri, "trials", _name(record)).read_rows()
     except (OSError, ValueError):
@@ -142,7 +145,7 @@ def _rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
 
 
 def _clock(seconds: float) -> str:
-    """Seconds for people."""
+    """A number of seconds, written for people."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, hours = seconds / 60, seconds / 3600
@@ -172,36 +175,38 @@ def _facts(config: SweepConfig, records: SweepRecords) -> list[tuple[str, str]]:
 
 
 def _budgets(records: SweepRecords) -> int:
-    """How many budgets a trial has, at most."""
+    """The greatest number of budgets that a trial has."""
     return max((len(budgets_of(record.configs)) for record in records.trials), default=0)
 
 
 def _cost_charts(config: SweepConfig, best: Sequence[TrialRecord], rows: AllRows) -> list[dict[str, Any]]:
-    """Of each budget, the trials' mean costs of an episode over their steps."""
-    found = []
+    """For each budget, charts of the trials' mean cost of an episode over their steps."""
+    charts_of_budgets = []
     for k in range(max((len(budgets_of(record.configs)) for record in best), default=0)):
         metric = MetricConfig(name=f"eval/episode_cost_{k}", mode="min")
         costs = {_name(r): (c, ()) for r in best if (c := curve_of(rows[r.number], config.seeds, metric)) is not None}
-        budgets = sorted({own[k] for record in best if len(own := budgets_of(record.configs)) > k})
+        budgets = sorted(
+            {budgets_of_trial[k] for record in best if len(budgets_of_trial := budgets_of(record.configs)) > k}
+        )
         drawn = strokes(costs) if len(costs) == len(best) else {}  # else the colours would be others
         charts = [(size, curve_chart(drawn, width, height, budgets)) for size, width, height in _SIZES]
-        found.append({"name": metric.name, "budgets": budgets, "charts": charts})
-    return found
+        charts_of_budgets.append({"name": metric.name, "budgets": budgets, "charts": charts})
+    return charts_of_budgets
 
 
 def _winner(
     folder: Folder, config: SweepConfig, records: SweepRecords, winner: TrialRecord, rows: AllRows
 ) -> dict[str, Any]:
     where = folder.uri if "://" in folder.uri else shlex.quote(folder.uri)
-    found = winner_config(records)
+    run_config = winner_config(records)
     return {
         "name": _name(winner),
         "values": shown(winner.values),
         "scores": [(m.name, v) for m, v in zip(config.metric, winner.objectives or [], strict=False)],
         "seed": records.winner_seed,
-        "summary": [] if found is None else seed_summary(rows[winner.number], found),
+        "summary": [] if run_config is None else seed_summary(rows[winner.number], run_config),
         "model": records.winner_model,
-        "yaml": "" if found is None else yaml.safe_dump(found, sort_keys=False),
+        "yaml": "" if run_config is None else yaml.safe_dump(run_config, sort_keys=False),
         "train": f"marl-ray train {where}/{WINNER}",
         "deploy": f"marl-ray deploy --from-sweep {where}",
         "remote": "://" in folder.uri,
@@ -218,11 +223,11 @@ def _trials(
     colours: Mapping[int, str],
     rows: AllRows,
 ) -> list[dict[str, Any]]:
-    """Rows of the table: those with a result, the best first; then the others."""
+    """Rows of the table of trials: trials with a result, the best first, then the others."""
     ends = {number: end_of(curve) for number, curve in curves.items()}
     places = spans(ends)
     front = _front(config, order)
-    rest = [record for record in records.trials if record not in order]
+    unranked = [record for record in records.trials if record not in order]
     return [
         {
             "name": _name(record),
@@ -246,52 +251,55 @@ def _trials(
             "cpus": record.cpus,
             "gpus": record.gpus,
         }
-        for record in [*order, *rest]
+        for record in [*order, *unranked]
     ]
 
 
 def _front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
-    """Numbers of the trials that no other beats in all metrics; none of one metric alone."""
+    """Numbers of the trials that no other trial beats in all metrics; empty if there is one metric."""
     if len(config.metric) == 1:
         return set()
     scores = {record.number: signed(config.metric, record.objectives) or [] for record in order}
 
-    def beaten(ours: list[float]) -> bool:
-        return any(other != ours and all(a >= b for a, b in zip(other, ours, strict=True)) for other in scores.values())
+    def beaten(own_scores: list[float]) -> bool:
+        return any(
+            other != own_scores and all(a >= b for a, b in zip(other, own_scores, strict=True))
+            for other in scores.values()
+        )
 
-    return {number for number, ours in scores.items() if not beaten(ours)}
+    return {number for number, own_scores in scores.items() if not beaten(own_scores)}
 
 
 def _matrix(
     config: SweepConfig, best: Sequence[TrialRecord], curves: Mapping[int, Curve], colours: Mapping[int, str]
 ) -> list[dict[str, Any]]:
-    """Rows of the probability of improvement, each with a cell per column; none of fewer than two trials."""
+    """Rows of the matrix of probabilities of improvement, with a cell per column; empty for fewer than two trials."""
     if len(best) < 2:
         return []
-    found: list[dict[str, Any]] = []
-    for ours in best:
+    matrix: list[dict[str, Any]] = []
+    for row_trial in best:
         cells: list[dict[str, Any] | None] = []
-        for theirs in best:
-            if ours is theirs:
+        for column_trial in best:
+            if row_trial is column_trial:
                 cells.append(None)
                 continue
-            chance = improvement(curves[ours.number], curves[theirs.number], config.metric[0])
-            at = min(curves[ours.number].steps[-1], curves[theirs.number].steps[-1])
+            chance = improvement(curves[row_trial.number], curves[column_trial.number], config.metric[0])
+            at = min(curves[row_trial.number].steps[-1], curves[column_trial.number].steps[-1])
             cells.append(
                 {
                     "value": chance.value,
                     "shade": round(100 * abs(2 * chance.value - 1)),
-                    "sure": differ(curves[ours.number], curves[theirs.number]),
-                    "text": f"{_name(ours)} over {_name(theirs)} at {at:,.0f} steps: "
+                    "sure": differ(curves[row_trial.number], curves[column_trial.number]),
+                    "text": f"{_name(row_trial)} over {_name(column_trial)} at {at:,.0f} steps: "
                     f"{chance.value:.2f} [{chance.low:.2f}, {chance.high:.2f}]",
                 }
             )
-        found.append({"name": _name(ours), "colour": colours.get(ours.number, "other"), "cells": cells})
-    return found
+        matrix.append({"name": _name(row_trial), "colour": colours.get(row_trial.number, "other"), "cells": cells})
+    return matrix
 
 
 def _exploits(records: SweepRecords) -> list[dict[str, Any]]:
-    found = [
+    exploits = [
         {
             "at": exploit["at"],
             "name": _name(record),
@@ -302,4 +310,4 @@ def _exploits(records: SweepRecords) -> list[dict[str, Any]]:
         for record in records.trials
         for exploit in record.exploits
     ]
-    return sorted(found, key=lambda exploit: (exploit["at"], exploit["name"]))
+    return sorted(exploits, key=lambda exploit: (exploit["at"], exploit["name"]))

@@ -1,1 +1,1 @@
-"""How a sweep runs: the driver, trials on Ray Tune, seeds side by side, capacity."""
+"""Running a sweep: its driver, its trials on Ray Tune, seeds trained side by side, and the cluster's capacity."""

@@ -1,4 +1,4 @@
-"""What the cluster can hold: how many trials at a time, and which can never run."""
+"""Capacity of the cluster: the number of trials it can hold at a time, and trials that it can never hold."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,21 +8,21 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.driver import check_capacity
 
 DRIVER_BYTES = 1 << 20
-"""Memory that a trial's driver reserves, because Tune takes no trial that needs nothing."""
+"""Bytes of memory that a trial's driver reserves, because Tune takes no trial that needs nothing."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one trial occupies."""
+    """Resources that one trial occupies."""
 
     workers: int
     cpus: float
-    """Per worker."""
+    """CPUs per worker."""
     use_gpu: bool
 
     @property
     def nested(self) -> bool:
-        """Whether it has a worker group of its own; one worker on a CPU trains in the trial's process."""
+        """True if the trial has a worker group of its own; a single worker on a CPU trains in the trial's process."""
         return self.workers > 1 or self.use_gpu
 
     @property
@@ -31,13 +31,14 @@ class Need:
 
 
 def need_of(config: RunConfig) -> Need:
-    """Raises MarlRayError naming the key if no node, or the cluster however it scales, can hold the trial."""
+    """The resources of a trial; raises MarlRayError naming the key if no node, or the cluster however it scales, can
+    hold it."""
     use_gpu = check_capacity(config)
     need = config.resources
-    wanted = {"CPU": need.cpus_per_worker} | ({"GPU": 1.0} if use_gpu else {})
+    per_worker = {"CPU": need.cpus_per_worker} | ({"GPU": 1.0} if use_gpu else {})
     nodes = _nodes()
-    if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
-        text = " and ".join(f"{amount:g} {kind}s" for kind, amount in wanted.items())
+    if not any(all(node.get(kind, 0) >= amount for kind, amount in per_worker.items()) for node in nodes):
+        text = " and ".join(f"{amount:g} {kind}s" for kind, amount in per_worker.items())
         biggest = max((node.get("CPU", 0) for node in nodes), default=0)
         raise MarlRayError(
             f"resources.cpus_per_worker={need.cpus_per_worker:g}: a worker needs {text} on one node, "
@@ -47,7 +48,7 @@ def need_of(config: RunConfig) -> Need:
 
 
 def slots(need: Need) -> int:
-    """Trials of this size that the cluster holds at a time, at the most it can scale to."""
+    """Number of trials of this size that the cluster holds at a time, after scaling up as far as it can."""
     import ray
 
     most = _most()
@@ -56,8 +57,11 @@ def slots(need: Need) -> int:
 
 
 def resources_of(config: dict[str, Any]) -> Any:
-    """What Tune reserves for a trial: its CPUs where it trains in its own process; where it drives workers, which are Ray
-    Train's affair, a place on a node that has the resource `safe` (one that is not taken away), if there is any."""
+    """Resources that Tune reserves for a trial.
+
+    A trial that trains in its own process needs its CPUs. A trial that drives workers leaves those to Ray Train; it
+    needs a place on a node with the resource `safe` (a node that is not taken away), if there is one.
+    """
     import ray
     from ray.tune import PlacementGroupFactory
 
@@ -75,7 +79,7 @@ def _most() -> dict[str, float]:
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """Resources of the nodes that are there, and of those that an autoscaler could add."""
+    """Resources of the nodes that exist, and of those that an autoscaler could add."""
     import ray
     from ray._private.state import state
 

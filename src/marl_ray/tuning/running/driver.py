@@ -1,9 +1,9 @@
-"""The driver of a sweep: checks it, runs its trials by Ray Tune, tracks them, registers the winner.
+"""The driver of a sweep: checks the config, runs the trials on Ray Tune, tracks them and registers the winner.
 
-Tune runs, retries and shows the trials. What runs next is decided by `SweepPlan`, as Tune's searcher: a Tune trial is one
-leg of one of our trials, from its checkpoint to the next decision point. Tune's own schedulers are not used. With Ray Train
-V2 they see no checkpoint, so that nothing that pauses or copies a trial works. Their state, and Tune's, is a pickle, and so
-is what `Tuner.restore` reads; ours are JSON records.
+Tune runs, retries and shows the trials. `SweepPlan`, as Tune's searcher, decides what runs next: a Tune trial is one
+leg of one trial of the sweep, from its checkpoint to the next decision point. Tune's own schedulers are not used: with
+Ray Train V2 they see no checkpoints, so pausing or copying a trial does not work. Tune also pickles their state and its
+own, and `Tuner.restore` reads that; the sweep's records are JSON.
 """
 
 import logging
@@ -46,23 +46,23 @@ from marl_ray.tuning.search.schedulers import Exploit
 from marl_ray.tuning.search.spaces import check_space
 
 LOST_RETRIES = 3
-"""How often a leg is taken up again after its process was lost."""
+"""Number of times that a leg is restarted after its process was lost."""
 
 
 @dataclass(frozen=True)
-class SweepOutcome:
+class SweepResult:
     """A sweep that has ended."""
 
     name: str
     folder: str
-    """Folder or URI; `sweep.json` in it has everything."""
+    """Folder or URI; its `sweep.json` holds all records."""
     records: SweepRecords
     report: str
-    """Path or URI of `report.html`; empty where it could not be written."""
+    """Path or URI of `report.html`; empty if it could not be written."""
 
 
 def check_sweep(config: SweepConfig) -> None:
-    """Everything that can be known before a cluster is used; raises MarlRayError."""
+    """Check everything that can be known before a cluster is used; raises MarlRayError."""
     from marl_ray.tuning.search.spaces import SEARCHES
 
     check_space(config)
@@ -74,11 +74,11 @@ def check_sweep(config: SweepConfig) -> None:
 
 def run_sweep(
     config: SweepConfig, retry: bool = False, cluster: Callable[[], AbstractContextManager[None]] = nullcontext
-) -> SweepOutcome:
-    """Run, or go on with, a sweep on the Ray that this process is connected to, or that `cluster` makes.
+) -> SweepResult:
+    """Run, or continue, a sweep on the Ray that this process is connected to, or that `cluster` starts.
 
-    `cluster` is not asked for where nothing is left to train. `retry` takes up failed and lost trials again. Raises
-    MarlRayError if nothing can run at all; a trial that fails is noted in the records, and the others go on.
+    `cluster` is not called if nothing is left to train. `retry` restarts failed and lost trials. Raises MarlRayError if
+    nothing can run at all; a trial that fails is noted in the records, and the others go on.
     """
     folder = Folder(config.storage, config.name)
     records = _claim(config, folder)
@@ -104,30 +104,30 @@ def run_sweep(
     finally:
         with shield:
             sweep.close()
-    return SweepOutcome(config.name, folder.uri, records, sweep.report)
+    return SweepResult(config.name, folder.uri, records, sweep.report)
 
 
 def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
-    """The sweep's records; raises MarlRayError if they are another sweep's."""
+    """The sweep's records, new or read from its folder; raises MarlRayError if they are another sweep's."""
     identity = identity_of(config)
     try:
-        found = load_records(folder)
+        records = load_records(folder)
     except (ValueError, TypeError, KeyError) as error:
         raise MarlRayError(f"name: {folder.uri}/sweep.json is not the record of a sweep: {one_line(error)}") from error
-    if found is None:
+    if records is None:
         return SweepRecords(config.name, config.resolved(), identity)
-    differing = sorted(key for key in identity if found.identity.get(key) != identity[key])
+    differing = sorted(key for key in identity if records.identity.get(key) != identity[key])
     if differing:
         raise MarlRayError(
             f"name: sweep {config.name!r} exists under {config.storage!r} with another {', '.join(differing)}; "
             "choose another name, or the same config to go on with it"
         )
-    found.status, found.error, found.config = "running", "", config.resolved()
-    return found
+    records.status, records.error, records.config = "running", "", config.resolved()
+    return records
 
 
 class _Sweep:
-    """What a sweep's driver holds while it runs."""
+    """The state of a sweep's driver while it runs."""
 
     def __init__(self, config: SweepConfig, folder: Folder, records: SweepRecords):
         self.config, self.folder, self.records = config, folder, records
@@ -165,7 +165,7 @@ class _Sweep:
             tuner = ray.tune.Tuner(
                 ray.tune.with_resources(named_trial(self.config.name), resources_of),
                 tune_config=ray.tune.TuneConfig(
-                    search_alg=Searcher(self.plan, self.begin, self.ended),
+                    search_alg=Searcher(self.plan, self.begin, self.leg_ended),
                     num_samples=-1,
                     max_concurrent_trials=concurrent,
                     reuse_actors=True,
@@ -176,7 +176,7 @@ class _Sweep:
                     name=self.config.name,
                     storage_path=scratch,
                     failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
-                    callbacks=[Watch(self.heard)],
+                    callbacks=[Watch(self.note_rows)],
                     stop=stopper(self.plan),
                     verbose=0,
                 ),
@@ -191,7 +191,8 @@ class _Sweep:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _biggest_need(self) -> Need:
-        """Of the configurations that a grid has, the one that occupies most; of another search, the first."""
+        """The largest need among the configurations of a grid; for another search the need of the first
+        configuration."""
         first: Need | None = None
         problem = ""
         for number in range(len(self.records.trials), len(self.records.trials) + 1000):
@@ -220,18 +221,18 @@ class _Sweep:
         return self.config.run_config(values, self.config.name, seed)
 
     def refuse(self, values: Mapping[str, Any]) -> str:
-        """Why a configuration can never run here; empty if it can."""
+        """Raise MarlRayError if the cluster can never run this configuration; else return an empty reason."""
         self._need(values)
         return ""
 
     def begin(self, record: TrialRecord) -> Leg:
-        """The record's next leg, which begins now."""
+        """Begin the record's next leg and return it."""
         leg = self.leg(record)
         self.save()
         return leg
 
-    def heard(self, leg: Leg, rows: list[dict[str, float]]) -> None:
-        """A leg has sent rows of metrics."""
+    def note_rows(self, leg: Leg, rows: list[dict[str, float]]) -> None:
+        """Note rows of metrics that a leg has sent."""
         self.plan.note(leg.number, {"steps": int(rows[-1]["steps"]), "played": int(rows[-1]["played"])})
         record = self.records.trials[leg.number]
         names = [f"objective/{metric.name}" for metric in self.config.metric]
@@ -241,15 +242,15 @@ class _Sweep:
         self.events.log(leg.name, rows)
         self.progress.show()
 
-    def ended(self, leg: Leg, outcome: Mapping[str, Any] | None, failed: bool) -> None:
-        """A leg has ended, with an outcome unless its process was lost."""
+    def leg_ended(self, leg: Leg, outcome: Mapping[str, Any] | None, failed: bool) -> None:
+        """Note that a leg has ended, with a result unless its process was lost."""
         self.events.end(leg.name)
         self.tracker.flush(leg.number)
-        lost = {"error": "its process was lost again and again"} if failed else {}
-        self.plan.done(leg.number, outcome or lost or None, failed, leg.until)
+        problem = {"error": "its process was lost again and again"} if failed else {}
+        self.plan.done(leg.number, outcome or problem or None, failed, leg.until)
 
     def leg(self, record: TrialRecord) -> Leg:
-        """The record's next leg."""
+        """The record's next leg, with a run config for each seed."""
         configs = []
         for seed in self.config.seeds:
             config = self.run_config(record.values, seed)
@@ -295,7 +296,7 @@ class _Sweep:
         )
 
     def changed(self, ended: TrialRecord | None) -> None:
-        """The records have changed."""
+        """Save and show the records after a change; `ended` is the trial that has just ended, if one has."""
         self.save()
         if ended is not None:
             self.tracker.end(ended)
@@ -303,7 +304,7 @@ class _Sweep:
         self.progress.show()
 
     def save(self) -> None:
-        """A full disk must not end the sweep: what was not written is written with the next change."""
+        """Save the records. A full disk does not end the sweep: the next change writes what this call could not."""
         try:
             save_records(self.folder, self.records)
             self.unsaved = ""
@@ -313,15 +314,15 @@ class _Sweep:
             self.unsaved = one_line(error)
 
     def line(self, record: TrialRecord) -> str:
-        """How a trial ended."""
-        told = f"trial {record.number:04d} ({shown(record.values)}) {record.status}"
+        """One line about an ended trial: its values, status and scores."""
+        text = f"trial {record.number:04d} ({shown(record.values)}) {record.status}"
         if record.error:
-            return f"{told}: {record.error}"
-        found = zip(self.config.metric, record.objectives or [], strict=False)
-        scores = ", ".join(f"{metric.name} {value:.4g}" for metric, value in found)
-        told += f": {scores or 'no result'} after {record.steps:,} steps, {record.seconds:.0f} s"
+            return f"{text}: {record.error}"
+        objectives = zip(self.config.metric, record.objectives or [], strict=False)
+        scores = ", ".join(f"{metric.name} {value:.4g}" for metric, value in objectives)
+        text += f": {scores or 'no result'} after {record.steps:,} steps, {record.seconds:.0f} s"
         reason = why(record, self.records)
-        return f"{told} ({reason})" if reason else told
+        return f"{text} ({reason})" if reason else text
 
     def warn(self, text: str) -> None:
         print(f"{self.config.name}: {text}", file=sys.stderr, flush=True)
@@ -332,9 +333,9 @@ class _Sweep:
         records.seconds = self.plan.seconds()
         over = self.plan.over()
         records.status, records.error = ("cut", f"{over} is used up") if over else ("finished", "")
-        found = ranked(records, self.config.metric)
-        if found:
-            winner = found[0]
+        candidates = ranked(records, self.config.metric)
+        if candidates:
+            winner = candidates[0]
             home = trial_folder(self.config.storage, self.config.name, winner.number)
             records.winner = winner.number
             records.winner_seed = middle_seed(home.read_rows(), self.config.seeds, self.config.metric[0])
@@ -346,7 +347,7 @@ class _Sweep:
         self.save()
 
     def close(self) -> None:
-        """Save, report, and end what is tracked, whatever came before."""
+        """Save the records, write the report and end all tracking, however the sweep ended."""
         self.records.seconds = self.plan.seconds()
         self.save()
         try:
@@ -358,9 +359,9 @@ class _Sweep:
         self.tracker.close(self.records.status)
 
     def interrupted(self) -> None:
-        """Say at once what is kept."""
+        """Tell the user at once which work is kept."""
         ended = sum(record.state == "ended" for record in self.records.trials)
-        kept = (
+        progress = (
             f"{ended} of {len(self.records.trials)} trials have ended, the others' checkpoints are in {self.folder.uri}"
         )
-        self.warn(f"interrupted; {kept}; the same command goes on with them")
+        self.warn(f"interrupted; {progress}; the same command goes on with them")

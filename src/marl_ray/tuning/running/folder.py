@@ -1,4 +1,4 @@
-"""Files of a sweep under its storage, local or remote. JSON only; nothing is a pickle.
+"""Files of a sweep under its storage, local or remote: JSON and safetensors, never a pickle.
 
 NAME/sweep.json                       records of all trials, written by the sweep's driver
 NAME/report.html, NAME/winner.yaml    the report, and the winner's run config
@@ -27,17 +27,17 @@ def absolute(storage: str) -> str:
 
 
 class Folder:
-    """A folder of plain files on any storage. Errors of the storage are OSErrors, as everywhere."""
+    """A folder of plain files on any storage. Errors of the storage are raised as OSError."""
 
     def __init__(self, storage: str, *parts: str):
-        """Raises MarlRayError if the storage cannot be used at all."""
+        """Open the folder; raises MarlRayError if the storage cannot be used at all."""
         try:
             self.filesystem, root = fs.FileSystem.from_uri(absolute(storage))
         except (OSError, ValueError) as error:
             raise MarlRayError(f"storage: {storage!r} cannot be used: {one_line(error)}") from error
         self.path = "/".join([root.rstrip("/"), *parts])
         self.uri = "/".join([absolute(storage).rstrip("/"), *parts])
-        """As Ray takes it."""
+        """The folder as Ray takes it."""
 
     def exists(self, name: str) -> bool:
         return bool(self._kind(name) != fs.FileType.NotFound)
@@ -46,7 +46,7 @@ class Folder:
         return self.filesystem.get_file_info(f"{self.path}/{name}").type
 
     def read_json(self, name: str) -> Any:
-        """None where there is no such file."""
+        """Contents of a JSON file; None if there is no such file."""
         if not self.exists(name):
             return None
         return json.loads(self.read(name))
@@ -56,7 +56,8 @@ class Folder:
             return bytes(stream.read())
 
     def write(self, name: str, data: bytes) -> None:
-        """In whole or not at all: object stores do so by themselves, elsewhere a file is moved into its place."""
+        """Write a file atomically: object stores do so by themselves; elsewhere a finished file is moved into its
+        place."""
         target = f"{self.path}/{name}"
         self.filesystem.create_dir(target.rpartition("/")[0])
         if not isinstance(self.filesystem, fs.LocalFileSystem):
@@ -93,7 +94,7 @@ class Folder:
         self.write(name, local.read_bytes())
 
     def copy_from(self, other: "Folder", source: str, name: str) -> None:
-        """Copy a folder of another trial of the same sweep; what was there under the name goes."""
+        """Copy a folder of another trial of the same sweep; a folder of that name here is replaced."""
         self.remove(name)
         self.filesystem.create_dir(f"{self.path}/{name}")
         fs.copy_files(
@@ -106,7 +107,7 @@ class Folder:
 
     @contextmanager
     def local(self, name: str | None) -> Iterator[Path | None]:
-        """A local copy of a folder, or the folder itself where it is local."""
+        """A local copy of a folder, or the folder itself if it is local; None for the name None."""
         if name is None:
             yield None
         elif isinstance(self.filesystem, fs.LocalFileSystem):
@@ -118,5 +119,5 @@ class Folder:
 
 
 def trial_folder(storage: str, sweep: str, number: int) -> Folder:
-    """Its name is the trial's number, whichever process runs it: a lost one is taken up where it was."""
+    """The trial's folder. It is named by the trial's number, so any process that runs the trial finds its files."""
     return Folder(storage, sweep, "trials", f"{number:04d}")

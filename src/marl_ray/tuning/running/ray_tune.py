@@ -1,4 +1,4 @@
-"""The seams to Ray Tune: who is asked for trials, who watches them, who stops them all."""
+"""Adapters to Ray Tune's interfaces: a searcher, a callback for rows and a stopper."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from marl_ray.tuning.search.plan import ENDED, SweepPlan
 
 
 class Searcher(TuneSearcher):
-    """Hands out legs as the plan says."""
+    """Hands Tune the legs that the sweep's plan decides on."""
 
     def __init__(
         self,
@@ -23,7 +23,8 @@ class Searcher(TuneSearcher):
         begin: Callable[[TrialRecord], Leg],
         ended: Callable[[Leg, Mapping[str, Any] | None, bool], None],
     ):
-        """`begin` makes a record's next leg. `ended` gets a leg's outcome (None: there is none) and whether it failed."""
+        """`begin` makes a record's next leg. `ended` gets a leg, its result (None if there is none) and whether it
+        failed."""
         super().__init__()
         self.plan, self.begin, self.ended = plan, begin, ended
         self.legs: dict[str, Leg] = {}
@@ -42,7 +43,7 @@ class Searcher(TuneSearcher):
         return {"leg": asdict(leg)}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        text = (result or {}).get("outcome")
+        text = (result or {}).get("leg_result")
         self.ended(self.legs.pop(trial_id), json.loads(text) if text else None, error)
 
     def save(self, checkpoint_path: str) -> None:
@@ -53,23 +54,23 @@ class Searcher(TuneSearcher):
 
 
 class Watch(ray.tune.Callback):
-    """Sees every row."""
+    """Passes every row of metrics on."""
 
-    def __init__(self, heard: Callable[[Leg, list[dict[str, float]]], None]):
-        """`heard` gets the rows that a leg has just sent."""
-        self.heard = heard
+    def __init__(self, on_rows: Callable[[Leg, list[dict[str, float]]], None]):
+        """`on_rows` is called with the rows that a leg has just sent."""
+        self.on_rows = on_rows
 
     def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
         rows = json.loads(result.get("rows", "[]"))
         if rows:
-            self.heard(Leg(**trial.config["leg"]), rows)
+            self.on_rows(Leg(**trial.config["leg"]), rows)
 
     def get_state(self) -> None:
         return None
 
 
 def stopper(plan: SweepPlan) -> Stopper:
-    """Ends all trials once a budget is used up."""
+    """A stopper that ends all trials once a budget is used up."""
 
     class Budget(Stopper):
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:

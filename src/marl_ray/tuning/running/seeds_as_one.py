@@ -1,7 +1,7 @@
 """Several seeds of one configuration, trained side by side in one process (or worker group) and judged as one.
 
-The seeds take turns, an iteration each, in the same order on every worker. So a scheduler sees their interquartile mean at
-equal progress, and never the lucky seed. No Ray in here.
+The seeds take turns, an iteration each, in the same order on every worker. So a scheduler sees their interquartile mean
+at equal progress, and never just the lucky seed. No Ray in here.
 """
 
 import json
@@ -23,13 +23,13 @@ from marl_ray.training.learner.prepared_batch import Diverged
 from marl_ray.training.loop import UNKNOWN, Metrics, Run
 
 LATER = ("return", "episode_", "within_budget", "score", "eval/", "best/")
-"""Metrics that are missing until training episodes are released, or until the next evaluation."""
+"""Prefixes of metrics that are missing until training episodes are released, or until the next evaluation."""
 EVALUATED = ("eval/", "best/")
-"""Metrics that rows have of every seed, beside those that the sweep is judged by."""
+"""Prefixes of metrics that rows hold for every seed, beside the metrics that judge the sweep."""
 
 
-class Unit:
-    """The runs of all seeds; the process group is up, and every worker makes the same calls."""
+class SeedsAsOne:
+    """The runs of all seeds. The process group is up, and every worker makes the same calls."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Unit:
         resume_from: Path | None,
         own_hyper: bool = False,
     ):
-        """`resume_from` is what `save` wrote; with `own_hyper` it may be another configuration's."""
+        """`resume_from` is a folder that `save` wrote; with `own_hyper` it may be of another configuration."""
         self.metrics = metrics
         self.runs = {}
         for config in configs:
@@ -57,9 +57,9 @@ class Unit:
         }
         self.every = configs[0].checkpoint.every
         self.fresh = resume_from is None
-        """Whether no seed has played yet."""
+        """True while no seed has played."""
         self.reported: set[str] = set()
-        """Names of all metrics until now."""
+        """Names of all metrics reported so far."""
 
     @property
     def done(self) -> bool:
@@ -67,7 +67,7 @@ class Unit:
 
     @property
     def steps(self) -> int:
-        """Environment steps that every seed has made."""
+        """Environment steps that every seed has played."""
         return int(min(run.steps for run in self.runs.values()))
 
     @property
@@ -76,7 +76,7 @@ class Unit:
         return int(sum(run.steps for run in self.runs.values()))
 
     def objectives(self) -> list[float] | None:
-        """IQM over the seeds of each smoothed metric; None while one has not been reported."""
+        """Interquartile mean over the seeds of each smoothed metric; None while one has not been reported."""
         if not all(values for queues in self.recent.values() for values in queues):
             return None
         columns = zip(*self.recent.values(), strict=True)
@@ -84,20 +84,21 @@ class Unit:
 
     @property
     def save_due(self) -> bool:
-        """Whether the seeds must be kept as they are."""
+        """True if a checkpoint of the seeds is due."""
         return self.done or self.iteration % self.every == 0 or any(run.best for run in self.runs.values())
 
     def begin(self) -> Metrics:
-        """Evaluate what every seed starts from; the row of step 0, empty without evaluations."""
+        """Evaluate the seeds' first policies; returns the row of step 0, empty without evaluations."""
         self.fresh = False
         if not all(self._seed(seed, run.begin) for seed, run in self.runs.items()):
             return {}
         return self._row()
 
     def step(self, until: int | None = None) -> Metrics:
-        """One iteration of every seed that has not ended; the IQM of each metric, and each seed's own objectives.
+        """Run one iteration of every seed that has not ended; returns the interquartile mean of each metric, and each
+        seed's own values of the metrics that judge it.
 
-        A seed that has come to `until` environment steps is evaluated, because it is judged there.
+        A seed that has reached `until` environment steps is evaluated, because the scheduler judges it there.
         """
         for seed, run in self.runs.items():
             if run.done:
@@ -108,7 +109,7 @@ class Unit:
         return self._row()
 
     def _seed(self, seed: int, action: Callable[[], Metrics]) -> Metrics:
-        """A row of one seed, with its score."""
+        """Run an action of one seed; returns its row, with its score."""
         run = self.runs[seed]
         try:
             row = action()
@@ -122,16 +123,16 @@ class Unit:
     def _row(self) -> Metrics:
         rows = {seed: run.metrics for seed, run in self.runs.items()}
         shared = set.intersection(*(set(row) for row in rows.values()))
-        whole: Metrics = {key: iqm(np.array([row[key] for row in rows.values()])) for key in sorted(shared)}
-        whole |= {"iteration": self.iteration, "steps": self.steps, "played": self.played}
+        combined: Metrics = {key: iqm(np.array([row[key] for row in rows.values()])) for key in sorted(shared)}
+        combined |= {"iteration": self.iteration, "steps": self.steps, "played": self.played}
         names = {metric.name for metric in self.metrics}
         for seed, row in rows.items():
             shown = {key: value for key, value in row.items() if key in names or key.startswith(EVALUATED)}
-            whole |= {f"seed-{seed}/{key}": value for key, value in shown.items()}
+            combined |= {f"seed-{seed}/{key}": value for key, value in shown.items()}
         objectives = self.objectives()
         if objectives is not None:
-            whole |= {f"objective/{m.name}": value for m, value in zip(self.metrics, objectives, strict=True)}
-        return whole
+            combined |= {f"objective/{m.name}": value for m, value in zip(self.metrics, objectives, strict=True)}
+        return combined
 
     def _note(self, seed: int, row: Metrics) -> None:
         for metric, values in zip(self.metrics, self.recent[seed], strict=True):
@@ -145,7 +146,7 @@ class Unit:
                 values.append(value)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint of every seed, `seed-SEED`, and what is judged."""
+        """Write a checkpoint of every seed to `seed-SEED`, and the values that judge the sweep."""
         for seed, run in self.runs.items():
             run.save(folder / f"seed-{seed}")
         state = {"iteration": self.iteration, "recent": {s: [list(v) for v in q] for s, q in self.recent.items()}}
@@ -158,32 +159,32 @@ class Unit:
 
 
 def run_leg(
-    unit: Unit, until: int | None, emit: Callable[[Metrics], None], keep: Callable[[Path], None], fresh: bool
+    seeds: SeedsAsOne, until: int | None, emit: Callable[[Metrics], None], keep: Callable[[Path], None], fresh: bool
 ) -> None:
-    """Train until every seed has `until` environment steps, or to the end.
+    """Train until every seed has `until` environment steps, or to the end if None.
 
-    `emit` gets each row, `keep` each checkpoint's folder; the last is made at the leg's end. `fresh`: make
-    one first, of what was taken over from another trial.
+    `emit` gets each row, `keep` each checkpoint's folder; the last checkpoint is made at the leg's end. `fresh` makes
+    one first, because the weights were taken over from another trial.
     """
 
     def checkpoint() -> None:
         with tempfile.TemporaryDirectory(prefix="marl-ray-checkpoint-") as folder:
-            unit.save(Path(folder))
+            seeds.save(Path(folder))
             keep(Path(folder))
 
     if fresh:
         checkpoint()
-    if unit.fresh:
-        row = unit.begin()
+    if seeds.fresh:
+        row = seeds.begin()
         if row:
             emit(row)
             checkpoint()
-    while not unit.done and (until is None or unit.steps < until):
-        emit(unit.step(until))
-        if unit.save_due or (until is not None and unit.steps >= until):
+    while not seeds.done and (until is None or seeds.steps < until):
+        emit(seeds.step(until))
+        if seeds.save_due or (until is not None and seeds.steps >= until):
             checkpoint()
 
 
 def never_reported(name: str, reported: Iterable[str]) -> MarlRayError:
-    """The error for a metric that no row has."""
+    """The error for a metric that no row contains."""
     return MarlRayError(f"metric {name!r} is never reported; a run reports {', '.join(sorted(reported))}")

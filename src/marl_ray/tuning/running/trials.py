@@ -1,8 +1,8 @@
-"""What a Ray Tune trial runs: one leg of one configuration, with all its seeds.
+"""A trial on Ray Tune: one leg of one configuration, with all its seeds.
 
-One worker on a CPU trains inside the trial's own process. More workers, or a GPU, are a Ray Train worker group that this
-process drives (it needs no CPU itself). Either way the trial's folder says where to begin and gets every checkpoint, so a
-leg whose process is lost is taken up from the last one.
+One worker on a CPU trains inside the trial's own process. More workers, or a GPU, are a Ray Train worker group that
+this process drives (it needs no CPU itself). Either way the leg begins from the trial's folder and writes every
+checkpoint to it, so a leg whose process is lost continues from its last checkpoint.
 """
 
 import json
@@ -25,40 +25,40 @@ from marl_ray.errors import MarlRayError, named
 from marl_ray.training.dashboard_names import metrics_queue, named_workers
 from marl_ray.training.run_folder import work_in
 from marl_ray.tuning.running.folder import Folder, trial_folder
-from marl_ray.tuning.running.seeds_as_one import Unit, never_reported, run_leg
+from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, never_reported, run_leg
 
 REPORT_S = 0.5
-"""Least time between two reports to Tune: each is a round trip to the sweep's driver."""
+"""Least number of seconds between two reports to Tune: each is a round trip to the sweep's driver."""
 QUEUE_GET_S = 0.5
 GROUP_START_S = 300
-"""How long a worker group may take to start."""
+"""Seconds that a worker group may take to start."""
 STATE = "trial.json"
 ERROR = "error.txt"
 
 
 @dataclass(frozen=True)
 class Leg:
-    """From a checkpoint (or the beginning) to the next decision point."""
+    """A part of a trial, from a checkpoint (or the beginning) to the next decision point."""
 
     sweep: str
     storage: str
     number: int
     leg: int
-    """Counts the legs of the trial from 1."""
+    """Number of the leg within its trial, from 1."""
     configs: list[dict[str, Any]]
     """The run config of each seed."""
     metrics: list[dict[str, Any]]
     until: int | None
-    """Environment steps; None: to the end."""
+    """Environment steps at which the leg ends; None for the end of training."""
     nested: bool
-    """On a worker group of its own."""
+    """True if the leg trains on a worker group of its own."""
     use_gpu: bool
     cpus: float
-    """Per worker."""
+    """CPUs per worker."""
     tracking_uri: str
-    """Where bundles of the registry are looked up."""
+    """Address of the MLflow server in which bundles are looked up."""
     folder: str = ""
-    """The sweep's driver's; relative paths of the configs count from it."""
+    """Working folder of the sweep's driver; relative paths in the configs count from it."""
 
     @property
     def name(self) -> str:
@@ -67,27 +67,27 @@ class Leg:
 
 @dataclass
 class TrialState:
-    """What a trial has: `trial.json`."""
+    """Progress of a trial, stored as `trial.json`."""
 
     checkpoints: list[str] = field(default_factory=list)
-    """Folders, the newest last."""
+    """Folders of the checkpoints, the newest last."""
     attempts: int = 0
-    """Processes that have worked on it; names the folders they write to."""
+    """Number of processes that have worked on the trial; each names its folder by it."""
     steps: int = 0
-    """Environment steps that every seed has made, at the newest checkpoint."""
+    """Environment steps that every seed had played at the newest checkpoint."""
     played: int = 0
-    """Environment steps that this trial has played, over all seeds."""
+    """Environment steps that this trial has played, all seeds together."""
     seconds: float = 0.0
-    """Wall time."""
+    """Wall time in seconds."""
     exploits: list[dict[str, Any]] = field(default_factory=list)
-    """Takeovers of other trials: `at`, `donor`, `values`."""
+    """One mapping per takeover of another trial, with `at`, `donor` and `values`."""
     foreign: bool = False
-    """Whether the newest checkpoint was written with other hyper-parameters."""
+    """True if the newest checkpoint was written with other hyper-parameters."""
 
 
 def read_state(folder: Folder) -> TrialState:
-    found = folder.read_json(STATE)
-    return TrialState(**found) if found else TrialState()
+    data = folder.read_json(STATE)
+    return TrialState(**data) if data else TrialState()
 
 
 def write_state(folder: Folder, state: TrialState) -> None:
@@ -95,21 +95,21 @@ def write_state(folder: Folder, state: TrialState) -> None:
 
 
 def trial(config: dict[str, Any]) -> None:
-    """The function that Tune runs. What a trial itself does wrong is its result; only a lost process is Tune's affair."""
+    """The function that Tune runs. Errors become results; Tune retries only crashed processes."""
     import ray.tune
 
     leg = Leg(**config["leg"])
     sender = _Sender(ray.tune.report)
     try:
-        outcome = run(leg, sender.add)
+        result = run(leg, sender.add)
     except Exception as error:  # whatever the algorithm, the environment or the storage raise, the other trials go on
-        outcome = {"status": "failed", "error": named(error) + _traceback_file(leg, error)}
-    sender.flush({"outcome": outcome | _counts(leg)})
+        result = {"status": "failed", "error": named(error) + _traceback_file(leg, error)}
+    sender.flush({"leg_result": result | _counts(leg)})
 
 
 def named_trial(sweep: str) -> Callable[[dict[str, Any]], None]:
-    """`trial` under the sweep's name, which the Ray dashboard shows. Processes serve one trial after another, so that no
-    trial's own name would stay true."""
+    """`trial` under the sweep's name, which the Ray dashboard shows. A process serves one trial after another, so a
+    trial's own name would soon be wrong."""
 
     def named(config: dict[str, Any]) -> None:
         trial(config)
@@ -119,22 +119,22 @@ def named_trial(sweep: str) -> Callable[[dict[str, Any]], None]:
 
 
 def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:
-    """Run a leg; its outcome."""
+    """Run a leg and return its result."""
     os.environ[TRACKING_URI] = leg.tracking_uri
     work_in(leg.folder)
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
-    book = _Book(folder, configs[0].checkpoint.keep, [config.seed for config in configs], emit)
-    ended = (_nested if leg.nested else _alone)(leg, configs, book)
+    writer = _TrialWriter(folder, configs[0].checkpoint.keep, [config.seed for config in configs], emit)
+    ended = (_nested if leg.nested else _in_process)(leg, configs, writer)
     objectives, done = ended["objectives"], ended["done"]
     if objectives is None and done:
-        missing = next(m["name"] for m in leg.metrics if not any(m["name"] in row for row in book.rows))
-        raise never_reported(missing, {key for row in book.rows for key in row})
+        metric = next(m["name"] for m in leg.metrics if not any(m["name"] in row for row in writer.rows))
+        raise never_reported(metric, {key for row in writer.rows for key in row})
     return {"status": "finished" if done else "waiting", "error": "", "objectives": objectives}
 
 
-class _Book:
-    """What a trial's process writes down: rows, checkpoints, bundles, the time."""
+class _TrialWriter:
+    """Writes the rows, checkpoints, bundles and times of a trial's process to the trial's folder."""
 
     def __init__(self, folder: Folder, keep: int, seeds: list[int], emit: Callable[[dict[str, float]], None]):
         self.folder, self.keep, self.seeds, self.emit = folder, keep, seeds, emit
@@ -142,7 +142,7 @@ class _Book:
         self.state.attempts += 1
         write_state(folder, self.state)
         self.place = f"attempt-{self.state.attempts}"
-        """Where this process writes: never where a predecessor, perhaps not quite dead, still might."""
+        """Folder that this process alone writes to: a predecessor may still be writing to its own."""
         self.rows = folder.read_rows()
         self.origin: int | None = None
         self.before, self.since = self.state.seconds, time.monotonic()
@@ -156,49 +156,49 @@ class _Book:
             self.origin = played - self.state.played
 
     def row(self, row: dict[str, float]) -> None:
-        """A row; it replaces rows from its iteration on, which a restart plays again."""
-        taken = len(self.state.exploits)
-        row = row | {"played": row["played"] - (self.origin or 0), "exploits": taken}
-        while self.rows and self.rows[-1]["iteration"] >= row["iteration"] and self.rows[-1]["exploits"] == taken:
+        """Add a row; it replaces rows from its iteration on, which a restart has played again."""
+        exploits = len(self.state.exploits)
+        row = row | {"played": row["played"] - (self.origin or 0), "exploits": exploits}
+        while self.rows and self.rows[-1]["iteration"] >= row["iteration"] and self.rows[-1]["exploits"] == exploits:
             self.rows.pop()
         self.rows.append(row)
         self.emit(row)
 
     def kept(self, name: str, steps: int, played: int) -> None:
-        """A checkpoint lies in the folder under `name`."""
+        """Record a checkpoint that lies in the folder under `name`."""
         for seed in self.seeds:  # the newest bundle of a seed is its best; keep it beyond its checkpoint
             if self.folder.exists(f"{name}/seed-{seed}/bundle"):
                 self.folder.copy_from(self.folder, f"{name}/seed-{seed}/bundle", f"bundles/seed-{seed}")
-        whole = [*self.state.checkpoints, name]
-        self.state.checkpoints, self.state.foreign = whole[-self.keep :], False
+        checkpoints = [*self.state.checkpoints, name]
+        self.state.checkpoints, self.state.foreign = checkpoints[-self.keep :], False
         self.state.steps, self.state.played = steps, played - (self.origin or 0)
         self.state.seconds = self.before + time.monotonic() - self.since
         self.folder.write_rows(self.rows)
         write_state(self.folder, self.state)
-        for old in whole[: -self.keep]:
+        for old in checkpoints[: -self.keep]:
             self.folder.remove(old)
 
 
-def _alone(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
-    """In this process."""
+def _in_process(leg: Leg, configs: list[RunConfig], writer: _TrialWriter) -> dict[str, Any]:
+    """Run the leg in this process."""
     from marl_ray.training.single_process import process_group
 
     def keep(local: Path) -> None:
-        name = f"{book.place}/checkpoint-{unit.iteration:06d}"
-        book.folder.upload(local, name)
-        book.kept(name, unit.steps, unit.played)
+        name = f"{writer.place}/checkpoint-{seeds.iteration:06d}"
+        writer.folder.upload(local, name)
+        writer.kept(name, seeds.steps, seeds.played)
 
     metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
-    with process_group(), book.folder.local(book.start) as start:
-        unit = Unit(configs, metrics, torch.device("cpu"), start, book.state.foreign)
-        book.begun(unit.played)
-        run_leg(unit, leg.until, book.row, keep, book.state.foreign)
-        unit.close()
-        return {"objectives": unit.objectives(), "done": unit.done}
+    with process_group(), writer.folder.local(writer.start) as start:
+        seeds = SeedsAsOne(configs, metrics, torch.device("cpu"), start, writer.state.foreign)
+        writer.begun(seeds.played)
+        run_leg(seeds, leg.until, writer.row, keep, writer.state.foreign)
+        seeds.close()
+        return {"objectives": seeds.objectives(), "done": seeds.done}
 
 
-def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
-    """On a worker group of its own. Raises MarlRayError with the cause of a failure."""
+def _nested(leg: Leg, configs: list[RunConfig], writer: _TrialWriter) -> dict[str, Any]:
+    """Run the leg on a worker group of its own. Raises MarlRayError with the cause of a failure."""
     from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -212,7 +212,7 @@ def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
     need = configs[0].resources
     name = f"{leg.sweep}-{leg.number:04d}"
     queue = metrics_queue(name)
-    payload = asdict(leg) | {"queue": queue, "start": book.start, "foreign": book.state.foreign}
+    payload = asdict(leg) | {"queue": queue, "start": writer.start, "foreign": writer.state.foreign}
     trainer = TorchTrainer(
         worker,
         train_loop_config=payload,
@@ -223,8 +223,8 @@ def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
             resources_per_worker={"CPU": need.cpus_per_worker} | ({"GPU": 1} if leg.use_gpu else {}),
         ),
         run_config=RayRunConfig(
-            name=book.place,
-            storage_path=book.folder.uri,
+            name=writer.place,
+            storage_path=writer.folder.uri,
             failure_config=FailureConfig(max_failures=need.max_failures),
             callbacks=[named_workers(name)],
         ),
@@ -251,7 +251,7 @@ def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
                 if over:
                     break
                 continue
-            _hear(book, message)
+            _take_message(writer, message)
     finally:
         queue.shutdown(force=True)
     result = ended[0]
@@ -264,17 +264,17 @@ def _nested(leg: Leg, configs: list[RunConfig], book: _Book) -> dict[str, Any]:
     return dict(result)
 
 
-def _hear(book: _Book, message: dict[str, Any]) -> None:
+def _take_message(writer: _TrialWriter, message: dict[str, Any]) -> None:
     if "begun" in message:
-        book.begun(message["begun"])
+        writer.begun(message["begun"])
     elif "kept" in message:
-        book.kept(f"{book.place}/{message['kept']}", message["steps"], message["played"])
+        writer.kept(f"{writer.place}/{message['kept']}", message["steps"], message["played"])
     else:
-        book.row(message)
+        writer.row(message)
 
 
 def worker(payload: dict[Any, Any]) -> Any:
-    """What Ray Train starts in every worker of a nested trial."""
+    """The function that Ray Train starts in every worker of a nested trial."""
     import ray.train
     import ray.train.torch
 
@@ -288,35 +288,36 @@ def worker(payload: dict[Any, Any]) -> Any:
     configs = [RunConfig.model_validate(data) for data in leg.configs]
     metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
 
-    def tell(message: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         if rank == 0:
             queue.put(message)
 
     def keep(local: Path) -> None:
-        name = f"checkpoint-{unit.iteration:06d}-{time.time_ns()}"  # rank 0's counts for all
+        name = f"checkpoint-{seeds.iteration:06d}-{time.time_ns()}"  # rank 0's counts for all
         ray.train.report(
-            {"iteration": unit.iteration},
+            {"iteration": seeds.iteration},
             checkpoint=ray.train.Checkpoint.from_directory(local),
             checkpoint_dir_name=name,
         )
         gather(None)  # every worker's part is there
-        tell({"kept": name, "steps": unit.steps, "played": unit.played})
+        send({"kept": name, "steps": seeds.steps, "played": seeds.played})
 
     latest = ray.train.get_checkpoint()  # of this leg, after a worker has died
     foreign = payload["foreign"] and latest is None
     try:
         with latest.as_directory() if latest else folder.local(payload["start"]) as start:
-            unit = Unit(configs, metrics, ray.train.torch.get_device(), Path(start) if start else None, foreign)
-        tell({"begun": unit.played})
-        run_leg(unit, leg.until, tell, keep, foreign)
-        unit.close()
+            seeds = SeedsAsOne(configs, metrics, ray.train.torch.get_device(), Path(start) if start else None, foreign)
+        send({"begun": seeds.played})
+        run_leg(seeds, leg.until, send, keep, foreign)
+        seeds.close()
     except MarlRayError as error:  # all workers meet it together, and would again after every restart
         return {"failed": str(error)}
-    return {"objectives": unit.objectives(), "done": unit.done}
+    return {"objectives": seeds.objectives(), "done": seeds.done}
 
 
 def _traceback_file(leg: Leg, error: Exception) -> str:
-    """Leave the traceback in the trial's folder; where it is, in words. Our own errors say all there is to say."""
+    """Write the traceback to the trial's folder and return where it is, in words; empty for the product's own errors,
+    which say all there is to say."""
     if isinstance(error, MarlRayError) and error.__cause__ is None:
         return ""
     try:
@@ -329,7 +330,7 @@ def _traceback_file(leg: Leg, error: Exception) -> str:
 
 
 class _Sender:
-    """Rows on their way to Tune, several at once."""
+    """Collects rows and reports several at once to Tune."""
 
     def __init__(self, report: Callable[[dict[str, Any]], None]):
         self.report, self.sent = report, time.monotonic()
@@ -350,7 +351,7 @@ class _Sender:
 
 
 def _counts(leg: Leg) -> dict[str, Any]:
-    """What the folder says of the trial's progress."""
+    """Progress of the trial as its folder records it; empty if it cannot be read."""
     try:
         state = read_state(trial_folder(leg.storage, leg.sweep, leg.number))
     except (OSError, ValueError, MarlRayError):

@@ -1,1 +1,1 @@
-"""What a sweep tries next: search spaces, schedulers and the plan."""
+"""Searching: search spaces, schedulers, and the plan that decides which trial runs next."""

@@ -1,6 +1,6 @@
-"""What runs next: the search, the scheduler and the budget over the records. No Ray in here.
+"""The plan of a sweep: search, scheduler and budget decide, from the records, what runs next. No Ray in here.
 
-The records are all the state there is. A sweep whose driver was killed is planned on from them.
+The plan has no state beside the records, so a sweep whose driver was killed is planned on from them.
 """
 
 import sys
@@ -17,7 +17,7 @@ from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
 WORST = -1e300
 """Score of a trial that has not reported its metric yet; JSON has no infinity."""
 ENDED: Any = object()
-"""Nothing will run any more."""
+"""Returned by `SweepPlan.next` when nothing will run any more."""
 
 
 class SweepPlan:
@@ -29,8 +29,9 @@ class SweepPlan:
         refuse: Callable[[Mapping[str, Any]], str],
         changed: Callable[[TrialRecord | None], None],
     ):
-        """`exploit(recipient, donor, what, at)` hands weights over; `refuse(values)` says why a configuration cannot run,
-        or nothing; `changed` is called after every change of the records, with the trial that has just ended if any."""
+        """`exploit(recipient, donor, what, at)` copies weights; `refuse(values)` returns why a configuration cannot
+        run, or nothing; `changed` is called after every change of the records, with the trial that has just ended, or
+        None."""
         self.config, self.records, self.changed = config, records, changed
         self.exploit, self.refuse = exploit, refuse
         self.search = SEARCHES[config.search.kind](config)
@@ -47,11 +48,11 @@ class SweepPlan:
         self.ready = [record.number for record in records.trials if record.state == "running"]
 
     def seconds(self) -> float:
-        """Wall time of all sittings until now."""
+        """Wall time in seconds, over all times that the sweep ran."""
         return self.before + time.monotonic() - self.since
 
     def over(self) -> str:
-        """Which budget is used up; empty while none is."""
+        """The budget that is used up, such as `budget.hours=2`; empty while none is."""
         budget = self.config.budget
         if budget.hours is not None and self.seconds() >= budget.hours * 3600:
             return f"budget.hours={budget.hours:g}"
@@ -60,7 +61,7 @@ class SweepPlan:
         return ""
 
     def next(self) -> Any:
-        """The record whose next leg is to run, None while all wait for those that run, ENDED when there is no more."""
+        """The record whose next leg is to run, None while all wait for those that run, ENDED when nothing is left."""
         while True:
             if self.over():
                 return None if self.active else ENDED
@@ -81,44 +82,44 @@ class SweepPlan:
                 return ENDED  # the scheduler has nothing to say
 
     def left(self) -> bool:
-        """Whether anything is to be done; False for a sweep that has ended."""
+        """True if work is left; False for a sweep that has ended."""
         return not self.over() and (any(record.state != "ended" for record in self.records.trials) or self.more() != 0)
 
     def more(self) -> int | None:
-        """How many configurations may still be started; None where only the budget of hours or steps ends them."""
+        """Number of configurations that may still be started; None if only the budget of hours or steps ends them."""
         number, most = len(self.records.trials), self.config.budget.trials
         if self.exhausted:
             return 0
         if isinstance(self.search, GridSearch):
-            most = min(len(self.search.found), sys.maxsize if most is None else most)
+            most = min(len(self.search.listed), sys.maxsize if most is None else most)
         return None if most is None else max(0, most - number)
 
     def until(self, record: TrialRecord) -> int | None:
-        """Where the record's next leg ends."""
+        """Environment steps at which the record's next leg ends; None for the end of training."""
         return self.rule.next_stop(max(record.scores, default=0))
 
-    def done(self, number: int, outcome: Mapping[str, Any] | None, died: bool, until: int | None) -> None:
-        """A leg has ended: with an outcome, or `died` with its process, or was cut short by the budget."""
+    def done(self, number: int, result: Mapping[str, Any] | None, died: bool, until: int | None) -> None:
+        """Note that a leg has ended: with a result, or `died` with its process, or cut short by the budget."""
         record = self.records.trials[number]
         self.active.discard(number)
-        self.note(number, outcome or {})
-        status = "lost" if died else "cut" if outcome is None else outcome["status"]
+        self.note(number, result or {})
+        status = "lost" if died else "cut" if result is None else result["status"]
         if status == "waiting":
-            record.objectives = outcome["objectives"] if outcome else None
+            record.objectives = result["objectives"] if result else None
             assert until is not None
-            found = signed(self.config.metric, record.objectives)
-            record.scores[until] = WORST if found is None else found[0]
+            scores = signed(self.config.metric, record.objectives)
+            record.scores[until] = WORST if scores is None else scores[0]
             record.state = "waiting"
         else:
-            self._end(record, status, (outcome or {}).get("error", ""))
-            if outcome is not None and outcome.get("objectives") is not None:
-                record.objectives = outcome["objectives"]
+            self._end(record, status, (result or {}).get("error", ""))
+            if result is not None and result.get("objectives") is not None:
+                record.objectives = result["objectives"]
             self._tell(record)
         self.records.seconds = self.seconds()
         self.changed(record if record.state == "ended" else None)
 
     def note(self, number: int, counts: Mapping[str, Any]) -> None:
-        """Progress of a running trial."""
+        """Note the progress of a running trial."""
         record = self.records.trials[number]
         for key in ("steps", "played", "seconds"):
             if key in counts:
@@ -131,7 +132,8 @@ class SweepPlan:
         return record
 
     def _more(self) -> TrialRecord | None:
-        """A new configuration; one that cannot run is noted and the next is asked for."""
+        """Start a new configuration. One that cannot run is recorded as refused, and the next is tried; None if there
+        is none."""
         while not self.exhausted:
             number = len(self.records.trials)
             values = None if self.more() == 0 else self.search.ask(number)
@@ -151,7 +153,7 @@ class SweepPlan:
         return None
 
     def _decide(self) -> None:
-        """Let the scheduler look."""
+        """Let the scheduler decide about the waiting trials."""
         standings = {r.number: r.standing() for r in self.records.trials if r.status not in FAILED}
         if not any(standing.state == "waiting" for standing in standings.values()):
             return

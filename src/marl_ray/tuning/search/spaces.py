@@ -1,4 +1,4 @@
-"""Configurations from a search space: listed, drawn, or suggested by Optuna. No Ray in here."""
+"""Search spaces: configurations are listed, drawn at random, or suggested by Optuna. No Ray in here."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,33 +11,33 @@ from marl_ray.config.sweep import DimensionConfig, SweepConfig, applies, combina
 from marl_ray.errors import MarlRayError
 
 Values = dict[str, Any]
-"""Dotted key -> value, of one configuration."""
+"""Dotted key -> value: one configuration."""
 CHECKED = 32
-"""Random configurations that are checked before a search begins."""
+"""Number of random configurations that are checked before a search begins."""
 
 
 class Search(Protocol):
-    """Where configurations come from. `number` counts them from 0, so that a search can be taken up again."""
+    """A source of configurations. `number` counts them from 0, so that a search can be continued."""
 
     def ask(self, number: int) -> Values | None:
-        """The configuration with this number; None when there are no more."""
+        """The configuration with this number; None if there are no more."""
         ...
 
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
-        """How it ended: one score per metric, greater is better; None if it failed."""
+        """Learn the result of a configuration: one score per metric, greater is better; None if it failed."""
         ...
 
 
 def check_space(config: SweepConfig) -> None:
-    """Prove that the space holds nothing but valid run configs; raises MarlRayError naming the first that is not.
+    """Check that every run config in the space is valid; raises MarlRayError naming the first that is not.
 
-    A grid is checked in whole; ranges at their ends, and with random draws. A hyper-parameter that no algorithm of the
-    sweep reads is refused too.
+    A grid is checked completely; ranges are checked at their ends and with random draws. A hyper-parameter that no
+    algorithm of the sweep reads is refused too.
     """
-    found = combinations(config) if config.search.kind == "grid" else corners(config)
+    samples = combinations(config) if config.search.kind == "grid" else corners(config)
     if config.search.kind != "grid":
-        found += [draw(config, number) for number in range(CHECKED)]
-    for values in found:
+        samples += [draw(config, number) for number in range(CHECKED)]
+    for values in samples:
         run = config.run_config(values, config.name, config.seeds[0])
         for metric in config.metric:
             if metric.name.startswith("eval/") and not run.evaluates:
@@ -45,24 +45,25 @@ def check_space(config: SweepConfig) -> None:
                     f"metric: {metric.name} needs evaluations, and the run has none; set run.evaluation.every, "
                     "or give another metric, such as return"
                 )
-    unread = [config.unread(values) for values in found]
+    unread = [config.unread(values) for values in samples]
     for key in unread[0]:
         if all(key in keys for keys in unread):
-            known = key.rpartition(".")[2] in AlgorithmConfig.model_fields
-            problem = f"{key}: no algorithm of this sweep reads it" if known else f"unknown key {key!r}"
+            is_hyper = key.rpartition(".")[2] in AlgorithmConfig.model_fields
+            problem = f"{key}: no algorithm of this sweep reads it" if is_hyper else f"unknown key {key!r}"
             raise MarlRayError(f"sweep {config.name!r}: {problem}")
 
 
 def draw(config: SweepConfig, number: int, fixed: Mapping[str, Any] | None = None) -> Values:
-    """The random configuration with this number, a function of `search.seed` and the number alone; `fixed` values stay."""
+    """The random configuration with this number, a function of `search.seed` and the number alone; `fixed` values
+    stay."""
     rng = np.random.default_rng((config.search.seed, number))
-    given = fixed or {}
+    fixed = fixed or {}
     values: Values = {}
     for key in order(config.space):
         dimension = config.space[key]
         value = draw_value(dimension, rng)  # also where it does not apply, so that the other keys stay as they are
         if applies(config, key, values):
-            values[key] = given.get(key, value)
+            values[key] = fixed.get(key, value)
     return values
 
 
@@ -81,21 +82,21 @@ def draw_value(dimension: DimensionConfig, rng: np.random.Generator) -> Any:
 
 
 def clip_value(dimension: DimensionConfig, value: float) -> Any:
-    """A number brought into a dimension's range."""
+    """A number moved into a dimension's range."""
     assert dimension.bounds is not None
     low, high = dimension.bounds
-    held = min(max(value, low), high)
-    return round(held) if dimension.int is not None else float(held)
+    clipped = min(max(value, low), high)
+    return round(clipped) if dimension.int is not None else float(clipped)
 
 
 class GridSearch:
     """Every combination once."""
 
     def __init__(self, config: SweepConfig):
-        self.found = combinations(config)
+        self.listed = combinations(config)
 
     def ask(self, number: int) -> Values | None:
-        return self.found[number] if number < len(self.found) else None
+        return self.listed[number] if number < len(self.listed) else None
 
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
         pass
@@ -118,8 +119,8 @@ class RandomSearch:
 class TpeSearch:
     """Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), one objective or several.
 
-    A search that is taken up again is told all that is known, in the order of the numbers; with a seed it then goes on as
-    it would have if the same trials had ended before.
+    A search that is continued learns all known results, in the order of the trials' numbers; with a seed it then
+    suggests what it would have suggested if the same trials had ended before.
     """
 
     def __init__(self, config: SweepConfig):
@@ -163,7 +164,7 @@ class TpeSearch:
             self.study.add_trial(self._past(values, scores))
 
     def _past(self, values: Mapping[str, Any], scores: Sequence[float]) -> Any:
-        """A trial of an earlier sitting."""
+        """A trial from an earlier time that the sweep ran."""
         import optuna
 
         space = self.config.space

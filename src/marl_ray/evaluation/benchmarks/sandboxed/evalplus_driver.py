@@ -21,7 +21,7 @@ SETS = {
 }  # fmt: skip
 """Functions of MBPP+ whose outputs are compared as sets."""
 NOT_NONE = {"check_str", "text_match_three", "text_starta_endb"}
-"""Functions of MBPP+ of whose outputs only counts whether there is one."""
+"""Functions of MBPP+ for which only the existence of an output counts."""
 RTOL, FLOAT_ATOL = 1e-7, 1e-6
 _PLAIN = {bool, str, float, type(None)}
 
@@ -31,20 +31,21 @@ class Late(Exception):
 
 
 def outputs(program: str, name: str, inputs: str, not_none: bool) -> tuple[str, list[float]]:
-    """What the reference returns for each input, and in how many seconds of CPU. Inputs and outputs as of `dumps`."""
+    """The reference's output for each input, and the CPU seconds each took. Inputs and outputs are encoded by
+    `dumps`."""
     names: dict[str, Any] = {}
-    found, seconds = [], []
+    results, seconds = [], []
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(program, "<reference>", "exec", dont_inherit=True), names)
         for given in loads(inputs):
             begin = time.process_time()
-            found.append(names[name](*given))
+            results.append(names[name](*given))
             seconds.append(time.process_time() - begin)
-    return dumps([output is not None for output in found] if not_none else found), seconds
+    return dumps([output is not None for output in results] if not_none else results), seconds
 
 
 def load(program: str, name: str) -> Any:
-    """The function of a program, in the interpreter that also checks it: official mode alone."""
+    """The function of a program, in the interpreter that also checks it; for the official mode alone."""
     import builtins
 
     builtins.open = None  # type: ignore[assignment]  # beyond what HumanEval's guard takes away
@@ -65,20 +66,20 @@ def check(
 ) -> None:
     """Call the function with every input, each within its seconds; AssertionError names the first output that is wrong.
 
-    Inputs and wanted outputs are lists as of `dumps`. `clock`: the timer that the seconds are of.
-    An output that is not wanted exactly may be near: `atol` bounds the difference, 1e-6 where that is 0 and floats are
-    wanted, and then for all later inputs too, as in evalplus.
+    Inputs and expected outputs are lists encoded by `dumps`. `clock` is the timer that measures the seconds. An output
+    that is not exactly the expected one may be near: `atol` bounds the difference; it is 1e-6 where `atol` is 0 and
+    floats are expected, and then for all later inputs too, as in evalplus.
     """
     for number, (given, want, limit) in enumerate(zip(loads(inputs), loads(wanted), seconds, strict=True), 1):
         where = f"{part} input {number} of {len(seconds)}"
-        kept = copy.deepcopy(given)  # what the function does to its arguments changes no oracle
+        original = copy.deepcopy(given)  # what the function does to its arguments changes no oracle
         try:
             with time_limit(limit, clock):  # an output may be an iterator, which computes when it is compared
                 output = function(*given)
                 if name == "find_zero":
-                    right = abs(_polynomial(kept[0], output)) <= atol
+                    right = abs(_polynomial(original[0], output)) <= atol
                 else:
-                    right = same(name, kept, output, want, atol)
+                    right = same(name, original, output, want, atol)
         except Late:
             raise AssertionError(f"{where}: took over {limit:g} s") from None
         if name != "find_zero":
@@ -91,7 +92,7 @@ def check(
 
 
 def same(name: str, given: Sequence[Any], output: Any, want: Any, atol: float) -> bool:
-    """Whether an output is the wanted one, or one that the function's oracle allows."""
+    """True if an output is the expected one, or one that the function's oracle allows."""
     exact = output == want
     if name == "are_equivalent":  # Mbpp/164: the task has no agreed answer
         return True
@@ -109,12 +110,13 @@ def same(name: str, given: Sequence[Any], output: Any, want: Any, atol: float) -
 
 
 def near(output: Any, want: Any, atol: float) -> bool:
-    """Whether numbers, or lists of them of the same shape, differ by at most atol + 1e-7 |want|; nothing is broadcast."""
+    """True if numbers, or lists of them of the same shape, differ by at most atol + 1e-7 |want|; nothing is
+    broadcast."""
     if isinstance(want, (list, tuple)):
         return (
             isinstance(output, (list, tuple))
             and len(output) == len(want)
-            and all(near(mine, theirs, atol) for mine, theirs in zip(output, want, strict=True))
+            and all(near(item, expected, atol) for item, expected in zip(output, want, strict=True))
         )
     numbers = (int, float, complex)
     if not (isinstance(output, numbers) and isinstance(want, numbers)):
@@ -127,7 +129,7 @@ def near(output: Any, want: Any, atol: float) -> bool:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, clock: int = signal.ITIMER_REAL) -> Iterator[None]:
-    """Raise Late inside the block after so many seconds; a timer that was running before goes on afterwards."""
+    """Raise Late inside the block after `seconds` seconds; a timer that was running before goes on afterwards."""
 
     def late(signum: int, frame: object) -> None:
         raise Late
@@ -149,12 +151,13 @@ def time_limit(seconds: float, clock: int = signal.ITIMER_REAL) -> Iterator[None
 
 
 def dumps(value: Any) -> str:
-    """A value as JSON, in which an object of one key stands for what JSON lacks. TypeError for other than built-in types."""
+    """Encode a value as JSON; an object with one key stands for a type that JSON lacks. TypeError for types not built
+    in."""
     return json.dumps(_tagged(value), separators=(",", ":"))
 
 
 def loads(text: str) -> Any:
-    """The inverse of `dumps`; Counter, OrderedDict and defaultdict become plain dictionaries, which are equal to them."""
+    """Inverse of `dumps`; Counter, OrderedDict and defaultdict become plain dictionaries, which are equal to them."""
     return json.loads(text, object_hook=lambda tagged: next(_MAKE[tag](inside) for tag, inside in tagged.items()))
 
 

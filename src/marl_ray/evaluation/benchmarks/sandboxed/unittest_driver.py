@@ -2,7 +2,7 @@
 
 stdin: one line of JSON {"code", "test", "tests", "hardened"}, then a nonce. The last line of stdout that begins with the
 nonce is the verdict. Tests and candidate share this interpreter, as `mock.patch` in the tests demands, so a candidate that
-knows this file can forge the verdict. What is done against those that do not know it, where `hardened`:
+knows this file can forge the verdict. In hardened mode these guards stop candidates that do not know it:
 results are kept by a class made before the candidate was loaded; unittest is put back as it was before every test, and a
 test that changed it fails; the number of tests is known beforehand, and none may be skipped or expected to fail; the nonce
 is still unread while the candidate runs, and stdout is somewhere else.
@@ -43,7 +43,7 @@ _PARTS: list[Any] = [
 
 
 class Closed(io.StringIO):
-    """Takes what is written and has nothing to read."""
+    """A text stream that discards everything written and has nothing to read."""
 
     def read(self, *args: Any, **kwargs: Any) -> str:
         raise OSError
@@ -88,22 +88,22 @@ def make_result(check: Callable[[], bool]) -> tuple[unittest.TestResult, dict[st
 
 
 def snapshot() -> Callable[[], bool]:
-    """What unittest is made of, and a function that puts it back and says whether it had changed."""
+    """Record the parts of unittest; returns a function that restores them and returns True if they had changed."""
     before = [(part, dict(vars(part))) for part in _PARTS]
     setter, deleter, names = setattr, delattr, vars
 
     def restore() -> bool:
         changed = False
-        for part, known in before:
+        for part, parts in before:
             now = dict(names(part))
-            for name, value in known.items():
+            for name, value in parts.items():
                 if name not in now or now[name] is not value:
                     if name.startswith("__") or name in ("_warn", "_testRunEntered"):
                         continue
                     setter(part, name, value)
                     changed = True
             for name in now:
-                if name not in known and not name.startswith("__") and not isinstance(now[name], types.ModuleType):
+                if name not in parts and not name.startswith("__") and not isinstance(now[name], types.ModuleType):
                     deleter(part, name)
                     changed = True
         return changed

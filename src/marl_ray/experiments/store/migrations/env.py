@@ -1,4 +1,4 @@
-"""What Alembic runs: the migrations, on the connection and in the transaction of `upgrade`."""
+"""Alembic's entry point: it runs the migrations on the connection and in the transaction of `upgrade`."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""Schedulers: which trial goes on, which is stopped, which takes over another's weights."""
+"""Schedulers: each decides which trials go on, which stop, and which take over another trial's weights."""
 
 from marl_ray.config.sweep import Asha, Median, Pb2, Pbt, SweepConfig
 from marl_ray.tuning.search.schedulers.asha import AshaRule
@@ -12,7 +12,7 @@ __all__ = ["Exploit", "Rule", "Standing", "Verdicts", "make_rule"]
 
 
 def make_rule(config: SweepConfig, total_steps: int) -> Rule:
-    """The scheduler of a sweep whose runs have so many environment steps."""
+    """The scheduler of a sweep whose runs have `total_steps` environment steps."""
     scheduler, seed = config.scheduler, config.search.seed
     if isinstance(scheduler, Asha):
         return AshaRule(scheduler, total_steps)

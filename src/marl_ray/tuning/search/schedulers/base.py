@@ -1,7 +1,8 @@
-"""What a scheduler sees and says. A scheduler is a pure function of what its trials have scored.
+"""Interface of schedulers. A scheduler is a pure function from its trials' scores to verdicts.
 
-A trial runs in legs, each from a checkpoint to the next decision point. There it waits, unless it goes on or is stopped.
-All that a scheduler knows is in the records of the sweep, so one that is taken up again decides as it would have.
+A trial runs in legs, each from a checkpoint to the next decision point. There it waits until it goes on or is stopped.
+The sweep's records hold all that a scheduler knows, so a sweep that is continued decides as it would have decided
+before.
 """
 
 from collections.abc import Mapping
@@ -15,13 +16,13 @@ class Standing:
 
     number: int
     state: Literal["running", "waiting", "ended"]
-    """`running` until the next decision point, or `waiting` at the last one."""
+    """`running` until the next decision point, or `waiting` at the last one, or `ended`."""
     scores: Mapping[int, float]
     """Decision point (environment steps) -> score, greater is better: the IQM over the seeds of the smoothed metric."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """What it runs with now."""
+    """Values that the trial runs with now."""
     history: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Decision point -> what it ran with until then, where that differs."""
+    """Decision point -> the values until then, for points before which they differed."""
 
     @property
     def at(self) -> int:
@@ -39,21 +40,22 @@ class Exploit:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What becomes of waiting trials; one that is not named waits on."""
+    """Decisions about waiting trials; a trial that is in none of them waits on."""
 
     go: frozenset[int] = frozenset()
     stop: frozenset[int] = frozenset()
     exploits: Mapping[int, Exploit] = field(default_factory=dict)
-    """By recipient; all of them also `go`."""
+    """Recipient -> its exploit; every recipient is also in `go`."""
 
 
 class Rule(Protocol):
     """A scheduler."""
 
     def next_stop(self, steps: int) -> int | None:
-        """The first decision point after so many environment steps; None if there is none before the end."""
+        """The first decision point after `steps` environment steps; None if there is none before the end."""
         ...
 
     def decide(self, trials: Mapping[int, Standing], more: int | None) -> Verdicts:
-        """Look at all trials that have not failed; `more` configurations may still be started (None: it is not known)."""
+        """Decide about all trials that have not failed; `more` configurations may still be started (None: number
+        unknown)."""
         ...

@@ -1,4 +1,4 @@
-"""Every configuration runs to its end."""
+"""No scheduler: every configuration runs to its end, in the order in which it was suggested."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from marl_ray.tuning.search.schedulers.base import Standing, Verdicts
 
 
 class FifoRule:
-    """No decisions."""
+    """Makes no decisions."""
 
     def next_stop(self, steps: int) -> int | None:
         return None

@@ -16,8 +16,8 @@ class MedianRule:
         self.config, self.total_steps = config, total_steps
 
     def next_stop(self, steps: int) -> int | None:
-        past = max(0, (steps - self.config.grace) // self.config.interval + 1) if steps >= self.config.grace else 0
-        stop = self.config.grace + past * self.config.interval
+        passed = max(0, (steps - self.config.grace) // self.config.interval + 1) if steps >= self.config.grace else 0
+        stop = self.config.grace + passed * self.config.interval
         return stop if stop < self.total_steps else None
 
     def decide(self, trials: Mapping[int, Standing], more: int | None) -> Verdicts:

@@ -24,7 +24,7 @@ from marl_ray.tuning.search.spaces import clip_value
 
 CANDIDATES = 512
 MOST_POINTS = 400
-"""Newest observations that the process is fitted to."""
+"""Number of the newest observations that the process is fitted to."""
 KAPPA = 2.0
 JITTER = 1e-6
 
@@ -66,8 +66,8 @@ def upper_bounds(
     def kernel(theta: np.ndarray, t: np.ndarray, x: np.ndarray, t2: np.ndarray, x2: np.ndarray) -> np.ndarray:
         length, forget = math.exp(theta[0]), 1 / (1 + math.exp(-theta[1]))
         square = ((x[:, None] - x2[None]) ** 2).sum(-1)
-        found: np.ndarray = np.exp(-square / (2 * length**2)) * (1 - forget) ** (np.abs(t[:, None] - t2[None]) / 2)
-        return found
+        values: np.ndarray = np.exp(-square / (2 * length**2)) * (1 - forget) ** (np.abs(t[:, None] - t2[None]) / 2)
+        return values
 
     def fitted(theta: np.ndarray) -> Any:
         noise = math.exp(theta[2]) + JITTER

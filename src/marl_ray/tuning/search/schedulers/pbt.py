@@ -17,7 +17,7 @@ from marl_ray.tuning.search.spaces import clip_value, draw_value
 
 
 class PopulationRule:
-    """What PBT and PB2 share: when to exploit, who copies from whom."""
+    """The part that PBT and PB2 share: the times of exploits, and the choice of recipients and donors."""
 
     def __init__(self, config: Pbt | Pb2, space: Mapping[str, DimensionConfig], total_steps: int, seed: int):
         self.interval, self.quantile = config.interval, config.quantile

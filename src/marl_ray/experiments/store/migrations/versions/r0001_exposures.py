@@ -10,8 +10,8 @@ down_revision = None
 
 
 def upgrade() -> None:
-    found = sa.inspect(op.get_bind())
-    if not found.has_table("experiments"):
+    inspector = sa.inspect(op.get_bind())
+    if not inspector.has_table("experiments"):
         op.create_table(
             "experiments",
             sa.Column("name", sa.String(100), primary_key=True),
@@ -19,9 +19,9 @@ def upgrade() -> None:
             sa.Column("epoch", sa.Integer, nullable=False),
             sa.Column("created", sa.Float, nullable=False),
         )
-    elif {column["name"] for column in found.get_columns("experiments")} != {"name", "config", "epoch", "created"}:
+    elif {column["name"] for column in inspector.get_columns("experiments")} != {"name", "config", "epoch", "created"}:
         raise MarlRayError("database: its table 'experiments' is another program's; expected a database of its own")
-    if not found.has_table("exposures"):
+    if not inspector.has_table("exposures"):
         op.create_table(
             "exposures",
             sa.Column("experiment", sa.String(100), sa.ForeignKey("experiments.name"), primary_key=True),
@@ -31,7 +31,7 @@ def upgrade() -> None:
             sa.Column("propensity", sa.Float(53), nullable=False),
             sa.Column("first_at", sa.Float(53), nullable=False),
         )
-    if not found.has_table("outcomes"):
+    if not inspector.has_table("outcomes"):
         op.create_table(
             "outcomes",
             sa.Column("experiment", sa.String(100), primary_key=True),

@@ -24,7 +24,7 @@ _REFUSALS = {
         "a rolled-back arm stays rolled back",
     ),
 }
-"""Trigger -> event, table, condition, message: what the database refuses whoever asks."""
+"""Trigger -> event, table, condition, message of the changes that the database refuses to everybody."""
 
 
 def upgrade() -> None:

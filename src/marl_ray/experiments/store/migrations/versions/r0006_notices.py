@@ -1,4 +1,4 @@
-"""Changes that were told to a webhook, and bundles that every replica loads ahead of their experiments."""
+"""Deliveries of changes to a webhook, and bundles that every replica loads ahead of their experiments."""
 
 import sqlalchemy as sa
 from alembic import op

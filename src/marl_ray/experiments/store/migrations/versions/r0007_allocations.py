@@ -1,4 +1,4 @@
-"""Weights that follow the evidence, and when they were set."""
+"""Weights that Thompson sampling sets, and the time at which it set them."""
 
 import sqlalchemy as sa
 from alembic import op

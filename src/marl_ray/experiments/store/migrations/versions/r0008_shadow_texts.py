@@ -1,4 +1,4 @@
-"""What shadowed language models say of the texts that were served."""
+"""Tokens and log-probabilities of served texts under shadowed language models."""
 
 import sqlalchemy as sa
 from alembic import op
