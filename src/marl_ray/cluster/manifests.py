@@ -10,14 +10,19 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
-from marl_ray.cluster import operator_rules
+from marl_ray.cluster import job_rules, operator_rules
 from marl_ray.cluster.crds import schemas
 from marl_ray.cluster.operator_rules import Finding, environment, groups, number
 from marl_ray.config.load import _Loader as Loader
 from marl_ray.errors import MarlRayError, one_line
 
-CLUSTER_AT = {"RayService": "rayClusterConfig", "RayJob": "rayClusterSpec", "RayCluster": ""}
-"""Kind -> the key in `spec` under which it keeps the specification of its Ray cluster."""
+CLUSTER_AT = {
+    "RayCluster": (),
+    "RayCronJob": ("jobTemplate", "rayClusterSpec"),
+    "RayJob": ("rayClusterSpec",),
+    "RayService": ("rayClusterConfig",),
+}
+"""Kind -> the keys in `spec` that lead to the specification of its Ray cluster."""
 DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 DRAIN_S = 30.0
 """Ray's default of the drain timeout, in seconds."""
@@ -102,6 +107,10 @@ def _rules(document: Mapping[str, Any]) -> Iterator[Finding]:
     if document["kind"] == "RayService":
         yield from operator_rules.of_service(document["spec"])
         yield from _serve_config_is_yaml(document["spec"])
+    if document["kind"] == "RayJob":
+        yield from job_rules.of_job(document["spec"], "spec.")
+    if document["kind"] == "RayCronJob":
+        yield from job_rules.of_cron_job(document["spec"])
     if cluster:
         yield from operator_rules.of_cluster(cluster, document["metadata"].get("annotations", {}), where)
         yield from _operations(cluster, where)
@@ -176,8 +185,10 @@ def _head_is_idle(head: Mapping[str, Any]) -> bool:
 
 def _cluster(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """The specification of the Ray cluster, and its path with a dot at its end."""
-    key = CLUSTER_AT[document["kind"]]
-    return (document["spec"].get(key, {}), f"spec.{key}.") if key else (document["spec"], "spec.")
+    cluster, where = document["spec"], "spec."
+    for key in CLUSTER_AT[document["kind"]]:
+        cluster, where = cluster.get(key, {}), f"{where}{key}."
+    return cluster, where
 
 
 def _explain(error: ValidationError) -> Iterator[Finding]:

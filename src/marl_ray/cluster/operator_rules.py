@@ -1,7 +1,7 @@
 """Rules that KubeRay's operator checks by its own code, and no schema; a manifest that breaks one would just hang.
 
 They are the rules of v1.7.0 for RayService and for the Ray cluster inside any kind. Rules of alpha features that are
-off by default (RocksDB, TLS and the history server) are left out, and so are those of RayJob's own fields.
+off by default (RocksDB, TLS and the history server) are left out. Rules for jobs are in `job_rules`.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 Finding = tuple[str, str]
 """Path of a key, and the value expected there."""
 
-NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47}
+NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 37}
 """Kind -> greatest length of a name. KubeRay appends to names to make names of Services, which end at 63."""
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)

@@ -104,6 +104,8 @@ class RayJobSpec(_Part):
     backoff_limit: int
     active_deadline_seconds: int | None = None
     pre_running_deadline_seconds: int | None = None
+    shutdown_after_job_finishes: bool | None = None
+    ttl_seconds_after_finished: int | None = None
     deletion_strategy: Mapping | None = None
     runtime_env_yaml: str | None = None
 

@@ -110,15 +110,20 @@ def _job_spec(config: ClusterConfig, job: JobConfig, cluster: RayClusterSpec) ->
         backoff_limit=job.retries,
         active_deadline_seconds=job.deadline_s,
         pre_running_deadline_seconds=job.start_deadline_s,
-        deletion_strategy={
-            "deletionRules": [
-                _rule("jobStatus", "SUCCEEDED", job.keep_s),
-                _rule("jobStatus", "FAILED", job.keep_failed_s),
-                _rule("jobDeploymentStatus", "Failed", job.keep_failed_s),
-            ]
-        },
+        # A queue suspends jobs, which KubeRay allows only for those that shut their cluster down themselves.
+        shutdown_after_job_finishes=True if config.queue else None,
+        ttl_seconds_after_finished=job.keep_s if config.queue else None,
+        deletion_strategy=None if config.queue else {"deletionRules": _rules(job)},
         runtime_env_yaml=yaml.safe_dump(job.runtime_env) if job.runtime_env else None,
     )
+
+
+def _rules(job: JobConfig) -> list[dict[str, Any]]:
+    return [
+        _rule("jobStatus", "SUCCEEDED", job.keep_s),
+        _rule("jobStatus", "FAILED", job.keep_failed_s),
+        _rule("jobDeploymentStatus", "Failed", job.keep_failed_s),
+    ]
 
 
 def _rule(what: Literal["jobStatus", "jobDeploymentStatus"], value: str, seconds: int) -> dict[str, Any]:
