@@ -16,14 +16,14 @@ _LOCAL = ("emptyDir", "hostPath")
 
 
 def of_job(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """Rules for a RayJob's own part, which stands at `where` (with a dot at its end)."""
+    """Rules for a RayJob's own part, which stands at `where` (with a dot at its end). `advice_for_job` has the rest."""
     mode, selector = spec.get("submissionMode", "K8sJobMode"), spec.get("clusterSelector")
     modes = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
     if mode not in modes:
         yield f"{where}submissionMode", f"expected one of {', '.join(modes)}, got {mode!r}"
     if not spec.get("rayClusterSpec") and not selector:
         yield f"{where}rayClusterSpec", "expected it, or clusterSelector"
-    if not spec.get("entrypoint") and mode != "InteractiveMode":
+    if not spec.get("entrypoint") and mode != "InteractiveMode" and not spec.get("submitterPodTemplate"):
         yield f"{where}entrypoint", "missing"
     if spec.get("suspend") and not spec.get("shutdownAfterJobFinishes"):
         yield f"{where}shutdownAfterJobFinishes", "expected true beside suspend"
@@ -38,7 +38,6 @@ def of_job(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
         yield from _of_sidecar(spec, where)
     yield from _of_deletion(spec, where)
     yield from _of_runtime_env(spec, where)
-    yield from _of_retries(spec, where)
 
 
 def of_cron_job(spec: Mapping[str, Any]) -> Iterator[Finding]:
@@ -124,8 +123,8 @@ def _of_runtime_env(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
         yield f"{where}runtimeEnvYAML", "expected a mapping of keys"
 
 
-def _of_retries(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """A retry is a new cluster: what its pods wrote to folders of their own is gone."""
+def advice_for_job(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """What the operator takes, and loses work: a retry is a new cluster, without what pods wrote to their own folders."""
     cluster = spec.get("rayClusterSpec")
     if not cluster or spec.get("backoffLimit", 0) <= 0 or "://" in spec.get("entrypoint", ""):
         return

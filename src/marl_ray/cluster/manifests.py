@@ -26,6 +26,8 @@ CLUSTER_AT = {
 DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 DRAIN_S = 30.0
 """Ray's default of the drain timeout, in seconds."""
+ADVICE = "advice: "
+"""Begins the message of a finding about what works, but not well."""
 GRACE_S = 30
 """Kubernetes' default of `terminationGracePeriodSeconds`, in seconds."""
 
@@ -51,8 +53,8 @@ def is_manifest(document: Any) -> bool:
 def lint_manifest(document: Any, source: str) -> list[str]:
     """All findings in one manifest, each one line `SOURCE: key.path: what was expected`; none if it is good.
 
-    RayService, RayCluster and RayJob are checked completely. Other kinds are checked for secrets only: Kubernetes' own
-    tools know those kinds. The caller must check the result of `serve_config`.
+    RayService, RayCluster, RayJob and RayCronJob are checked completely. A line with `advice: ` is about what KubeRay takes
+    and what runs badly. Other kinds are checked for secrets only: Kubernetes' own tools know those kinds. The caller must check the result of `serve_config`.
     """
     return [": ".join(filter(None, (source, path, message))) for path, message in _findings(document)]
 
@@ -73,7 +75,10 @@ def serve_config(document: Any) -> Any:
 def replica_pods(document: Any) -> int:
     """Number of pods of a manifest without findings that may run replicas: all workers, and a head that has CPUs."""
     cluster, _ = _cluster(document)
-    workers = sum(group["maxReplicas"] * group.get("numOfHosts", 1) for group in cluster.get("workerGroupSpecs", []))
+    workers = sum(
+        group.get("maxReplicas", operator_rules.MOST) * group.get("numOfHosts", 1)
+        for group in cluster.get("workerGroupSpecs", [])
+    )
     return int(workers) + (not _head_is_idle(cluster["headGroupSpec"]))
 
 
@@ -113,7 +118,17 @@ def _rules(document: Mapping[str, Any]) -> Iterator[Finding]:
         yield from job_rules.of_cron_job(document["spec"])
     if cluster:
         yield from operator_rules.of_cluster(cluster, document["metadata"].get("annotations", {}), where)
+    for path, message in _advice(document, cluster, where):
+        yield path, f"{ADVICE}{message}"
+
+
+def _advice(document: Mapping[str, Any], cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """Findings about what KubeRay takes, and what runs badly or tells secrets."""
+    if cluster:
         yield from _operations(cluster, where)
+        if document["kind"] in ("RayJob", "RayCronJob"):
+            spec = document["spec"] if document["kind"] == "RayJob" else document["spec"]["jobTemplate"]
+            yield from job_rules.advice_for_job(spec, where.removesuffix("rayClusterSpec."))
     yield from _secrets(document, "")
 
 
