@@ -1,5 +1,6 @@
 """Several Ray nodes as processes of this machine, for tests of scheduling and of nodes that are lost."""
 
+import os
 import subprocess
 import sys
 import time
@@ -57,9 +58,11 @@ def _start(head: LocalRay, number: int, cpus: int) -> "subprocess.Popen[bytes]":
         *("--dashboard-agent-listen-port", "0", "--object-store-memory", str(128 << 20)),
         *("--labels", f"{NODE}={number}"),
     ]
+    # The head is bound to loopback by the opposite; here the address says it.
+    environment = os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
     with _log(head.temp_dir, number).open("wb") as log:
         # A session of its own: Ctrl-C is for whoever has started the nodes, who ends them.
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
 
 
 def _await(nodes: int, processes: tuple["subprocess.Popen[bytes]", ...], folder: Path) -> None:

@@ -53,8 +53,9 @@ def is_manifest(document: Any) -> bool:
 def lint_manifest(document: Any, source: str) -> list[str]:
     """All findings in one manifest, each one line `SOURCE: key.path: what was expected`; none if it is good.
 
-    RayService, RayCluster, RayJob and RayCronJob are checked completely. A line with `advice: ` is about what KubeRay takes
-    and what runs badly. Other kinds are checked for secrets only: Kubernetes' own tools know those kinds. The caller must check the result of `serve_config`.
+    RayService, RayCluster, RayJob and RayCronJob are checked completely. A line with `advice: ` is about what KubeRay
+    takes and what runs badly. Other kinds are checked for secrets only: Kubernetes' own tools know those kinds. The caller
+    must check the result of `serve_config`.
     """
     return [": ".join(filter(None, (source, path, message))) for path, message in _findings(document)]
 
