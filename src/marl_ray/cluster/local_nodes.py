@@ -1,6 +1,5 @@
 """Several Ray nodes as processes of this machine, for tests of scheduling and of nodes that are lost."""
 
-import os
 import subprocess
 import sys
 import time
@@ -15,6 +14,15 @@ from marl_ray.errors import MarlRayError
 START_S = 120.0
 """How long the nodes may take to join."""
 POLL_S = 0.2
+JOIN = """
+from ray._private import ray_constants, services
+ray_constants.ENABLE_RAY_CLUSTER = True
+services.resolve_ip_for_localhost = lambda host: host
+from ray.scripts.scripts import main
+main()
+"""
+"""`ray start`, which refuses to join a head that is bound to loopback, or looks for it at this host's outward address
+(checked with Ray 2.60)."""
 NODE = "marl-ray-node"
 """Ray label of the nodes, 1 and up; the head has none."""
 
@@ -53,16 +61,14 @@ def local_cluster(nodes: int, cpus: int) -> Iterator[LocalCluster]:
 
 def _start(head: LocalRay, number: int, cpus: int) -> "subprocess.Popen[bytes]":
     command = [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+        *(sys.executable, "-c", JOIN, "start", "--block", "--disable-usage-stats"),
         *("--address", head.address, "--node-ip-address", "127.0.0.1", "--num-cpus", str(cpus)),
         *("--dashboard-agent-listen-port", "0", "--object-store-memory", str(128 << 20)),
         *("--labels", f"{NODE}={number}"),
     ]
-    # The head is bound to loopback by the opposite; here the address says it.
-    environment = os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
     with _log(head.temp_dir, number).open("wb") as log:
         # A session of its own: Ctrl-C is for whoever has started the nodes, who ends them.
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def _await(nodes: int, processes: tuple["subprocess.Popen[bytes]", ...], folder: Path) -> None:
