@@ -183,18 +183,20 @@ def _check_algorithm(name: str | None) -> None:
 
 @config_app.command("schema")
 def config_schema(
-    kind: Annotated[str, typer.Argument(help="run, sweep, experiment or gateway.")] = "run",
+    kind: Annotated[str, typer.Argument(help="run, sweep, experiment, gateway or cluster.")] = "run",
 ) -> None:
     """Print the JSON schema of a config."""
     from pydantic import BaseModel
 
     from marl_ray.config import ExperimentConfig, GatewayConfig, RunConfig
+    from marl_ray.config.cluster import ClusterConfig
     from marl_ray.config.sweep import SweepConfig
 
     models: dict[str, type[BaseModel]] = {
         "run": RunConfig,
         "sweep": SweepConfig,
         "experiment": ExperimentConfig,
+        "cluster": ClusterConfig,
         "gateway": GatewayConfig,
     }
     if kind not in models:
