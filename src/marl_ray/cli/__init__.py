@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from marl_ray.cli import evaluation, experiments, serving, sweep
-from marl_ray.cli.options import LOCAL_DASHBOARD, Address, SubmissionId
+from marl_ray.cli import cluster, evaluation, experiments, serving, sweep
+from marl_ray.cli.options import LOCAL_DASHBOARD, Address, Context, KubeRay, Namespace, SubmissionId
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ config_app = typer.Typer(help="Inspect configs.", no_args_is_help=True)
 submit_app = typer.Typer(help="Run a command as a Ray Job on a cluster.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 serving.register(app)
+cluster.register(app)
 experiments.register()
 evaluation.register(app)
 app.add_typer(submit_app, name="submit")
@@ -89,8 +90,14 @@ def submit_train(
     overrides: Overrides = None,
     address: Address = LOCAL_DASHBOARD,
     submission_id: SubmissionId = None,
+    kuberay: KubeRay = None,
+    context: Context = None,
+    namespace: Namespace = None,
 ) -> None:
-    """Train as a Ray Job: submit, follow its log, exit with its status."""
+    """Train as a Ray Job, or with --kuberay as a RayJob: submit, follow its log, exit with its status."""
+    if kuberay is not None:
+        parts = (kuberay, submission_id, context, namespace)
+        raise typer.Exit(cluster.submit_to_kuberay("train", config, overrides or (), *parts))
     from marl_ray.cluster.jobs import submit
 
     raise typer.Exit(submit("train", config, overrides or (), address=address, submission_id=submission_id))
@@ -177,18 +184,20 @@ def _check_algorithm(name: str | None) -> None:
 
 @config_app.command("schema")
 def config_schema(
-    kind: Annotated[str, typer.Argument(help="run, sweep, experiment or gateway.")] = "run",
+    kind: Annotated[str, typer.Argument(help="run, sweep, experiment, gateway or cluster.")] = "run",
 ) -> None:
     """Print the JSON schema of a config."""
     from pydantic import BaseModel
 
     from marl_ray.config import ExperimentConfig, GatewayConfig, RunConfig
+    from marl_ray.config.cluster import ClusterConfig
     from marl_ray.config.sweep import SweepConfig
 
     models: dict[str, type[BaseModel]] = {
         "run": RunConfig,
         "sweep": SweepConfig,
         "experiment": ExperimentConfig,
+        "cluster": ClusterConfig,
         "gateway": GatewayConfig,
     }
     if kind not in models:

@@ -44,9 +44,17 @@ def serve(
 
 def lint(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Serve configs or KubeRay manifests.")],
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 for advice, too.")] = False,
 ) -> None:
-    """Check Serve configs and KubeRay manifests strictly; every finding is a line."""
-    from marl_ray.cluster.manifests import is_manifest, lint_manifest, read_documents, replica_pods, serve_config
+    """Check Serve configs and KubeRay manifests: a line for each finding, exit 2 unless all of them are advice."""
+    from marl_ray.cluster.manifests import (
+        ADVICE,
+        is_manifest,
+        lint_manifest,
+        read_documents,
+        replica_pods,
+        serve_config,
+    )
     from marl_ray.serving.client.lint import lint_serve_config
 
     findings: list[str] = []
@@ -63,9 +71,9 @@ def lint(
                 findings += lint_serve_config(inner, str(path), where="spec.serveConfigV2.", pods=pods)
     for finding in findings:
         print(finding)
-    if findings:
+    if (strict and findings) or any(f": {ADVICE}" not in finding for finding in findings):
         raise typer.Exit(2)
-    print(f"{len(files)} files, no findings")
+    print(f"{len(files)} files, {f'{len(findings)} pieces of advice' if findings else 'no findings'}")
 
 
 def deploy(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marl_ray.cli.options import LOCAL_DASHBOARD, Address, SubmissionId
+from marl_ray.cli.options import LOCAL_DASHBOARD, Address, Context, KubeRay, Namespace, SubmissionId
 from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
@@ -83,8 +83,16 @@ def submit_sweep(
     overrides: Overrides = None,
     address: Address = LOCAL_DASHBOARD,
     submission_id: SubmissionId = None,
+    kuberay: KubeRay = None,
+    context: Context = None,
+    namespace: Namespace = None,
 ) -> None:
-    """Sweep as a Ray Job: submit, follow its log, exit with its status."""
+    """Sweep as a Ray Job, or with --kuberay as a RayJob: submit, follow its log, exit with its status."""
+    if kuberay is not None:
+        from marl_ray.cli.cluster import submit_to_kuberay
+
+        parts = (kuberay, submission_id, context, namespace)
+        raise typer.Exit(submit_to_kuberay("sweep", config, overrides or (), *parts))
     from marl_ray.cluster.jobs import submit
 
     raise typer.Exit(submit("sweep", config, overrides or (), address=address, submission_id=submission_id))

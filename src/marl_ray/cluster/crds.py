@@ -59,13 +59,19 @@ def minimise(crds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _strict(node: dict[str, Any]) -> dict[str, Any]:
     out = {key: node[key] for key in _KEPT if key in node}
+    properties = node.get("properties", {})
+    # The API server fills defaults in before it validates.
+    required = [name for name in node.get("required", ()) if "default" not in properties.get(name, {})]
+    out = out | {"required": required} if required else {key: out[key] for key in out if key != "required"}
     if node.get("nullable"):
         out["type"] = [node["type"], "null"]
     for key in ("items", "additionalProperties"):
         if isinstance(node.get(key), dict):
             out[key] = _strict(node[key])
     if "properties" in node:
-        out["properties"] = {name: _strict(part) for name, part in node["properties"].items()}
+        out["properties"] = {name: _strict(part) for name, part in properties.items()}
+        if "metadata" in properties:  # of a pod, which the server drops where it is null
+            out["properties"]["metadata"] = out["properties"]["metadata"] | {"type": ["object", "null"]}
         if not node.get("x-kubernetes-preserve-unknown-fields"):
             out["additionalProperties"] = False
     return out

@@ -55,7 +55,7 @@ def submit(
     `submission_id` a second call joins the job that the first one started. `python` is the interpreter's name in the
     cluster's image, which must have marl-ray installed.
     """
-    config = _load(kind, config_path, overrides)
+    config = read_config(kind, config_path, overrides)
     if (
         urlsplit(address).hostname in LOOPBACK
         and not Path(config.storage).is_absolute()
@@ -63,8 +63,8 @@ def submit(
     ):
         # The cluster is this machine, so "here" means the same folder to both.
         overrides = [*overrides, f"storage={Path(config.storage).resolve()}"]
-        config = _load(kind, config_path, overrides)
-    _refuse_relative_paths(config)
+        config = read_config(kind, config_path, overrides)
+    refuse_relative_paths(config)
     script = Path(__file__).parents[3] / "jobs" / f"{kind}.py"
     if not script.is_file():
         raise MarlRayError(f"submit {kind}: {script} is missing; submit from a checkout of marl-ray")
@@ -88,7 +88,8 @@ def submit(
         )
 
 
-def _load(kind: str, path: str | Path, overrides: Sequence[str]) -> RunConfig | SweepConfig:
+def read_config(kind: str, path: str | Path, overrides: Sequence[str]) -> RunConfig | SweepConfig:
+    """The validated config of a run or a sweep; MarlRayError in one line."""
     return load_sweep(path, overrides) if kind == "sweep" else load_config(RunConfig, path, overrides)
 
 
@@ -273,7 +274,7 @@ def _exit_status(info: "JobDetails") -> int:
     return 128 - code if code < 0 else code or 1
 
 
-def _refuse_relative_paths(config: RunConfig | SweepConfig) -> None:
+def refuse_relative_paths(config: RunConfig | SweepConfig) -> None:
     """A job runs in a temporary folder of its own, where relative files are missing and results are lost."""
     run = config.example() if isinstance(config, SweepConfig) else config
     paths = {"storage": config.storage, "tracking.uri": run.tracking.uri}

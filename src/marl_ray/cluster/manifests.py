@@ -10,17 +10,24 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
-from marl_ray.cluster import operator_rules
+from marl_ray.cluster import job_rules, operator_rules
 from marl_ray.cluster.crds import schemas
 from marl_ray.cluster.operator_rules import Finding, environment, groups, number
 from marl_ray.config.load import _Loader as Loader
 from marl_ray.errors import MarlRayError, one_line
 
-CLUSTER_AT = {"RayService": "rayClusterConfig", "RayJob": "rayClusterSpec", "RayCluster": ""}
-"""Kind -> the key in `spec` under which it keeps the specification of its Ray cluster."""
+CLUSTER_AT = {
+    "RayCluster": (),
+    "RayCronJob": ("jobTemplate", "rayClusterSpec"),
+    "RayJob": ("rayClusterSpec",),
+    "RayService": ("rayClusterConfig",),
+}
+"""Kind -> the keys in `spec` that lead to the specification of its Ray cluster."""
 DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 DRAIN_S = 30.0
 """Ray's default of the drain timeout, in seconds."""
+ADVICE = "advice: "
+"""Begins the message of a finding about what works, but not well."""
 GRACE_S = 30
 """Kubernetes' default of `terminationGracePeriodSeconds`, in seconds."""
 
@@ -46,8 +53,9 @@ def is_manifest(document: Any) -> bool:
 def lint_manifest(document: Any, source: str) -> list[str]:
     """All findings in one manifest, each one line `SOURCE: key.path: what was expected`; none if it is good.
 
-    RayService, RayCluster and RayJob are checked completely. Other kinds are checked for secrets only: Kubernetes' own
-    tools know those kinds. The caller must check the result of `serve_config`.
+    RayService, RayCluster, RayJob and RayCronJob are checked completely. A line with `advice: ` is about what KubeRay
+    takes and what runs badly. Other kinds are checked for secrets only: Kubernetes' own tools know those kinds. The caller
+    must check the result of `serve_config`.
     """
     return [": ".join(filter(None, (source, path, message))) for path, message in _findings(document)]
 
@@ -68,7 +76,10 @@ def serve_config(document: Any) -> Any:
 def replica_pods(document: Any) -> int:
     """Number of pods of a manifest without findings that may run replicas: all workers, and a head that has CPUs."""
     cluster, _ = _cluster(document)
-    workers = sum(group["maxReplicas"] * group.get("numOfHosts", 1) for group in cluster.get("workerGroupSpecs", []))
+    workers = sum(
+        group.get("maxReplicas", operator_rules.MOST) * group.get("numOfHosts", 1)
+        for group in cluster.get("workerGroupSpecs", [])
+    )
     return int(workers) + (not _head_is_idle(cluster["headGroupSpec"]))
 
 
@@ -102,9 +113,23 @@ def _rules(document: Mapping[str, Any]) -> Iterator[Finding]:
     if document["kind"] == "RayService":
         yield from operator_rules.of_service(document["spec"])
         yield from _serve_config_is_yaml(document["spec"])
+    if document["kind"] == "RayJob":
+        yield from job_rules.of_job(document["spec"], "spec.")
+    if document["kind"] == "RayCronJob":
+        yield from job_rules.of_cron_job(document["spec"])
     if cluster:
         yield from operator_rules.of_cluster(cluster, document["metadata"].get("annotations", {}), where)
+    for path, message in _advice(document, cluster, where):
+        yield path, f"{ADVICE}{message}"
+
+
+def _advice(document: Mapping[str, Any], cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """Findings about what KubeRay takes, and what runs badly or tells secrets."""
+    if cluster:
         yield from _operations(cluster, where)
+        if document["kind"] in ("RayJob", "RayCronJob"):
+            spec = document["spec"] if document["kind"] == "RayJob" else document["spec"]["jobTemplate"]
+            yield from job_rules.advice_for_job(spec, where.removesuffix("rayClusterSpec."))
     yield from _secrets(document, "")
 
 
@@ -176,8 +201,10 @@ def _head_is_idle(head: Mapping[str, Any]) -> bool:
 
 def _cluster(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """The specification of the Ray cluster, and its path with a dot at its end."""
-    key = CLUSTER_AT[document["kind"]]
-    return (document["spec"].get(key, {}), f"spec.{key}.") if key else (document["spec"], "spec.")
+    cluster, where = document["spec"], "spec."
+    for key in CLUSTER_AT[document["kind"]]:
+        cluster, where = cluster.get(key, {}), f"{where}{key}."
+    return cluster, where
 
 
 def _explain(error: ValidationError) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Rules that KubeRay's operator checks by its own code, and no schema; a manifest that breaks one would just hang.
 
 They are the rules of v1.7.0 for RayService and for the Ray cluster inside any kind. Rules of alpha features that are
-off by default (RocksDB, TLS and the history server) are left out, and so are those of RayJob's own fields.
+off by default (RocksDB, TLS and the history server) are left out. Rules for jobs are in `job_rules`.
 """
 
 import re
@@ -11,12 +11,14 @@ from typing import Any
 Finding = tuple[str, str]
 """Path of a key, and the value expected there."""
 
-NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47}
+NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 37}
 """Kind -> greatest length of a name. KubeRay appends to names to make names of Services, which end at 63."""
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 _DURATION = re.compile(r"\+?\d+|\+?((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))+")
+MOST = 2**31 - 1
+"""Default of `maxReplicas`."""
 _AUTOSCALER_V2 = "RAY_enable_autoscaler_v2"
 _MANAGED_BY = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
 _GCS_VARIABLES = {"REDIS_PASSWORD": "redisPassword", "RAY_REDIS_ADDRESS": "redisAddress"}
@@ -25,7 +27,9 @@ _GCS_VARIABLES = {"REDIS_PASSWORD": "redisPassword", "RAY_REDIS_ADDRESS": "redis
 def of_metadata(document: Mapping[str, Any]) -> Iterator[Finding]:
     """Rules for the name, the annotations and `managedBy`, which is a rule of the CRD, in a language of its own."""
     metadata, kind = document["metadata"], document["kind"]
-    name, longest = metadata.get("name", ""), NAME_LENGTH[kind]
+    # The server appends five characters to `generateName`.
+    longest = NAME_LENGTH[kind]
+    name = metadata.get("name") or (f"{metadata['generateName']}aaaaa" if metadata.get("generateName") else "")
     if not _DNS_LABEL.fullmatch(name) or len(name) > longest:
         yield "metadata.name", f"expected a-z, 0-9 and -, a letter first, {longest} characters at most, got {name!r}"
     timeout = metadata.get("annotations", {}).get("ray.io/initializing-timeout", "")
@@ -94,7 +98,7 @@ def _group(group: Mapping[str, Any], path: str) -> Iterator[Finding]:
     for key, value in group.get("labels", {}).items():
         if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             yield f"{path}labels.{key}", f"expected a label of Kubernetes, got {key}={value}"
-    low, high = group.get("minReplicas", 0), group.get("maxReplicas", 0)
+    low, high = group.get("minReplicas", 0), group.get("maxReplicas", MOST)
     if low < 0 or high < low:
         yield f"{path}minReplicas", f"expected 0 to maxReplicas ({high}), got {low}"
 

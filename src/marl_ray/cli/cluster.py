@@ -1,0 +1,233 @@
+"""The commands of clusters on Kubernetes: apply manifests, look at KubeRay's resources, wait for them, read logs, delete."""
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import typer
+
+from marl_ray.cli.options import Context, Namespace
+from marl_ray.cli.serving import lint
+from marl_ray.errors import MarlRayError
+
+if TYPE_CHECKING:
+    from marl_ray.cluster.kuberay.client.connection import Connection
+    from marl_ray.cluster.kuberay.state.phases import ResourceState
+    from marl_ray.cluster.kuberay.state.view import ResourceKind
+
+cluster_app = typer.Typer(help="KubeRay's clusters, jobs and services on Kubernetes.", no_args_is_help=True)
+FAILED, LATE = 1, 124
+"""Exit statuses: the resource failed; a deadline passed (as of `timeout`)."""
+Resource = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as rayjob/train-1 or rayservice/gateway.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    cluster_app.command()(lint)
+    app.add_typer(cluster_app, name="cluster")
+
+
+def submit_to_kuberay(
+    kind: Literal["train", "sweep"],
+    config: Path,
+    overrides: Sequence[str],
+    cluster: Path,
+    name: str | None,
+    context: str | None,
+    namespace: str | None,
+) -> int:
+    """Run as a RayJob on a cluster of its own; the entrypoint's exit status, LATE where it did not start in time."""
+    from marl_ray.cluster.kuberay.client.connection import connect
+    from marl_ray.cluster.kuberay.client.waiting import DeadlinePassed
+    from marl_ray.cluster.kuberay.submission import submit
+    from marl_ray.config.cluster import ClusterConfig
+    from marl_ray.config.load import load_config
+
+    settings = load_config(ClusterConfig, cluster)
+    try:
+        return submit(connect(context=context, namespace=namespace), kind, config, overrides, settings, name)
+    except DeadlinePassed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return LATE
+
+
+@cluster_app.command()
+def render(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The short config of a cluster.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+) -> None:
+    """Print the manifests of a cluster, and of the job or service that its config names."""
+    from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
+    from marl_ray.config.cluster import ClusterConfig
+    from marl_ray.config.load import load_config
+
+    print(to_yaml(render(load_config(ClusterConfig, config, overrides or ()))), end="")
+
+
+@cluster_app.command()
+def local(
+    nodes: Annotated[int, typer.Option(help="Ray nodes, the head among them.")] = 3,
+    cpus: Annotated[int, typer.Option(help="Logical CPUs of each.")] = 2,
+) -> None:
+    """Start several Ray nodes on this machine, until Ctrl-C: for trying out what happens between nodes."""
+    from marl_ray.cluster.local_nodes import local_cluster
+
+    with local_cluster(nodes, cpus) as started:
+        print(f"{nodes} nodes of {cpus} CPUs, the dashboard at {started.head.dashboard_url}")
+        print(f"export RAY_ADDRESS={started.head.address} RAY_AUTH_MODE=token RAY_AUTH_TOKEN={started.head.token}")
+        for number, process in enumerate(started.nodes, 1):
+            print(f"node {number}: process {process.pid}")
+        print("running until Ctrl-C", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+
+
+@cluster_app.command()
+def apply(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Manifests, of one or several documents.")],
+    force: Annotated[bool, typer.Option("--force", help="Take over fields that others have set.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Have the server check everything and keep nothing.")
+    ] = False,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Apply manifests with strict validation by the server; nothing is applied before all have passed it."""
+    from marl_ray.cluster.kuberay.client import resources
+    from marl_ray.cluster.kuberay.client.connection import connect
+
+    connection = connect(context=context, namespace=namespace)
+    manifests = [manifest for file in files for manifest in _manifests(file)]
+    for manifest in manifests:
+        resources.apply(connection, manifest, force, dry_run=True)
+    for manifest in manifests:
+        if not dry_run:
+            resources.apply(connection, manifest, force)
+        done = "would be applied" if dry_run else "applied"
+        print(f"{manifest['kind'].lower()}/{manifest['metadata']['name']} {done}")
+
+
+@cluster_app.command()
+def status(resource: Resource, context: Context = None, namespace: Namespace = None) -> None:
+    """Say how a resource stands; exit with 1 if it has failed or is not there."""
+    from marl_ray.cluster.kuberay.client.watching import look
+    from marl_ray.cluster.kuberay.state.resource_state import resource_state
+
+    connection, kind, name = _found(resource, context, namespace)
+    state = resource_state(look(connection, kind, name), time.time())
+    _say(resource, state)
+    raise typer.Exit(_exit_status(state))
+
+
+@cluster_app.command()
+def wait(
+    resource: Resource,
+    until: Annotated[
+        str, typer.Option("--for", metavar="PHASE", help="ready, running, succeeded, suspended or gone.")
+    ] = "",
+    timeout_s: Annotated[float, typer.Option(help="How long at most.")] = 600.0,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Wait until a resource is ready (a RayJob: has succeeded). Exit with 1 if it fails, with 124 at the deadline."""
+    from marl_ray.cluster.kuberay.client.waiting import GOALS, DeadlinePassed
+    from marl_ray.cluster.kuberay.client.waiting import wait as wait_for
+    from marl_ray.cluster.kuberay.state.phases import Phase
+
+    connection, kind, name = _found(resource, context, namespace)
+    if until and until not in list(Phase):
+        raise MarlRayError(f"--for {until}: expected one of {', '.join(Phase)}")
+    goals = (Phase(until),) if until else GOALS[kind]
+    try:
+        state = wait_for(connection, kind, name, goals, timeout_s, lambda state: _say(resource, state))
+    except DeadlinePassed as error:
+        print(f"error: {error}")
+        raise typer.Exit(LATE) from None
+    raise typer.Exit(0 if state.phase in goals else _exit_status(state) or FAILED)
+
+
+@cluster_app.command()
+def logs(
+    resource: Resource,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Print the log of a RayJob's entrypoint."""
+    from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
+
+    connection, kind, name = _found(resource, context, namespace)
+    if kind != "RayJob":
+        raise MarlRayError(f"logs {resource}: expected a rayjob; the dashboard has the logs of clusters and services")
+    pod = submitter_of(connection, name)
+    if pod is None:
+        raise MarlRayError(
+            f"logs {resource}: it has no pod that submits it (yet); in HTTPMode the dashboard has its log"
+        )
+    for line in log_lines(connection, *pod, follow):
+        print(line, flush=True)
+
+
+@cluster_app.command()
+def delete(
+    resource: Resource,
+    timeout_s: Annotated[float, typer.Option(help="How long its end may take; 0 does not wait.")] = 300.0,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Delete a resource and what it owns, and wait until it is gone."""
+    from marl_ray.cluster.kuberay.client import resources
+    from marl_ray.cluster.kuberay.client.waiting import DeadlinePassed
+    from marl_ray.cluster.kuberay.client.waiting import wait as wait_for
+    from marl_ray.cluster.kuberay.state.phases import Phase
+
+    connection, kind, name = _found(resource, context, namespace)
+    if not resources.delete(connection, kind, name):
+        raise MarlRayError(f"delete {resource}: there is none in {connection.namespace}")
+    if timeout_s:
+        try:
+            wait_for(connection, kind, name, (Phase.GONE,), timeout_s, lambda state: _say(resource, state))
+        except DeadlinePassed as error:
+            print(f"error: {error}")
+            raise typer.Exit(LATE) from None
+
+
+def _found(resource: str, context: str | None, namespace: str | None) -> tuple["Connection", "ResourceKind", str]:
+    from marl_ray.cluster.kuberay.client.connection import connect
+    from marl_ray.cluster.kuberay.state.view import ResourceKind
+
+    kind, _, name = resource.partition("/")
+    kinds = {one.lower(): one for one in get_args(ResourceKind)}
+    if kind.lower() not in kinds or not name:
+        raise MarlRayError(f"{resource}: expected KIND/NAME, KIND one of {', '.join(kinds)}")
+    return connect(context=context, namespace=namespace), kinds[kind.lower()], name
+
+
+def _say(resource: str, state: "ResourceState") -> None:
+    print(f"{resource}: {state}", flush=True)
+
+
+def _exit_status(state: "ResourceState") -> int:
+    """The entrypoint's own status where it has one, else 1 for what has failed or is gone."""
+    from marl_ray.cluster.kuberay.state.phases import Phase
+
+    return (state.status or FAILED) if state.phase in (Phase.FAILED, Phase.GONE) else 0
+
+
+def _manifests(file: Path) -> list[dict[str, Any]]:
+    import yaml
+
+    try:
+        documents = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise MarlRayError(f"{file}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise MarlRayError(f"{file}: {' '.join(str(error).split())}") from None
+    found = [document for document in documents if document is not None]
+    if not all(isinstance(document, dict) for document in found):
+        raise MarlRayError(f"{file}: expected objects")
+    return found

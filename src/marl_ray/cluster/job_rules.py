@@ -1,0 +1,141 @@
+"""Rules for RayJobs and RayCronJobs that KubeRay's operator checks by its own code (v1.7.0), and what would lose work."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from marl_ray.cluster.operator_rules import Finding, groups
+
+SELECTOR = "ray.io/cluster"
+"""Key of `clusterSelector` that names the cluster."""
+ORDER = ("DeleteWorkers", "DeleteCluster", "DeleteSelf")
+"""Policies of deletion: what a later one deletes includes what an earlier one does."""
+_CLUSTER_ONLY = ("DeleteWorkers", "DeleteCluster")
+_LOCAL = ("emptyDir", "hostPath")
+
+
+def of_job(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """Rules for a RayJob's own part, which stands at `where` (with a dot at its end). `advice_for_job` has the rest."""
+    mode, selector = spec.get("submissionMode", "K8sJobMode"), spec.get("clusterSelector")
+    modes = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
+    if mode not in modes:
+        yield f"{where}submissionMode", f"expected one of {', '.join(modes)}, got {mode!r}"
+    if not spec.get("rayClusterSpec") and not selector:
+        yield f"{where}rayClusterSpec", "expected it, or clusterSelector"
+    if not spec.get("entrypoint") and mode != "InteractiveMode" and not spec.get("submitterPodTemplate"):
+        yield f"{where}entrypoint", "missing"
+    if spec.get("suspend") and not spec.get("shutdownAfterJobFinishes"):
+        yield f"{where}shutdownAfterJobFinishes", "expected true beside suspend"
+    for key in ("activeDeadlineSeconds", "preRunningDeadlineSeconds"):
+        if spec.get(key) is not None and spec[key] <= 0:
+            yield f"{where}{key}", f"expected more than 0, got {spec[key]}"
+    if selector:
+        yield from _of_selector(spec, selector, mode, where)
+    if spec.get("backoffLimit", 0) > 0 and mode == "InteractiveMode":
+        yield f"{where}backoffLimit", "expected 0 in InteractiveMode"
+    if mode == "SidecarMode":
+        yield from _of_sidecar(spec, where)
+    yield from _of_deletion(spec, where)
+    yield from _of_runtime_env(spec, where)
+
+
+def of_cron_job(spec: Mapping[str, Any]) -> Iterator[Finding]:
+    """Rules for a RayCronJob's own part."""
+    schedule = spec["schedule"]
+    if not (schedule.startswith("@") or len(schedule.split()) == 5):
+        yield "spec.schedule", f"expected five fields of cron, got {schedule!r}"
+    yield from of_job(spec["jobTemplate"], "spec.jobTemplate.")
+
+
+def _of_selector(spec: Mapping[str, Any], selector: Mapping[str, str], mode: str, where: str) -> Iterator[Finding]:
+    if not selector.get(SELECTOR):
+        yield f"{where}clusterSelector", f"expected {SELECTOR} with the name of a RayCluster"
+    if mode == "SidecarMode":
+        yield f"{where}clusterSelector", "expected none in SidecarMode"
+    if spec.get("suspend"):
+        yield f"{where}suspend", "expected none beside clusterSelector"
+    if spec.get("backoffLimit", 0) > 0:
+        yield f"{where}backoffLimit", "expected 0 beside clusterSelector: a retry is a new cluster"
+
+
+def _of_sidecar(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    for key in ("submitterPodTemplate", "submitterConfig"):
+        if spec.get(key):
+            yield f"{where}{key}", "expected none in SidecarMode"
+    head = spec.get("rayClusterSpec", {}).get("headGroupSpec", {}).get("template", {}).get("spec", {})
+    if head.get("restartPolicy", "Never") != "Never":
+        yield f"{where}rayClusterSpec.headGroupSpec.template.spec.restartPolicy", "expected Never in SidecarMode"
+
+
+def _of_deletion(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    shuts_down, strategy = spec.get("shutdownAfterJobFinishes"), spec.get("deletionStrategy")
+    if spec.get("ttlSecondsAfterFinished", 0) and not shuts_down:
+        yield f"{where}ttlSecondsAfterFinished", "expected shutdownAfterJobFinishes: true beside it"
+    if strategy is None:
+        return
+    at, rules = f"{where}deletionStrategy.", strategy.get("deletionRules") or []
+    older = [key for key in ("onSuccess", "onFailure") if strategy.get(key)]
+    if rules and shuts_down:
+        yield f"{where}shutdownAfterJobFinishes", "expected none beside deletionStrategy.deletionRules"
+    if rules and older:
+        yield f"{at}{older[0]}", "expected none beside deletionRules"
+    if not rules and len(older) < 2:
+        yield f"{where}deletionStrategy", "expected deletionRules, or onSuccess and onFailure"
+    chosen = [(f"{at}deletionRules.{k}.policy", rule["policy"]) for k, rule in enumerate(rules)]
+    chosen += [(f"{at}{key}.policy", strategy[key].get("policy", "")) for key in older]
+    for path, policy in chosen:
+        if spec.get("clusterSelector") and policy in _CLUSTER_ONLY:
+            yield path, f"expected another than {policy} beside clusterSelector"
+        if policy == "DeleteWorkers" and spec.get("rayClusterSpec", {}).get("enableInTreeAutoscaling"):
+            yield path, "expected another than DeleteWorkers with enableInTreeAutoscaling"
+        if policy == "DeleteNone" and older and shuts_down:
+            yield path, "expected another than DeleteNone beside shutdownAfterJobFinishes"
+    yield from _of_rules(rules, at)
+
+
+def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[Finding]:
+    """One rule for each end and policy, and what is deleted first includes nothing that is deleted later."""
+    seen: dict[tuple[str, str], dict[str, int]] = {}
+    for k, rule in enumerate(rules):
+        condition = rule["condition"]
+        end = ("jobStatus", condition["jobStatus"]) if condition.get("jobStatus") else ("", "")
+        end = ("jobDeploymentStatus", condition["jobDeploymentStatus"]) if not end[0] else end
+        after, policies = condition.get("ttlSeconds", 0), seen.setdefault(end, {})
+        if rule["policy"] in policies:
+            yield f"{at}deletionRules.{k}", f"expected one rule for {rule['policy']} and {end[1]}"
+        for other, seconds in policies.items():
+            if {rule["policy"], other} <= set(ORDER):
+                first, last = sorted([(ORDER.index(rule["policy"]), after), (ORDER.index(other), seconds)])
+                if first[1] > last[1]:
+                    names = f"{ORDER[last[0]]} after {ORDER[first[0]]}"
+                    yield f"{at}deletionRules.{k}.condition.ttlSeconds", f"expected {names}"
+        policies[rule["policy"]] = after
+
+
+def _of_runtime_env(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    try:
+        found = yaml.safe_load(spec.get("runtimeEnvYAML", "") or "{}")
+    except yaml.YAMLError as error:
+        yield f"{where}runtimeEnvYAML", f"expected YAML ({' '.join(str(error).split())})"
+        return
+    if not isinstance(found, Mapping):
+        yield f"{where}runtimeEnvYAML", "expected a mapping of keys"
+
+
+def advice_for_job(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """What the operator takes, and loses work: a retry is a new cluster, without what pods wrote to their own folders."""
+    cluster = spec.get("rayClusterSpec")
+    if not cluster or spec.get("backoffLimit", 0) <= 0 or "://" in spec.get("entrypoint", ""):
+        return
+    kinds = {
+        kind
+        for _, group in groups(cluster, "")
+        for volume in group["template"]["spec"].get("volumes", [])
+        for kind in volume.keys() - {"name", *_LOCAL, "configMap", "secret", "projected", "downwardAPI"}
+    }
+    if not kinds:
+        yield (
+            f"{where}backoffLimit",
+            "expected storage outside of the cluster (a claim, or a URL in the entrypoint): a retry is a new cluster",
+        )

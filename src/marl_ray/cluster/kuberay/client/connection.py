@@ -1,0 +1,178 @@
+"""Requests to a Kubernetes API: plain data in and out, for custom and built-in kinds alike, with deadlines and short errors.
+
+The `kubernetes` package brings kubeconfig, credentials of pods, TLS and proxies. Its typed models would refuse or drop what
+a newer server sends.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import urllib3
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+from marl_ray.errors import MarlRayError, one_line
+
+CONNECT_S, READ_S = 5.0, 30.0
+"""Deadlines of one request."""
+LOST_S = 60.0
+"""How long the API may be out of reach before a command gives up."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+"""Pauses between tries."""
+PASSING = (429, 500, 502, 503, 504)
+"""Statuses that a later try may not meet."""
+
+Query = Mapping[str, str | int | bool]
+Result = TypeVar("Result")
+
+
+class RequestRefused(MarlRayError):
+    """The API server refuses a request, and would do so again."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+class _Unreachable(Exception):
+    """A request that may succeed later."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A namespace of a cluster."""
+
+    api: client.ApiClient
+    namespace: str
+
+    @property
+    def server(self) -> str:
+        """The API's URL."""
+        return str(self.api.configuration.host)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        lost_s: float = LOST_S,
+    ) -> dict[str, Any]:
+        """The answer's JSON. Tries again for `lost_s` seconds while the server cannot answer.
+
+        Raises RequestRefused with the server's message, or MarlRayError where it stayed out of reach.
+        """
+        return patiently(
+            lambda: self._json(method, path, query, body, content_type), lost_s, f"the API server {self.server}"
+        )
+
+    def lines(self, path: str, query: Query, read_s: float) -> Iterator[bytes]:
+        """The lines of an answer as they come, until it ends or says nothing for `read_s` seconds.
+
+        Raises RequestRefused. A connection that breaks ends the lines, too: whoever reads asks again.
+        """
+        try:
+            response = self._send("GET", path, query, None, "application/json", read_s)
+            kept = b""
+            for chunk in response.response.stream(None, decode_content=True):
+                *lines, kept = (kept + chunk).split(b"\n")
+                yield from lines
+            if kept:
+                yield kept
+        except (_Unreachable, urllib3.exceptions.HTTPError, OSError):
+            return
+
+    def _json(self, method: str, path: str, query: Query | None, body: Any, content_type: str) -> dict[str, Any]:
+        answer = self._send(method, path, query, body, content_type, READ_S).read()
+        try:
+            return dict(json.loads(answer or b"{}"))
+        except ValueError as error:
+            raise MarlRayError(f"{self.server}: expected JSON from a Kubernetes API ({one_line(error)})") from None
+
+    def _send(
+        self, method: str, path: str, query: Query | None, body: Any, content_type: str, read_s: float
+    ) -> client.rest.RESTResponse:
+        pairs = [
+            (name, str(value).lower() if isinstance(value, bool) else value) for name, value in (query or {}).items()
+        ]
+        headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if body is not None else {})
+        request = self.api.param_serialize(
+            method, path, query_params=pairs, header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        try:
+            response = self.api.call_api(*request, _request_timeout=(CONNECT_S, read_s))
+        except ApiException as error:  # TLS
+            raise MarlRayError(f"{self.server}: {one_line(error)}") from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _Unreachable(one_line(error)) from error
+        if response.status in PASSING:
+            raise _Unreachable(f"{response.status} {_message(response)}")
+        if not 200 <= response.status < 300:
+            raise RequestRefused(response.status, _message(response))
+        return response
+
+
+def patiently(call: Callable[[], Result], lost_s: float, who: str) -> Result:
+    """The result of a call that is tried again while it raises `_Unreachable`; MarlRayError after `lost_s` seconds."""
+    end, pause = time.monotonic() + lost_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return call()
+        except _Unreachable as error:
+            if time.monotonic() + pause >= end:
+                raise MarlRayError(f"{who} gave no answer for {lost_s:g} s: {error}") from None
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _message(response: client.rest.RESTResponse) -> str:
+    """What the server says, from a `Status` object or a plain body."""
+    text = (response.read() or b"").decode("utf-8", "replace")
+    try:
+        told = json.loads(text)["message"]
+    except (ValueError, LookupError, TypeError):
+        told = text
+    return " ".join(str(told).split()) or str(response.reason)
+
+
+def connect(kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None) -> Connection:
+    """A connection by a kubeconfig file (KUBECONFIG or ~/.kube/config where not given), or by the pod's own account.
+
+    The namespace is the context's, or the pod's, where not given. Raises MarlRayError if there is neither.
+    """
+    kubeconfig = kubeconfig or os.environ.get("KUBECONFIG") or None  # the package reads it only once, at import
+    try:
+        contexts, current = config.list_kube_config_contexts(kubeconfig)
+    except config.ConfigException as error:
+        if kubeconfig is not None or context is not None:
+            raise MarlRayError(f"kubeconfig {kubeconfig or '~/.kube/config'}: {one_line(error)}") from None
+        return _of_the_pod(namespace)
+    chosen = current if context is None else next((one for one in contexts if one["name"] == context), None)
+    if chosen is None:
+        names = ", ".join(one["name"] for one in contexts)
+        raise MarlRayError(f"--context {context}: the kubeconfig has {names}")
+    configuration = client.Configuration()
+    try:
+        config.load_kube_config(kubeconfig, chosen["name"], configuration, persist_config=False)
+    except (config.ConfigException, OSError) as error:
+        raise MarlRayError(f"kubeconfig, context {chosen['name']}: {one_line(error)}") from None
+    return Connection(client.ApiClient(configuration), namespace or chosen["context"].get("namespace") or "default")
+
+
+def _of_the_pod(namespace: str | None) -> Connection:
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=configuration)
+    except config.ConfigException:
+        raise MarlRayError(
+            "no cluster is named: expected KUBECONFIG, ~/.kube/config or a pod's service account"
+        ) from None
+    own = Path("/run/secrets/kubernetes.io/serviceaccount/namespace")
+    name = namespace or (own.read_text().strip() if own.is_file() else "default")
+    return Connection(client.ApiClient(configuration), name)

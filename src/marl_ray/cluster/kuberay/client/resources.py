@@ -1,0 +1,94 @@
+"""Read, apply and delete objects of any kind. What is applied has one owner: the field manager `marl-ray`."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
+from marl_ray.errors import MarlRayError
+
+MANAGER = "marl-ray"
+RAY = "ray.io/v1"
+
+
+@lru_cache(maxsize=64)
+def _kinds(connection: Connection, api_version: str) -> Mapping[str, tuple[str, bool]]:
+    """Kind -> name in paths and whether it lies in a namespace, of one version of an API."""
+    found = connection.request("GET", f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}")
+    return {one["kind"]: (one["name"], one["namespaced"]) for one in found["resources"] if "/" not in one["name"]}
+
+
+def path_of(connection: Connection, api_version: str, kind: str, name: str | None = None) -> str:
+    """The path of an object, or of all of a kind. Raises MarlRayError for a kind that the cluster does not know."""
+    try:
+        kinds = _kinds(connection, api_version)
+    except RequestRefused as error:
+        if error.status != 404:
+            raise
+        kinds = {}
+    if kind not in kinds:
+        hint = "; is KubeRay's operator installed, with its CRDs?" if api_version == RAY else ""
+        raise MarlRayError(f"the cluster {connection.server} knows no {kind} of {api_version}{hint}")
+    plural, namespaced = kinds[kind]
+    root = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
+    inside = f"/namespaces/{connection.namespace}" if namespaced else ""
+    return f"{root}{inside}/{plural}" + (f"/{name}" if name else "")
+
+
+def read(connection: Connection, kind: str, name: str, api_version: str = RAY) -> dict[str, Any] | None:
+    """An object, None if there is none."""
+    try:
+        return connection.request("GET", path_of(connection, api_version, kind, name))
+    except RequestRefused as error:
+        if error.status != 404:
+            raise
+        return None
+
+
+def list_all(
+    connection: Connection, kind: str, api_version: str = RAY, labels: str = "", fields: str = ""
+) -> list[dict[str, Any]]:
+    """Objects of a kind, chosen by selectors of labels and fields."""
+    query = {"labelSelector": labels} if labels else {}
+    query |= {"fieldSelector": fields} if fields else {}
+    found = connection.request("GET", path_of(connection, api_version, kind), query)
+    # Items of built-in kinds do not say what they are.
+    return [{"kind": kind, "apiVersion": api_version, **item} for item in found.get("items") or ()]
+
+
+def apply(
+    connection: Connection, manifest: Mapping[str, Any], force: bool = False, dry_run: bool = False
+) -> dict[str, Any]:
+    """Server-side apply with strict validation; the object as it is then.
+
+    `force` takes over fields that others have set. Raises RequestRefused for unknown fields, wrong values and conflicts, and
+    MarlRayError for a manifest without name or of another namespace.
+    """
+    kind, metadata = manifest.get("kind"), manifest.get("metadata") or {}
+    if not kind or not manifest.get("apiVersion") or not metadata.get("name"):
+        raise MarlRayError("a manifest needs apiVersion, kind and metadata.name")
+    if metadata.get("namespace", connection.namespace) != connection.namespace:
+        raise MarlRayError(
+            f"{kind} {metadata['name']}: metadata.namespace is {metadata['namespace']}, "
+            f"expected {connection.namespace} (--namespace)"
+        )
+    query: dict[str, str | bool] = {"fieldManager": MANAGER, "fieldValidation": "Strict", "force": force}
+    query |= {"dryRun": "All"} if dry_run else {}
+    path = path_of(connection, manifest["apiVersion"], kind, metadata["name"])
+    try:
+        return connection.request("PATCH", path, query, dict(manifest), "application/apply-patch+yaml")
+    except RequestRefused as error:
+        hint = "; --force takes these fields over" if error.status == 409 else ""
+        raise RequestRefused(error.status, f"{kind} {metadata['name']}: {error}{hint}") from None
+
+
+def delete(connection: Connection, kind: str, name: str, api_version: str = RAY) -> bool:
+    """Ask for an object's end, and that of what it owns; False if there is none."""
+    path = path_of(connection, api_version, kind, name)
+    try:
+        connection.request("DELETE", path, {"propagationPolicy": "Background"})
+    except RequestRefused as error:
+        if error.status != 404:
+            raise
+        return False
+    return True

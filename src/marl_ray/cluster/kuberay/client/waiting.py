@@ -1,0 +1,53 @@
+"""Wait for a resource: until it is in the state wanted or in another final one, or a deadline that names what held it up."""
+
+import time
+from collections.abc import Callable, Collection
+
+from marl_ray.cluster.kuberay.client.connection import Connection
+from marl_ray.cluster.kuberay.client.watching import follow
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.cluster.kuberay.state.view import ResourceKind
+from marl_ray.errors import MarlRayError
+
+FINAL = (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)
+GOALS: dict[ResourceKind, Collection[Phase]] = {
+    "RayCluster": (Phase.READY,),
+    "RayCronJob": (Phase.READY,),
+    "RayJob": (Phase.SUCCEEDED,),
+    "RayService": (Phase.READY,),
+}
+"""What a resource is waited for where nothing else is asked."""
+
+
+class DeadlinePassed(MarlRayError):
+    """A resource did not come to the state that was waited for."""
+
+
+def wait(
+    connection: Connection,
+    kind: ResourceKind,
+    name: str,
+    goals: Collection[Phase],
+    timeout_s: float,
+    say: Callable[[ResourceState], None],
+    start_s: float | None = None,
+) -> ResourceState:
+    """The first state that is one of the goals, or final. `say` gets every state that differs from the one before.
+
+    `start_s`: how long it may be WAITING at a stretch, for what may run for days once it runs. Raises DeadlinePassed, which
+    names what held it up, and MarlRayError if the API stays out of reach.
+    """
+    began = waiting = time.monotonic()
+    last: ResourceState | None = None
+    for state in follow(connection, kind, name, began + timeout_s):
+        if state != last:
+            say(state)
+        last = state
+        if state.phase in goals or (state.phase in FINAL and Phase.GONE not in goals):
+            return state
+        if state.phase is not Phase.WAITING:
+            waiting = time.monotonic()
+        elif start_s is not None and time.monotonic() - waiting > start_s:
+            raise DeadlinePassed(f"{kind} {name} did not start within {start_s:g} s: {state}")
+    wanted = " or ".join(goals)
+    raise DeadlinePassed(f"{kind} {name} is not {wanted} after {timeout_s:g} s: {last}")

@@ -1,0 +1,81 @@
+"""Follow one resource: its view after each change, through expired watches, lost connections and a server that restarts."""
+
+import json
+import time
+from collections.abc import Iterator
+
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
+from marl_ray.cluster.kuberay.client.resources import RAY, list_all, path_of, read
+from marl_ray.cluster.kuberay.state.phases import ResourceState
+from marl_ray.cluster.kuberay.state.resource_state import resource_state
+from marl_ray.cluster.kuberay.state.view import Object, ResourceKind, View, view_of
+
+TURN_S = 5
+"""A view is made anew at least as often: pods change without their resource."""
+EXPIRED = 410
+"""Status of a version that the server has forgotten."""
+SHORTEST_TURN_S = 0.2
+"""Between two views; a resource may change many times a second."""
+
+
+def look(connection: Connection, kind: ResourceKind, name: str) -> View:
+    """The resource, its clusters, their pods and its warnings as they are now."""
+    resource = read(connection, kind, name)
+    if resource is None:
+        return View(kind, name, None)
+    objects: list[Object] = [{"kind": kind, **resource}]
+    clusters: list[Object] = []
+    if kind in ("RayJob", "RayService"):
+        owner = f"ray.io/originated-from-crd={kind},ray.io/originated-from-cr-name={name}"
+        clusters = [*list_all(connection, "RayCluster", labels=owner)]
+    names = [name] if kind == "RayCluster" else [one["metadata"]["name"] for one in clusters]
+    if names:
+        objects += list_all(connection, "Pod", "v1", labels=f"ray.io/cluster in ({','.join(names)})")
+    if kind == "RayJob":
+        objects += list_all(connection, "Pod", "v1", labels=f"job-name={name}")
+    fields = f"involvedObject.kind={kind},involvedObject.name={name}"
+    objects += list_all(connection, "Event", "v1", fields=fields)
+    return view_of(kind, name, [*objects, *clusters])
+
+
+def follow(connection: Connection, kind: ResourceKind, name: str, deadline: float) -> Iterator[ResourceState]:
+    """How the resource stands, now and after each change, until `deadline` (of `time.monotonic`).
+
+    Every state is of a fresh view, so nothing is missed while a watch was away. Raises MarlRayError if the API stays out of
+    reach.
+    """
+    while True:
+        began = time.monotonic()
+        view = look(connection, kind, name)
+        yield resource_state(view, time.time())
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        version = view.resource["metadata"]["resourceVersion"] if view.resource is not None else "0"
+        _until_changed(connection, kind, name, version, min(TURN_S, left))
+        time.sleep(max(0.0, min(SHORTEST_TURN_S - (time.monotonic() - began), deadline - time.monotonic())))
+
+
+def _until_changed(connection: Connection, kind: str, name: str, version: str, seconds: float) -> None:
+    """Return at the next change after `version`, or some time up to `seconds` later.
+
+    An expired version (410) or a broken connection ends it early: whoever follows looks again in any case.
+    """
+    end = time.monotonic() + seconds
+    query: dict[str, str | int | bool] = {
+        "watch": True,
+        "fieldSelector": f"metadata.name={name}",
+        "resourceVersion": version,
+        "timeoutSeconds": max(1, int(seconds)),
+    }
+    try:
+        for line in connection.lines(path_of(connection, RAY, kind), query, seconds + 1):
+            event = json.loads(line)
+            if event.get("type") == "ERROR":
+                break
+            if event["object"]["metadata"]["resourceVersion"] != version:
+                return
+    except RequestRefused as error:
+        if error.status != EXPIRED:
+            raise
+    time.sleep(max(0.0, min(1.0, end - time.monotonic())))  # a server that cannot watch is not asked without pause

@@ -1,0 +1,44 @@
+"""How a RayCluster stands. One that the operator refuses has no status at all, only an event."""
+
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.cluster.kuberay.state.pod_troubles import trouble_of
+from marl_ray.cluster.kuberay.state.view import Object, View, event_text
+
+REFUSED = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
+"""Reasons of events."""
+
+
+def cluster_state(view: View, now: float) -> ResourceState:
+    """Where a RayCluster stands at `now`, seconds since 1970."""
+    if view.resource is None:
+        return ResourceState(Phase.GONE, "NotFound", f"there is no RayCluster {view.name}")
+    if view.resource["metadata"].get("deletionTimestamp"):
+        return ResourceState(Phase.WAITING, "Deleting", "its pods end")
+    status = view.status
+    refused = refusal(view, REFUSED)
+    if refused is not None and not status.get("state"):
+        return refused
+    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    if status.get("state") == "suspended":
+        return ResourceState(Phase.SUSPENDED, "Suspended", "it has no pods until it is resumed")
+    if status.get("state") == "failed":
+        return ResourceState(Phase.FAILED, "Failed", str(status.get("reason") or "the operator tells no reason"))
+    head = conditions.get("HeadPodReady", {})
+    if status.get("state") == "ready" and head.get("status", "True") == "True" and not view.unseen:
+        workers = f"{status.get('readyWorkerReplicas') or 0} of {status.get('desiredWorkerReplicas') or 0} workers"
+        return ResourceState(Phase.READY, "Ready", f"head and {workers} are ready")
+    return held_up(view.pods, now) or ResourceState(
+        Phase.WAITING, head.get("reason") or "New", " ".join((head.get("message") or "").split()).rstrip(": ")
+    )
+
+
+def held_up(pods: tuple[Object, ...], now: float) -> ResourceState | None:
+    """A state that names the pod that does not come up."""
+    trouble = trouble_of(pods, now)
+    return None if trouble is None else ResourceState(Phase.WAITING, *trouble)
+
+
+def refusal(view: View, reasons: tuple[str, ...]) -> ResourceState | None:
+    """A state made of the last event by which the operator refuses the specification."""
+    last = next((one for one in reversed(view.warnings) if one.get("reason") in reasons), None)
+    return None if last is None else ResourceState(Phase.FAILED, str(last["reason"]), event_text(last))

@@ -1,0 +1,23 @@
+"""How a RayCronJob stands. Its status only tells when it made a RayJob last."""
+
+from marl_ray.cluster.kuberay.state.cluster_state import refusal
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.cluster.kuberay.state.view import View
+
+REFUSED = ("InvalidRayCronJobSpec", "InvalidSchedule")
+"""Reasons of events."""
+
+
+def cron_job_state(view: View, now: float) -> ResourceState:
+    """Where a RayCronJob stands; `now` is not needed."""
+    if view.resource is None:
+        return ResourceState(Phase.GONE, "NotFound", f"there is no RayCronJob {view.name}")
+    if view.resource["spec"].get("suspend"):
+        return ResourceState(Phase.SUSPENDED, "Suspended", "it makes no RayJob until it is resumed")
+    refused = refusal(view, REFUSED)
+    if refused is not None:
+        return refused
+    last = view.status.get("lastScheduleTime")
+    return ResourceState(
+        Phase.READY, "Scheduled", f"it made its last RayJob at {last}" if last else "it has made no RayJob yet"
+    )

@@ -1,0 +1,61 @@
+"""What keeps a pod from running, read from its status. KubeRay's resources do not say it: they stay `Initializing`."""
+
+from collections.abc import Iterable
+
+from marl_ray.cluster.kuberay.state.view import Object, seconds_of
+
+LOOPS = frozenset({
+    "CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError",
+    "CreateContainerError", "RunContainerError",
+})  # fmt: skip
+"""Reasons of a waiting container that do not pass by themselves, or seldom."""
+SCHEDULED_S = 10.0
+"""A pod that has no node for as long waits for one."""
+
+
+def trouble_of(pods: Iterable[Object], now: float) -> tuple[str, str] | None:
+    """Reason and message of the first pod that does not come up; None where all run or are on their way at `now`."""
+    staying = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    late = [pod for pod in staying if now - seconds_of(pod["metadata"]["creationTimestamp"]) >= SCHEDULED_S]
+    troubles = (*map(_looping, staying), *map(_without_node, late))
+    return next((trouble for trouble in troubles if trouble), None)
+
+
+def _looping(pod: Object) -> tuple[str, str] | None:
+    status = pod.get("status") or {}
+    for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        # Between two crashes a container runs for a moment and is not ready.
+        crashes = bool(last.get("exitCode")) and not container.get("ready")
+        if waiting.get("reason") in LOOPS or crashes:
+            reason = waiting.get("reason") if waiting.get("reason") in LOOPS else "CrashLoopBackOff"
+            text = f"its last exit code was {last['exitCode']}" if "exitCode" in last else waiting.get("message")
+            restarts = f" ({container['restartCount']} restarts)" if container.get("restartCount") else ""
+            return str(reason), f"{_named(pod)}, container {container['name']}{restarts}: {text or 'no message'}"
+    return None
+
+
+def _without_node(pod: Object) -> tuple[str, str] | None:
+    """A pod that no node takes. Clusters that add nodes leave pods so for minutes, too."""
+    if pod["spec"].get("nodeName") or (pod.get("status") or {}).get("phase", "Pending") != "Pending":
+        return None
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    scheduled: Object = next((one for one in conditions if one["type"] == "PodScheduled"), {})
+    text = scheduled.get("message") or f"it asks for {_requests(pod) or 'nothing special'}"
+    return "Unschedulable", f"{_named(pod)} waits for a node: {text}"
+
+
+def _requests(pod: Object) -> str:
+    wanted = [
+        f"{name} {amount}"
+        for container in pod["spec"].get("containers") or ()
+        for name, amount in ((container.get("resources") or {}).get("requests") or {}).items()
+    ]
+    return ", ".join(dict.fromkeys(wanted))
+
+
+def _named(pod: Object) -> str:
+    labels = pod["metadata"].get("labels") or {}
+    group = labels.get("ray.io/group")
+    return f"pod {pod['metadata']['name']}" + (f" (group {group})" if group else "")

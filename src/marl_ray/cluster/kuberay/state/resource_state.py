@@ -1,0 +1,22 @@
+"""How any resource of KubeRay stands."""
+
+from collections.abc import Callable, Mapping
+
+from marl_ray.cluster.kuberay.state.cluster_state import cluster_state
+from marl_ray.cluster.kuberay.state.cron_job_state import cron_job_state
+from marl_ray.cluster.kuberay.state.job_state import job_state
+from marl_ray.cluster.kuberay.state.phases import ResourceState
+from marl_ray.cluster.kuberay.state.service_state import service_state
+from marl_ray.cluster.kuberay.state.view import ResourceKind, View
+
+STATES: Mapping[ResourceKind, Callable[[View, float], ResourceState]] = {
+    "RayCluster": cluster_state,
+    "RayCronJob": cron_job_state,
+    "RayJob": job_state,
+    "RayService": service_state,
+}
+
+
+def resource_state(view: View, now: float) -> ResourceState:
+    """Where the resource stands at `now`, seconds since 1970."""
+    return STATES[view.kind](view, now)

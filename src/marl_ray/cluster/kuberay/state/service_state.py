@@ -1,0 +1,59 @@
+"""How a RayService stands. Its applications are asked first: `serviceStatus` stays `Running` while one of them is broken."""
+
+from marl_ray.cluster.kuberay.state.cluster_state import held_up, refusal
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.cluster.kuberay.state.view import Object, View
+
+REFUSED = ("InvalidRayServiceSpec", "InvalidRayServiceMetadata")
+"""Reasons of events."""
+BROKEN = ("DEPLOY_FAILED",)
+"""Serve does not try such an application again."""
+
+
+def service_state(view: View, now: float) -> ResourceState:
+    """Where a RayService stands at `now`, seconds since 1970."""
+    if view.resource is None:
+        return ResourceState(Phase.GONE, "NotFound", f"there is no RayService {view.name}")
+    if view.resource["metadata"].get("deletionTimestamp"):
+        return ResourceState(Phase.WAITING, "Deleting", "its clusters end")
+    status = view.status
+    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    if conditions.get("Suspended", {}).get("status") == "True":
+        return ResourceState(Phase.SUSPENDED, "Suspended", "it has no cluster until it is resumed")
+    active, pending = _applications(status, "activeServiceStatus"), _applications(status, "pendingServiceStatus")
+    for name, application in [*pending.items(), *active.items()]:
+        if application.get("status") in BROKEN:
+            return ResourceState(
+                Phase.FAILED, application["status"], f"application {name}: {last_line(application.get('message'))}"
+            )
+    refused = refusal(view, REFUSED)
+    if refused is not None and not active:
+        return refused
+    if conditions.get("UpgradeInProgress", {}).get("status") == "True":
+        return held_up(view.pods, now) or ResourceState(Phase.WAITING, "UpgradeInProgress", "the new cluster comes up")
+    for name, application in (active or pending).items():
+        if application.get("status") != "RUNNING":
+            text = last_line(application.get("message"))
+            return held_up(view.pods, now) or ResourceState(
+                Phase.WAITING,
+                application.get("status") or "DEPLOYING",
+                f"application {name}" + (f": {text}" if text else ""),
+            )
+    ready = conditions.get("Ready", {})
+    if view.unseen:
+        return ResourceState(Phase.WAITING, "New", "the operator has not looked at its newest specification")
+    if ready.get("status") == "True" and active:
+        return ResourceState(Phase.READY, "Running", f"{', '.join(active)}: {ready.get('message') or 'serving'}")
+    return held_up(view.pods, now) or ResourceState(
+        Phase.WAITING, ready.get("reason") or "New", str(ready.get("message") or "the operator has not looked at it")
+    )
+
+
+def _applications(status: Object, which: str) -> dict[str, Object]:
+    return dict((status.get(which) or {}).get("applicationStatuses") or {})
+
+
+def last_line(message: object) -> str:
+    """The line of a traceback that says what is wrong."""
+    lines = [line for line in str(message or "").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,88 @@
+"""What a client sees of one resource of KubeRay: itself, the clusters that it owns, their pods, and warnings about it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+Object = Mapping[str, Any]
+"""An object of the Kubernetes API as plain data."""
+ResourceKind = Literal["RayJob", "RayCluster", "RayService", "RayCronJob"]
+SUBMITTER = "ray-job-submitter"
+"""Container that submits a RayJob's entrypoint: of a pod of its own, in `SidecarMode` of the head pod."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One moment of a resource."""
+
+    kind: ResourceKind
+    name: str
+    resource: Object | None
+    """None once it is gone."""
+    clusters: tuple[Object, ...] = ()
+    """RayClusters that the resource owns; of a RayCluster itself none."""
+    pods: tuple[Object, ...] = field(default=(), repr=False)
+    """Pods of these clusters, and of a RayJob its submitter's."""
+    warnings: tuple[Object, ...] = field(default=(), repr=False)
+    """Events of the type Warning about the resource, in the order of time."""
+
+    @property
+    def status(self) -> Object:
+        return self.resource.get("status") or {} if self.resource is not None else {}
+
+    @property
+    def unseen(self) -> bool:
+        """The operator has not looked at the newest specification, as far as it tells which one it looked at."""
+        observed = self.status.get("observedGeneration")
+        return self.resource is not None and observed is not None and observed < self.resource["metadata"]["generation"]
+
+
+def view_of(kind: ResourceKind, name: str, objects: Iterable[Object]) -> View:
+    """Choose from a namespace's objects those that belong to the resource."""
+    objects = list(objects)
+    named = (one for one in objects if one["kind"] == kind and one["metadata"]["name"] == name)
+    owned = [one for one in objects if one["kind"] == "RayCluster" and is_owned(one, kind, name)]
+    names = {one["metadata"]["name"] for one in owned} | ({name} if kind == "RayCluster" else set())
+    pods = [one for one in objects if one["kind"] == "Pod" and is_pod_of(one, kind, name, names)]
+    events = [one for one in objects if one["kind"] == "Event" and is_warning_about(one, kind, name)]
+    return View(kind, name, next(named, None), tuple(owned), tuple(pods), tuple(sorted(events, key=event_time)))
+
+
+def is_owned(cluster: Object, kind: str, name: str) -> bool:
+    """True where a RayCluster was made for this RayJob or RayService."""
+    labels = cluster["metadata"].get("labels") or {}
+    made_for = labels.get("ray.io/originated-from-crd"), labels.get("ray.io/originated-from-cr-name")
+    return made_for == (kind, name)
+
+
+def is_pod_of(pod: Object, kind: str, name: str, clusters: set[str]) -> bool:
+    """True where a pod belongs to one of these clusters, or submits this RayJob."""
+    labels = pod["metadata"].get("labels") or {}
+    return labels.get("ray.io/cluster") in clusters or (kind == "RayJob" and labels.get("job-name") == name)
+
+
+def is_warning_about(event: Object, kind: str, name: str) -> bool:
+    """True where an event, of `v1` or `events.k8s.io/v1`, warns of this resource."""
+    about = event.get("regarding") or event.get("involvedObject") or {}
+    return event.get("type") == "Warning" and (about.get("kind"), about.get("name")) == (kind, name)
+
+
+def event_time(event: Object) -> str:
+    """When an event happened last, as text that sorts."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((one for one in times if one), event["metadata"].get("creationTimestamp") or "")
+
+
+def event_text(event: Object) -> str:
+    """The note of an event without the name of the resource, which the operator puts into it."""
+    about = event.get("regarding") or event.get("involvedObject") or {}
+    text = " ".join(str(event.get("note") or event.get("message") or "").split())
+    full = f"{about.get('namespace')}/{about.get('name')}"
+    return text.removeprefix(f"{full}: ").replace(f" {full}: ", ": ")
+
+
+def seconds_of(time: str) -> float:
+    """Seconds since 1970 of a time as Kubernetes writes it."""
+    return datetime.fromisoformat(time).timestamp()

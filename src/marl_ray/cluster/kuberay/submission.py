@@ -1,0 +1,126 @@
+"""Training runs and sweeps as RayJobs: the config travels in a ConfigMap, each job has a cluster of its own."""
+
+import json
+import secrets
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from marl_ray.cluster.jobs import read_config, refuse_relative_paths
+from marl_ray.cluster.kuberay.client.connection import Connection
+from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
+from marl_ray.cluster.kuberay.client.resources import apply, delete, read
+from marl_ray.cluster.kuberay.client.waiting import wait
+from marl_ray.cluster.kuberay.manifests.pods import FILES
+from marl_ray.cluster.kuberay.manifests.rendering import render
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.config import RunConfig
+from marl_ray.config.cluster import ClusterConfig, JobConfig
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.errors import MarlRayError
+
+WEEK_S = 7 * 24 * 3600.0
+LOG_S = 20.0
+"""How long the rest of a log may take once its job has ended."""
+PAUSE_S = 1.0
+INTERRUPTED = 130
+
+
+def submit(
+    connection: Connection,
+    kind: Literal["train", "sweep"],
+    config_path: str | Path,
+    overrides: Sequence[str],
+    cluster: ClusterConfig,
+    name: str | None = None,
+    timeout_s: float = WEEK_S,
+) -> int:
+    """Run `marl-ray KIND CONFIG key=value...` as a RayJob on a cluster made by `cluster`; the entrypoint's exit status.
+
+    A `name` that is there already is joined. The config is validated here before anything is sent. Ctrl-C asks whether the
+    job is to end. Raises MarlRayError for wrong configs, and where the API refuses or stays away.
+    """
+    config = read_config(kind, config_path, overrides)
+    refuse_relative_paths(config)
+    name = name or f"{cluster.name}-{secrets.token_hex(3)}"
+    if read(connection, "RayJob", name) is None:
+        own = (cluster.job or JobConfig(entrypoint="-")).model_copy(
+            update={"entrypoint": shlex.join(["marl-ray", kind, f"{FILES}/config.yaml"])}
+        )
+        _create(connection, cluster.model_copy(update={"name": name, "job": own, "files": f"{name}-files"}), config)
+    return _follow(connection, name, timeout_s)
+
+
+def _create(connection: Connection, cluster: ClusterConfig, config: RunConfig | SweepConfig) -> None:
+    """Apply the job, then what it needs, owned by it: so everything goes when the job is deleted."""
+    job, *others = render(cluster)
+    text = json.dumps(config.model_dump(mode="json", exclude_unset=True), indent=1)
+    files = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": cluster.files},
+        "data": {"config.yaml": text},
+    }
+    made = apply(connection, job)
+    owner = {key: made["metadata"][key] for key in ("name", "uid")} | {"apiVersion": "ray.io/v1", "kind": "RayJob"}
+    for manifest in (files, *others):
+        apply(connection, owned(manifest, owner))
+
+
+def owned(manifest: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with an owner, with whom Kubernetes deletes it."""
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [dict(owner)]}}
+
+
+def _follow(connection: Connection, name: str, timeout_s: float) -> int:
+    ended = threading.Event()
+    printer = threading.Thread(target=_print_log, args=(connection, name, ended), daemon=True)
+    printer.start()
+    try:
+        state = wait(connection, "RayJob", name, (Phase.SUCCEEDED,), timeout_s, lambda state: _say(name, state))
+        ended.set()
+        printer.join(LOG_S)
+    except KeyboardInterrupt:
+        ended.set()
+        _ask(connection, name)
+        return INTERRUPTED
+    return 0 if state.phase is Phase.SUCCEEDED else state.status or 1
+
+
+def _print_log(connection: Connection, name: str, ended: threading.Event) -> None:
+    """Print the log of each submitter of the job, one after another: a retry has one of its own."""
+    printed: set[str] = set()
+    while True:
+        last = ended.is_set()
+        try:
+            found = submitter_of(connection, name)
+            if found is not None and found[0] not in printed:
+                printed.add(found[0])
+                for line in log_lines(connection, *found, follow=True):
+                    print(line, flush=True)
+        except MarlRayError as error:  # the job's state is what counts
+            _tell(name, f"its log cannot be read: {error}")
+        if last:
+            return
+        time.sleep(PAUSE_S)
+
+
+def _ask(connection: Connection, name: str) -> None:
+    """The job outlives this command, unless a person says otherwise."""
+    if sys.stdin.isatty() and input(f"\nrayjob/{name}: end the job? [y/N] ").strip().lower() in ("y", "yes"):
+        delete(connection, "RayJob", name)
+        _tell(name, "it ends")
+        return
+    _tell(name, f"it goes on; marl-ray cluster logs|wait|delete rayjob/{name}")
+
+
+def _say(name: str, state: ResourceState) -> None:
+    _tell(name, str(state))
+
+
+def _tell(name: str, text: str) -> None:
+    print(f"rayjob/{name}: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,90 @@
+"""Several Ray nodes as processes of this machine, for tests of scheduling and of nodes that are lost."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from marl_ray.cluster.local import LocalRay, local_ray
+from marl_ray.errors import MarlRayError
+
+START_S = 120.0
+"""How long the nodes may take to join."""
+POLL_S = 0.2
+JOIN = """
+from ray._private import ray_constants, services
+ray_constants.ENABLE_RAY_CLUSTER = True
+services.resolve_ip_for_localhost = lambda host: host
+from ray.scripts.scripts import main
+main()
+"""
+"""`ray start`, which refuses to join a head that is bound to loopback, or looks for it at this host's outward address
+(checked with Ray 2.60)."""
+NODE = "marl-ray-node"
+"""Ray label of the nodes, 1 and up; the head has none."""
+
+
+@dataclass(frozen=True)
+class LocalCluster:
+    """A head and its nodes."""
+
+    head: LocalRay
+    nodes: tuple["subprocess.Popen[bytes]", ...]
+    """The process of each node besides the head: to kill one is to lose it."""
+
+
+@contextmanager
+def local_cluster(nodes: int, cpus: int) -> Iterator[LocalCluster]:
+    """Start `nodes` Ray nodes of `cpus` logical CPUs each, the head among them; all end with the block.
+
+    Raises MarlRayError if not all join in time, with the end of a log.
+    """
+    if nodes < 1:
+        raise MarlRayError(f"--nodes {nodes}: expected 1 or more")
+    with local_ray(num_cpus=cpus) as head:
+        processes = tuple(_start(head, number, cpus) for number in range(1, nodes))
+        try:
+            _await(nodes, processes, head.temp_dir)
+            yield LocalCluster(head, processes)
+        finally:
+            for process in processes:
+                process.terminate()  # what it has started ends with the head's processes
+            for process in processes:
+                try:
+                    process.wait(POLL_S * 50)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def _start(head: LocalRay, number: int, cpus: int) -> "subprocess.Popen[bytes]":
+    command = [
+        *(sys.executable, "-c", JOIN, "start", "--block", "--disable-usage-stats"),
+        *("--address", head.address, "--node-ip-address", "127.0.0.1", "--num-cpus", str(cpus)),
+        *("--dashboard-agent-listen-port", "0", "--object-store-memory", str(128 << 20)),
+        *("--labels", f"{NODE}={number}"),
+    ]
+    with _log(head.temp_dir, number).open("wb") as log:
+        # A session of its own: Ctrl-C is for whoever has started the nodes, who ends them.
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def _await(nodes: int, processes: tuple["subprocess.Popen[bytes]", ...], folder: Path) -> None:
+    import ray
+
+    end = time.monotonic() + START_S
+    while (joined := sum(node["Alive"] for node in ray.nodes())) < nodes:
+        gone = next((number for number, one in enumerate(processes, 1) if one.poll() is not None), None)
+        if gone is not None or time.monotonic() > end:
+            lines = _log(folder, gone or len(processes)).read_text(errors="replace").strip().splitlines()
+            last = " ".join(lines[-1].split()) if lines else "nothing"
+            raise MarlRayError(
+                f"local cluster: {joined} of {nodes} nodes have joined in {START_S:g} s; the log ends: {last}"
+            )
+        time.sleep(POLL_S)
+
+
+def _log(folder: Path, number: int) -> Path:
+    return folder / f"node-{number}.log"

@@ -1,0 +1,216 @@
+"""The commands of clusters on a small real Kubernetes: every recorded story, and days on which the API is not well."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_line import marl_ray
+from kuberay_stories import STORIES, kind_of
+from kubox import URL, kubeconfig, kubox, play, trouble
+
+from marl_ray.cluster.kuberay.client import resources
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
+from marl_ray.cluster.kuberay.manifests.rendering import render
+from marl_ray.cluster.kuberay.state import pod_troubles
+from marl_ray.config import parse_config, read_yaml
+from marl_ray.config.cluster import ClusterConfig, JobConfig
+from marl_ray.errors import MarlRayError
+
+FAILED, LATE = 1, 124
+ENDS = {
+    "rayjob-fails": (3, "failed (AppFailed): Job entrypoint command failed with exit code 3"),
+    "rayjob-deadline": (FAILED, "failed (DeadlineExceeded): The RayJob has passed the activeDeadlineSeconds"),
+    "rayjob-refused-by-the-operator": (FAILED, "failed (ValidationFailed): The RayJob spec is invalid: BackoffLimit"),
+    "rayjob-sidecar-mode-never-ready": (FAILED, "failed (SubmitterEnded): its submitter has ended before"),
+    "rayjob-deleted-while-running": (FAILED, "gone (NotFound): there is no RayJob"),
+    "rayjob-unschedulable": (LATE, "is not succeeded after 4 s: waiting (Unschedulable): pod rayjob-unschedulable-"),
+    "rayjob-worker-crashes": (LATE, "waiting (CrashLoopBackOff): pod rayjob-worker-crashes-"),
+    "raycluster-refused-by-the-operator": (FAILED, "failed (InvalidRayClusterSpec): The RayCluster spec is invalid"),
+    "raycluster-ready-suspended-deleted": (FAILED, "gone (NotFound): there is no RayCluster"),
+    "rayservice-application-broken": (FAILED, "failed (DEPLOY_FAILED): application app: AttributeError"),
+    "rayservice-config-changed-in-place": (FAILED, "failed (DEPLOY_FAILED): application app: AttributeError"),
+}
+"""Exit status and words of `wait` at the end of a story; the others end well."""
+HEAD = {"spec": {"containers": [{"name": "ray-head", "image": "marl-ray:1"}]}}
+JOB: dict[str, Any] = {
+    "apiVersion": "ray.io/v1",
+    "kind": "RayJob",
+    "metadata": {"name": "mine"},
+    "spec": {
+        "entrypoint": "python -c 'print(1)'",
+        "rayClusterSpec": {"headGroupSpec": {"rayStartParams": {}, "template": HEAD}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    folder = tmp_path_factory.mktemp("kubox")
+    with pytest.MonkeyPatch.context() as patch, kubox(folder) as connection:
+        patch.setenv("KUBECONFIG", str(kubeconfig(folder)))
+        patch.setattr(pod_troubles, "SCHEDULED_S", 1.0)
+        yield connection
+
+
+def resource_of(story: str) -> str:
+    return f"{kind_of(story).lower()}/{story}"
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_story_ends_with_a_status_and_a_message(cluster, story):
+    play(cluster, story)
+    status, words = ENDS.get(story, (0, ""))
+    waited = marl_ray("cluster", "wait", resource_of(story), "--timeout-s", "4")
+    assert waited.returncode == status, waited
+    assert words in waited.stdout.splitlines()[-1]
+    stands = marl_ray("cluster", "status", resource_of(story))
+    assert stands.returncode == (0 if status == LATE else status)
+    assert words.rpartition("s: ")[2] in stands.stdout
+
+
+@pytest.mark.parametrize("bad_day", ["compact", "fail?status=503&times=4&path=ray", "fail?status=0&times=4&path=ray"])
+def test_a_wait_outlives_what_happens_to_the_api(cluster, bad_day):
+    """Versions that expire, errors and dropped connections, while the story goes on."""
+    story = "rayjob-retries-once"
+    marl_ray("cluster", "delete", resource_of(story))
+    player = threading.Thread(target=play, args=(cluster, story, 0.03))
+    worse = threading.Thread(target=lambda: [trouble(bad_day) or time.sleep(0.5) for _ in range(4)])
+    player.start()
+    while marl_ray("cluster", "status", resource_of(story)).returncode:
+        time.sleep(0.1)
+    worse.start()
+    waited = marl_ray("cluster", "wait", resource_of(story), "--timeout-s", "40")
+    player.join()
+    worse.join()
+    assert waited.returncode == 0, waited
+    assert "succeeded (Complete): Job finished successfully." in waited.stdout.splitlines()[-1]
+
+
+def test_manifests_are_applied_checked_and_deleted(cluster, tmp_path):
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(yaml.safe_dump(JOB))
+    wrong = {**JOB, "metadata": {"name": "wrong"}, "spec": {**JOB["spec"], "entrypiont": "x"}}
+    bad.write_text(yaml.safe_dump_all([JOB, wrong]))
+    refused = marl_ray("cluster", "apply", bad)
+    assert refused.returncode == 2 and "RayJob wrong: " in refused.stderr and "entrypiont" in refused.stderr
+    assert resources.read(cluster, "RayJob", "mine") is None  # all or nothing
+    assert marl_ray("cluster", "apply", good, "--dry-run").stdout == "rayjob/mine would be applied\n"
+    assert resources.read(cluster, "RayJob", "mine") is None
+    for _ in range(2):
+        assert marl_ray("cluster", "apply", good).stdout == "rayjob/mine applied\n"
+    assert marl_ray("cluster", "delete", "rayjob/mine", "--timeout-s", "10").returncode == 0
+    assert resources.read(cluster, "RayJob", "mine") is None
+    missing = marl_ray("cluster", "delete", "rayjob/mine")
+    assert missing.returncode == 2 and "delete rayjob/mine: there is none in default" in missing.stderr
+
+
+def test_a_field_of_another_owner_is_not_taken_unasked(cluster):
+    path = resources.path_of(cluster, "ray.io/v1", "RayJob", "shared")
+    other = {**JOB, "metadata": {"name": "shared"}}
+    cluster.request("PATCH", path, {"fieldManager": "somebody"}, other, "application/apply-patch+yaml")
+    changed = {**other, "spec": {**JOB["spec"], "entrypoint": "echo"}}
+    with pytest.raises(RequestRefused, match=r"RayJob shared: .*somebody.*--force takes"):
+        resources.apply(cluster, changed)
+    assert resources.apply(cluster, changed, force=True)["spec"]["entrypoint"] == "echo"
+
+
+def test_the_log_of_a_submitter_is_followed_to_its_end(cluster):
+    """A real pod in the place of the operator's submitter."""
+    script = "for k in 1 2 3; do echo line $k; sleep 0.3; done"
+    container = {"name": "ray-job-submitter", "image": "any", "command": ["sh", "-c", script]}
+    resources.apply(cluster, {**JOB, "metadata": {"name": "logged"}})
+    resources.apply(
+        cluster,
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "logged-x", "labels": {"job-name": "logged"}},
+            "spec": {"restartPolicy": "Never", "containers": [container]},
+        },
+    )
+    while (shown := marl_ray("cluster", "logs", "rayjob/logged", "--follow")).returncode:
+        assert "no pod that submits it" in shown.stderr, shown
+        time.sleep(0.1)
+    assert shown.stdout.splitlines() == ["line 1", "line 2", "line 3"]
+    resources.delete(cluster, "RayJob", "logged")
+
+
+WRONG = [
+    (("status", "job/x"), "expected KIND/NAME, KIND one of rayjob"),
+    (("status", "rayjob"), "expected KIND/NAME"),
+    (("wait", "rayjob/x", "--for", "done"), "--for done: expected one of waiting"),
+    (("status", "rayjob/x", "--context", "none"), "--context none: the kubeconfig has kubox"),
+    (("logs", "rayservice/x"), "expected a rayjob"),
+    (("logs", "rayjob/x"), "no pod that submits it"),
+    (("apply", "missing.yaml"), "missing.yaml: No such file"),
+]
+
+
+@pytest.mark.parametrize("command, words", WRONG)
+def test_wrong_commands_say_what_was_expected(cluster, command, words):
+    refused = marl_ray("cluster", *command)
+    [line] = refused.stderr.strip().splitlines()
+    assert refused.returncode == 2 and words in line
+
+
+def test_an_api_that_stays_away_is_named(tmp_path, monkeypatch):
+    path = kubeconfig(tmp_path)
+    path.write_text(path.read_text().replace(URL, "http://127.0.0.1:9"))
+    with pytest.raises(MarlRayError, match=r"http://127.0.0.1:9 gave no answer for 0.5 s: "):
+        connect(str(path)).request("GET", "/api/v1", lost_s=0.5)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    refused = marl_ray("cluster", "status", "rayjob/x")
+    assert refused.returncode == 2 and f"kubeconfig {tmp_path / 'none'}: " in refused.stderr
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "no cluster is named" in marl_ray("cluster", "status", "rayjob/x").stderr
+
+
+CLUSTER = Path(__file__).parents[2] / "cluster" / "configs" / "training.yaml"
+
+
+@pytest.mark.parametrize("parts", [{}, {"job": None}, {"job": None, "service": {"serve": {"applications": []}}}])
+def test_the_server_takes_what_is_rendered(cluster, parts):
+    """With all rules of KubeRay's CRDs, those in CEL too."""
+    config = parse_config(ClusterConfig, read_yaml(CLUSTER) | parts)
+    for manifest in render(config):
+        resources.apply(cluster, manifest, dry_run=True)
+    clock = config.model_copy(update={"job": JobConfig(entrypoint="x", schedule="0 3 * * *"), "service": None})
+    resources.apply(cluster, render(clock)[0], dry_run=True)
+
+
+@pytest.mark.parametrize("story, status", [("rayjob-succeeds", 0), ("rayjob-fails", 3), ("rayjob-retries-once", 0)])
+def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
+    """What the operator did then is written onto the job that is submitted here."""
+    for name in (story, "rayjob-retries-once"):
+        marl_ray("cluster", "delete", resource_of(name))
+
+    def once_there() -> None:
+        while resources.read(cluster, "ConfigMap", f"{story}-files", "v1") is None:
+            time.sleep(0.05)
+        play(cluster, story, 0.01)
+
+    player = threading.Thread(target=once_there)
+    player.start()
+    submitted = marl_ray(
+        "submit", "train", "jobs/configs/multigrid_mappo.yaml", "storage=/runs", "name=mine",
+        "--kuberay", CLUSTER, "--submission-id", story,
+    )  # fmt: skip
+    player.join()
+    assert submitted.returncode == status, submitted
+    assert f"rayjob/{story}: waiting (Initializing)" in submitted.stderr
+    files = resources.read(cluster, "ConfigMap", f"{story}-files", "v1")
+    assert files is not None and json.loads(files["data"]["config.yaml"])["name"] == "mine"
+    assert (
+        marl_ray("submit", "train", "jobs/configs/multigrid_mappo.yaml", "--kuberay", CLUSTER).returncode == 2
+    )  # storage
+    assert marl_ray("cluster", "delete", f"rayjob/{story}").returncode == 0
+    end = time.monotonic() + 10
+    while resources.read(cluster, "ConfigMap", f"{story}-files", "v1") is not None:
+        assert time.monotonic() < end, "the job's files outlive it"
+        time.sleep(0.1)

@@ -1,0 +1,77 @@
+"""Several Ray nodes on this machine: work is spread over them, and a node that is killed is lost."""
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from command_line import PROGRAM, without_ray
+
+from marl_ray.cluster.local_nodes import local_cluster
+from marl_ray.errors import MarlRayError
+
+SCRIPT = """
+import time, ray
+from marl_ray.cluster.local_nodes import NODE, local_cluster
+from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy
+
+with local_cluster(3, 1) as cluster:
+    @ray.remote(num_cpus=1, max_retries=3)
+    def where(seconds):
+        time.sleep(seconds)
+        return ray.get_runtime_context().get_node_id()
+    spread = set(ray.get([where.remote(1) for _ in range(3)], timeout=60))
+    cluster.nodes[0].kill()
+    end = time.monotonic() + 60
+    while sum(node["Alive"] for node in ray.nodes()) > 2 and time.monotonic() < end:
+        time.sleep(0.2)
+    alive = sum(node["Alive"] for node in ray.nodes())
+    left = set(ray.get([where.remote(0.5) for _ in range(4)], timeout=60))
+    print(len(spread), alive, len(left), cluster.head.temp_dir)
+"""
+
+
+def test_work_is_spread_and_a_killed_node_is_lost():
+    """In a process of its own: this one may have a Ray already."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=without_ray(), capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    *counts, folder = done.stdout.split()[-4:]
+    assert counts[0] == "3" and counts[1] == "2" and counts[2] in ("1", "2")
+    assert not os.path.exists(folder)
+    assert not [one for one in psutil.process_iter() if folder in " ".join(_command(one))]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def test_the_command_says_how_to_use_it_and_leaves_nothing():
+    process = subprocess.Popen(
+        [PROGRAM, "cluster", "local", "--nodes", "2", "--cpus", "1"],
+        env=without_ray(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines = []
+    end = time.monotonic() + 120
+    while not lines or not lines[-1].startswith("running"):
+        lines.append(process.stdout.readline())
+        assert lines[-1] and time.monotonic() < end, lines
+    assert lines[0].startswith("2 nodes of 1 CPUs") and lines[1].startswith("export RAY_ADDRESS=127.0.0.1:")
+    node = int(lines[2].split()[-1])
+    process.send_signal(2)
+    assert process.wait(60) == 0
+    assert not psutil.pid_exists(node)
+
+
+def test_a_cluster_has_a_node():
+    with pytest.raises(MarlRayError, match="--nodes 0: expected 1 or more"), local_cluster(0, 1):
+        pass

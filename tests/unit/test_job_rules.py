@@ -1,0 +1,119 @@
+"""Rules for RayJobs and RayCronJobs that no schema says."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from marl_ray.cluster.kuberay.manifests.rendering import render
+from marl_ray.cluster.manifests import lint_manifest
+from marl_ray.config.cluster import ClusterConfig
+from marl_ray.config.load import parse_config
+
+CONFIG: dict[str, Any] = {
+    "name": "train",
+    "image": "registry.example.com/marl-ray:0.1.0",
+    "groups": {"learners": {"replicas": 2}},
+    "volumes": [{"claim": "runs", "path": "/runs"}],
+    "job": {"entrypoint": "marl-ray train config.yaml", "retries": 1},
+}
+[JOB, *_] = render(parse_config(ClusterConfig, CONFIG))
+RULE = {"policy": "DeleteCluster", "condition": {"jobStatus": "SUCCEEDED", "ttlSeconds": 10}}
+SELECTED = {
+    "clusterSelector": {"ray.io/cluster": "mine"},
+    "rayClusterSpec": None,
+    "backoffLimit": 0,
+    "deletionStrategy": None,
+}
+
+
+def findings(changes: dict[str, Any], kind: str = "RayJob") -> list[str]:
+    """Of the job with other values in its specification; None takes a key away."""
+    spec = copy.deepcopy(JOB["spec"]) | changes
+    spec = {key: value for key, value in spec.items() if value is not None}
+    if kind == "RayCronJob":
+        spec = {"schedule": "0 3 * * *", "jobTemplate": spec}
+    return lint_manifest({"apiVersion": "ray.io/v1", "kind": kind, "metadata": {"name": "train"}, "spec": spec}, "f")
+
+
+@pytest.mark.parametrize("kind", ["RayJob", "RayCronJob"])
+def test_good_jobs_have_no_finding(kind):
+    assert findings({}, kind) == []
+    assert findings(SELECTED | {"submitterPodTemplate": None}, kind) == []
+    assert (
+        findings({"deletionStrategy": None, "shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 5}, kind) == []
+    )
+    both = {"onSuccess": {"policy": "DeleteSelf"}, "onFailure": {"policy": "DeleteNone"}}
+    assert findings({"deletionStrategy": both}, kind) == []
+
+
+def test_a_queued_job_may_be_suspended():
+    [job, *_] = render(parse_config(ClusterConfig, CONFIG | {"queue": "team-a"}))
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert job["spec"]["shutdownAfterJobFinishes"] and "deletionStrategy" not in job["spec"]
+    job["spec"]["suspend"] = True
+    assert lint_manifest(job, "f") == []
+
+
+WRONG = [
+    ({"rayClusterSpec": None}, "spec.rayClusterSpec: expected it, or clusterSelector"),
+    ({"entrypoint": "", "submitterPodTemplate": None}, "spec.entrypoint: missing"),
+    ({"suspend": True}, "spec.shutdownAfterJobFinishes: expected true beside suspend"),
+    ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds: expected more than 0, got 0"),
+    ({"submissionMode": "Http"}, "spec.submissionMode: expected one of K8sJobMode"),
+    (SELECTED | {"backoffLimit": 2}, "spec.backoffLimit: expected 0 beside clusterSelector"),
+    (SELECTED | {"clusterSelector": {"app": "x"}}, "spec.clusterSelector: expected ray.io/cluster"),
+    (
+        SELECTED | {"submissionMode": "SidecarMode", "submitterPodTemplate": None},
+        "spec.clusterSelector: expected none in S",
+    ),
+    ({"submissionMode": "InteractiveMode"}, "spec.backoffLimit: expected 0 in InteractiveMode"),
+    ({"submissionMode": "SidecarMode"}, "spec.submitterPodTemplate: expected none in SidecarMode"),
+    ({"shutdownAfterJobFinishes": True}, "spec.shutdownAfterJobFinishes: expected none beside deletionStrategy"),
+    ({"deletionStrategy": None, "ttlSecondsAfterFinished": 5}, "spec.ttlSecondsAfterFinished: expected shutdownAfter"),
+    ({"deletionStrategy": {}}, "spec.deletionStrategy: expected deletionRules, or onSuccess and onFailure"),
+    ({"deletionStrategy": {"deletionRules": [RULE, RULE]}}, "deletionRules.1: expected one rule for DeleteCluster"),
+    (
+        {
+            "deletionStrategy": {
+                "deletionRules": [
+                    RULE,
+                    RULE | {"policy": "DeleteWorkers", "condition": RULE["condition"] | {"ttlSeconds": 20}},
+                ]
+            }
+        },
+        "expected DeleteCluster after DeleteWorkers",
+    ),
+    (
+        {"deletionStrategy": {"deletionRules": [RULE], "onSuccess": {"policy": "DeleteSelf"}}},
+        "onSuccess: expected none",
+    ),
+    (
+        SELECTED | {"deletionStrategy": {"deletionRules": [RULE]}},
+        "expected another than DeleteCluster beside clusterSelector",
+    ),
+    ({"runtimeEnvYAML": "[1]"}, "spec.runtimeEnvYAML: expected a mapping"),
+    ({"runtimeEnvYAML": "a: ["}, "spec.runtimeEnvYAML: expected YAML"),
+]
+
+
+@pytest.mark.parametrize("change, words", WRONG)
+def test_a_broken_rule_is_one_line_that_names_the_key(change, words):
+    found = findings(change)
+    assert any(words in line for line in found), found
+    assert all("\n" not in line for line in found)
+    inside = [line.replace("spec.jobTemplate.", "spec.") for line in findings(change, "RayCronJob")]
+    assert sorted(inside) == sorted(found)
+
+
+def test_a_retry_needs_storage_that_outlives_a_cluster():
+    [job, *_] = render(parse_config(ClusterConfig, CONFIG | {"volumes": []}))
+    assert [line.split(": ")[1] for line in lint_manifest(job, "f")] == ["spec.backoffLimit"]
+    job["spec"]["entrypoint"] += " storage=s3://bucket/runs"
+    assert lint_manifest(job, "f") == []
+
+
+def test_a_schedule_has_five_fields():
+    clock = {"schedule": "daily", "jobTemplate": JOB["spec"]}
+    document = {"apiVersion": "ray.io/v1", "kind": "RayCronJob", "metadata": {"name": "train"}, "spec": clock}
+    assert lint_manifest(document, "f") == ["f: spec.schedule: expected five fields of cron, got 'daily'"]
