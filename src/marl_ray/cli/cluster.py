@@ -227,7 +227,7 @@ def _manifests(file: Path) -> list[dict[str, Any]]:
         raise MarlRayError(f"{file}: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise MarlRayError(f"{file}: {' '.join(str(error).split())}") from None
-    found = [document for document in documents if document is not None]
-    if not all(isinstance(document, dict) for document in found):
+    manifests = [document for document in documents if document is not None]
+    if not all(isinstance(document, dict) for document in manifests):
         raise MarlRayError(f"{file}: expected objects")
-    return found
+    return manifests

@@ -115,16 +115,16 @@ def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[Finding]:
 
 def _of_runtime_env(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
     try:
-        found = yaml.safe_load(spec.get("runtimeEnvYAML", "") or "{}")
+        runtime_env = yaml.safe_load(spec.get("runtimeEnvYAML", "") or "{}")
     except yaml.YAMLError as error:
         yield f"{where}runtimeEnvYAML", f"expected YAML ({' '.join(str(error).split())})"
         return
-    if not isinstance(found, Mapping):
+    if not isinstance(runtime_env, Mapping):
         yield f"{where}runtimeEnvYAML", "expected a mapping of keys"
 
 
 def advice_for_job(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """What the operator takes, and loses work: a retry is a new cluster, without what pods wrote to their own folders."""
+    """Advice about jobs that lose work: a retry is a new cluster, without the files that pods wrote to their own folders."""
     cluster = spec.get("rayClusterSpec")
     if not cluster or spec.get("backoffLimit", 0) <= 0 or "://" in spec.get("entrypoint", ""):
         return

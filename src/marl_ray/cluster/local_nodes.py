@@ -12,7 +12,7 @@ from marl_ray.cluster.local import LocalRay, local_ray
 from marl_ray.errors import MarlRayError
 
 START_S = 120.0
-"""How long the nodes may take to join."""
+"""Longest time for the nodes to join."""
 POLL_S = 0.2
 JOIN = """
 from ray._private import ray_constants, services
@@ -76,9 +76,9 @@ def _await(nodes: int, processes: tuple["subprocess.Popen[bytes]", ...], folder:
 
     end = time.monotonic() + START_S
     while (joined := sum(node["Alive"] for node in ray.nodes())) < nodes:
-        gone = next((number for number, one in enumerate(processes, 1) if one.poll() is not None), None)
-        if gone is not None or time.monotonic() > end:
-            lines = _log(folder, gone or len(processes)).read_text(errors="replace").strip().splitlines()
+        ended = next((number for number, one in enumerate(processes, 1) if one.poll() is not None), None)
+        if ended is not None or time.monotonic() > end:
+            lines = _log(folder, ended or len(processes)).read_text(errors="replace").strip().splitlines()
             last = " ".join(lines[-1].split()) if lines else "nothing"
             raise MarlRayError(
                 f"local cluster: {joined} of {nodes} nodes have joined in {START_S:g} s; the log ends: {last}"

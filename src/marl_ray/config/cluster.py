@@ -15,12 +15,12 @@ Seconds = Annotated[int, Field(ge=1)]
 
 
 class NodeConfig(Config):
-    """What one pod gets. Requests equal limits, so nothing else is promised its memory."""
+    """The size of a pod. Requests equal limits, so nothing else is promised its memory."""
 
     cpus: PositiveFloat = 2
     memory: Quantity = "8Gi"
     shm: Quantity | None = None
-    """Of `/dev/shm`, where Ray keeps its objects; a third of the memory where not given. It counts as memory."""
+    """Size of `/dev/shm`, where Ray keeps its objects; a third of the memory where not given. It counts as memory."""
     node_selector: dict[str, str] = {}
     tolerations: tuple[dict[str, Any], ...] = ()
 
@@ -36,7 +36,7 @@ class GroupConfig(NodeConfig):
     resources: dict[str, PositiveFloat] = {}
     """Custom resources that the group's nodes tell Ray of."""
     idle_timeout_s: Seconds = 300
-    """How long a pod that is not needed stays; longer than a restart, so that one does not lose its nodes."""
+    """Seconds that a pod stays while it is not needed; longer than a restart, so that one does not lose its nodes."""
 
     @model_validator(mode="after")
     def _check(self) -> "GroupConfig":
@@ -48,7 +48,7 @@ class GroupConfig(NodeConfig):
 
 
 class RedisConfig(Config):
-    """Where the head keeps its state, so that a cluster outlives its head."""
+    """The Redis that keeps the head's state, so that a cluster outlives its head."""
 
     address: str
     """Such as redis://marl-ray-redis:6379."""
@@ -65,7 +65,7 @@ class VolumeConfig(Config):
 
 
 class JobConfig(Config):
-    """What runs once on a cluster of its own."""
+    """A command that runs once on a cluster of its own."""
 
     entrypoint: str
     retries: Annotated[int, Field(ge=0)] = 0
@@ -73,11 +73,11 @@ class JobConfig(Config):
     deadline_s: Seconds | None = None
     """From its beginning to its end, all tries together."""
     start_deadline_s: Seconds = 1800
-    """How long its cluster may take to come up."""
+    """Longest time for its cluster to come up."""
     keep_s: Annotated[int, Field(ge=0)] = 300
-    """How long its cluster stays after a success."""
+    """Time for which its cluster stays after a success."""
     keep_failed_s: Annotated[int, Field(ge=0)] = 3600
-    """How long its cluster stays after a failure, for whoever looks into it."""
+    """Time for which its cluster stays after a failure, so that somebody can look into it."""
     runtime_env: dict[str, Any] = {}
     schedule: str | None = None
     """Five fields of cron: a job by the clock, with a cluster of its own each time."""
@@ -98,7 +98,7 @@ class ServiceConfig(Config):
     serve: dict[str, Any]
     """The Serve config, as `serve deploy` takes it."""
     delete_old_after_s: Seconds = 120
-    """How long a replaced cluster stays; longer than its pods take to end."""
+    """Time for which a replaced cluster stays; longer than its pods take to end."""
 
 
 class ClusterConfig(Config):
@@ -128,7 +128,7 @@ class ClusterConfig(Config):
     user: Annotated[int, Field(ge=1)] = 1000
     """Number of the user in the image; root is refused."""
     drain_s: Seconds = 60
-    """How long a pod that ends may finish its work; Kubernetes waits 30 s longer."""
+    """Time in which a pod that ends may finish its work; Kubernetes waits 30 s longer."""
     job: JobConfig | None = None
     service: ServiceConfig | None = None
 

@@ -25,7 +25,7 @@ from marl_ray.errors import MarlRayError
 
 WEEK_S = 7 * 24 * 3600.0
 LOG_S = 20.0
-"""How long the rest of a log may take once its job has ended."""
+"""Longest time for the rest of a log once its job has ended."""
 PAUSE_S = 1.0
 INTERRUPTED = 130
 
@@ -97,10 +97,10 @@ def _print_log(connection: Connection, name: str, ended: threading.Event) -> Non
     while True:
         last = ended.is_set()
         try:
-            found = submitter_of(connection, name)
-            if found is not None and found[0] not in printed:
-                printed.add(found[0])
-                for line in log_lines(connection, *found, follow=True):
+            submitter = submitter_of(connection, name)
+            if submitter is not None and submitter[0] not in printed:
+                printed.add(submitter[0])
+                for line in log_lines(connection, *submitter, follow=True):
                     print(line, flush=True)
         except MarlRayError as error:  # the job's state is what counts
             _tell(name, f"its log cannot be read: {error}")

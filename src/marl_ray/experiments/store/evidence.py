@@ -19,10 +19,10 @@ from marl_ray.experiments.store.units import ArmSummary, UnitStore
 
 
 class EvidenceStore(UnitStore):
-    """What the units of experiments add up to. One object keeps sums and bets between looks, so looks read news alone."""
+    """Sums over the units of experiments. One object keeps sums and bets between looks, so looks read news alone."""
 
     def __init__(self, url: str, clock: Callable[[], float] | None = None):
-        """As `UnitStore`."""
+        """Connect as `UnitStore` does."""
         super().__init__(url, clock)
         # All queries of a look see the same rows; SQLite's transactions do by themselves.
         postgres = self._engine.dialect.name == "postgresql"
@@ -39,7 +39,7 @@ class EvidenceStore(UnitStore):
             return read(connection, name)
 
     def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[BetQuestion] = ()) -> Look:
-        """What the experiment's units add up to at a moment (seconds since 1970; now if not given), and what the betting
+        """Sums over the experiment's units at a moment (seconds since 1970; now if not given), and what the betting
         tests of the questions prove. The first look of a process reads every row, a later one those written since, and the
         units whose windows have ended since."""
         name, moment = record.name, self.settled_at() if now is None else now
@@ -75,8 +75,8 @@ class EvidenceStore(UnitStore):
         return proven
 
     def next_judged(self, record: ExperimentRecord) -> float | None:
-        """When a further unit of the experiment is judged (seconds since 1970, by the database's clock); None if none is
-        within its window, as far as exposures are stored."""
+        """The moment at which the next unit of the experiment is judged (seconds since 1970, by the database's clock);
+        None if no stored unit is within its window."""
         design, moment, units = look_design(record.config), self.settled_at(), schema.exposures.c
         after = judged_until(design, moment)
         first = sa.select(sa.func.min(units.stored_at)).where(units.experiment == record.name, units.stored_at > after)
@@ -116,7 +116,7 @@ class EvidenceStore(UnitStore):
         return {} if record is None else dict(self.look(record).units)
 
     def series(self, name: str, points: int = 60, now: float | None = None) -> Series:
-        """How outcomes added up over time, see `series.series`. Reads every outcome: for drawing, not for polling."""
+        """Outcomes added up over time, see `series.series`. Reads every outcome: for drawing, not for polling."""
         record = self.experiment(name)
         if record is None:
             return {}

@@ -30,13 +30,13 @@ class OutcomeConflictError(MarlRayError):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a client tells of a unit."""
+    """A client's report about a unit."""
 
     unit: str
     values: Mapping[str, float]
     """`outcome`, and named metrics (`{"cost": 1.0, "latency_s": 0.2}`)."""
     at: float | None = None
-    """When it came about, in seconds since 1970; now when not given. For charts and exports: what counts is when it
+    """Moment of the outcome, in seconds since 1970; now when not given. For charts and exports: what counts is when it
     arrives."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Metrics that never replace what is known."""
@@ -58,7 +58,7 @@ class Recorded:
 
 @dataclass
 class Changes:
-    """What the reports of one transaction change of the values that are known."""
+    """The changes that one transaction's reports make to the known values."""
 
     experiment: str
     actor: str
@@ -119,14 +119,14 @@ class Changes:
 
     def rows(self) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
         """The tables and what is written to them."""
-        of: dict[bool, list[dict[str, Any]]] = {}
+        rows_of: dict[bool, list[dict[str, Any]]] = {}
         for (unit, metric), at in sorted(self.changed.items(), key=lambda item: item[0]):
             value, arrived_at = self.known[unit, metric]
             row = {"experiment": self.experiment, "unit": unit, "value": float(value), "arrived_at": arrived_at}
             row["at"] = self.now if at is None else at
             is_outcome = metric == "outcome"
-            of.setdefault(is_outcome, []).append(row if is_outcome else row | {"metric": metric})
-        for is_outcome, rows in of.items():
+            rows_of.setdefault(is_outcome, []).append(row if is_outcome else row | {"metric": metric})
+        for is_outcome, rows in rows_of.items():
             yield schema.outcomes if is_outcome else schema.metrics, rows
 
 

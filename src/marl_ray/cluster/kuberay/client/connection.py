@@ -21,7 +21,7 @@ from marl_ray.errors import MarlRayError, one_line
 CONNECT_S, READ_S = 5.0, 30.0
 """Deadlines of one request."""
 LOST_S = 60.0
-"""How long the API may be out of reach before a command gives up."""
+"""Time for which the API may be out of reach before a command gives up."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Pauses between tries."""
 PASSING = (429, 500, 502, 503, 504)
@@ -118,7 +118,7 @@ class Connection:
         return response
 
 
-def patiently(call: Callable[[], Result], lost_s: float, who: str) -> Result:
+def patiently(call: Callable[[], Result], lost_s: float, server: str) -> Result:
     """The result of a call that is tried again while it raises `_Unreachable`; MarlRayError after `lost_s` seconds."""
     end, pause = time.monotonic() + lost_s, FIRST_PAUSE_S
     while True:
@@ -126,19 +126,19 @@ def patiently(call: Callable[[], Result], lost_s: float, who: str) -> Result:
             return call()
         except _Unreachable as error:
             if time.monotonic() + pause >= end:
-                raise MarlRayError(f"{who} gave no answer for {lost_s:g} s: {error}") from None
+                raise MarlRayError(f"{server} gave no answer for {lost_s:g} s: {error}") from None
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 def _message(response: client.rest.RESTResponse) -> str:
-    """What the server says, from a `Status` object or a plain body."""
+    """The server's message, from a `Status` object or a plain body."""
     text = (response.read() or b"").decode("utf-8", "replace")
     try:
-        told = json.loads(text)["message"]
+        message = json.loads(text)["message"]
     except (ValueError, LookupError, TypeError):
-        told = text
-    return " ".join(str(told).split()) or str(response.reason)
+        message = text
+    return " ".join(str(message).split()) or str(response.reason)
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None) -> Connection:

@@ -22,8 +22,8 @@ def submitter_of(connection: Connection, name: str) -> tuple[str, str] | None:
     cluster = (job.get("status") or {}).get("rayClusterName")
     if not pods and cluster and (job["spec"].get("submissionMode") == "SidecarMode"):
         pods = list_all(connection, "Pod", "v1", labels=f"ray.io/cluster={cluster},ray.io/node-type=head")
-    found = [pod for pod in pods if _container(pod) is not None]
-    newest = max(found, key=lambda pod: pod["metadata"]["creationTimestamp"], default=None)
+    candidates = [pod for pod in pods if _container(pod) is not None]
+    newest = max(candidates, key=lambda pod: pod["metadata"]["creationTimestamp"], default=None)
     return None if newest is None else (newest["metadata"]["name"], SUBMITTER)
 
 
@@ -70,9 +70,9 @@ def _container(pod: Object) -> Object | None:
 
 
 def _has_ended(connection: Connection, pod: str, container: str) -> bool:
-    found = read(connection, "Pod", pod, "v1")
-    if found is None:
+    found_pod = read(connection, "Pod", pod, "v1")
+    if found_pod is None:
         return True
-    statuses = (found.get("status") or {}).get("containerStatuses") or ()
+    statuses = (found_pod.get("status") or {}).get("containerStatuses") or ()
     own: Object = next((one for one in statuses if one["name"] == container), {})
     return "terminated" in (own.get("state") or {})

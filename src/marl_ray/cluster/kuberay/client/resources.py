@@ -14,8 +14,8 @@ RAY = "ray.io/v1"
 @lru_cache(maxsize=64)
 def _kinds(connection: Connection, api_version: str) -> Mapping[str, tuple[str, bool]]:
     """Kind -> name in paths and whether it lies in a namespace, of one version of an API."""
-    found = connection.request("GET", f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}")
-    return {one["kind"]: (one["name"], one["namespaced"]) for one in found["resources"] if "/" not in one["name"]}
+    answer = connection.request("GET", f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}")
+    return {one["kind"]: (one["name"], one["namespaced"]) for one in answer["resources"] if "/" not in one["name"]}
 
 
 def path_of(connection: Connection, api_version: str, kind: str, name: str | None = None) -> str:
@@ -51,9 +51,9 @@ def list_all(
     """Objects of a kind, chosen by selectors of labels and fields."""
     query = {"labelSelector": labels} if labels else {}
     query |= {"fieldSelector": fields} if fields else {}
-    found = connection.request("GET", path_of(connection, api_version, kind), query)
+    answer = connection.request("GET", path_of(connection, api_version, kind), query)
     # Items of built-in kinds do not say what they are.
-    return [{"kind": kind, "apiVersion": api_version, **item} for item in found.get("items") or ()]
+    return [{"kind": kind, "apiVersion": api_version, **item} for item in answer.get("items") or ()]
 
 
 def apply(

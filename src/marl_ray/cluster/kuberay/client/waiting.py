@@ -16,7 +16,7 @@ GOALS: dict[ResourceKind, Collection[Phase]] = {
     "RayJob": (Phase.SUCCEEDED,),
     "RayService": (Phase.READY,),
 }
-"""What a resource is waited for where nothing else is asked."""
+"""The phases that a wait ends with, unless it is told others."""
 
 
 class DeadlinePassed(MarlRayError):

@@ -39,7 +39,7 @@ def look(connection: Connection, kind: ResourceKind, name: str) -> View:
 
 
 def follow(connection: Connection, kind: ResourceKind, name: str, deadline: float) -> Iterator[ResourceState]:
-    """How the resource stands, now and after each change, until `deadline` (of `time.monotonic`).
+    """The resource's state, now and after each change, until `deadline` (of `time.monotonic`).
 
     Every state is of a fresh view, so nothing is missed while a watch was away. Raises MarlRayError if the API stays out of
     reach.

@@ -36,7 +36,7 @@ class Container(_Part):
 
 
 class PodSpec(_Part):
-    """What a pod is."""
+    """The specification of a pod."""
 
     containers: list[Container]
     volumes: list[Mapping] | None = None

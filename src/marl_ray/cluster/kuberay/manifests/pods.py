@@ -17,14 +17,14 @@ SPOT = (
     ("cloud.google.com/gke-spot", "true"),
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 )
-"""How clouds mark machines that they may take away."""
+"""Labels by which clouds mark machines that they may take away."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     f"{letter}i": 1024 ** (number + 1) for number, letter in enumerate("KMGT")
 }
 FOLDERS = {"tmp": "/tmp", "run": "/var/run/marl-ray"}
-"""What a pod may write, as its image is read-only: Ray's sessions, caches of libraries, spools."""
+"""Folders that a pod may write, as its image is read-only: Ray's sessions, caches of libraries, spools."""
 FILES = "/etc/marl-ray/files"
-"""Where the files of a submission lie in its pods."""
+"""Folder of a submission's files in its pods."""
 
 
 def pod_of(config: ClusterConfig, node: NodeConfig, group: str, spot: bool = False) -> PodTemplate:

@@ -21,7 +21,7 @@ from marl_ray.cluster.kuberay.manifests.pods import LABEL, ROLE, any_scales, pod
 from marl_ray.config.cluster import ClusterConfig, GroupConfig, JobConfig
 
 SPOT_PRIORITY = 10
-"""Of a group on spot machines; the same group on others has 0."""
+"""Priority of a group on spot machines; the same group on others has 0."""
 SPOT_SUFFIX = "-spot"
 OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
 
@@ -162,7 +162,7 @@ def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
 
 
 def _network_policy(config: ClusterConfig) -> dict[str, Any]:
-    """Who reaches the pods: each other, KubeRay's operator, clients that carry a label, and Prometheus."""
+    """The pods are reached by each other, KubeRay's operator, clients that carry a label, and Prometheus."""
     own = {"podSelector": {"matchLabels": {LABEL: config.name}}}
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR}}
     clients = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"marl-ray/client": "true"}}}

@@ -1,1 +1,1 @@
-"""How the resources of KubeRay stand: pure functions of what a client sees of them."""
+"""The states of KubeRay's resources: pure functions of what a client sees of them."""

@@ -1,4 +1,4 @@
-"""How a RayCluster stands. One that the operator refuses has no status at all, only an event."""
+"""The state of a RayCluster. One that the operator refuses has no status at all, only an event."""
 
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.pod_troubles import trouble_of
@@ -9,7 +9,7 @@ REFUSED = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClus
 
 
 def cluster_state(view: View, now: float) -> ResourceState:
-    """Where a RayCluster stands at `now`, seconds since 1970."""
+    """The state of a RayCluster at `now`, seconds since 1970."""
     if view.resource is None:
         return ResourceState(Phase.GONE, "NotFound", f"there is no RayCluster {view.name}")
     if view.resource["metadata"].get("deletionTimestamp"):

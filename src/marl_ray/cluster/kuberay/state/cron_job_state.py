@@ -1,4 +1,4 @@
-"""How a RayCronJob stands. Its status only tells when it made a RayJob last."""
+"""The state of a RayCronJob. Its status only tells when it made a RayJob last."""
 
 from marl_ray.cluster.kuberay.state.cluster_state import refusal
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
@@ -9,7 +9,7 @@ REFUSED = ("InvalidRayCronJobSpec", "InvalidSchedule")
 
 
 def cron_job_state(view: View, now: float) -> ResourceState:
-    """Where a RayCronJob stands; `now` is not needed."""
+    """The state of a RayCronJob; `now` is not needed."""
     if view.resource is None:
         return ResourceState(Phase.GONE, "NotFound", f"there is no RayCronJob {view.name}")
     if view.resource["spec"].get("suspend"):

@@ -1,4 +1,4 @@
-"""How a RayJob stands."""
+"""The state of a RayJob."""
 
 import re
 
@@ -14,7 +14,7 @@ _STATUS = re.compile(r"failed with exit code (\d+)")
 
 
 def job_state(view: View, now: float) -> ResourceState:
-    """Where a RayJob stands at `now`, seconds since 1970."""
+    """The state of a RayJob at `now`, seconds since 1970."""
     if view.resource is None:
         return ResourceState(Phase.GONE, "NotFound", f"there is no RayJob {view.name}")
     if view.resource["metadata"].get("deletionTimestamp"):

@@ -1,11 +1,11 @@
-"""How a resource of KubeRay stands: one of few phases, a reason and a message."""
+"""The state of a resource of KubeRay: one of few phases, a reason and a message."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class Phase(StrEnum):
-    """Where a resource stands for whoever waits for it."""
+    """A resource's phase for whoever waits for it."""
 
     WAITING = "waiting"
     """On its way, or held up by what may still pass."""
@@ -21,7 +21,7 @@ class Phase(StrEnum):
 
 
 class ResourceState(NamedTuple):
-    """How a resource stands."""
+    """The state of a resource."""
 
     phase: Phase
     reason: str

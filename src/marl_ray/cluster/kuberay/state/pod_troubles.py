@@ -1,4 +1,4 @@
-"""What keeps a pod from running, read from its status. KubeRay's resources do not say it: they stay `Initializing`."""
+"""The reason that keeps a pod from running, read from its status. KubeRay's resources just stay `Initializing`."""
 
 from collections.abc import Iterable
 

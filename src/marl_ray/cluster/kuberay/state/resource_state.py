@@ -1,4 +1,4 @@
-"""How any resource of KubeRay stands."""
+"""The state of any resource of KubeRay."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,5 +18,5 @@ STATES: Mapping[ResourceKind, Callable[[View, float], ResourceState]] = {
 
 
 def resource_state(view: View, now: float) -> ResourceState:
-    """Where the resource stands at `now`, seconds since 1970."""
+    """The state of the resource at `now`, seconds since 1970."""
     return STATES[view.kind](view, now)

@@ -1,4 +1,4 @@
-"""How a RayService stands. Its applications are asked first: `serviceStatus` stays `Running` while one of them is broken."""
+"""The state of a RayService. Its applications count first: `serviceStatus` stays `Running` while one is broken."""
 
 from marl_ray.cluster.kuberay.state.cluster_state import held_up, refusal
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
@@ -11,7 +11,7 @@ BROKEN = ("DEPLOY_FAILED",)
 
 
 def service_state(view: View, now: float) -> ResourceState:
-    """Where a RayService stands at `now`, seconds since 1970."""
+    """The state of a RayService at `now`, seconds since 1970."""
     if view.resource is None:
         return ResourceState(Phase.GONE, "NotFound", f"there is no RayService {view.name}")
     if view.resource["metadata"].get("deletionTimestamp"):

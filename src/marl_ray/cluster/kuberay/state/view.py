@@ -1,4 +1,4 @@
-"""What a client sees of one resource of KubeRay: itself, the clusters that it owns, their pods, and warnings about it."""
+"""A client's view of one resource of KubeRay: itself, the clusters that it owns, their pods, and warnings about it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ def is_warning_about(event: Object, kind: str, name: str) -> bool:
 
 
 def event_time(event: Object) -> str:
-    """When an event happened last, as text that sorts."""
+    """Moment at which an event happened last, as text that sorts."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return next((one for one in times if one), event["metadata"].get("creationTimestamp") or "")
