@@ -48,7 +48,7 @@ class Load:
     observations: dict[str, list[int]]
     players: int = 12
     acts: int = 5
-    pause_s: float = 0.02
+    pause_s: float = 0.05
     """Between two requests of a session."""
 
 

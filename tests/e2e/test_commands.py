@@ -115,10 +115,8 @@ def test_a_mistake_is_one_line_and_status_2(arguments, message):
     assert done.stdout == ""
 
 
-def test_more_workers_than_the_cluster_can_hold(ray_cluster: LocalRay, tmp_path: Path):
-    cluster = {"RAY_ADDRESS": ray_cluster.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray_cluster.token}
-    many = ["resources.workers=64", "train.env_copies=64", f"storage={tmp_path}"]
-    done = command("marl-ray", "train", CONFIG, *many, **cluster)
+def test_more_workers_than_this_machine_can_hold(tmp_path):
+    done = command("marl-ray", "train", CONFIG, "resources.workers=64", "train.env_copies=64", f"storage={tmp_path}")
     assert done.returncode == 2
     assert "resources.workers=64" in done.stderr
     assert "can never have more than" in done.stderr
