@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from command_line import marl_ray
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.cluster.kuberay.manifests.pods import MARGIN_S, SPOT, bytes_of
@@ -130,6 +130,7 @@ def test_a_wrong_config_is_one_line_that_names_the_key(change, words):
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+@settings(max_examples=15)
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z][a-z0-9]{0,20}", fullmatch=True),

@@ -95,7 +95,7 @@ def test_the_budget_and_the_policy_mean_the_pods_that_there_are():
         (("spec", DELETE), "spec: missing"),
         # the kind
         (("apiVersion", "ray.io/v1alpha1"), "apiVersion: expected ray.io/v1, got 'ray.io/v1alpha1'"),
-        (("kind", "RayServce"), "kind: expected one of RayCluster, RayJob, RayService, got 'RayServce'"),
+        (("kind", "RayServce"), "kind: expected one of RayCluster, RayJob, RayService, RayCronJob, got 'RayServce'"),
         # the operator's own rules
         (("metadata.name", "Gateway"), "metadata.name: expected a-z, 0-9 and -"),
         (("metadata.name", "g" * 48), "metadata.name: expected a-z, 0-9 and -, a letter first, 47 characters at most"),
@@ -172,7 +172,7 @@ def test_the_budget_and_the_policy_mean_the_pods_that_there_are():
     ],
 )
 def test_a_mistake_is_one_line_with_its_path(change, finding):
-    findings = lint_manifest(changed(change), "f.yaml")
+    findings = [line.replace(": advice: ", ": ") for line in lint_manifest(changed(change), "f.yaml")]
     # A pod's volumes are missed by each of its mounts.
     assert len({found.rpartition(": ")[2].split(", got")[0] for found in findings}) == (finding is not None)
     for found in findings:
@@ -281,9 +281,11 @@ def test_files_that_are_no_yaml_are_named(tmp_path):
 
 
 def test_equal_parts_of_a_schema_are_stored_once():
-    part = {"type": "object", "description": "long", "properties": {"name": {"type": "string", "default": ""}}} | {
-        "required": ["name"]
-    }
+    part = {
+        "type": "object",
+        "description": "long",
+        "properties": {"name": {"type": "string"}, "kind": {"type": "string", "default": ""}},
+    } | {"required": ["name", "kind"]}
     spec = {"type": "object", "properties": {"a": part, "b": {"type": "array", "items": part}}}
     schema = {"type": "object", "properties": {"spec": spec, "status": {"type": "object"}, "metadata": {}}}
     versions = [{"name": "v1", "schema": {"openAPIV3Schema": schema}}]
@@ -293,9 +295,21 @@ def test_equal_parts_of_a_schema_are_stored_once():
     assert small["$defs"][name] == {
         "type": "object",
         "required": ["name"],
-        "properties": {"name": {"type": "string"}},
+        "properties": {"name": {"type": "string"}, "kind": {"type": "string"}},
         "additionalProperties": False,
     }
     thing = small["kinds"]["Thing"]["properties"]["spec"]["properties"]
     assert thing == {"a": reference, "b": {"type": "array", "items": reference}}
     assert "Apache License 2.0" in schemas()["$comment"]
+
+
+def test_what_runs_badly_is_advice_and_fails_only_strict_checks(tmp_path):
+    for change, kind in (
+        ((f"{HEAD_POD}.containers.0.image", "x:latest"), "advice"),
+        (("spec.serveConfigV2", ""), "error"),
+    ):
+        path = tmp_path / f"{kind}.yaml"
+        path.write_text(yaml.safe_dump(changed(change)))
+        runs = [marl_ray("lint", path), marl_ray("lint", path, "--strict")]
+        assert [run.returncode for run in runs] == ([0, 2] if kind == "advice" else [2, 2])
+        assert (": advice: " in runs[0].stdout) == (kind == "advice")

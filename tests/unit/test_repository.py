@@ -16,7 +16,7 @@ FOLDERS = "|".join(
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]*)\)")
 NAMED = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
-MAKE = re.compile(r"\bmake ((?:[a-z-]+ ?)+)`")
+MAKE = re.compile(r"\bmake ([a-z-]+(?: [a-z-]+)*)`")
 
 
 def anchors(page: Path) -> set[str]:

@@ -119,6 +119,7 @@ def _rules(document: Mapping[str, Any]) -> Iterator[Finding]:
         yield from job_rules.of_cron_job(document["spec"])
     if cluster:
         yield from operator_rules.of_cluster(cluster, document["metadata"].get("annotations", {}), where)
+        yield from _mounts(cluster, where)
     for path, message in _advice(document, cluster, where):
         yield path, f"{ADVICE}{message}"
 
@@ -155,17 +156,29 @@ def _operations(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
         if "workerGroupSpecs" in path and grace_s <= drain_s:
             message = f"expected more than {drain_s:g}, the seconds that Ray drains ({DRAIN_VARIABLE}), got {grace_s}"
             yield f"{path}template.spec.terminationGracePeriodSeconds", message
-        volumes = {volume["name"] for volume in pod.get("volumes", [])}
-        for kind in ("initContainers", "containers"):
-            for k, container in enumerate(pod.get(kind, [])):
-                at = f"{path}template.spec.{kind}.{k}."
-                if problem := _moving_image(container.get("image", "")):
-                    yield f"{at}image", problem
-                for j, mount in enumerate(container.get("volumeMounts", [])):
-                    if mount["name"] not in volumes:
-                        yield f"{at}volumeMounts.{j}.name", f"expected one of the pod's volumes, got {mount['name']!r}"
+        for at, container in _containers(pod, path):
+            if problem := _moving_image(container.get("image", "")):
+                yield f"{at}image", problem
     if problem := _moving_image(cluster.get("autoscalerOptions", {}).get("image", "of:operator")):
         yield f"{where}autoscalerOptions.image", problem
+
+
+def _mounts(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """Mounts without a volume: KubeRay takes them, and Kubernetes refuses its pods."""
+    for path, group in groups(cluster, where):
+        pod = group["template"]["spec"]
+        volumes = {volume["name"] for volume in pod.get("volumes", [])}
+        for at, container in _containers(pod, path):
+            for j, mount in enumerate(container.get("volumeMounts", [])):
+                if mount["name"] not in volumes:
+                    yield f"{at}volumeMounts.{j}.name", f"expected one of the pod's volumes, got {mount['name']!r}"
+
+
+def _containers(pod: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A pod's containers, each with its path (with a dot at its end)."""
+    for kind in ("initContainers", "containers"):
+        for k, container in enumerate(pod.get(kind, [])):
+            yield f"{path}template.spec.{kind}.{k}.", container
 
 
 def _moving_image(image: str) -> str:
