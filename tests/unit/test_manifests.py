@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from command_line import marl_ray
 
 from marl_ray.cluster.crds import minimise, schemas
 from marl_ray.cluster.manifests import is_manifest, lint_manifest, read_documents, replica_pods, serve_config
