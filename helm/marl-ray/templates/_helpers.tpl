@@ -36,7 +36,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
 {{- define "marl-ray.pullSecrets" -}}
-{{- with .Values.image.pullSecrets }}
+{{- with .Values.image.pullSecrets -}}
 imagePullSecrets:
 {{- range . }}
   - name: {{ . }}
@@ -50,14 +50,10 @@ imagePullSecrets:
 
 {{/* A mapping of cpu, memory, gpu: requests equal limits, so nothing else is promised the memory. */}}
 {{- define "marl-ray.resources" -}}
-{{- range $part := list "requests" "limits" }}
-{{ $part }}:
-  cpu: {{ $.cpu | quote }}
-  memory: {{ $.memory }}
-{{- if $.gpu }}
-  {{ default "nvidia.com/gpu" $.gpuResource }}: {{ $.gpu | quote }}
-{{- end }}
-{{- end }}
+{{- $all := dict "cpu" (toString .cpu) "memory" (toString .memory) -}}
+{{- if .gpu }}{{ $_ := set $all (default "nvidia.com/gpu" .gpuResource) (toString .gpu) }}{{ end -}}
+requests: {{ toJson $all }}
+limits: {{ toJson $all }}
 {{- end }}
 
 {{- define "marl-ray.containerSecurity" -}}
@@ -142,11 +138,11 @@ spec:
 {{/* Variables of libpq from a Secret with host, port, database, username, password. (list $ SECRET) */}}
 {{- define "marl-ray.postgresEnv" -}}
 {{- $secret := index . 1 -}}
+- {name: PGSSLMODE, value: {{ (index . 0).Values.postgresql.sslMode }}}
 {{- range $name, $key := dict "PGHOST" "host" "PGPORT" "port" "PGDATABASE" "database" "PGUSER" "username" "PGPASSWORD" "password" }}
 - name: {{ $name }}
   valueFrom: {secretKeyRef: {name: {{ $secret }}, key: {{ $key }}{{ if eq $name "PGPORT" }}, optional: true{{ end }}}}
 {{- end }}
-- {name: PGSSLMODE, value: {{ (index . 0).Values.postgresql.sslMode }}}
 {{- end }}
 
 {{- define "marl-ray.s3Env" -}}
@@ -170,7 +166,7 @@ spec:
 
 {{/* (dict root name component key ingress service port) */}}
 {{- define "marl-ray.ingress" -}}
-{{- if not (and .ingress.host .ingress.tlsSecret) }}{{ fail (printf "%s: expected host and tlsSecret, because keys and passwords travel in the requests" .key) }}{{ end }}
+{{- if not (and .ingress.host .ingress.tlsSecret) }}{{ fail (printf "%s: expected host and tlsSecret, because keys and passwords travel in the requests" .key) }}{{ end -}}
 apiVersion: networking.k8s.io/v1
 kind: Ingress
 metadata:

@@ -43,7 +43,7 @@ submitterPodTemplate:
   spec:
     restartPolicy: Never
     automountServiceAccountToken: false
-    {{- include "marl-ray.pullSecrets" $root | nindent 4 }}
+{{- with include "marl-ray.pullSecrets" $root }}{{ . | trim | nindent 4 }}{{ end }}
     securityContext: {{- include "marl-ray.podSecurity" (dict "runAsUser" 1000 "runAsGroup" 1000 "fsGroup" 1000) | nindent 6 }}
     containers:
       - name: ray-job-submitter   # without a command: KubeRay gives it

@@ -49,7 +49,9 @@ workerGroupSpecs:
 {{- $least := dig "minReplicas" $group.replicas $group }}
 {{- $most := dig "maxReplicas" $group.replicas $group }}
   - groupName: {{ kebabcase $name }}
+    {{- if eq (int $least) (int $most) }}
     replicas: {{ $group.replicas }}
+    {{- end }}
     minReplicas: {{ $least }}
     maxReplicas: {{ $most }}
     {{- if and $auto.enabled $group.priority }}
@@ -79,22 +81,14 @@ workerGroupSpecs:
 metadata:
   labels: {{- include "marl-ray.rayLabels" . | nindent 4 }}
     marl-ray/role: {{ $group.role }}
-  annotations:
-    {{- if and $values.monitoring.annotations (not $values.monitoring.podMonitor) }}
-    prometheus.io/scrape: "true"
-    prometheus.io/port: "8080"
-    {{- end }}
-    {{- if and (ne .kind "service") (or $isHead (eq $group.role "learner")) }}
-    # One that is moved to save a machine costs the run a restart.
-    cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
-    karpenter.sh/do-not-disrupt: "true"
-    {{- end }}
-    {{- with $group.annotations }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- with include "marl-ray.rayAnnotations" . | trim }}
+  annotations: {{- . | nindent 4 }}
+  {{- end }}
 spec:
   serviceAccountName: {{ include "marl-ray.serviceAccount" .root }}
   # The autoscaler, in the head pod, asks the API server for workers; nothing else needs it.
   automountServiceAccountToken: {{ and $isHead .autoscaling }}
-  {{- include "marl-ray.pullSecrets" .root | nindent 2 }}
+{{- with include "marl-ray.pullSecrets" .root }}{{ . | trim | nindent 2 }}{{ end }}
   {{- if .autoscaling }}
   restartPolicy: Never   # version 2 of the autoscaler replaces pods, it does not restart them
   {{- end }}
@@ -106,7 +100,7 @@ spec:
   {{- with $group.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- include "marl-ray.placement" . | nindent 2 }}
+{{- with include "marl-ray.placement" . }}{{ . | trim | nindent 2 }}{{ end }}
   securityContext: {{- include "marl-ray.podSecurity" (dict "runAsUser" 1000 "runAsGroup" 1000 "fsGroup" 1000) | nindent 4 }}
   containers:
     # No probes: KubeRay adds them, and a serving worker's also asks Serve's proxy. Own ones would replace those.
@@ -158,6 +152,20 @@ spec:
       persistentVolumeClaim: {claimName: {{ default (printf "%s-storage" (include "marl-ray.fullname" .root)) $values.storage.claim.existing }}}
     {{- end }}
     {{- with .volumes }}{{ . | nindent 4 }}{{ end }}
+{{- end }}
+
+{{- define "marl-ray.rayAnnotations" -}}
+{{- $monitoring := .root.Values.monitoring -}}
+{{- if and $monitoring.annotations (not $monitoring.podMonitor) }}
+prometheus.io/scrape: "true"
+prometheus.io/port: "8080"
+{{- end }}
+{{- if and (ne .kind "service") (has .group.role (list "head" "learner")) }}
+# One that is moved to save a machine costs the run a restart.
+cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
+karpenter.sh/do-not-disrupt: "true"
+{{- end }}
+{{- with .group.annotations }}{{ toYaml . | nindent 0 }}{{ end }}
 {{- end }}
 
 {{/* (dict root name): labels of our own, which a PodDisruptionBudget and a NetworkPolicy select by. */}}
@@ -221,9 +229,9 @@ topologySpreadConstraints:
 {{- with include "marl-ray.trackingUri" .root }}
 - {name: MLFLOW_TRACKING_URI, value: {{ . | quote }}}
 {{- end }}
-{{- include "marl-ray.s3Env" .root }}
+{{- with include "marl-ray.s3Env" .root }}{{ . | trim | nindent 0 }}{{ end }}
 {{- if eq .kind "service" }}
-{{- include "marl-ray.postgresEnv" (list .root (include "marl-ray.databaseSecret" .root)) }}
+{{- include "marl-ray.postgresEnv" (list .root (include "marl-ray.databaseSecret" .root)) | nindent 0 }}
 {{- end }}
 {{- range $name, $value := mergeOverwrite (deepCopy $ray.env) (.group.env | default dict) }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
