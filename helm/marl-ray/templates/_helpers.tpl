@@ -132,7 +132,7 @@ spec:
 {{/* (list $ ROLE): the name of a priority class; empty if there is none. */}}
 {{- define "marl-ray.priorityClass" -}}
 {{- $root := index . 0 -}}
-{{- if $root.Values.priorityClasses.create }}{{ $root.Release.Namespace }}-{{ include "marl-ray.fullname" $root }}-{{ index . 1 }}{{ else }}{{ get $root.Values.priorityClasses.names (index . 1) }}{{ end -}}
+{{- if $root.Values.priorityClasses.create }}{{ include "marl-ray.fullname" $root }}-{{ $root.Release.Namespace }}-{{ index . 1 }}{{ else }}{{ get $root.Values.priorityClasses.names (index . 1) }}{{ end -}}
 {{- end }}
 
 {{/* Variables of libpq from a Secret with host, port, database, username, password. (list $ SECRET) */}}
