@@ -408,3 +408,17 @@ def test_dashboards_ask_for_metrics_that_there_are():
         for metric in set(re.findall(r"ray_[a-z_]+", " ".join(expressions))) - {"ray_io_cluster"}:
             name = re.sub(r"(_count|_bucket)?(_total)?$", "", metric.removeprefix("ray_"))
             assert metric in words or metric in docs or name in ours, metric
+
+
+def test_the_values_of_the_docs_are_values():
+    text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"((?:^    .*\n)+)", text, re.MULTILINE)
+    values = [yaml.safe_load(block) for block in blocks if re.match(r" *# .*my-values.yaml\n", block)]
+    assert [sorted(part) for part in values] == [["groups", "image", "jobs", "s3", "storage"], ["services"]]
+    found = documents(values[0] | values[1], "lab")
+    assert [d["metadata"]["name"] for d in of_kind(found, "RayJob", "RayService")] == [
+        "lab-marl-ray-gridworld",
+        "lab-marl-ray-gateway",
+    ]
+    config = next(d for d in of_kind(found, "ConfigMap") if d["metadata"]["name"] == "lab-marl-ray-gridworld-config")
+    parse_config(RunConfig, yaml.safe_load(config["data"]["config.yaml"]))
