@@ -1,0 +1,105 @@
+{{/* The specification of a RayJob: (dict root key name fullname job), where `job` has all keys of jobDefaults. */}}
+{{- define "marl-ray.rayJob" -}}
+{{- $job := .job -}}
+{{- $root := .root -}}
+{{- $auto := mergeOverwrite (deepCopy $root.Values.ray.autoscaling) ($job.autoscaling | default dict) -}}
+{{- $storage := include "marl-ray.storageUri" $root -}}
+{{- if ne 1 (len (compact (list $job.entrypoint $job.configFile (empty $job.config | ternary "" "config")))) }}{{ fail (printf "%s: expected one of config, configFile and entrypoint" .key) }}{{ end -}}
+{{- if and (not $storage) (not $job.entrypoint) }}{{ fail (printf "storage: expected uri or claim.enabled, because a retry of %s is a new cluster that goes on from there" .key) }}{{ end -}}
+{{- if and $job.onCluster (not $root.Values.cluster.enabled) }}{{ fail (printf "%s.onCluster: expected cluster.enabled beside it" .key) }}{{ end -}}
+{{- if and $job.onCluster $job.config }}{{ fail (printf "%s.config: expected configFile or entrypoint with onCluster, or `marl-ray submit`: the cluster was there before the config" .key) }}{{ end -}}
+entrypoint: {{ include "marl-ray.entrypoint" . | quote }}
+submissionMode: K8sJobMode
+{{- if $job.onCluster }}
+clusterSelector:
+  ray.io/cluster: {{ include "marl-ray.fullname" $root }}
+{{- else }}
+backoffLimit: {{ $job.backoffLimit }}
+{{- end }}
+activeDeadlineSeconds: {{ $job.activeDeadlineSeconds }}
+preRunningDeadlineSeconds: {{ $job.preRunningDeadlineSeconds }}
+{{- if $job.onCluster }}
+{{- else if or $root.Values.kueue.queue $job.suspend }}
+# What may be suspended, as Kueue does until there is room, must end its cluster this way.
+suspend: {{ $job.suspend }}
+shutdownAfterJobFinishes: true
+ttlSecondsAfterFinished: {{ $job.keepSucceededSeconds }}
+{{- else }}
+deletionStrategy:
+  deletionRules:
+    - {policy: DeleteCluster, condition: {jobStatus: SUCCEEDED, ttlSeconds: {{ $job.keepSucceededSeconds }}}}
+    # `Failed` stands for every failure, also for a deadline. Workers hold the machines that cost, the head has the logs.
+    {{- if not $auto.enabled }}
+    - {policy: DeleteWorkers, condition: {jobDeploymentStatus: Failed, ttlSeconds: 0}}
+    {{- end }}
+    - {policy: DeleteCluster, condition: {jobDeploymentStatus: Failed, ttlSeconds: {{ $job.keepFailedSeconds }}}}
+{{- end }}
+submitterConfig:
+  backoffLimit: 2
+submitterPodTemplate:
+  metadata:
+    labels: {{- include "marl-ray.rayLabels" . | nindent 6 }}
+      marl-ray/role: submitter
+  spec:
+    restartPolicy: Never
+    automountServiceAccountToken: false
+{{- with include "marl-ray.pullSecrets" $root }}{{ . | trim | nindent 4 }}{{ end }}
+    securityContext: {{- include "marl-ray.podSecurity" (dict "runAsUser" 1000 "runAsGroup" 1000 "fsGroup" 1000) | nindent 6 }}
+    containers:
+      - name: ray-job-submitter   # without a command: KubeRay gives it
+        image: {{ include "marl-ray.image" $root }}
+        imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+        securityContext: {{- include "marl-ray.containerSecurity" . | nindent 10 }}
+        resources: {{- include "marl-ray.resources" (dict "cpu" "500m" "memory" "512Mi") | nindent 10 }}
+        env:
+          - {name: HOME, value: /tmp}
+        volumeMounts:
+          - {name: tmp, mountPath: /tmp}
+    volumes:
+      - name: tmp
+        emptyDir: {sizeLimit: 1Gi}
+{{- if not $job.onCluster }}
+rayClusterSpec:
+  {{- $mounts := "" }}
+  {{- $volumes := "" }}
+  {{- if $job.config }}
+  {{- $mounts = "- {name: config, mountPath: /etc/marl-ray, readOnly: true}" }}
+  {{- $volumes = printf "- name: config\n  configMap: {name: %s-config}" .fullname }}
+  {{- end }}
+  {{- include "marl-ray.rayCluster" (dict "root" $root "name" .name "kind" "job" "spec" $job "groups" $root.Values.groups "mounts" $mounts "volumes" $volumes) | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* What runs on the head: the command with its config, and where its results are kept. */}}
+{{- define "marl-ray.entrypoint" -}}
+{{- $job := .job -}}
+{{- if $job.entrypoint -}}
+{{ $job.entrypoint }}
+{{- else -}}
+{{- $words := list "marl-ray" $job.command (default "/etc/marl-ray/config.yaml" $job.configFile) -}}
+{{- $quoted := list -}}
+{{- range append (concat $words $job.overrides) (printf "storage=%s" (include "marl-ray.storageUri" .root)) -}}
+{{- $quoted = append $quoted (regexMatch "^[A-Za-z0-9_./:=@%+,-]+$" . | ternary . (squote .)) -}}
+{{- end -}}
+{{ join " " $quoted }}
+{{- end -}}
+{{- end }}
+
+{{/* (dict root name fullname job immutable): the config that the command reads, as a ConfigMap. */}}
+{{- define "marl-ray.jobConfig" -}}
+{{- if .job.config }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ .fullname }}-config
+  labels: {{- include "marl-ray.labels" (list .root .name) | nindent 4 }}
+{{- if .immutable }}
+# A retry must find what the first attempt found: another config is another job.
+immutable: true
+{{- end }}
+data:
+  config.yaml: |
+    {{- toYaml .job.config | nindent 4 }}
+{{- end }}
+{{- end }}
