@@ -2,9 +2,7 @@
 
 import base64
 import contextlib
-import fcntl
 import json
-import lzma
 import os
 import pwd
 import shutil
@@ -22,10 +20,9 @@ import httpx
 import pytest
 import yaml
 from charts import chart
+from kubox import URL, kubox
 
-URL = "http://10.244.0.1:18080"
-PACKED = Path(__file__).parent / "tools" / "kubox" / "kubox.xz"
-START_S, READY_S, OTHERS_S = 60.0, 240.0, 280.0
+READY_S = 240.0
 NOBODY = pwd.getpwnam("nobody").pw_uid
 
 # What the chart leaves to the image of PostgreSQL, by its documentation: a first start makes the database with the
@@ -63,7 +60,7 @@ class ChartCluster:
         ((pod,),) = (documents for template, documents in self._rendered(values) if "/tests/" in template)
         path = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}"
         httpx.delete(URL + path, params={"gracePeriodSeconds": 0})
-        _until(lambda: httpx.get(URL + path).status_code == 404, START_S, "the last test's pod to be gone")
+        _until(lambda: httpx.get(URL + path).status_code == 404, READY_S, "the last test's pod to be gone")
         self._send(pod)
         done = ("Succeeded", "Failed")
         _until(lambda: httpx.get(URL + path).json()["status"].get("phase") in done, READY_S, "the chart's test")
@@ -133,52 +130,29 @@ class ChartCluster:
 @contextlib.contextmanager
 def chart_cluster() -> Iterator[ChartCluster]:
     """An empty cluster, for as long as the block lasts; skips where this machine cannot run it."""
-    if not sys.platform.startswith("linux") or os.geteuid() != 0 or shutil.which("ip") is None:
+    if not sys.platform.startswith("linux"):
         pytest.skip("kubox makes network namespaces: it needs Linux, root and iproute2")
-    if not PACKED.exists():
-        pytest.skip(f"there is no {PACKED}")
     postgres = shutil.which("pg_isready", path=_path())
     if shutil.which("initdb", path=_path()) is None or postgres is None or shutil.which("redis-server") is None:
         pytest.skip("no PostgreSQL or Redis here: on Debian, as root, tests/need_servers.sh installs them")
     # Not below /tmp, which every pod has to itself.
     folder = Path(tempfile.mkdtemp(prefix="marl-ray-kubox-", dir="/var/tmp"))
-    lock = (Path(tempfile.gettempdir()) / "kubox.lock").open("w")
     try:
-        _until(lambda: _locked(lock.fileno()) and not _answers(), OTHERS_S, "another kubox on this machine to end")
         folder.chmod(0o755)
         with _python(folder), _running(folder):
             yield ChartCluster(folder)
     finally:
-        lock.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _running(folder: Path) -> Iterator[None]:
-    binary = folder / "kubox"
-    with lzma.open(PACKED) as packed, binary.open("wb") as file:
-        shutil.copyfileobj(packed, file)
-    binary.chmod(0o755)
-    (folder / "crds").mkdir()
     (folder / "postgres.sh").write_text(POSTGRES)
     image = {"entrypoint": ["sh", str(folder / "postgres.sh"), "postgres"], "command": [], "env": {}}
     (folder / "images.json").write_text(json.dumps({"docker.io/library/postgres:": image}))
-    options = ["-crds", folder / "crds", "-root", folder / "pods", "-images", folder / "images.json", "-users"]
-    with (folder / "kubox.log").open("w") as log:
-        process = subprocess.Popen(
-            [binary, *options, "-path", f"{folder / 'bin'}:{_path()}"], stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        _until(lambda: process.poll() is not None or _answers(), START_S, "kubox")
-        assert process.poll() is None, (folder / "kubox.log").read_text()
+    options = ["-images", folder / "images.json", "-users", "-path", f"{folder / 'bin'}:{_path()}"]
+    with kubox(folder, *options, crds=False):
         yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @contextlib.contextmanager
@@ -200,21 +174,6 @@ def _python(folder: Path) -> Iterator[None]:
 def _path() -> str:
     servers = sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")))
     return ":".join([*servers[-1:], "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"])
-
-
-def _locked(number: int) -> bool:
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _answers() -> bool:
-    try:
-        return httpx.get(f"{URL}/readyz", timeout=2).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def _until(true: Any, seconds: float, what: str, more: Any = lambda: "") -> None:

@@ -1,15 +1,18 @@
 """A small Kubernetes for tests (tests/tools/kubox), and a player that writes recorded stories onto it."""
 
 import contextlib
+import fcntl
 import gzip
 import json
 import lzma
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +24,39 @@ from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefuse
 from marl_ray.cluster.kuberay.client.resources import delete, path_of
 
 URL = "http://10.244.0.1:18080"
-START_S, STOP_S = 60.0, 30.0
+START_S, STOP_S, OTHERS_S = 60.0, 30.0, 280.0
+PACKED = Path(__file__).parent / "tools" / "kubox" / "kubox.xz"
 PLAYED = ("RayCluster", "RayCronJob", "RayJob", "RayService", "Pod", "Event")
 RAY = {"RayCluster", "RayCronJob", "RayJob", "RayService"}
 
 
 @contextlib.contextmanager
-def kubox(folder: Path) -> Iterator[Connection]:
-    """A cluster with KubeRay's CRDs, for as long as the block lasts; skips where this machine cannot run it."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("kubox makes network namespaces: it needs root and iproute2")
-    binary, crds = folder / "kubox", folder / "crds"
-    with lzma.open(Path(__file__).parent / "tools" / "kubox" / "kubox.xz") as packed, binary.open("wb") as file:
+def kubox(folder: Path, *options: str | Path, crds: bool = True) -> Iterator[Connection]:
+    """A cluster for as long as the block lasts, with KubeRay's CRDs and further options of the program; one at a time.
+
+    `folder` holds its files and a log. Skips where this machine cannot run it.
+    """
+    if not sys.platform.startswith("linux") or os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("kubox makes network namespaces: it needs Linux, root and iproute2")
+    with (Path(tempfile.gettempdir()) / "kubox.lock").open("w") as lock:
+        _until(lambda: _locked(lock.fileno()) and not _ready(), OTHERS_S, "the end of another kubox on this machine")
+        yield from _run(folder, options, crds)
+
+
+def _run(folder: Path, options: tuple[str | Path, ...], crds: bool) -> Iterator[Connection]:
+    binary, definitions = folder / "kubox", folder / "crds"
+    with lzma.open(PACKED) as packed, binary.open("wb") as file:
         shutil.copyfileobj(packed, file)
     binary.chmod(0o755)
-    crds.mkdir()
-    for path in (FOLDER / "crds").glob("*.gz"):
-        (crds / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+    definitions.mkdir()
+    for path in (FOLDER / "crds").glob("*.gz") if crds else ():
+        (definitions / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+    command = [binary, "-crds", definitions, "-root", folder / "pods", *options]
     with (folder / "kubox.log").open("w") as log:
-        process = subprocess.Popen(
-            [binary, "-crds", crds, "-root", folder / "pods", "-keep", folder], stdout=log, stderr=subprocess.STDOUT
-        )
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        end = time.monotonic() + START_S
-        while not _ready():
-            assert process.poll() is None, (folder / "kubox.log").read_text()[-2000:]
-            assert time.monotonic() < end, "kubox did not start"
-            time.sleep(0.1)
+        _until(lambda: process.poll() is not None or _ready(), START_S, "kubox")
+        assert process.poll() is None, (folder / "kubox.log").read_text()[-2000:]
         yield Connection(client.ApiClient(client.Configuration(host=URL)), "default")
     finally:
         process.terminate()
@@ -55,6 +64,22 @@ def kubox(folder: Path) -> Iterator[Connection]:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
+
+
+def _until(look: Callable[[], bool], timeout_s: float, what: str) -> None:
+    end = time.monotonic() + timeout_s
+    while not look():
+        assert time.monotonic() < end, f"{what} is not there after {timeout_s:g} s"
+        time.sleep(0.1)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _ready() -> bool:

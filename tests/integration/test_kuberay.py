@@ -51,7 +51,7 @@ JOB: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     folder = tmp_path_factory.mktemp("kubox")
-    with pytest.MonkeyPatch.context() as patch, kubox(folder) as connection:
+    with pytest.MonkeyPatch.context() as patch, kubox(folder, "-keep", folder) as connection:
         patch.setenv("KUBECONFIG", str(kubeconfig(folder)))
         patch.setattr(pod_troubles, "SCHEDULED_S", 1.0)
         yield connection
