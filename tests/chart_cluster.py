@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import helm_python
 import httpx
 import pytest
 import yaml
-from charts import chart
+from charts import chart, helm_python
 
 URL = "http://10.244.0.1:18080"
 PACKED = Path(__file__).parent / "tools" / "kubox" / "kubox.xz"
