@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import helm_python
 import httpx
 import pytest
 import yaml
-from charts import chart
+from charts import chart, helm_python
 from kubox import URL, kubox
 
 READY_S = 240.0

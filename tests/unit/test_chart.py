@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import helm_python
 import pytest
 import ray
 import yaml
-from charts import CHART, VALUES, chart, documents, pods, texts, values_of
+from charts import CHART, VALUES, chart, documents, helm_python, pods, texts, values_of
 from kubernetes import client
 from pydantic import ValidationError
 

@@ -7,27 +7,28 @@
     - {port: 53, protocol: TCP}
 {{- end }}
 
-{{/* (list $ DATABASE): the chart's services or the external ones, storage, and what the values add. */}}
+{{/* (list $ COMPONENTS): those of mlflow, postgresql and redis that pods need, here or elsewhere; storage; what is added. */}}
 {{- define "marl-ray.serviceEgress" -}}
 {{- $root := index . 0 -}}
 {{- $values := $root.Values -}}
 {{- $ports := list }}
 {{- if $values.networkPolicy.egressToInternet }}{{ $ports = list 443 6443 }}{{ end }}
-{{- $addresses := list $values.s3.endpoint $values.mlflow.externalUri (include "marl-ray.redisAddress" $root) }}
+{{- $elsewhere := dict "mlflow" $values.mlflow.externalUri "redis" $values.redis.externalAddress "postgresql" "postgresql://any:5432" }}
+{{- $addresses := list $values.s3.endpoint }}
+{{- range $component := index . 1 }}
+{{- if not (index $values $component).enabled }}{{ $addresses = append $addresses (get $elsewhere $component) }}{{ end }}
+{{- end }}
 {{- range compact $addresses }}
 {{- $port := regexFind ":[0-9]+$" (urlParse .).host | trimPrefix ":" }}
 {{- if and $port (not (has (int $port) $ports)) }}{{ $ports = append $ports (int $port) }}{{ end }}
 {{- end }}
-{{- if and (index . 1) (not $values.postgresql.enabled) }}{{ $ports = append $ports 5432 }}{{ end }}
-{{- $inside := dict "mlflow" 5000 "redis" 6379 }}
-{{- if index . 1 }}{{ $_ := set $inside "postgresql" 5432 }}{{ end }}
-{{- range $component, $port := $inside }}
+{{- range $component := index . 1 }}
 {{- if (index $values $component).enabled }}
 - to:
     - podSelector:
         matchLabels: {{- include "marl-ray.selector" (list $root $component) | nindent 10 }}
   ports:
-    - {port: {{ $port }}, protocol: TCP}
+    - {port: {{ get (dict "mlflow" 5000 "postgresql" 5432 "redis" 6379) $component }}, protocol: TCP}
 {{- end }}
 {{- end }}
 {{- with $ports }}
