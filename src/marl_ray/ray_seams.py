@@ -112,3 +112,17 @@ def loopback_only() -> Iterator[None]:
         patch.object(parameter, "RayParams", any_agent_port),
     ):
         yield
+
+
+def join_loopback() -> None:
+    """Run `ray start` with this process's arguments, on a machine whose head is bound to loopback.
+
+    Ray's command refuses to join such a head, and replaces 127.0.0.1 by the host's outward address, where nothing listens.
+    """
+    from ray._private import ray_constants, services
+
+    ray_constants.ENABLE_RAY_CLUSTER = True
+    services.resolve_ip_for_localhost = lambda host: host
+    from ray.scripts.scripts import main
+
+    main()

@@ -20,7 +20,7 @@ class Trajectories:
     """
 
     observations: Tensor
-    """(B, T, D) flat observation rows (`policies.spaces.to_row`)."""
+    """(B, T, D) flat observation rows (`policies.actor_critic.spaces.to_row`)."""
     states: Tensor | None
     """(B / agents, T, S) joint observations for a central critic, one per environment copy; None for a local critic."""
     actions: Tensor

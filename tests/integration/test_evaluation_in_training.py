@@ -19,7 +19,7 @@ from marl_ray.training import loop
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
 from marl_ray.training.evaluation.play_bundle import play_bundle
 from marl_ray.training.single_process import process_group, train_alone
-from marl_ray.training.tracking.progress_bar import told
+from marl_ray.training.tracking.progress_bar import iteration_line
 from marl_ray.training.tracking.summary import run_summary
 
 CHANCE = 0.25
@@ -184,7 +184,9 @@ def test_a_constrained_run_says_its_costs_against_the_budget_of_the_best_and_of_
     assert text.count("cost 4.50 of 4.4") == 2 and "best" in text and "last" in text
     assert "100.0% of episodes within 1.05 times the budget (at least 97.7% with 95 % confidence)" in text
     assert "no evaluated policy was within the budgets; the best is the one nearest to them" in text
-    assert "cost 4.50 of 4.4" in told(run, rows[-1], 1.0) and "cost 4.50 of 4.4" in told(run, rows[0], 1.0)
+    assert "cost 4.50 of 4.4" in iteration_line(run, rows[-1], 1.0) and "cost 4.50 of 4.4" in iteration_line(
+        run, rows[0], 1.0
+    )
     within = short("ppo_lagrangian", "constraints=[{budget: 5}]")
     assert not any("no evaluated policy" in line for line in run_summary(within, rows[0], rows[-1]))
 

@@ -29,6 +29,7 @@ with local_cluster(3, 1) as cluster:
         time.sleep(0.2)
     alive = sum(node["Alive"] for node in ray.nodes())
     left = set(ray.get([where.remote(0.5) for _ in range(4)], timeout=60))
+    print()
     print(len(spread), alive, len(left), cluster.head.temp_dir)
 """
 
@@ -39,7 +40,8 @@ def test_work_is_spread_and_a_killed_node_is_lost():
         [sys.executable, "-c", SCRIPT], env=without_ray(), capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
-    *counts, folder = done.stdout.split()[-4:]
+    line = next(line for line in done.stdout.splitlines() if line.count(" ") == 3 and line[0].isdigit())
+    *counts, folder = line.split()
     assert counts[0] == "3" and counts[1] == "2" and counts[2] in ("1", "2")
     assert not os.path.exists(folder)
     assert not [one for one in psutil.process_iter() if folder in " ".join(_command(one))]
@@ -52,6 +54,7 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.mark.slow
 def test_the_command_says_how_to_use_it_and_leaves_nothing():
     process = subprocess.Popen(
         [PROGRAM, "cluster", "local", "--nodes", "2", "--cpus", "1"],
@@ -68,7 +71,7 @@ def test_the_command_says_how_to_use_it_and_leaves_nothing():
     assert lines[0].startswith("2 nodes of 1 CPUs") and lines[1].startswith("export RAY_ADDRESS=127.0.0.1:")
     node = int(lines[2].split()[-1])
     process.send_signal(2)
-    assert process.wait(60) == 0
+    assert process.wait(120) == 0
     assert not psutil.pid_exists(node)
 
 

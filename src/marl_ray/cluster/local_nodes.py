@@ -8,21 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_ray.cluster.local import LocalRay, local_ray
+from marl_ray.cluster.local import EXIT_S, LocalRay, local_ray
 from marl_ray.errors import MarlRayError
 
 START_S = 120.0
 """Longest time for the nodes to join."""
 POLL_S = 0.2
-JOIN = """
-from ray._private import ray_constants, services
-ray_constants.ENABLE_RAY_CLUSTER = True
-services.resolve_ip_for_localhost = lambda host: host
-from ray.scripts.scripts import main
-main()
-"""
-"""`ray start`, which refuses to join a head that is bound to loopback, or looks for it at this host's outward address
-(checked with Ray 2.60)."""
+JOIN = "from marl_ray.ray_seams import join_loopback; join_loopback()"
 NODE = "marl-ray-node"
 """Ray label of the nodes, 1 and up; the head has none."""
 
@@ -51,12 +43,9 @@ def local_cluster(nodes: int, cpus: int) -> Iterator[LocalCluster]:
             yield LocalCluster(head, processes)
         finally:
             for process in processes:
-                process.terminate()  # what it has started ends with the head's processes
+                process.kill()  # what it has started ends with the head's processes
             for process in processes:
-                try:
-                    process.wait(POLL_S * 50)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+                process.wait(EXIT_S)
 
 
 def _start(head: LocalRay, number: int, cpus: int) -> "subprocess.Popen[bytes]":

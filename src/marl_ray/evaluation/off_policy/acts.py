@@ -97,7 +97,8 @@ def logged_for(bundle: Bundle, path: str) -> Logged:
 
 
 def evaluate_bundle(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> PolicyValue:
-    """Mean outcome of a unit under the bundle, by self-normalised importance sampling (`experiments.off_policy.snips`)."""
+    """Mean outcome of a unit under the bundle, by self-normalised importance sampling
+    (`experiments.statistics.off_policy.snips`)."""
     logged = logged_for(bundle, data) if isinstance(data, str) else data
     weights, used = log_weights(bundle, logged), _used(logged)
     return snips(weights[used], logged.outcomes[used], alpha)

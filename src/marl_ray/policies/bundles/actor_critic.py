@@ -2,7 +2,7 @@
 
 A bundle is content-addressed: its digest is the sha256 of `bundle.json` without the digest itself, and `bundle.json`
 holds the sha256 of every other file. Only actors are kept; critics live in checkpoints. This file is the entry to all
-bundles and has those of actor-critics; those of language models are in `token_bundle`.
+bundles and has those of actor-critics; those of language models are in `policies.bundles.language`.
 """
 
 import weakref

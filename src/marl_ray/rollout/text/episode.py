@@ -73,7 +73,7 @@ class EpisodeStart:
     seed: int
     greedy: bool
     stream: tuple[int, int, int, int]
-    """First four numbers of its responses' streams (`streams.response_stream`)."""
+    """First four numbers of its responses' streams (`response_streams.response_stream`)."""
     sample: int = 0
 
 

@@ -46,7 +46,7 @@ SCHEMA = pa.schema(
         ("exposed_at", pa.float64()),  # seconds since 1970
         ("outcome", pa.float64()),
         ("outcome_at", pa.float64()),
-        ("observations", _ROWS),  # (T, D), flat as by `policies.spaces.to_row`
+        ("observations", _ROWS),  # (T, D), flat as by `policies.actor_critic.spaces.to_row`
         ("actions", _ROWS),  # (T, A), A = 1 for Discrete
         ("log_probs", _STEPS),
         ("action_masks", pa.list_(pa.list_(pa.bool_()))),  # (T, choices), null where the agent gave none
