@@ -13,6 +13,7 @@ import yaml
 from charts import CHART, VALUES, chart, documents, helm_python, pods, texts, values_of
 from kubernetes import client
 from pydantic import ValidationError
+from ray._private.label_utils import parse_node_labels_string
 
 from marl_ray.cluster.crds import schemas
 from marl_ray.cluster.manifests import lint_manifest, replica_pods, serve_config
@@ -262,6 +263,14 @@ def test_learners_are_a_gang_on_demand_and_rollouts_prefer_spot_but_can_fall_bac
     # Kueue suspends what it has no room for, which KubeRay allows with this alone.
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
     assert job["spec"]["shutdownAfterJobFinishes"] and "deletionStrategy" not in job["spec"]
+
+
+@everywhere
+def test_ray_accepts_the_labels_of_its_nodes(name: str):
+    for _, cluster in ray_clusters(documents(values_of(name))):
+        for group in cluster["workerGroupSpecs"]:  # KubeRay sorts and joins them so
+            given = ",".join(f"{key}={value}" for key, value in sorted(group["labels"].items()))
+            assert parse_node_labels_string(given) == group["labels"]
 
 
 def test_without_an_autoscaler_there_are_no_groups_that_nothing_would_fill():
