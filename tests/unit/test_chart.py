@@ -1,7 +1,9 @@
 """The Helm chart, rendered by Helm's own engine: every manifest of the five value sets, and what must not change."""
 
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import yaml
 from charts import CHART, VALUES, chart, documents, helm_python, pods, texts, values_of
 from kubernetes import client
 from pydantic import ValidationError
+from ray._private.label_utils import parse_node_labels_string
 
 from marl_ray.cluster.crds import schemas
 from marl_ray.cluster.manifests import lint_manifest, replica_pods, serve_config
@@ -262,6 +265,14 @@ def test_learners_are_a_gang_on_demand_and_rollouts_prefer_spot_but_can_fall_bac
     assert job["spec"]["shutdownAfterJobFinishes"] and "deletionStrategy" not in job["spec"]
 
 
+@everywhere
+def test_ray_accepts_the_labels_of_its_nodes(name: str):
+    for _, cluster in ray_clusters(documents(values_of(name))):
+        for group in cluster["workerGroupSpecs"]:  # KubeRay sorts and joins them so
+            given = ",".join(f"{key}={value}" for key, value in sorted(group["labels"].items()))
+            assert parse_node_labels_string(given) == group["labels"]
+
+
 def test_without_an_autoscaler_there_are_no_groups_that_nothing_would_fill():
     job = of_kind(documents({**MINIMAL, "jobs": {"a": {"entrypoint": "x"}}}), "RayJob")[0]
     assert [group["groupName"] for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"]] == ["learner"]
@@ -282,6 +293,26 @@ def test_a_job_ends_in_time_is_retried_from_its_storage_and_cleans_up_after_itse
             v["persistentVolumeClaim"] for v in pod["template"]["spec"]["volumes"] if "persistentVolumeClaim" in v
         ]
         assert claims == [{"claimName": "demo-marl-ray-storage"}]
+
+
+def test_a_cron_job_takes_its_old_jobs_away():
+    cron = of_kind(documents(values_of("cpu-cluster")), "RayCronJob")[0]["spec"]
+    assert (cron["schedule"], cron["timeZone"], cron["suspend"]) == ("30 1 * * *", "Europe/Berlin", False)
+    rules = cron["jobTemplate"]["deletionStrategy"]["deletionRules"]
+    ends = [rule["condition"] for rule in rules if rule["policy"] == "DeleteSelf"]
+    assert ends == [
+        {"jobStatus": "SUCCEEDED", "ttlSeconds": 604800},
+        {"jobDeploymentStatus": "Failed", "ttlSeconds": 604800},
+    ]
+
+
+def test_what_a_cron_job_makes_is_named_after_its_ray_job_also_in_a_retry():
+    cron = of_kind(documents(values_of("cpu-cluster")), "RayCronJob")[0]["spec"]
+    entrypoint = cron["jobTemplate"]["entrypoint"].replace("marl-ray", "echo", 1)
+    for attempt in ("demo-marl-ray-nightly-2941-x8jss", "demo-marl-ray-nightly-2941-abcde"):
+        environment = os.environ | {"RAY_JOB_SUBMISSION_ID": attempt}
+        said = subprocess.run(["bash", "-ce", entrypoint], env=environment, capture_output=True, text=True, check=True)
+        assert said.stdout.split()[-1] == "name=demo-marl-ray-nightly-2941"
 
 
 def test_words_of_an_entrypoint_are_quoted_for_the_shell():

@@ -1,4 +1,4 @@
-{{/* The specification of a RayJob: (dict root key name fullname job), where `job` has all keys of jobDefaults. */}}
+{{/* The specification of a RayJob: (dict root key name fullname job keepRecordSeconds), where `job` has all keys of jobDefaults. */}}
 {{- define "marl-ray.rayJob" -}}
 {{- $job := .job -}}
 {{- $root := .root -}}
@@ -19,7 +19,7 @@ backoffLimit: {{ $job.backoffLimit }}
 activeDeadlineSeconds: {{ $job.activeDeadlineSeconds }}
 preRunningDeadlineSeconds: {{ $job.preRunningDeadlineSeconds }}
 {{- if $job.onCluster }}
-{{- else if or $root.Values.kueue.queue $job.suspend }}
+{{- else if and (not .keepRecordSeconds) (or $root.Values.kueue.queue $job.suspend) }}
 # What may be suspended, as Kueue does until there is room, must end its cluster this way.
 suspend: {{ $job.suspend }}
 shutdownAfterJobFinishes: true
@@ -33,6 +33,11 @@ deletionStrategy:
     - {policy: DeleteWorkers, condition: {jobDeploymentStatus: Failed, ttlSeconds: 0}}
     {{- end }}
     - {policy: DeleteCluster, condition: {jobDeploymentStatus: Failed, ttlSeconds: {{ $job.keepFailedSeconds }}}}
+    {{- with .keepRecordSeconds }}
+    # A cron job makes RayJobs without end, and nothing else takes them away.
+    - {policy: DeleteSelf, condition: {jobStatus: SUCCEEDED, ttlSeconds: {{ . }}}}
+    - {policy: DeleteSelf, condition: {jobDeploymentStatus: Failed, ttlSeconds: {{ . }}}}
+    {{- end }}
 {{- end }}
 submitterConfig:
   backoffLimit: 2
@@ -70,7 +75,11 @@ rayClusterSpec:
 {{- end }}
 {{- end }}
 
-{{/* What runs on the head: the command with its config, and where its results are kept. */}}
+{{/*
+What runs on the head: the command with its config, and where its results are kept. KubeRay's submitter hands these words
+to a shell first, where the submission's id is the RayJob's name and five letters. So what a cron job makes is named after
+its RayJob: another one each time, and the same for a retry, which goes on with it.
+*/}}
 {{- define "marl-ray.entrypoint" -}}
 {{- $job := .job -}}
 {{- if $job.entrypoint -}}
@@ -81,6 +90,7 @@ rayClusterSpec:
 {{- range append (concat $words $job.overrides) (printf "storage=%s" (include "marl-ray.storageUri" .root)) -}}
 {{- $quoted = append $quoted (regexMatch "^[A-Za-z0-9_./:=@%+,-]+$" . | ternary . (squote .)) -}}
 {{- end -}}
+{{- if .keepRecordSeconds }}{{ $quoted = append $quoted "name=${RAY_JOB_SUBMISSION_ID%-*}" }}{{ end -}}
 {{ join " " $quoted }}
 {{- end -}}
 {{- end }}
