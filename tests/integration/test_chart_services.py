@@ -12,7 +12,7 @@ from store_cases import config, exposure
 
 from marl_ray.experiments.store.store import ExperimentStore
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 SERVICES = {"mlflow", "postgresql", "redis"}
 SECRETS = ("database", "mlflow-database", "postgresql", "redis")
 HOST = {"host": "demo-marl-ray-mlflow:5000"}
