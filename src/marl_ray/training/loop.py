@@ -32,10 +32,11 @@ BUNDLE = "bundle"
 UNKNOWN = -1e12
 """Score of weights that were not evaluated: below that of all that were."""
 EVALUATIONS = 10
-"""Evaluations of a run between its first and its last, unless `evaluation.every` says otherwise,"""
+"""Evaluations of a run between its first and its last, unless `evaluation.every` says otherwise or they would be too many
+(see TRAINED_PER_EVALUATED)."""
 TRAINED_PER_EVALUATED = 10
-"""and the steps of training that each step of an evaluation is worth at least: evaluating then takes a few percent of a
-long run's time, since playing takes a third to a half of an iteration."""
+"""Least number of training steps for each step of an evaluation. Evaluations then take a few percent of a long run's time,
+since playing takes a third to a half of an iteration."""
 
 Metrics = dict[str, float]
 

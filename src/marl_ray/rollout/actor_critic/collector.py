@@ -48,10 +48,12 @@ class CollectPlan:
     refills: int = 0
     """Greatest number of times that groups whose members all score the same for every policy of `judges` are replayed."""
     judges: tuple[str, ...] = ()
+    """Policies whose scores decide whether a group is replayed."""
     branch_turns: int = 0
-    """Text environments: turns after the first of every group's first episode at which its other members answer too,"""
+    """Text environments: greatest number of turns after the first of every group's first episode at which the group's other
+    members answer too, if the turn is a policy's of `comparing`."""
     comparing: tuple[str, ...] = ()
-    """where a policy acts whose algorithm compares answers to one prompt: one of these."""
+    """Policies whose algorithm compares answers to one prompt."""
 
 
 class Batch(NamedTuple):
