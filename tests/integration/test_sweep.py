@@ -278,6 +278,7 @@ def test_ctrl_c_says_what_is_kept_of_a_sweep_whose_event_files_are_there_while_i
     assert {run.info.status for run in client.search_runs(["1"])} == {"KILLED"}
 
 
+@pytest.mark.slow
 def test_an_exploit_copies_weights_and_optimiser_state_between_trials_of_two_workers(
     ray_cluster: LocalRay, tmp_path: Path
 ):
@@ -332,6 +333,7 @@ def test_a_trial_of_two_workers_of_which_one_dies_goes_on_from_its_checkpoint(ra
     assert trial.played == 2 * 192
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_as_a_job(ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", ray_cluster.token)
     (tmp_path / "run.yaml").write_text(json.dumps(TOY | {"name": "run"}))

@@ -30,7 +30,7 @@ SQUARE = {
 RIGHT = SQUARE["reference"]
 ONE_PUBLIC = "def square(x): return x"  # passes square(0), and of the hidden ones square(1)
 FOR_PUBLIC = "def square(x): return {0: 0, 3: 9}[x]"
-QUICK = Limits(wall_s=0.5)
+QUICK = Limits(wall_s=1.5)
 
 
 def team(tmp_path: Any, records: Any = (SQUARE,), **kwargs: Any) -> CodeTeam:
