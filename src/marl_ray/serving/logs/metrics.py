@@ -59,7 +59,7 @@ class ArmMeters:
         """Count an act that took so many seconds."""
         self.seconds.observe(seconds)
 
-    def wrote(self, prompt_tokens: int, first_token_s: float, cost_usd: float | None) -> None:
+    def count_text(self, prompt_tokens: int, first_token_s: float, cost_usd: float | None) -> None:
         """Count a text that was written to its end; None is a cost that nobody knows."""
         self.prompt_tokens += prompt_tokens
         self.cost_usd += cost_usd or 0.0
