@@ -108,7 +108,7 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
                 given, parts["actions"], parts["log_probs"], given_masks,
             )
         )  # fmt: skip
-    service.metrics.of(router.config)[arm].observe(seconds)
+    service.metrics.meters_of(router.config)[arm].observe(seconds)
     return session_arm.head(assignment, arm) | parts
 
 
@@ -122,7 +122,8 @@ async def _act_or_fall_back(
     exchanges: Exchanges,
 ) -> tuple[dict[str, Any], str]:
     """Let the arm act; returns actions and log-probabilities as JSON has them, and the arm that gave them: the control
-    if the arm's circuit is open or its pass fails. `exchanges` becomes the list of requests to the arm and the texts that it wrote."""
+    if the arm's circuit is open or its pass fails. `exchanges` becomes the list of requests to the arm and the texts
+    that it wrote."""
     router = session_arm.router
     attempts = service.failures.attempts(router, session_arm.session, arm)
     try:

@@ -173,7 +173,7 @@ class TextResponseWriter:
             self._session_arm.router.circuits[self._arm].forget(self._ticket)
             self._ticket = 0
         config = self._session_arm.router.config
-        meters = self._service.metrics.of(config)[self._arm]
+        meters = self._service.metrics.meters_of(config)[self._arm]
         if self._is_under_way and config.arms[self._arm].price is not None:
             # The other side counts tokens at the end alone.
             self._session_arm.charge(None, self._service.unit_reports)
@@ -202,7 +202,7 @@ class TextResponseWriter:
         self._ticket = 0
         self._session_arm.count_answer(seconds)
         self._session_arm.charge(piece.cost_usd, self._service.unit_reports)
-        meters = self._service.metrics.of(router.config)[self._arm]
+        meters = self._service.metrics.meters_of(router.config)[self._arm]
         meters.observe(seconds)
         meters.count_text(piece.prompt_tokens, self._first_s, piece.cost_usd)
         if self._service.config.access_log == "all":
@@ -240,7 +240,7 @@ async def act_by_text(
     finally:
         for reply in replies.values():
             reply.leave()
-    meters = service.metrics.of(router.config)[arm]
+    meters = service.metrics.meters_of(router.config)[arm]
     responses = {agent: task.result() for agent, task in tasks.items()}
     for response, first_at in responses.values():
         meters.tokens += response.tokens

@@ -147,7 +147,7 @@ class Metrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"marl_ray_gateway_{name}", text, labels, registry=self.registry)
 
-    def of(self, experiment: ExperimentConfig) -> dict[str, ArmMeters]:
+    def meters_of(self, experiment: ExperimentConfig) -> dict[str, ArmMeters]:
         """Arm -> its counters; change them on the event loop alone."""
         meters = self._arms.get(experiment.name)
         if meters is None:

@@ -43,7 +43,7 @@ class Session:
 
     assignment: Assignment
     at: float
-    """When it was first met here, monotonic seconds."""
+    """Moment of its first exposure by this replica, monotonic seconds."""
     sure: bool
     """False if the store is to be asked again at the session's next act."""
     acts: int = 0
@@ -155,8 +155,8 @@ class Router:
         return PastTables([*past.weights, state.weights], state.salt), known or past.populations | {state.population}
 
     def drawn_by(self, unit: str, cluster_id: str | None) -> str:
-        """Whose hash decides for the unit: its own or, where clusters are randomized, its cluster's. A unit that names no
-        cluster is a cluster of its own."""
+        """The name whose hash decides for the unit: its own or, where clusters are randomized, its cluster's. A unit that
+        names no cluster is a cluster of its own."""
         return cluster_id or unit if self.config.randomize == "cluster" else unit
 
     def takes_part(self, unit: str, cluster_id: str | None = None) -> bool:
