@@ -18,15 +18,9 @@ def end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
 def turn_begin(tokenizer: Any) -> str:
     """The blanks that the chat template writes before an assistant's content where a reply begins, such as Llama 2's space
     and GLM-4's line break. Anything else that it writes there, such as an empty thought, is no part of a reply."""
-    before_reply, with_reply = (
-        rendered(tokenizer, [USER], add_generation_prompt=True),
-        rendered(tokenizer, [USER, ASSISTANT]),
-    )
-    between = (
-        with_reply[len(before_reply) :].partition(SHOWN)[0]
-        if before_reply and with_reply.startswith(before_reply)
-        else ""
-    )
+    question = rendered(tokenizer, [USER], add_generation_prompt=True)
+    dialogue = rendered(tokenizer, [USER, ASSISTANT])
+    between = dialogue[len(question) :].partition(SHOWN)[0] if question and dialogue.startswith(question) else ""
     return between if between.isspace() else ""
 
 

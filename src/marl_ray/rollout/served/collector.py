@@ -56,8 +56,9 @@ class ServedCollector(TextCollector):
         data: Mapping[str, Sequence[Block]],
         size: int,
     ):
-        """Takes the arguments of `TextCollector` and two more. `data` are the blocks of each policy that learns, the same on every worker; a batch has blocks
-        of `size` responses of each policy, over all workers, and the last one of a pass what is left.
+        """The arguments are those of `TextCollector` and two more. `data` are the blocks of each policy that learns, the
+        same on every worker; a batch has blocks of `size` responses of each policy, over all workers, and the last one
+        of a pass what is left.
 
         Raises MarlRayError if `state` is of other data.
         """

@@ -130,7 +130,7 @@ class Assigner:
             return session_arm.assignment
         first, assignment = session_arm.router.expose(session_arm.session, session_arm.unit_arm)
         if first:
-            self._metrics.of(session_arm.router.config)[assignment.arm].exposures += 1
+            self._metrics.meters_of(session_arm.router.config)[assignment.arm].exposures += 1
         return assignment
 
     async def _look_up_arm(self, router: Router, session: str, cluster_id: str | None) -> UnitArm:
