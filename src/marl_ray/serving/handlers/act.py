@@ -145,7 +145,7 @@ async def _act_or_fall_back(
                 circuit.forget(ticket)  # the client went away, or asks for what cannot be done, or the arm is busy
                 raise
             except Exception as error:
-                attempts.failed(name, ticket, error)
+                attempts.note_failure(name, ticket, error)
                 continue
             circuit.success(ticket)
             attempts.answered_by = name

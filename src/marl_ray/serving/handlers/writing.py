@@ -119,7 +119,7 @@ class TextResponseWriter:
                     raise
                 except Exception as error:
                     self._reply.leave()
-                    attempts.failed(name, self._ticket, error)
+                    attempts.note_failure(name, self._ticket, error)
                     self._ticket = 0
                     continue
                 attempts.answered_by = name
@@ -155,7 +155,7 @@ class TextResponseWriter:
                 raise
             except Exception as error:
                 self._reply.leave()
-                self._attempts().broke_off(self._arm, self._ticket, error)
+                self._attempts().count_break_off(self._arm, self._ticket, error)
                 self._ticket = 0
                 raise RequestError(503, None, f"arm {self._arm!r} failed in mid-response") from None
         self._tokens += piece.tokens

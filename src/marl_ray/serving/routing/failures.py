@@ -50,7 +50,7 @@ class Attempts:
         self._failed: tuple[tuple[str, int, Exception], ...] = ()
         self._errors: tuple[Exception, ...] = ()
 
-    def failed(self, arm: str, ticket: int, error: Exception) -> None:
+    def note_failure(self, arm: str, ticket: int, error: Exception) -> None:
         """Note that an arm failed on the request."""
         self._failed += ((arm, ticket, error),)
         self._errors += (error,)
@@ -95,7 +95,7 @@ class Attempts:
             if was_tried or self._router.circuits[self._arm].failed_rounds:
                 self._note()
 
-    def broke_off(self, arm: str, ticket: int, error: Exception) -> None:
+    def count_break_off(self, arm: str, ticket: int, error: Exception) -> None:
         """Count a failure after the answer had begun. It is the arm's own, because it could take the input."""
         self._count(arm, ticket, error, True)
         if arm == self._arm:

@@ -11,13 +11,13 @@ from marl_ray.serving.handlers.openai.fields import (
     IGNORED,
     MOST_TOP,
     NEUTRAL,
-    Wanted,
+    CompletionOptions,
     assign_request,
     part,
     problem,
+    read_options,
     top_of,
     usage_of,
-    wanted,
 )
 from marl_ray.serving.handlers.openai.messages import Tools, messages_of, tools_of
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
@@ -59,28 +59,28 @@ async def completions(service: Service, request: Request) -> Response | Stream:
         if data.get("max_tokens") is not None:
             raise RequestError(400, "max_tokens", "expected either this or max_completion_tokens")
         data["max_tokens"] = data["max_completion_tokens"]
-    how = wanted(data, CHAT_NEUTRAL)
+    options = read_options(data, CHAT_NEUTRAL)
     number = f"chatcmpl-{secrets.token_hex(12)}"
-    session_arm, agent = await assign_request(service, request, data, how.model, number)
+    session_arm, agent = await assign_request(service, request, data, options.model, number)
     arm_request = text_request(
         service,
         agent,
         messages,
-        how.settings,
-        hide_stop="stop" in how.settings.changes,
+        options.settings,
+        hide_stop="stop" in options.settings.changes,
         names=log_probs,
         top=top,
-        streamed=how.streamed,
+        streamed=options.streamed,
         tools=tools.given,
         must_call=tools.must_call,
         json_object=json_object,
-        bias=how.bias,
+        bias=options.bias,
     )
-    completion = _Completion(number, how, log_probs, tools)
+    completion = _Completion(number, options, log_probs, tools)
     return await respond_with_text(
         request,
         TextResponseWriter(service, session_arm, arm_request),
-        how.streamed,
+        options.streamed,
         completion.answer,
         completion.chunks,
     )
@@ -101,9 +101,9 @@ def _wants_json(given: Any) -> bool:
 class _Completion:
     """One completion in OpenAI's words."""
 
-    def __init__(self, number: str, how: Wanted, log_probs: bool, tools: Tools):
-        self._head = {"id": number, "created": int(time.time()), "model": how.model}
-        self._log_probs, self._usage, self._tools = log_probs, how.usage, tools
+    def __init__(self, number: str, options: CompletionOptions, log_probs: bool, tools: Tools):
+        self._head = {"id": number, "created": int(time.time()), "model": options.model}
+        self._log_probs, self._usage, self._tools = log_probs, options.usage, tools
 
     def _reader(self) -> ToolCallReader | None:
         names = {tool["function"]["name"] for tool in self._tools.given}
@@ -154,8 +154,8 @@ class _Completion:
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: Mapping[str, int] | None) -> dict[str, Any]:
-        completion = part(writer, self._head, "chat.completion.chunk", choices)
-        return completion | {"usage": usage} if self._usage else completion
+        chunk = part(writer, self._head, "chat.completion.chunk", choices)
+        return chunk | {"usage": usage} if self._usage else chunk
 
     def _logprobs_field(
         self,

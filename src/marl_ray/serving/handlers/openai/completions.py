@@ -11,13 +11,13 @@ import orjson
 from marl_ray.serving.handlers.openai.fields import (
     COMMON,
     NEUTRAL,
-    Wanted,
+    CompletionOptions,
     assign_request,
     part,
     problem,
+    read_options,
     top_of,
     usage_of,
-    wanted,
 )
 from marl_ray.serving.handlers.writing import TextResponseWriter, WrittenResponse, collect_response, text_request
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
@@ -36,18 +36,20 @@ async def text_completions(service: Service, request: Request) -> Response | Str
     prompts = _prompts(data.get("prompt"), service.config.max_batch_requests)
     service.admission.limit(key, len(prompts))
     log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MOST_LOGPROBS)
-    how = wanted(data, COMPLETION_NEUTRAL)
+    options = read_options(data, COMPLETION_NEUTRAL)
     number = f"cmpl-{secrets.token_hex(12)}"
-    session_arm, agent = await assign_request(service, request, data, how.model, number)
-    more: dict[str, Any] = {"names": log_probs, "top": top, "raw": True, "bias": how.bias}
-    more["hide_stop"] = "stop" in how.settings.changes
+    session_arm, agent = await assign_request(service, request, data, options.model, number)
+    more: dict[str, Any] = {"names": log_probs, "top": top, "raw": True, "bias": options.bias}
+    more["hide_stop"] = "stop" in options.settings.changes
     writers = [
         TextResponseWriter(
-            service, session_arm, text_request(service, agent, prompt, how.settings, streamed=how.streamed, **more)
+            service,
+            session_arm,
+            text_request(service, agent, prompt, options.settings, streamed=options.streamed, **more),
         )
         for prompt in prompts
     ]
-    made = _Completions(number, how, log_probs)
+    completions = _Completions(number, options, log_probs)
 
     def close() -> None:
         for writer in writers:
@@ -55,14 +57,14 @@ async def text_completions(service: Service, request: Request) -> Response | Str
 
     try:
         await request.while_there(_all([writer.begin() for writer in writers]))
-        if how.streamed:
-            return Stream(made.chunks(writers), close, writers[0].headers)
+        if options.streamed:
+            return Stream(completions.chunks(writers), close, writers[0].headers)
         responses = await request.while_there(_all([collect_response(writer.next) for writer in writers]))
     except BaseException:
         close()
         raise
     close()
-    return Response(orjson.dumps(made.answer(writers[0], responses)), headers=writers[0].headers)
+    return Response(orjson.dumps(completions.answer(writers[0], responses)), headers=writers[0].headers)
 
 
 async def _all(parts: Sequence[Any]) -> list[Any]:
@@ -100,9 +102,9 @@ def _is_ids(given: Any) -> bool:
 class _Completions:
     """The texts in OpenAI's words."""
 
-    def __init__(self, number: str, how: Wanted, log_probs: bool):
-        self._head = {"id": number, "created": int(time.time()), "model": how.model}
-        self._log_probs, self._usage = log_probs, how.usage
+    def __init__(self, number: str, options: CompletionOptions, log_probs: bool):
+        self._head = {"id": number, "created": int(time.time()), "model": options.model}
+        self._log_probs, self._usage = log_probs, options.usage
 
     def answer(self, writer: TextResponseWriter, responses: Sequence[WrittenResponse]) -> dict[str, Any]:
         choices = [
@@ -142,8 +144,8 @@ class _Completions:
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: dict[str, int] | None) -> dict[str, Any]:
-        made = part(writer, self._head, "text_completion", choices)
-        return made | {"usage": usage} if self._usage else made
+        chunk = part(writer, self._head, "text_completion", choices)
+        return chunk | {"usage": usage} if self._usage else chunk
 
     def _logprobs_field(self, text: Any, offset: int) -> dict[str, Any] | None:
         """The log-probabilities of a whole text or a piece of one, `offset` characters of tokens behind its beginning."""

@@ -48,7 +48,7 @@ def problem(error: RequestError, prompt: str = "prompt") -> bytes:
     return orjson.dumps({"error": fields})
 
 
-class Wanted(NamedTuple):
+class CompletionOptions(NamedTuple):
     """The wishes for a text that all of OpenAI's paths have in common."""
 
     model: str
@@ -59,8 +59,8 @@ class Wanted(NamedTuple):
     bias: LogitBias | None
 
 
-def wanted(data: dict[str, Any], neutral: Mapping[str, Any]) -> Wanted:
-    """RequestError 400 naming the field at fault."""
+def read_options(data: dict[str, Any], neutral: Mapping[str, Any]) -> CompletionOptions:
+    """Read the fields that all of OpenAI's paths have in common; RequestError 400 naming the field at fault."""
     streamed, options = flag(data, "stream"), data.get("stream_options")
     usage = False
     if options is not None:
@@ -75,7 +75,7 @@ def wanted(data: dict[str, Any], neutral: Mapping[str, Any]) -> Wanted:
     model = data.get("model")
     if not isinstance(model, str):
         raise RequestError(400, "model", "expected the name of an endpoint, as /v1/models lists them")
-    return Wanted(model, settings_of(data), streamed, usage, _bias_of(data))
+    return CompletionOptions(model, settings_of(data), streamed, usage, _bias_of(data))
 
 
 def _bias_of(data: Mapping[str, Any]) -> LogitBias | None:
