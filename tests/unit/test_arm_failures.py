@@ -177,4 +177,4 @@ def test_weights_that_were_rolled_back_are_refused_under_another_runs_name(tmp_p
 
 def test_errors_of_arms_cross_processes():
     found = pickle.loads(pickle.dumps(NotFiniteError("not finite", 7)))
-    assert (type(found), str(found), found.of) == (NotFiniteError, "not finite", 7)
+    assert (type(found), str(found), found.pass_number) == (NotFiniteError, "not finite", 7)

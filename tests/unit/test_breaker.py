@@ -101,13 +101,13 @@ def test_a_probe_whose_client_left_is_free_again():
 def test_requests_of_one_pass_count_once():
     breaker, clock = make(failures=2, probes=2)
     for _ in range(40):
-        breaker.failure(breaker.allow(), of=7)
+        breaker.failure(breaker.allow(), pass_number=7)
     assert breaker.state is CLOSED
-    breaker.failure(breaker.allow(), of=8)
+    breaker.failure(breaker.allow(), pass_number=8)
     assert breaker.state is OPEN
     clock.now += 5
     probe = breaker.allow()
-    breaker.failure(probe, of=8)  # asked before the circuit opened, and late: the probe is free again
+    breaker.failure(probe, pass_number=8)  # asked before the circuit opened, and late: the probe is free again
     assert breaker.state is HALF_OPEN and breaker.allow() and breaker.allow()
 
 

@@ -60,7 +60,7 @@ def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_re
             failing = CallBatcher(call, replicas=1, deadline_s=5)
             found = await asyncio.gather(failing.ask(0), failing.ask(2), return_exceptions=True)
             assert [str(error) for error in found] == [message, message]
-            assert found[0].of == found[1].of
+            assert found[0].pass_number == found[1].pass_number
 
     asyncio.run(run())
 
@@ -78,7 +78,7 @@ def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent():
         given_up.cancel()
         found = await asyncio.gather(*hangs, late, return_exceptions=True)
         assert [type(error) for error in found] == [LostError] * 3
-        assert found[0].of != found[1].of
+        assert found[0].pass_number != found[1].pass_number
         callee.open.set()
         assert await requests.ask(6) == 12
         assert 2 not in [n for call in callee.calls for n in call]

@@ -130,7 +130,9 @@ def test_what_a_unit_costs_is_added_up_over_replicas(theirs, texts, tmp_path):
                 await post(other, "/v1/outcomes", {"session_id": session, "value": 1})
             await post(client, "/generate", asked)  # behind the outcome, in the unit's window
             app.service.unit_reports.write()
-            metered = [one.service.metrics.of(one.service.endpoints.routers["exp"].config) for one in (app, second)]
+            metered = [
+                one.service.metrics.meters_of(one.service.endpoints.routers["exp"].config) for one in (app, second)
+            ]
             spent = sum(meters["theirs"].cost_usd for meters in metered)
             stored = dict(second.service.store.metric_values("exp", "cost_usd"))
             assert stored[sessions["theirs"]] == pytest.approx(spent) and spent > 0

@@ -164,7 +164,7 @@ def test_fisher_product_of_an_actor_critic_is_the_derivative_of_the_gradient_of_
     policy = ActorCritic(observations, actions, NetworkConfig(hidden=[8]))
     observations.seed(0)
     rows = torch.stack([torch.as_tensor(observations.sample()).reshape(-1) for _ in range(9)])
-    prepared = Prepared.of(policy.actor, rows)
+    prepared = Prepared.from_rows(policy.actor, rows)
     parameters = dict(policy.actor.named_parameters())
 
     def function(p):

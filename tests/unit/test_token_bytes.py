@@ -26,7 +26,7 @@ TOKENIZER = merged()
 @given(st.text())
 def test_the_bytes_of_tokens_are_those_of_the_text(text):
     known = TokenBytes(TOKENIZER)
-    parts = [known.of(number) for number in TOKENIZER.encode(text, add_special_tokens=False)]
+    parts = [known.bytes_of(number) for number in TOKENIZER.encode(text, add_special_tokens=False)]
     assert b"".join(map(bytes, parts)) == text.encode()
 
 
@@ -38,7 +38,7 @@ def test_the_alphabet_is_that_of_byte_level_tokenizers():
 def test_what_has_no_bytes_of_its_own_has_none():
     tokenizer = bytes_with(CHATML, "<|im_end|>", common=("<tool_call>",))
     known, vocabulary = TokenBytes(tokenizer), tokenizer.get_vocab()
-    assert known.of(vocabulary["<|im_end|>"]) is None and known.of(10**6) is None
-    assert known.of(vocabulary["<tool_call>"]) == list(b"<tool_call>")
+    assert known.bytes_of(vocabulary["<|im_end|>"]) is None and known.bytes_of(10**6) is None
+    assert known.bytes_of(vocabulary["<tool_call>"]) == list(b"<tool_call>")
     words = TokenBytes(spaced(CHATML))  # a word's space depends on what stands before it
-    assert {words.of(number) for number in range(20)} == {None}
+    assert {words.bytes_of(number) for number in range(20)} == {None}

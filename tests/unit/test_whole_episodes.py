@@ -135,6 +135,9 @@ def test_groups_say_how_their_members_differ():
     assert found["group_spread"] == np.mean([group.std(0).mean() for group in scores])
     assert found["informative_groups"] == np.mean([(np.ptp(group, axis=0) > 0).any() for group in scores])
     same, other = np.ones((3, 2)), np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 3.0]])
-    assert GroupSums.of([same, other]).metrics() == {"group_spread": 0.25 * 2**0.5 * 1.0, "informative_groups": 0.5}
-    assert GroupSums.of([same]) + GroupSums.of([other]) == GroupSums.of([same, other])
+    assert GroupSums.from_scores([same, other]).metrics() == {
+        "group_spread": 0.25 * 2**0.5 * 1.0,
+        "informative_groups": 0.5,
+    }
+    assert GroupSums.from_scores([same]) + GroupSums.from_scores([other]) == GroupSums.from_scores([same, other])
     assert GroupSums().metrics() == {}

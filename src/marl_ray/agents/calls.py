@@ -129,7 +129,7 @@ def _react(text: str) -> ParsedCall:
     begin = action or input_line
     assert begin is not None
     thought = _thought(text[: begin.start()])
-    if action and (complete_call := _whole(text, action.end(), thought)):
+    if action and (complete_call := _named_object(text, action.end(), thought)):
         return complete_call
     if action and (called := as_in_python(text, action.end())):
         return ParsedCall(text[: called[2]], thought, called[0], called[1])
@@ -152,7 +152,7 @@ def _react(text: str) -> ParsedCall:
     return ParsedCall(text[:end], thought, tool, value)
 
 
-def _whole(text: str, start: int, thought: str) -> ParsedCall | None:
+def _named_object(text: str, start: int, thought: str) -> ParsedCall | None:
     """A call that is one object, with name and arguments, such as follows `Action:` in LangChain's format; None if it
     is not."""
     value, end, _ = _object(text, start)
@@ -198,7 +198,7 @@ def _bare(text: str) -> ParsedCall | None:
     for number, match in enumerate(_BARE.finditer(text)):
         if number == MOST_TRIED:
             break
-        if call := _whole(text, match.end(), _thought(text[: match.start()])):
+        if call := _named_object(text, match.end(), _thought(text[: match.start()])):
             return call
     for number, match in enumerate(_PYTHONIC.finditer(text)):
         if number == MOST_TRIED:

@@ -117,7 +117,7 @@ def status(resource: Resource, context: Context = None, namespace: Namespace = N
     from marl_ray.cluster.kuberay.client.watching import look
     from marl_ray.cluster.kuberay.state.resource_state import resource_state
 
-    connection, kind, name = _found(resource, context, namespace)
+    connection, kind, name = _connect_to(resource, context, namespace)
     state = resource_state(look(connection, kind, name), time.time())
     _say(resource, state)
     raise typer.Exit(_exit_status(state))
@@ -138,7 +138,7 @@ def wait(
     from marl_ray.cluster.kuberay.client.waiting import wait as wait_for
     from marl_ray.cluster.kuberay.state.phases import Phase
 
-    connection, kind, name = _found(resource, context, namespace)
+    connection, kind, name = _connect_to(resource, context, namespace)
     if until and until not in list(Phase):
         raise MarlRayError(f"--for {until}: expected one of {', '.join(Phase)}")
     goals = (Phase(until),) if until else GOALS[kind]
@@ -160,7 +160,7 @@ def logs(
     """Print the log of a RayJob's entrypoint."""
     from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
 
-    connection, kind, name = _found(resource, context, namespace)
+    connection, kind, name = _connect_to(resource, context, namespace)
     if kind != "RayJob":
         raise MarlRayError(f"logs {resource}: expected a rayjob; the dashboard has the logs of clusters and services")
     pod = submitter_of(connection, name)
@@ -185,7 +185,7 @@ def delete(
     from marl_ray.cluster.kuberay.client.waiting import wait as wait_for
     from marl_ray.cluster.kuberay.state.phases import Phase
 
-    connection, kind, name = _found(resource, context, namespace)
+    connection, kind, name = _connect_to(resource, context, namespace)
     if not resources.delete(connection, kind, name):
         raise MarlRayError(f"delete {resource}: there is none in {connection.namespace}")
     if timeout_s:
@@ -196,7 +196,7 @@ def delete(
             raise typer.Exit(LATE) from None
 
 
-def _found(resource: str, context: str | None, namespace: str | None) -> tuple["Connection", "ResourceKind", str]:
+def _connect_to(resource: str, context: str | None, namespace: str | None) -> tuple["Connection", "ResourceKind", str]:
     from marl_ray.cluster.kuberay.client.connection import connect
     from marl_ray.cluster.kuberay.state.view import ResourceKind
 

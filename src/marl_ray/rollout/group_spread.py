@@ -21,7 +21,7 @@ class GroupSums(NamedTuple):
     """Sum of the standard deviations over the members, each averaged over the agents."""
 
     @classmethod
-    def of(cls, scores: Sequence[np.ndarray]) -> "GroupSums":
+    def from_scores(cls, scores: Sequence[np.ndarray]) -> "GroupSums":
         """Sum over groups, each given as scores (members, agents)."""
         return cls(len(scores), sum(map(informative, scores)), float(sum(own.std(axis=0).mean() for own in scores)))
 

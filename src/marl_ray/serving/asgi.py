@@ -17,7 +17,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.store import StoreError
 from marl_ray.serving.handlers.routes import find
 from marl_ray.serving.holdings import Host
-from marl_ray.serving.http.cors import preflight, told
+from marl_ray.serving.http.cors import allow_origin_headers, preflight
 from marl_ray.serving.http.deadlines import Deadlines
 from marl_ray.serving.http.protocol import (
     ClientGoneError,
@@ -109,7 +109,7 @@ class Gateway:
             response = Response(problem(RequestError(500, None, "internal error")), 500)
         named: Headers = ((b"x-request-id", request.id.encode()),)
         if self.config.cors:
-            named += told(self.config.cors, request)
+            named += allow_origin_headers(self.config.cors, request)
         if isinstance(response, Stream):
             await self._streamed(send, request, response, named)
         self.service.metrics.count(endpoint, response.status)

@@ -159,7 +159,7 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
     cannot be had that the store does not know yet; one that it knows is left out, and another arm answers for it."""
     fixed = [pin(part, config.tracking_uri) for part in config.experiments]
     states = store.states()
-    wanted = needed(ours(states, [part.name for part in fixed]), time.time())
+    wanted = needed(served_here(states, [part.name for part in fixed]), time.time())
     loaded = []
     for part in fixed:
         record = store.experiment(part.name) if part.name in states else None
@@ -181,7 +181,7 @@ def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
             )
 
 
-def ours(states: Mapping[str, AssignmentState], configured: Collection[str]) -> list[AssignmentState]:
+def served_here(states: Mapping[str, AssignmentState], configured: Collection[str]) -> list[AssignmentState]:
     """The experiments that a gateway serves: those of its config, and those that were created over HTTP."""
     return [state for name, state in states.items() if state.origin == API or name in configured]
 
@@ -198,8 +198,8 @@ def _load_known(
     # Read whatever their digests: if the content of a folder has changed, the store has the last word on it.
     # But the agents of an external model are those that it was given when the experiment began.
     agents = {arm: {"agents": part["agents"]} for arm, part in stored.items() if "agents" in part}
-    asked = [arm for arm in config.arms if arm in wanted or arm not in stored]
-    loaded, missing = load_arms(config, asked, bundles, agents)
+    needed_arms = [arm for arm in config.arms if arm in wanted or arm not in stored]
+    loaded, missing = load_arms(config, needed_arms, bundles, agents)
     for arm, error in missing.items():
         if arm not in stored:
             raise error

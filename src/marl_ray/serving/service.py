@@ -72,7 +72,7 @@ class Service:
         """Experiment -> until when its curves are not read again, and they."""
         self.readings = Readings()
         self.started: float | None = None
-        """When this replica began to serve, in seconds since 1970."""
+        """Moment at which this replica began to serve, in seconds since 1970."""
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
         for part in loaded:
             self.holdings.open(part)

@@ -18,7 +18,7 @@ from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.evidence.rollout_control import config_of, decide
 from marl_ray.serving.evidence.webhook import Webhook
 from marl_ray.serving.holdings import Holdings
-from marl_ray.serving.loading import API, check_arms, load_arms, needed, ours
+from marl_ray.serving.loading import API, check_arms, load_arms, needed, served_here
 from marl_ray.serving.routing.endpoints import DRAIN_S
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
@@ -57,7 +57,7 @@ class StoreFollower:
         self._looking = threading.Lock()
         self._states: dict[str, AssignmentState] = {}
         self._told_at = -math.inf
-        """When the store last told how it is, monotonic seconds."""
+        """Moment of the store's last answer about its state, monotonic seconds."""
         self._tend_at = 0.0
         self._ended: dict[str, float] = {}
         """Experiment -> when it was over, of those that this process has seen running."""
@@ -72,7 +72,7 @@ class StoreFollower:
         self._winners_at = 0.0
         self._preload_at: dict[str, float] = {}
         """Reference of a bundle that is asked for ahead -> when it may be tried again, monotonic seconds."""
-        self._told: dict[str, Any] = {}
+        self._recorded_shadows: dict[str, Any] = {}
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -109,14 +109,14 @@ class StoreFollower:
                 self._due.pop(name, None)
                 if decide(self._holdings.store, router.config) is not None and router.is_over:
                     self._note_due(name)
-                self._tell_shadows(name)
+                self._record_shadows(name)
             except StoreError:
                 self._due[name] = -math.inf
                 raise  # the same for all of them
             except Exception:  # one experiment's numbers must not keep the others from being rolled back
                 _log.exception("experiment %s: its evidence cannot be judged", name)
         for name in self._ended:
-            self._tell_shadows(name)
+            self._record_shadows(name)
         self._preload()
         if problem is not None:
             raise problem
@@ -131,10 +131,12 @@ class StoreFollower:
     def _preload(self) -> None:
         """Hold the bundles that were asked for ahead of their experiments, here or at another replica."""
         holdings = self._holdings
-        asked = self._notices.preloads(time.time() - PRELOADED_S)
-        holdings.models = {reference: bundle for reference, bundle in holdings.models.items() if reference in asked}
+        wanted_ahead = self._notices.preloads(time.time() - PRELOADED_S)
+        holdings.models = {
+            reference: bundle for reference, bundle in holdings.models.items() if reference in wanted_ahead
+        }
         now = time.monotonic()
-        for reference in asked:
+        for reference in wanted_ahead:
             if reference not in holdings.models and self._preload_at.get(reference, 0.0) <= now:
                 self._preload_at[reference] = now + TEND_S
                 threading.Thread(target=self._load_model, args=(reference,), name="load-model", daemon=True).start()
@@ -205,7 +207,7 @@ class StoreFollower:
         """Hold the arms that are needed, and no others."""
         routers, now = self._holdings.endpoints.routers, time.time()
         self._ended = {name: at for name, at in self._ended.items() if now - at < DRAIN_S}
-        self._wanted = needed([s for s in ours(states, routers) if s.experiment in routers], now, self._ended)
+        self._wanted = needed([s for s in served_here(states, routers) if s.experiment in routers], now, self._ended)
         for name, arms in self._wanted.items():
             router = routers[name]
             left = {arm: part for arm, part in router.arms.items() if arm not in arms}
@@ -270,11 +272,11 @@ class StoreFollower:
                 state_by_arm[name] = states | {arm: "loaded" for arm in states if arm in router.arms}
         return state_by_arm
 
-    def _tell_shadows(self, name: str) -> None:
+    def _record_shadows(self, name: str) -> None:
         totals = {arm: asdict(t) for arm, t in self._holdings.endpoints.routers[name].shadows.totals.items()}
-        if totals and totals != self._told.get(name):
+        if totals and totals != self._recorded_shadows.get(name):
             self._holdings.store.record_shadows(name, self._replica, totals)
-            self._told[name] = totals
+            self._recorded_shadows[name] = totals
 
     def _run(self, step: Callable[[], None], every_s: float, pause: float) -> None:
         failing = False

@@ -93,13 +93,15 @@ def record_of(config: RunConfig) -> dict[str, Any]:
     filesystem, folder = filesystem_of(config)
     try:
         record: dict[str, Any] | None = _read_json(filesystem, f"{folder}/run.json")
-        theirs = None if record is None else flatten(record["identity"])
+        recorded_identity = None if record is None else flatten(record["identity"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise MarlRayError(f"storage: {folder}/run.json is not the record of a run: {one_line(error)}") from error
-    if record is None or theirs is None:
+    if record is None or recorded_identity is None:
         return {"identity": identity, "config": config.resolved(), "config_hash": config_hash(config)}
-    ours = flatten(json.loads(json.dumps(identity)))
-    differing = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+    own_identity = flatten(json.loads(json.dumps(identity)))
+    differing = sorted(
+        key for key in {*own_identity, *recorded_identity} if own_identity.get(key) != recorded_identity.get(key)
+    )
     if differing:
         more = ", ..." if len(differing) > MOST_NAMED else ""
         raise MarlRayError(

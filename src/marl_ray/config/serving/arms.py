@@ -33,7 +33,7 @@ class PriceConfig(Config):
     completion: NonNegativeFloat = Field(allow_inf_nan=False)
     """Price of tokens that it writes."""
 
-    def of(self, prompt: int, completion: int) -> float:
+    def cost(self, prompt: int, completion: int) -> float:
         """Price in USD of `prompt` tokens read and `completion` tokens written."""
         return (prompt * self.prompt + completion * self.completion) / 1e6
 

@@ -35,10 +35,10 @@ class GridworldBatch:
         self.grids, self.states = np.zeros((copies, *world.cells.shape), np.int64), np.stack([world.rows] * copies)
         self.draws = np.zeros((copies, BLOCK, self.agents))
         self.times, self.missions = np.zeros(copies, np.int64), np.zeros(copies, np.int64)
-        self.observed, self.gone, self.moves = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, np.int64)
+        self.observed, self.ended, self.moves = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, np.int64)
         self.all = np.arange(copies)
         for c, copy in enumerate(self.envs):
-            copy.world.bind(self.grids[c], self.states[c], self.gone[c], self.draws[c])
+            copy.world.bind(self.grids[c], self.states[c], self.ended[c], self.draws[c])
 
     def reset(self, copy: int, seed: int) -> None:
         env = self.envs[copy]
@@ -60,7 +60,7 @@ class GridworldBatch:
 
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
         chosen = self.all if copies is None else np.asarray(copies, np.int64)
-        state = self.grids, self.states, self.observed, self.gone, self.missions
+        state = self.grids, self.states, self.observed, self.ended, self.missions
         for members, group_rows in zip(self.members, rows, strict=True):
             observe(chosen, *state, members, self.view, self.see_through, group_rows)
 
@@ -76,11 +76,11 @@ class GridworldBatch:
                 world = self.envs[c].world
                 world.step_count = int(self.times[c])
                 world.draw()
-        who = self.alive, self.observed, self.gone
+        agent_flags = self.alive, self.observed, self.ended
         settings = self.rules, self.prices, self.max_steps
         ends = step.terminated, step.truncated
         given = copies, self.grids, self.states, self.moves, self.draws, self.times
-        left = play(*given, *who, *settings, step.rewards, step.costs, *ends)
+        left = play(*given, *agent_flags, *settings, step.rewards, step.costs, *ends)
         for c in copies[left]:
             self._play_by_objects(int(c), step)
         return step

@@ -90,11 +90,11 @@ class World(MultiGridEnv):
         self.drawn = 0
         """Steps of this episode whose action order is drawn."""
 
-    def bind(self, grid: np.ndarray, agents: np.ndarray, gone: np.ndarray, draws: np.ndarray) -> None:
+    def bind(self, grid: np.ndarray, agents: np.ndarray, ended: np.ndarray, draws: np.ndarray) -> None:
         """Keep the state in these arrays from now on: (width, height, 3) and (agents, state) int64, C-contiguous; who
         had ended when the last observation was made, (agents,); and the draws of the action order, (BLOCK, agents).
         The next call is `reset`."""
-        self.cells, self.rows, self.gone, self.draws = grid, agents, gone, draws
+        self.cells, self.rows, self.ended, self.draws = grid, agents, ended, draws
         self.start: np.ndarray | None = None  # the agents at the start of every episode, if it does not vary
         states = agents.view(AgentState)
         states._view, states._carried_obj = agents, np.empty(len(agents), object)
@@ -110,7 +110,7 @@ class World(MultiGridEnv):
         # The package draws layouts from the generator of its constructor, which reset(seed) does not touch.
         self._RandomMixin__np_random = self.np_random
         self.step_count = self.drawn = 0
-        self.gone[...] = False
+        self.ended[...] = False
         if self.start is not None:
             self.rows[...] = self.start
         else:
@@ -146,7 +146,7 @@ class World(MultiGridEnv):
         agent, count = self.agents[0], self.num_agents
         rows = np.empty((1, count, len(self.nvec)), np.int8)
         everyone, mission = np.ones((1, count), bool), np.array([self.mission_index])
-        state = self.cells[None], self.rows[None], everyone, self.gone[None], mission
+        state = self.cells[None], self.rows[None], everyone, self.ended[None], mission
         observe(ONE, *state, np.arange(count), agent.view_size, bool(agent.see_through_walls), rows)
         return rows[0]
 
@@ -169,7 +169,7 @@ class World(MultiGridEnv):
         self.step_count += 1
         rewards = self.handle_actions(actions)
         # The package observes here: changes of the agents after this are seen only at the next step.
-        self.gone[...] = self.agent_states._terminated
+        self.ended[...] = self.agent_states._terminated
         over = [self.step_count >= self.max_steps] * self.num_agents
         if self.render_mode == "human":
             self.render()

@@ -171,7 +171,7 @@ def play(
     times: np.ndarray,
     alive: np.ndarray,
     observed: np.ndarray,
-    gone: np.ndarray,
+    ended: np.ndarray,
     rules: WorldRules,
     prices: Prices,
     max_steps: int,
@@ -182,7 +182,7 @@ def play(
 ) -> np.ndarray:
     """One step of the `copies` that need no objects; the others are left alone and returned as True, (copies,).
 
-    (copies, agents): `actions`; `alive`, `observed` and `gone`, which it updates; and the last four, which it writes
+    (copies, agents): `actions`; `alive`, `observed` and `ended`, which it updates; and the last four, which it writes
     (zeros before; `costs` has a last dimension of signals). `draws` (copies, BLOCK, agents) order the actions, `times`
     (copies,) count the steps. The package's classes that add to a step look only at who toggles a door or carries
     something, so here they would add nothing.
@@ -207,11 +207,11 @@ def play(
         times[c] = time
         for i in range(count):
             observed[c, i] = alive[c, i]
-            gone[c, i] = agents[i, TERMINATED] != 0
+            ended[c, i] = agents[i, TERMINATED] != 0
             if alive[c, i]:
                 rewards[c, i] = earned[i]
                 costs[c, i, 0] = price(before, agents, i, chosen[i], prices)
-                terminated[c, i] = gone[c, i]
+                terminated[c, i] = ended[c, i]
                 truncated[c, i] = not terminated[c, i] and time >= max_steps
                 alive[c, i] = not (terminated[c, i] or truncated[c, i])
     return left
@@ -223,7 +223,7 @@ def observe(
     grids: np.ndarray,
     states: np.ndarray,
     observed: np.ndarray,
-    gone: np.ndarray,
+    ended: np.ndarray,
     missions: np.ndarray,
     members: np.ndarray,
     view: int,
@@ -232,7 +232,7 @@ def observe(
 ) -> None:
     """Write the rows (copies, members, D) of the agents `members` in `copies`; zeros for those not `observed`.
 
-    Nobody sees those who are `gone` (copies, agents): ended before the observation was made.
+    Nobody sees those who are `ended` (copies, agents): ended before the observation was made.
     D: cells of the view as the package encodes them, direction, and the mission if there is room for it. In a view the
     agent stands in the middle of the last row and looks along falling row numbers.
     """
@@ -258,7 +258,7 @@ def observe(
                         for part in range(3):
                             image[0, i, j, part] = WALL[part]
             for other in range(len(agents)):
-                if not gone[c, other]:
+                if not ended[c, other]:
                     x, y = agents[other, X] - at_x, agents[other, Y] - at_y
                     i, j = middle + y * dx - x * dy, last - x * dx - y * dy
                     if 0 <= i < view and 0 <= j < view:

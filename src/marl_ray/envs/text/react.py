@@ -76,8 +76,8 @@ class React(TextEnv):
         self.head = react_format.instructions(self.tools) if instructions is None else instructions
         if data is not None and kinds is not None:
             raise ValueError("kinds: expected without `data`, for the questions about a made-up country")
-        asked = self._kinds(tools, kinds) if data is None else ()
-        train, test = find_tasks(data, test_data, held_out, read_math, lambda split: _made_up(asked, split))
+        tool_kinds = self._kinds(tools, kinds) if data is None else ()
+        train, test = find_tasks(data, test_data, held_out, read_math, lambda split: _made_up(tool_kinds, split))
         super().__init__([agent], train, test, seed=seed, cost=cost)
         longest = len(self._prompt(max((*train, *test), key=lambda task: len(task.prompt)), [], 0))
         if longest + observation_limit > prompt_limit:

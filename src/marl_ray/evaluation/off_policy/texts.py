@@ -72,17 +72,17 @@ def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
         check_readable(name, policy.tokenizer, vocabulary, policy.config.context, texts)
         parts: dict[float, list[ServedText]] = {}
         for one in sorted(texts, key=lambda one: -len(one.prompt_ids) - len(one.ids)):
-            parts.setdefault(_asked(one, policy), []).append(one)
+            parts.setdefault(_temperature(one, policy), []).append(one)
         for temperature, part in parts.items():
             with _at(policy, temperature):
                 ratios |= _log_ratios(policy, part)
     return np.array([ratios[one.where] for one in served])
 
 
-def _asked(one: ServedText, policy: TokenPolicy) -> float:
+def _temperature(one: ServedText, policy: TokenPolicy) -> float:
     """The temperature at which the policy would have answered the request."""
     default = float(policy.generation.temperature)
-    return one.temperature if "temperature" in one.asked and one.temperature is not None else default
+    return one.temperature if "temperature" in one.chosen_settings and one.temperature is not None else default
 
 
 @contextmanager

@@ -26,7 +26,7 @@ class WriterNode:
     """Writes batches on its node; becomes a Ray actor."""
 
     def __init__(self, request: WritingRequest, name: str) -> None:
-        self._asked = request, name
+        self._request_and_name = request, name
         self._writer: Writer | None = None
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class WriterNode:
     def _here(self) -> Writer:
         # The bundle is not read in __init__, because an error there would only kill the actor, without a message.
         if self._writer is None:
-            request, name = self._asked
+            request, name = self._request_and_name
             self._writer = Writer(request, benchmark(name))
         return self._writer
 

@@ -32,9 +32,9 @@ class Units:
 
     def summaries(self, values: np.ndarray, arm: str) -> dict[int, Summary]:
         """Epoch -> summary of the arm's units that have a value."""
-        return {int(e): summarise(values[self._of(values, arm, e)]) for e in np.unique(self.epochs)}
+        return {int(e): summarise(values[self._has_value(values, arm, e)]) for e in np.unique(self.epochs)}
 
-    def _of(self, values: np.ndarray, arm: str, epoch: int) -> np.ndarray:
+    def _has_value(self, values: np.ndarray, arm: str, epoch: int) -> np.ndarray:
         return (self.arms == arm) & (self.epochs == epoch) & ~np.isnan(values)
 
 

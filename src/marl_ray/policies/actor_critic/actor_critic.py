@@ -25,7 +25,7 @@ class Prepared:
     """(N,) which of the U evaluated rows stands for each row of the batch; None where they are the batch's rows."""
 
     @classmethod
-    def of(cls, network: Network, rows: Tensor) -> "Prepared":
+    def from_rows(cls, network: Network, rows: Tensor) -> "Prepared":
         """Rows (N, D) of a batch."""
         if not network.categorical:
             return cls(*network.prepare(rows), None)

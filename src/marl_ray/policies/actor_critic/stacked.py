@@ -156,9 +156,9 @@ class Stack:
         """Act as `Bundle.act` does, each request by the bundle whose number is in `which`."""
 
         def act(
-            policy: str, asked: list[int], rows: np.ndarray, uniforms: np.ndarray | None, allowed: np.ndarray | None
+            policy: str, numbers: list[int], rows: np.ndarray, uniforms: np.ndarray | None, allowed: np.ndarray | None
         ) -> tuple[np.ndarray, np.ndarray]:
-            return self._policies[policy].act(rows, np.array([which[i] for i in asked]), uniforms, allowed)
+            return self._policies[policy].act(rows, np.array([which[i] for i in numbers]), uniforms, allowed)
 
         with np.errstate(over="ignore", invalid="ignore"):  # log-probabilities tell
             return self._bundle.act(requests, noise, masks, act)

@@ -194,22 +194,22 @@ class Bundle(Described):
         """
         answers: list[dict[str, tuple[np.ndarray, float]]] = [{} for _ in requests]
         for name, policy in self.policies.items():
-            asked = [
+            acting = [
                 (i, agent) for i, request in enumerate(requests) for agent in request if self.agents[agent] == name
             ]
-            if not asked:
+            if not acting:
                 continue
-            rows = np.array([requests[i][agent] for i, agent in asked])  # of so few, faster than np.stack
-            uniforms = noise.random((len(asked), policy.distribution.noise)) if noise is not None else None
+            rows = np.array([requests[i][agent] for i, agent in acting])  # of so few, faster than np.stack
+            uniforms = noise.random((len(acting), policy.distribution.noise)) if noise is not None else None
             allowed = None
             if any(masks):
                 everything = np.ones(policy.distribution.parameters, bool)
-                allowed = np.stack([masks[i].get(agent, everything) for i, agent in asked])
+                allowed = np.stack([masks[i].get(agent, everything) for i, agent in acting])
             if act is None:
                 actions, log_probs = policy.act(rows, uniforms, allowed)
             else:
-                actions, log_probs = act(name, [i for i, _ in asked], rows, uniforms, allowed)
-            for (i, agent), action, log_prob in zip(asked, actions, log_probs.tolist(), strict=True):
+                actions, log_probs = act(name, [i for i, _ in acting], rows, uniforms, allowed)
+            for (i, agent), action, log_prob in zip(acting, actions, log_probs.tolist(), strict=True):
                 answers[i][agent] = (action, log_prob)
         return answers
 

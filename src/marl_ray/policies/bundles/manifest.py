@@ -108,7 +108,7 @@ class TokenManifest(_Common):
 
 
 class Described:
-    """What has a manifest: a bundle, or what stands for one."""
+    """A thing with a manifest: a bundle, or a stand-in for one."""
 
     manifest: _Common
 

@@ -119,17 +119,17 @@ class PagedEngine:
         try:
             for number, prompt in enumerate(prompts):
                 manager.add_request(list(prompt.ids), str(number), max_new_tokens=generation.max_tokens)
-            waiting, heard = set(range(len(prompts))), time.monotonic()
+            waiting, last_answer_at = set(range(len(prompts))), time.monotonic()
             while waiting:
                 result = manager.get_result(timeout=1)
                 if result is None:
-                    if not manager.is_running() or time.monotonic() - heard > SILENCE:
+                    if not manager.is_running() or time.monotonic() - last_answer_at > SILENCE:
                         raise MarlRayError(f"generation.engine=transformers gave no response in {SILENCE:.0f} s")
                     continue
                 if result.error is not None:
                     raise MarlRayError(f"generation.engine=transformers: {result.error}")
                 if result.is_finished():
-                    number, heard = int(result.request_id), time.monotonic()
+                    number, last_answer_at = int(result.request_id), time.monotonic()
                     # What was read is the prompt's ids and what was said are the drawn ones, with no text between.
                     assert result.prompt_ids == list(prompts[number].ids)
                     assert result.generated_tokens == chosen.ids[number]

@@ -48,9 +48,9 @@ def _exchanged(tensors: list[DTensor]) -> Iterator[Tensor]:
     used = [math.ceil(tensor.shape[0] / workers) * math.prod(tensor.shape[1:]) * tensor.itemsize for tensor in tensors]
     sizes = [math.ceil(size / ALIGNED) * ALIGNED for size in used]
     own = [tensor.to_local().to(mesh.device_type).reshape(-1).view(torch.uint8) for tensor in tensors]
-    mine = torch.cat([functional.pad(part, (0, size - len(part))) for part, size in zip(own, sizes, strict=True)])
-    every = mine.new_empty(workers * len(mine))
-    dist.all_gather_single(every, mine, group=mesh.get_group())
+    own_bytes = torch.cat([functional.pad(part, (0, size - len(part))) for part, size in zip(own, sizes, strict=True)])
+    every = own_bytes.new_empty(workers * len(own_bytes))
+    dist.all_gather_single(every, own_bytes, group=mesh.get_group())
     parts = every.view(workers, -1).split(sizes, 1)
     for tensor, part, size in zip(tensors, parts, used, strict=True):
         flat = part[:, :size].reshape(-1).view(tensor.dtype)

@@ -72,12 +72,12 @@ def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
     """
 
     def taken(name: str) -> bool:
-        asked = PeftLoraConfig(target_modules=[name])
+        peft_config = PeftLoraConfig(target_modules=[name])
         try:
-            convert_peft_config_for_transformers(asked, lm, None)
+            convert_peft_config_for_transformers(peft_config, lm, None)
         except ValueError:  # it is a part of a tensor
             return True
-        return name not in (asked.target_modules or ())
+        return name not in (peft_config.target_modules or ())
 
     return {name for name in set(map(_last, linear)) if taken(name)}
 

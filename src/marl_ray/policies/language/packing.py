@@ -121,17 +121,19 @@ def _attend(
     # In bfloat16 the backward pass of torch's kernel for CPUs takes several times as long as in float32.
     dtype = query.dtype if query.is_cuda else torch.float32
     q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
-    asked, keys, values = (_laid(part, layout.prompts) for part in (q, k, v))
+    queries, keys, values = (_laid(part, layout.prompts) for part in (q, k, v))
     # Padding stands on the right, where causal attention does not look.
-    mixed = functional.scaled_dot_product_attention(asked, keys, values, is_causal=True, scale=scaling, enable_gqa=True)
+    mixed = functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, scale=scaling, enable_gqa=True
+    )
     parts = [mixed.transpose(1, 2).flatten(0, 1)]
     if layout.responses.shape[1]:
-        asked, new_keys, new_values = (_laid(part, layout.responses) for part in (q, k, v))
+        queries, new_keys, new_values = (_laid(part, layout.responses) for part in (q, k, v))
         keys, values = torch.cat([keys[layout.own], new_keys], 2), torch.cat([values[layout.own], new_values], 2)
         if q.is_cuda:  # whose kernels take a mask or shared keys, not both
-            keys, values = (part.repeat_interleave(asked.shape[1] // part.shape[1], 1) for part in (keys, values))
+            keys, values = (part.repeat_interleave(queries.shape[1] // part.shape[1], 1) for part in (keys, values))
         mixed = functional.scaled_dot_product_attention(
-            asked,
+            queries,
             keys,
             values,
             attn_mask=layout.hidden.to(q.dtype),

@@ -22,7 +22,7 @@ class TokenBytes:
         self._added: dict[int, Any] = tokenizer.added_tokens_decoder
         self._is_byte_level = _is_byte_level(tokenizer)
 
-    def of(self, token: int) -> list[int] | None:
+    def bytes_of(self, token: int) -> list[int] | None:
         """The bytes (0 to 255) that the token adds to a text. None for a special token, which has no text, and for every
         token of a tokenizer that is not byte-level, where the text of a token depends on its neighbours."""
         if not self._is_byte_level:
@@ -36,7 +36,7 @@ class TokenBytes:
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    """Whether the tokenizer turns tokens into text by their bytes alone."""
+    """True if the tokenizer turns tokens into text by their bytes alone."""
     core = getattr(tokenizer, "backend_tokenizer", None)
     if core is None or core.decoder is None:
         return False

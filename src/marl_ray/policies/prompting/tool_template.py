@@ -67,8 +67,9 @@ _FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
 def encode_tool_chat(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], chat: bool | None
 ) -> list[int]:
-    """As `encode_chat`, of messages that may have `tool_calls` (their arguments as objects) or the role `tool`, for a model
-    that may call `tools`. Raises MarlRayError naming `tools` or `prompt` where the template would leave any of them out."""
+    """Encode as `encode_chat` does, with messages that may have `tool_calls` (their arguments as objects) or the role
+    `tool`, for a model that may call `tools`. Raises MarlRayError naming `tools` or `prompt` where the template would
+    leave any of them out."""
     called, answered = any("tool_calls" in m for m in messages), any(m["role"] == "tool" for m in messages)
     if not (tools or called or answered):
         return encode_chat(tokenizer, messages)

@@ -18,8 +18,9 @@ def end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
 def turn_begin(tokenizer: Any) -> str:
     """The blanks that the chat template writes before an assistant's content where a reply begins, such as Llama 2's space
     and GLM-4's line break. Anything else that it writes there, such as an empty thought, is no part of a reply."""
-    asked, answered = rendered(tokenizer, [USER], add_generation_prompt=True), rendered(tokenizer, [USER, ASSISTANT])
-    between = answered[len(asked) :].partition(SHOWN)[0] if asked and answered.startswith(asked) else ""
+    question = rendered(tokenizer, [USER], add_generation_prompt=True)
+    dialogue = rendered(tokenizer, [USER, ASSISTANT])
+    between = dialogue[len(question) :].partition(SHOWN)[0] if question and dialogue.startswith(question) else ""
     return between if between.isspace() else ""
 
 

@@ -182,12 +182,12 @@ class Played:
         acting = [torch.from_numpy(self._acting_at_end(other)).any(2, keepdim=True) for other in others]
         if any(bool((known & lacking).any()) for known in acting):
             for other in others:
-                player, theirs = players[other], torch.from_numpy(self._acting_at_end(other))[..., None]
+                player, other_acts = players[other], torch.from_numpy(self._acting_at_end(other))[..., None]
                 shape = (self.steps, *self.buffers[other].costs.shape[1:])
                 ahead = self._critic_inputs(other, player)
                 costs = _values(player.model.cost_critic, player.cost_norms, shape, *ahead)[1]
-                total = total + torch.where(lacking, (costs * theirs).sum(2), 0.0)
-                count = count + theirs.sum(2) * lacking
+                total = total + torch.where(lacking, (costs * other_acts).sum(2), 0.0)
+                count = count + other_acts.sum(2) * lacking
         return torch.where(own, bootstrap, (total / count.clamp(min=1))[:, :, None])
 
 

@@ -179,7 +179,7 @@ class Collector:
         for name, buffer in played.buffers.items():
             scores = buffer.rewards[: played.steps].sum(0, dtype=np.float64)
             members = [(played.groups == group) & ~played.greedy for group in np.unique(played.groups[fresh])]
-            self.group_sums[name] += GroupSums.of([scores[own] for own in members])
+            self.group_sums[name] += GroupSums.from_scores([scores[own] for own in members])
 
     def _uninformative(self, played: Played) -> np.ndarray:
         """(copies,) bool: members of groups in which every agent of every judging policy scores the same."""
@@ -243,9 +243,9 @@ class Collector:
                 envs.observe(rows, np.flatnonzero(over).tolist())
             for buffer, row in zip(buffers.values(), rows, strict=True):
                 # An agent's last observation is not a decision's: those that are gone read as zeros.
-                gone = ~envs.alive[:, buffer.columns]
-                if gone.any():
-                    row[gone] = 0
+                is_over = ~envs.alive[:, buffer.columns]
+                if is_over.any():
+                    row[is_over] = 0
             played.steps = max(played.steps, t + 1)
         return episodes, count
 

@@ -158,12 +158,12 @@ class _Rows:
 
     def plain(self, column: str) -> np.ndarray:
         """One value per row."""
-        array = self._whole(column)
+        array = self._without_nulls(column)
         return np.array(array.to_pylist(), object) if array.type == pa.string() else _numpy(array)
 
     def lengths(self, column: str) -> np.ndarray:
         """The length of each row's list in a list column, (rows,)."""
-        return _numpy(self._whole(column).value_lengths())
+        return _numpy(self._without_nulls(column).value_lengths())
 
     def steps(self, column: str, lengths: np.ndarray, width: int | None = None) -> np.ndarray:
         """All steps of a list column one after another, (sum of lengths,), with `width` (sum of lengths, width)."""
@@ -183,7 +183,7 @@ class _Rows:
         return widths, _numpy(values)
 
     def _steps(self, column: str, lengths: np.ndarray) -> pa.Array:
-        array = self._whole(column)
+        array = self._without_nulls(column)
         self.check(column, _numpy(array.value_lengths()) == lengths, "as many entries as observations")
         values = array.flatten()
         self.check(column, _numpy(values.is_valid()), "no nulls", lengths)
@@ -196,7 +196,7 @@ class _Rows:
     def only(self, chosen: np.ndarray) -> "_Rows":
         return _Rows(self.file, self.table.take(chosen), self.numbers[chosen])
 
-    def _whole(self, column: str) -> pa.Array:
+    def _without_nulls(self, column: str) -> pa.Array:
         self.check(column, ~self.missing(column), "a value, not null")
         return self.table.column(column).combine_chunks()
 

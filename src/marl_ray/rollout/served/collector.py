@@ -56,8 +56,9 @@ class ServedCollector(TextCollector):
         data: Mapping[str, Sequence[Block]],
         size: int,
     ):
-        """As `TextCollector`. `data` are the blocks of each policy that learns, the same on every worker; a batch has blocks
-        of `size` responses of each policy, over all workers, and the last one of a pass what is left.
+        """The arguments are those of `TextCollector` and two more. `data` are the blocks of each policy that learns, the
+        same on every worker; a batch has blocks of `size` responses of each policy, over all workers, and the last one
+        of a pass what is left.
 
         Raises MarlRayError if `state` is of other data.
         """
@@ -88,7 +89,7 @@ class ServedCollector(TextCollector):
                 for number, (group, response) in enumerate((g, one) for g, block in enumerate(own) for one in block)
             ]
             trajectories[name] = to_trajectories(players[name], rows, self.signals)
-            self.group_sums[name] = GroupSums.of([np.array([[one.reward] for one in block]) for block in own])
+            self.group_sums[name] = GroupSums.from_scores([np.array([[one.reward] for one in block]) for block in own])
             steps += len(rows)
             for response in sum(own, ()):
                 metrics = {"reward": response.reward, "response_tokens": len(response.ids), "ended": response.ended}

@@ -57,10 +57,10 @@ class ServedText:
     """`stop`, `length` or `cut`."""
     temperature: float | None
     """The temperature in force."""
-    asked: frozenset[str]
+    chosen_settings: frozenset[str]
     """Settings that the request chose itself."""
     at: float
-    """When it ended, in seconds since 1970."""
+    """Moment of its end, in seconds since 1970."""
 
 
 def file_of(data: str) -> str:

@@ -124,7 +124,9 @@ class TextCollector:
             self._play(players, playing, comparing)
             steps += sum(max(1, len(copy.turns)) for copy in playing)  # a run of prompts that nobody can read ends too
             for name, player in players.items():
-                self.group_sums[name] += GroupSums.of([_scores(self.groups[g], player.agents) for g in pending])
+                self.group_sums[name] += GroupSums.from_scores(
+                    [_scores(self.groups[g], player.agents) for g in pending]
+                )
             if self.curriculum:
                 outcomes += [(positions[group], *_outcome(self.groups[group])) for group in pending]
             pending = [group for group in pending if judging and not _informative(self.groups[group], judging)]
@@ -212,16 +214,16 @@ class TextCollector:
             for copy in trunks:
                 keep_state(copy, self.plan.branch_turns, comparing)
             for player in players.values():
-                asked = [copy for copy in playing if copy.agent in player.agents]
-                if asked:
-                    self._answer(player, asked)
+                answering = [copy for copy in playing if copy.agent in player.agents]
+                if answering:
+                    self._answer(player, answering)
             self._side_by_side([copy for copy in playing if copy.agent], TextCopy.step)
 
     def _answer(self, player: TokenPlayer, copies: Sequence[TextCopy]) -> None:
         """Play one turn of every copy whose prompt fits, in one call of the policy's engine; the other copies end."""
         policy = player.policy
         encoded: dict[str, tuple[list[int], bool] | None] = {}
-        asked, prompts, numbers = [], [], []
+        prompted, prompts, numbers = [], [], []
         for copy in copies:
             if copy.observation not in encoded:  # members of a group begin with the same prompt
                 encoded[copy.observation] = _encode(player, copy)
@@ -230,13 +232,13 @@ class TextCollector:
                 continue
             number = sum(turn.agent == copy.agent for turn in copy.turns)
             stream = response_stream(*copy.start.stream, self.numbers[copy.acting], number)
-            asked.append((copy, fitted[1]))
+            prompted.append((copy, fitted[1]))
             prompts.append(Prompt(tuple(fitted[0]), stream, copy.start.greedy))
             numbers.append(number)
         if not prompts:
             return
         completions = player.engine.generate(prompts, self.seed)
-        for (copy, shortened), number, prompt, completion in zip(asked, numbers, prompts, completions, strict=True):
+        for (copy, shortened), number, prompt, completion in zip(prompted, numbers, prompts, completions, strict=True):
             response = policy.tokenizer.decode(
                 completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )

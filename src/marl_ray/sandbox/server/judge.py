@@ -69,7 +69,7 @@ class Candidate:
             return self._fail("fail:encode", f"{what}{error}")
         return self._fail("fail:crash", "the candidate's process ended")
 
-    def _asked(self, message: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    def _ask(self, message: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """The answer to a request, and its size."""
         if self.verdict:
             raise _Final
@@ -132,7 +132,7 @@ class Candidate:
         """Yield the items of an iterator, fetched when they are needed; all together no larger than a frame."""
         count = received = 0
         while True:
-            answer, size = self._asked({"next": [number, 1 + count // 8]})
+            answer, size = self._ask({"next": [number, 1 + count // 8]})
             items, done = answer.get("items"), answer.get("done") is True
             received += size
             if type(items) is not list or received > self._frame_bytes:
@@ -163,7 +163,7 @@ class Candidate:
             named = {key: codec.pack(item, self._drained) for key, item in kwargs.items()}
         except _UNREADABLE as error:
             raise self._final(error, "argument ") from None
-        answer, _ = self._asked({"call": [packed, named]})
+        answer, _ = self._ask({"call": [packed, named]})
         if in_place:
             try:
                 self._echo(args, kwargs, answer.get("changed", {}))

@@ -82,8 +82,8 @@ class Passes:
     def _run(self) -> None:
         waiting, self._waiting = self._waiting, []
         for greedy in (True, False):
-            asked = [w for w in waiting if w.greedy is greedy and not w.answer.done()]
-            for part, act in self._by_pass(asked):
+            requests = [w for w in waiting if w.greedy is greedy and not w.answer.done()]
+            for part, act in self._by_pass(requests):
                 for batch in self._cut(part):
                     for w, answer in zip(batch, self._answers(batch, act, greedy, new_pass()), strict=True):
                         if isinstance(answer, ArmError):
@@ -91,15 +91,15 @@ class Passes:
                         else:
                             w.answer.set_result(answer)
 
-    def _by_pass(self, asked: list[_Waiting]) -> list[tuple[list[_Waiting], Act]]:
+    def _by_pass(self, requests: list[_Waiting]) -> list[tuple[list[_Waiting], Act]]:
         """Requests that may share a pass, and what computes it."""
-        if not asked:
+        if not requests:
             return []
-        digests = {w.bundle.digest for w in asked}
+        digests = {w.bundle.digest for w in requests}
         places, stack = self._stacked()
         if stack is not None and digests <= places.keys():
-            return [(asked, partial(_together, stack, places))]
-        return [([w for w in asked if w.bundle.digest == digest], _alone) for digest in digests]
+            return [(requests, partial(_together, stack, places))]
+        return [([w for w in requests if w.bundle.digest == digest], _alone) for digest in digests]
 
     def _stacked(self) -> tuple[dict[str, int], Stack | None]:
         if self._stack is None:

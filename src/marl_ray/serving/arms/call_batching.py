@@ -24,7 +24,7 @@ LARGEST = 256
 """Requests of one call at most."""
 
 
-class _Asked(Generic[Given, Answer]):
+class _CallRequest(Generic[Given, Answer]):
     __slots__ = ("answer", "answered_before", "call", "given", "sent_at")
 
     def __init__(self, given: Given, answer: "asyncio.Future[Answer]", answered_before: int):
@@ -47,7 +47,7 @@ class CallBatcher(Generic[Given, Answer]):
         self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
         self._most = CALLS * replicas
         self._deadlines = Deadlines()
-        self._waiting: list[_Asked[Given, Answer]] = []
+        self._waiting: list[_CallRequest[Given, Answer]] = []
         self._under_way: dict[asyncio.Task[None], int] = {}
         """Calls and their numbers, the oldest first."""
         self._answered_calls = 0
@@ -57,19 +57,19 @@ class CallBatcher(Generic[Given, Answer]):
         """The answer, or what the call raised: LostError after the deadline, with the number of its call. A request that
         waited most of that time for room in a call is refused (RequestError 503) if other calls were answered meanwhile."""
         loop = asyncio.get_running_loop()
-        asked = _Asked[Given, Answer](given, loop.create_future(), self._answered_calls)
-        self._waiting.append(asked)
+        request = _CallRequest[Given, Answer](given, loop.create_future(), self._answered_calls)
+        self._waiting.append(request)
         if not self._sends_soon and len(self._under_way) < self._most:
             # After all callbacks that are ready now, and those are the other requests of this moment.
             self._sends_soon = True
             loop.call_soon(self._send)
         try:
-            return await self._deadlines.run(asked.answer, self._deadline_s)
+            return await self._deadlines.run(request.answer, self._deadline_s)
         except TimeoutError:
-            waited = loop.time() - asked.sent_at < self._deadline_s / 2
-            if waited and self._answered_calls > asked.answered_before:
+            waited = loop.time() - request.sent_at < self._deadline_s / 2
+            if waited and self._answered_calls > request.answered_before:
                 raise busy(f"no room in a call for most of {self._deadline_s:g} s") from None
-            number = asked.call or next(iter(self._under_way.values()), new_pass())  # of a call that hangs
+            number = request.call or next(iter(self._under_way.values()), new_pass())  # of a call that hangs
             raise LostError(f"no answer within {self._deadline_s:g} s", number) from None
 
     def _send(self) -> None:
@@ -78,15 +78,15 @@ class CallBatcher(Generic[Given, Answer]):
             idle = max(1, self._replicas - len(self._under_way))
             size = min(LARGEST, -(-len(self._waiting) // idle))
             chosen, self._waiting = self._waiting[:size], self._waiting[size:]
-            asked = [one for one in chosen if not one.answer.done()]  # done: it was given up
-            if asked:
+            requests = [one for one in chosen if not one.answer.done()]  # done: it was given up
+            if requests:
                 number = new_pass()
                 now = asyncio.get_running_loop().time()
-                for one in asked:
+                for one in requests:
                     one.call, one.sent_at = number, now
                 # In no client's context: Serve would give all requests that one's id, and cancel them with it.
                 task = asyncio.get_running_loop().create_task(
-                    self._answered(asked, number), context=contextvars.Context()
+                    self._answer(requests, number), context=contextvars.Context()
                 )
                 self._under_way[task] = number
                 task.add_done_callback(self._ended)
@@ -95,25 +95,25 @@ class CallBatcher(Generic[Given, Answer]):
         self._under_way.pop(task, None)
         self._send()
 
-    async def _answered(self, asked: Sequence[_Asked[Given, Answer]], number: int) -> None:
+    async def _answer(self, requests: Sequence[_CallRequest[Given, Answer]], number: int) -> None:
         answers: Sequence[Answer | Exception]
         try:
             async with asyncio.timeout(self._deadline_s):
-                answers = await self._call([one.given for one in asked])
-            if len(answers) != len(asked):
-                raise ValueError(f"expected {len(asked)} answers, got {len(answers)}")
+                answers = await self._call([one.given for one in requests])
+            if len(answers) != len(requests):
+                raise ValueError(f"expected {len(requests)} answers, got {len(answers)}")
             self._answered_calls += 1
         except asyncio.CancelledError:
             if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
                 raise
-            answers = [LostError("the call was cancelled", number)] * len(asked)  # by the other side
+            answers = [LostError("the call was cancelled", number)] * len(requests)  # by the other side
         except (ArmError, RequestError) as error:  # each request reports it
-            answers = [error] * len(asked)
+            answers = [error] * len(requests)
         except TimeoutError:
-            answers = [LostError(f"no answer within {self._deadline_s:g} s", number)] * len(asked)
+            answers = [LostError(f"no answer within {self._deadline_s:g} s", number)] * len(requests)
         except Exception as error:
-            answers = [ArmError(str(error), number)] * len(asked)
-        for one, answer in zip(asked, answers, strict=True):
+            answers = [ArmError(str(error), number)] * len(requests)
+        for one, answer in zip(requests, answers, strict=True):
             if one.answer.done():
                 continue
             if isinstance(answer, Exception):

@@ -34,7 +34,7 @@ class Detokenizer:
         before."""
         self._context = 0
         """The number of these tokens that are context."""
-        self._told = 0
+        self._passed_on = 0
         """Characters of their text that have been passed on."""
         self._held = ""
 
@@ -63,11 +63,11 @@ class Detokenizer:
         decoded = self._text(self._ids)
         # All of them, as some tokenizers read a run of single bytes as a whole or not at all.
         end = len(decoded if last else decoded.rstrip(BROKEN))
-        text, self._told = decoded[self._told : end], max(end, self._told)
+        text, self._passed_on = decoded[self._passed_on : end], max(end, self._passed_on)
         # What follows depends on text, as on whether it is the first word, and special tokens have none.
         if end == len(decoded) and (behind := self._text(self._ids[self._context :])):
             self._ids, self._context = self._ids[self._context :], len(self._ids) - self._context
-            self._told = len(behind)
+            self._passed_on = len(behind)
         return text
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -16,12 +16,12 @@ def new_pass() -> int:
 
 
 class ArmError(Exception):
-    """The arm failed on a request. `of` is the number of the pass or call that failed: requests that share one fail
+    """The arm failed on a request. `pass_number` is the number of the pass or call that failed: requests that share one fail
     together, and count once."""
 
-    def __init__(self, message: str, of: int):
-        super().__init__(message, of)  # both, because the error crosses processes by pickle
-        self.of = of
+    def __init__(self, message: str, pass_number: int):
+        super().__init__(message, pass_number)  # both, because the error crosses processes by pickle
+        self.pass_number = pass_number
 
     def __str__(self) -> str:
         return str(self.args[0])

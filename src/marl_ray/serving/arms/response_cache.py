@@ -152,7 +152,7 @@ def _connect(url: str) -> "tuple[Redis, str]":
         from redis.backoff import NoBackoff
     except ImportError as error:
         raise MarlRayError("cache.url: Redis needs its package: pip install 'marl-ray[redis]'") from error
-    ours = {
+    own_options = {
         "decode_responses": False,
         "max_connections": CONNECTIONS,
         "protocol": 2,  # one round trip less per connection, and all that GET and SET need
@@ -162,7 +162,7 @@ def _connect(url: str) -> "tuple[Redis, str]":
         "socket_timeout": None,
     }
     try:
-        options: dict[str, Any] = {**parse_url(url), **ours}
+        options: dict[str, Any] = {**parse_url(url), **own_options}
         pool = ConnectionPool(**options)
         pool.make_connection()  # does not connect, but knows which options there are
     except (TypeError, ValueError):  # not quoted: a password could be in it

@@ -182,7 +182,7 @@ class _Model:
 
     def named(self, token: int) -> NamedToken:
         """The token as clients read it; from any thread."""
-        return NamedToken(self.tokenizer.decode([token]), self._token_bytes.of(token))
+        return NamedToken(self.tokenizer.decode([token]), self._token_bytes.bytes_of(token))
 
     def guide(self, request: TextRequest) -> GuideState | None:
         """The grammar that the response must follow, None without one; MarlRayError if this tokenizer cannot write
@@ -298,7 +298,7 @@ class _Writing:
             raise self._end
         tokens, self._new = self._new, []
         self._arrived.clear()
-        began = self._told() if self._request.logged and not self._begun else None
+        began = self._beginning() if self._request.logged and not self._begun else None
         self._begun = True
         finish = tokens[-1].finish
         self._finished = finish is not None
@@ -314,7 +314,7 @@ class _Writing:
             began,
         )
 
-    def _told(self) -> Began:
+    def _beginning(self) -> Began:
         generation = self.generation
         settings = {name: getattr(generation, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         return Began(list(self.prompt.ids), settings)

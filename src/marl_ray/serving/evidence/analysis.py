@@ -94,7 +94,7 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
                 _check_sessions(config, "--covariate and ratios")
             look = store.look(record)
             rows = _of_observations(look, record, metrics, level)
-            judged = sum(of.judged for of in look.units.values())
+            judged = sum(units.judged for units in look.units.values())
             for metric in excluding(config):
                 lines += _silent(metric, judged - sum(look.reported.get(metric, {}).values()), judged, config)
             what = {"cluster": "clusters", "switchback": "blocks"}[config.randomize]
@@ -102,7 +102,7 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
             parts = [part for metric in metrics for part in metric.split("/")]
             wanted = dict.fromkeys([*parts, *([covariate] if covariate else [])])
             units = store.judged_units(record, list(wanted))
-            given = {m: of for m in wanted if (of := config.range_of(m)) is not None}
+            given = {m: bounds for m in wanted if (bounds := config.range_of(m)) is not None}
             units = replace(
                 units, values={m: np.clip(v, *given[m]) if m in given else v for m, v in units.values.items()}
             )
@@ -124,7 +124,7 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
             what = "sessions"
         where = f"{name}: {record.state.status}, epoch {record.epoch}"
         head = f"{where}, two-sided at level {level:g}, of {what} whose windows are over"
-        return [head, *lines, *(line for row in rows for line in _told(row, plan.control, level, covariate))]
+        return [head, *lines, *(line for row in rows for line in _lines_of(row, plan.control, level, covariate))]
 
 
 def _check_sessions(config: ExperimentConfig, what: str) -> None:
@@ -152,16 +152,16 @@ def _with_bounds(
         row.metric: bounded_difference(row.metric, known) for row in rows if (known := config.range_of(row.metric))
     }
     ends = {metric: (None, *ENDS) if metric in excluded else (None,) for metric in measures}
-    asked = [
+    questions = [
         measure.question(side, arm, plan.control, end)
         for metric, measure in measures.items()
         for arm in plan.treatments
         for side in (PROMOTION, HARM)
         for end in ends[metric]
     ]
-    if not asked:
+    if not questions:
         return rows
-    look = store.look(record, questions=[question for question in asked if question is not None])
+    look = store.look(record, questions=[question for question in questions if question is not None])
 
     def bounded(row: Comparison) -> Comparison:
         if row.metric not in measures:
@@ -188,7 +188,7 @@ def _silent(metric: str, lacking: int, judged: int, config: ExperimentConfig) ->
     return [f"  {metric}: {lacking:,} of {judged:,} sessions report none and do not count; {sentence}"]
 
 
-def _told(row: Comparison, control: str, alpha: float, covariate: str | None) -> list[str]:
+def _lines_of(row: Comparison, control: str, alpha: float, covariate: str | None) -> list[str]:
     means = f"{row.treatment.mean:.4g} of {row.treatment.n:,} against {row.control.mean:.4g} of {row.control.n:,}"
     lines = [
         f"  {row.metric}: {row.arm} {means} ({control})",

@@ -117,8 +117,8 @@ def excluding(config: ExperimentConfig) -> list[str]:
 
 def questions_of(config: ExperimentConfig, plan: RolloutPlan) -> tuple[BetQuestion, ...]:
     """All questions for the exact test in one look."""
-    asked = dict.fromkeys(_questions(config, plan))
-    return tuple(question for question in asked if question is not None)
+    questions = dict.fromkeys(_questions(config, plan))
+    return tuple(question for question in questions if question is not None)
 
 
 def _questions(config: ExperimentConfig, plan: RolloutPlan) -> Iterator[BetQuestion | None]:
@@ -154,26 +154,26 @@ def ask(
     relative = measure.margin.relative if isinstance(measure.margin, RelativeMargin) else None
     margin = relative * other.mean if relative is not None and other.n else measure.margin
     margin = margin if isinstance(margin, float) else 0.0
-    reports = [of.mean for of in look.reporting.pair(measure.name, arm, control, arms)]
+    reports = [share.mean for share in look.reporting.pair(measure.name, arm, control, arms)]
     missing = excluding and min(reports) < 1
     sign = 1 if measure.higher else -1
     gain = sign * (one.mean - other.mean)
-    asked = Asked(side, look, measure, arm, plan, alpha, min_outcomes)
+    question = ArmQuestion(side, look, measure, arm, plan, alpha, min_outcomes)
     if min(one.n, other.n) < max(min_outcomes, 2) or margin < 0 or (relative is not None and not margin):
         # A part of a mean that is not above 0 is no margin.
         evidence = OneSided(gain, -side * math.inf, 1.0, False)
     elif missing:
-        evidence = min((asked.at_end(end, margin * reports[0]) for end in ENDS), key=lambda of: of.e_value)
+        evidence = min((question.at_end(end, margin * reports[0]) for end in ENDS), key=lambda test: test.e_value)
         # Of a gain per judged unit, those that report nothing among them, and held against 0.
         evidence = evidence._replace(gain=gain, bound=evidence.bound / reports[0] - margin)
     else:
-        evidence = asked.plainly()
+        evidence = question.plainly()
         # Of "treatment - 0.98 control", where the margin is a part of the control's mean.
         evidence = evidence._replace(gain=gain, bound=evidence.bound - (0.0 if relative is None else margin))
     return Finding(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, evidence, missing)
 
 
-class Asked(NamedTuple):
+class ArmQuestion(NamedTuple):
     """One question about one treatment, and the numbers to answer it with."""
 
     side: int
@@ -190,12 +190,14 @@ class Asked(NamedTuple):
         if measure.range is not None:
             return self._bet(None)
         pair = look.pair(measure.name, arm, plan.control, len(plan.weights), measure.scale)
-        arms = [look.summary(measure.name, of) for of in (arm, plan.control)]
-        binary = measure.binary and all(_may_be_binary(of) for of in arms)
+        arms = [look.summary(measure.name, name) for name in (arm, plan.control)]
+        binary = measure.binary and all(_may_be_binary(summary) for summary in arms)
         evidence = self._test(pair, measure.absolute, binary, measure.scale)
         if not binary and _are_zeros_and_ones(arms):
             # Not declared, so another value may come. But a rare event that is missed by luck must not look sure.
-            evidence = min(evidence, self._test(pair, measure.absolute, True, measure.scale), key=lambda of: of.e_value)
+            evidence = min(
+                evidence, self._test(pair, measure.absolute, True, measure.scale), key=lambda test: test.e_value
+            )
         return evidence
 
     def at_end(self, end: End, margin: float) -> OneSided:
@@ -208,13 +210,13 @@ class Asked(NamedTuple):
         if not reported.low < reported.high:
             # All alike so far: nothing but chance in who reports would be held against the margin.
             return OneSided(math.nan, -self.side * math.inf, 1.0, False)
-        are_events = _are_zeros_and_ones([look.summary(measure.name, of) for of in (arm, plan.control)])
+        are_events = _are_zeros_and_ones([look.summary(measure.name, name) for name in (arm, plan.control)])
         evidence = self._test(self._filled(end, nearer=not are_events), 0.0)
         if are_events:
             which = measure.name, arm, plan.control, len(plan.weights)
             events = look.filled(*which, value=float(ENDS.index(end)), shift=0.0, scale=1.0)
             other = self._test(events, margin, True)
-            evidence = min(evidence, other._replace(bound=other.bound + margin), key=lambda of: of.e_value)
+            evidence = min(evidence, other._replace(bound=other.bound + margin), key=lambda test: test.e_value)
         return evidence
 
     def _filled(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
@@ -265,10 +267,10 @@ class Asked(NamedTuple):
 
 def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
     """True if all values so far are 0 or 1, and both have come."""
-    mean = sum(of.n * of.mean for of in arms) / sum(of.n for of in arms)
+    mean = sum(arm.n * arm.mean for arm in arms) / sum(arm.n for arm in arms)
     return 0 < mean < 1 and all(
-        _may_be_binary(of) and of.variance * (of.n - 1) >= of.n * of.mean * (1 - of.mean) * (1 - 1e-6) - 1e-9
-        for of in arms
+        _may_be_binary(arm) and arm.variance * (arm.n - 1) >= arm.n * arm.mean * (1 - arm.mean) * (1 - 1e-6) - 1e-9
+        for arm in arms
     )
 
 

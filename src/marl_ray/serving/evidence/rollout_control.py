@@ -127,34 +127,35 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
     """Test outcomes, guardrails and counts. The treatments share each alpha (Bonferroni)."""
     plan, excluded = record.plan, excluding(config)
 
-    def asked(side: int, measure: Measure, alpha: float) -> tuple[Finding, ...]:
+    def test_all(side: int, measure: Measure, alpha: float) -> tuple[Finding, ...]:
         share = alpha / len(plan.treatments) if plan.treatments else alpha
         rules: Any = {"alpha": share, "min_outcomes": config.min_outcomes, "excluding": measure.name in excluded}
         return tuple(ask(side, look, measure, arm, plan, **rules) for arm in plan.treatments)
 
-    harms = asked(HARM, outcome_of(config), config.alpha_rollback)
-    promotions = asked(PROMOTION, outcome_of(config), config.alpha)
-    rails = [asked(HARM, guardrail_of(config, rail), rail.alpha) for rail in guardrails_of(config)]
+    harms = test_all(HARM, outcome_of(config), config.alpha_rollback)
+    promotions = test_all(PROMOTION, outcome_of(config), config.alpha)
+    rails = [test_all(HARM, guardrail_of(config, rail), rail.alpha) for rail in guardrails_of(config)]
     guardrails = tuple(finding for of_arm in zip(*rails, strict=True) for finding in of_arm)
     reporting = tuple(_reporting(look, record, config, metric) for metric in excluded)
     reports = tuple(finding for of_metric in reporting for finding in of_metric)
     exposures = _of_stage(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
     # Where no report counts as a number, silence is as many numbers, all alike, and evidence of no arm.
-    heard = any(look.reported.get("outcome", {}).values())
+    has_reports = any(look.reported.get("outcome", {}).values())
     for harmed, bound in zip(harms, promotions, strict=True):
         alarms = {finding.metric: finding for finding in reports if finding.arm == harmed.arm and finding.test.alarm}
-        mine = [finding for finding in guardrails if finding.arm == harmed.arm]
+        rails_of_arm = [finding for finding in guardrails if finding.arm == harmed.arm]
         proof = next(
-            (finding.name for finding in (harmed, *mine) if finding.test.proven and finding.name not in alarms), None
+            (finding.name for finding in (harmed, *rails_of_arm) if finding.test.proven and finding.name not in alarms),
+            None,
         )
         enough = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
-        lacks = (_lack(look, plan.control, config, rail) for rail in mine) if heard else [SILENCE]
+        lacks = (_lack(look, plan.control, config, rail) for rail in rails_of_arm) if has_reports else [SILENCE]
         arms[harmed.arm] = ArmEvidence(
             exposures.get(harmed.arm, 0),
             harm=proof,
-            tested=enough and heard,
-            promotable=bound.test.proven and heard,
+            tested=enough and has_reports,
+            promotable=bound.test.proven and has_reports,
             estimate=bound.test.gain,
             unequal=next((finding.sentence(plan.control) for finding in alarms.values()), None),
             unguarded=next((lack for lack in lacks if lack), None) if enough else None,
@@ -168,7 +169,7 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
     level."""
     plan, counts = record.plan, look.reported.get(metric, {})
 
-    def of(arm: str) -> tuple[int, int]:
+    def counts_of(arm: str) -> tuple[int, int]:
         return counts.get(arm, 0), look.units[arm].judged if arm in look.units else 0
 
     reports = []
@@ -176,7 +177,7 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
         pair = look.reporting.pair(metric, arm, plan.control, len(plan.weights))
         level, units = ALARM / len(plan.treatments), config.randomize == "session"
         test = unequal_reporting(*pair, min_outcomes=config.min_outcomes, units=units, alpha=level)
-        reports.append(Reporting(metric, arm, *of(arm), *of(plan.control), test))
+        reports.append(Reporting(metric, arm, *counts_of(arm), *counts_of(plan.control), test))
     return reports
 
 

@@ -14,11 +14,18 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass
 from marl_ray.serving.arms.response_cache import cache_key
-from marl_ray.serving.handlers.writing import Wrote, log_text, shadow_text, spoken, texts, total_cost
+from marl_ray.serving.handlers.writing import (
+    Exchanges,
+    act_by_text,
+    log_text,
+    shadow_text,
+    text_observations,
+    total_cost,
+)
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
 from marl_ray.serving.logs.act_log import LoggedAct
-from marl_ray.serving.routing.assignment import Met
+from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.routing.router import Arm, Router
 from marl_ray.serving.service import Service
 
@@ -69,25 +76,31 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
     if not isinstance(given, dict) or not given:
         raise RequestError(400, "observations", "expected an object with at least one agent's observation")
     given_masks = _masks(data, given)
-    met = await service.assigner.meet(routers, session, cluster_id, attributes, service.admission.forced_arm(request))
-    router, greedy = met.router, mode == "greedy"
-    wrote: Wrote = []
+    session_arm = await service.assigner.assign(
+        routers, session, cluster_id, attributes, service.admission.forced_arm(request)
+    )
+    router, greedy = session_arm.router, mode == "greedy"
+    exchanges: Exchanges = []
     if router.is_text:
-        said = texts(router, given, given_masks)
-        assignment = service.assigner.expose(met)
-        parts, arm = await request.while_there(_acted(service, met, assignment.arm, said, greedy, {}, wrote))
+        prompts = text_observations(router, given, given_masks)
+        assignment = service.assigner.expose(session_arm)
+        parts, arm = await request.while_there(
+            _act_or_fall_back(service, session_arm, assignment.arm, prompts, greedy, {}, exchanges)
+        )
     else:
-        observations, masks = _checked(router, met.assigned.assignment.arm, given, given_masks)
-        assignment = service.assigner.expose(met)
-        parts, arm = await _acted(service, met, assignment.arm, observations, greedy, masks, wrote)
+        observations, masks = _check_observations(router, session_arm.assignment.arm, given, given_masks)
+        assignment = service.assigner.expose(session_arm)
+        parts, arm = await _act_or_fall_back(
+            service, session_arm, assignment.arm, observations, greedy, masks, exchanges
+        )
     seconds = time.perf_counter() - start
-    met.answered(seconds)
+    session_arm.count_answer(seconds)
     if router.is_text:
-        met.charge(total_cost(response.cost_usd for _, response in wrote), service.unit_reports)
-    if service.acts is not None and met.takes_part and router.is_text:
-        for asked, response in wrote:
-            log_text(service, met, assignment, arm, router.arms[arm].bundle.digest, asked, response)
-    elif service.acts is not None and met.takes_part:
+        session_arm.charge(total_cost(response.cost_usd for _, response in exchanges), service.unit_reports)
+    if service.acts is not None and session_arm.takes_part and router.is_text:
+        for text_request, response in exchanges:
+            log_text(service, session_arm, assignment, arm, router.arms[arm].bundle.digest, text_request, response)
+    elif service.acts is not None and session_arm.takes_part:
         digest = router.arms[arm].bundle.digest
         service.acts.put(
             LoggedAct(
@@ -95,23 +108,24 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
                 given, parts["actions"], parts["log_probs"], given_masks,
             )
         )  # fmt: skip
-    service.metrics.of(router.config)[arm].observe(seconds)
-    return met.head(assignment, arm) | parts
+    service.metrics.meters_of(router.config)[arm].observe(seconds)
+    return session_arm.head(assignment, arm) | parts
 
 
-async def _acted(
+async def _act_or_fall_back(
     service: Service,
-    met: Met,
+    session_arm: SessionArm,
     arm: str,
     observations: Mapping[str, Any],
     greedy: bool,
     masks: Arrays,
-    wrote: Wrote,
+    exchanges: Exchanges,
 ) -> tuple[dict[str, Any], str]:
-    """Actions and log-probabilities as JSON has them, and the arm that gave them: the control if the arm's circuit is
-    open or its pass fails. `wrote` becomes the list of texts that the arm wrote."""
-    router = met.router
-    attempts = service.failures.attempts(router, met.session, arm)
+    """Let the arm act; returns actions and log-probabilities as JSON has them, and the arm that gave them: the control
+    if the arm's circuit is open or its pass fails. `exchanges` becomes the list of requests to the arm and the texts
+    that it wrote."""
+    router = session_arm.router
+    attempts = service.failures.attempts(router, session_arm.session, arm)
     try:
         for name in router.answering(arm):
             circuit = router.circuits[name]
@@ -122,22 +136,22 @@ async def _acted(
             try:
                 if greedy and service.cache is not None and not router.is_text:
                     key = cache_key(router.arms[name].bundle.digest, observations, masks)
-                    if kept := _kept(await service.cache.get(key)):
+                    if cached := _parse_cached(await service.cache.get(key)):
                         circuit.success(ticket)
                         attempts.answered_by = name
-                        return kept, name
-                given = await _asked(service, router, name, observations, greedy, masks, wrote)
+                        return cached, name
+                given = await _act_by_arm(service, router, name, observations, greedy, masks, exchanges)
             except (asyncio.CancelledError, RequestError):
                 circuit.forget(ticket)  # the client went away, or asks for what cannot be done, or the arm is busy
                 raise
             except Exception as error:
-                attempts.failed(name, ticket, error)
+                attempts.note_failure(name, ticket, error)
                 continue
             circuit.success(ticket)
             attempts.answered_by = name
-            for asked, response in wrote if met.takes_part else ():
-                shadow_text(router, asked, response)
-            for shadow in router.state.shadows if met.takes_part and not router.is_text else ():
+            for text_request, response in exchanges if session_arm.takes_part else ():
+                shadow_text(router, text_request, response)
+            for shadow in router.state.shadows if session_arm.takes_part and not router.is_text else ():
                 if shadow in router.arms:
                     router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
             parts = {
@@ -147,37 +161,37 @@ async def _acted(
             if key is not None and service.cache is not None:
                 await service.cache.put(key, orjson.dumps(parts))
             return parts, name
-        await attempts.compare(lambda other: _asked(service, router, other, observations, greedy, masks, []))
+        await attempts.compare(lambda other: _act_by_arm(service, router, other, observations, greedy, masks, []))
         raise attempts.refusal("observations")
     finally:
         attempts.judge()
 
 
-def _asked(
+def _act_by_arm(
     service: Service,
     router: Router,
     arm: str,
     observations: Mapping[str, Any],
     greedy: bool,
     masks: Arrays,
-    wrote: Wrote,
+    exchanges: Exchanges,
 ) -> Awaitable[dict[str, Any]]:
-    """Agent -> (action, its log-probability). ArmError if the arm fails, RequestError if it refuses."""
+    """Let one arm act: agent -> (action, its log-probability). ArmError if the arm fails, RequestError if it refuses."""
     if router.is_text:
-        return _spoken(service, router, arm, observations, greedy, wrote)
+        return _act_by_finite_text(service, router, arm, observations, greedy, exchanges)
     return cast(Arm, router.arms[arm]).act(observations, greedy, masks)
 
 
-async def _spoken(
-    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, wrote: Wrote
+async def _act_by_finite_text(
+    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, exchanges: Exchanges
 ) -> dict[str, tuple[str, float | None]]:
-    said = await spoken(service, router, arm, prompts, greedy, wrote)
-    if not all(log_prob is None or math.isfinite(log_prob) for _, log_prob in said.values()):
+    texts = await act_by_text(service, router, arm, prompts, greedy, exchanges)
+    if not all(log_prob is None or math.isfinite(log_prob) for _, log_prob in texts.values()):
         raise NotFiniteError("log-probabilities are not finite", new_pass())
-    return said
+    return texts
 
 
-def _kept(value: bytes | None) -> dict[str, Any] | None:
+def _parse_cached(value: bytes | None) -> dict[str, Any] | None:
     """An answer from the cache; None if it is not one, because others may write to a shared cache."""
     try:
         parts = orjson.loads(value) if value else None
@@ -186,7 +200,7 @@ def _kept(value: bytes | None) -> dict[str, Any] | None:
     return parts if isinstance(parts, dict) and parts.keys() == {"actions", "log_probs"} else None
 
 
-def _checked(
+def _check_observations(
     router: Router, arm: str, given: Mapping[str, Any], given_masks: Mapping[str, Any]
 ) -> tuple[Arrays, Arrays]:
     bundle = cast(Bundle, router.bundle_of(arm))
@@ -217,14 +231,16 @@ async def assign(service: Service, request: Request) -> Response:
     exposes = data.get("expose", True)
     if not isinstance(exposes, bool):
         raise RequestError(400, "expose", "expected true or false")
-    met = await service.assigner.meet(routers, session, cluster_id, attributes, service.admission.forced_arm(request))
-    router = met.router
-    router.bundle_of(met.assigned.assignment.arm)  # before the exposure: there must be an arm to name
-    assignment = service.assigner.expose(met) if exposes else met.assigned.assignment
+    session_arm = await service.assigner.assign(
+        routers, session, cluster_id, attributes, service.admission.forced_arm(request)
+    )
+    router = session_arm.router
+    router.bundle_of(session_arm.assignment.arm)  # before the exposure: there must be an arm to name
+    assignment = service.assigner.expose(session_arm) if exposes else session_arm.assignment
     arm = router.answering(assignment.arm)[0]
     answer_fields = {
         "bundle": router.config.arms[arm].reference,
         "digest": router.arms[arm].bundle.digest,
-        "exposed": exposes and met.takes_part,
+        "exposed": exposes and session_arm.takes_part,
     }
-    return Response(orjson.dumps(met.head(assignment, arm) | answer_fields))
+    return Response(orjson.dumps(session_arm.head(assignment, arm) | answer_fields))

@@ -3,7 +3,14 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from marl_ray.serving.handlers.writing import Writing, WrittenResponse, agent_of, text_only, text_request, written
+from marl_ray.serving.handlers.writing import (
+    TextResponseWriter,
+    WrittenResponse,
+    agent_of,
+    respond_with_text,
+    text_only,
+    text_request,
+)
 from marl_ray.serving.http.fields import attributes_of, cluster_of, flag, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
 from marl_ray.serving.http.text_settings import SETTINGS, settings_of
@@ -25,17 +32,17 @@ async def generate(service: Service, request: Request) -> Response | Stream:
     if not isinstance(prompt, str):
         raise RequestError(400, "prompt", "expected a text")
     settings = settings_of(data)
-    met = await service.assigner.meet(
+    session_arm = await service.assigner.assign(
         routers, session, cluster_of(data), attributes_of(data), service.admission.forced_arm(request)
     )
-    text_only(met.router)
-    agent = agent_of(met.router, data.get("agent"))
-    writing = Writing(service, met, text_request(service, agent, prompt, settings, streamed=streamed))
-    return await written(request, writing, streamed, _answer, _events)
+    text_only(session_arm.router)
+    agent = agent_of(session_arm.router, data.get("agent"))
+    writer = TextResponseWriter(service, session_arm, text_request(service, agent, prompt, settings, streamed=streamed))
+    return await respond_with_text(request, writer, streamed, _answer, _events)
 
 
-def _answer(writing: "Writing", response: WrittenResponse) -> dict[str, Any]:
-    return writing.head | {
+def _answer(writer: TextResponseWriter, response: WrittenResponse) -> dict[str, Any]:
+    return writer.head | {
         "text": response.text,
         "tokens": response.ids,
         "log_probs": response.log_probs,
@@ -43,14 +50,14 @@ def _answer(writing: "Writing", response: WrittenResponse) -> dict[str, Any]:
     }
 
 
-async def _events(writing: "Writing") -> AsyncIterator[bytes]:
+async def _events(writer: TextResponseWriter) -> AsyncIterator[bytes]:
     """Yield the parts of the answer; the last one names the arm."""
     try:
         while True:
-            piece = await writing.next()
+            piece = await writer.next()
             part = {"text": piece.text, "tokens": piece.ids, "log_probs": piece.log_probs}
             if piece.finish is not None:
-                yield event(writing.head | part | {"finish_reason": piece.finish})
+                yield event(writer.head | part | {"finish_reason": piece.finish})
                 return
             yield event(part)
     except RequestError as error:  # too late for a status

@@ -33,7 +33,7 @@ OUTCOME_FIELDS = frozenset({"experiment", "session_id", "value", "metrics", "at"
 class _ReadReport:
     """One request's report of a session, checked."""
 
-    asked: str
+    name: str
     """The endpoint or experiment that it names, or the only one."""
     routers: Sequence[Router]
     """Experiments that may know the session, the newest first."""
@@ -170,7 +170,7 @@ def _write(
 def _report(router: Router, reported: _ReadReport) -> Report:
     """The report for the store. It also has what this replica has measured of the session itself, where a guardrail
     asks for it."""
-    known, asked = router.session(reported.session), {rail.name for rail in router.config.guardrails}
+    known, wanted_metrics = router.session(reported.session), {rail.name for rail in router.config.guardrails}
     measured: dict[str, float] = {}
     if known is not None and "outcome" in reported.values:
         measured["error"] = float(known.failed)
@@ -178,15 +178,17 @@ def _report(router: Router, reported: _ReadReport) -> Report:
             measured["latency_s"] = known.seconds / known.acts
     if "outcome" in reported.values:
         measured[COST] = 0.0  # where nothing is known, see `UnitReports`
-    asked -= set() if counts_cost(router.config) else {COST}
-    measured = {name: value for name, value in measured.items() if name in asked and name not in reported.values}
+    wanted_metrics -= set() if counts_cost(router.config) else {COST}
+    measured = {
+        name: value for name, value in measured.items() if name in wanted_metrics and name not in reported.values
+    }
     return Report(reported.session, reported.values, reported.at, measured)
 
 
 def _answer(reported: _ReadReport, result: tuple[Router, Recorded] | MarlRayError) -> Answer:
     if isinstance(result, UnknownUnitError):
         return RequestError(
-            404, "session_id", f"no session {reported.session!r} has acted in experiment {reported.asked!r}"
+            404, "session_id", f"no session {reported.session!r} has acted in experiment {reported.name!r}"
         )
     if isinstance(result, MarlRayError):
         field, _, message = str(result).partition(": ")

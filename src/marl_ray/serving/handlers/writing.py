@@ -14,7 +14,7 @@ from marl_ray.serving.http.protocol import Headers, Request, RequestError, Respo
 from marl_ray.serving.http.text_settings import Settings
 from marl_ray.serving.logs.act_log import LoggedText
 from marl_ray.serving.logs.lines import log_line
-from marl_ray.serving.routing.assignment import Met
+from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.routing.failures import Attempts
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
@@ -39,35 +39,34 @@ class WrittenResponse(NamedTuple):
     """USD; None if nobody knows."""
 
 
-async def written(
+async def respond_with_text(
     request: Request,
-    writing: "Writing",
+    writer: "TextResponseWriter",
     streamed: bool,
-    answer: "Callable[[Writing, WrittenResponse], Any]",
-    events: "Callable[[Writing], AsyncIterator[bytes]]",
+    answer: "Callable[[TextResponseWriter, WrittenResponse], Any]",
+    events: "Callable[[TextResponseWriter], AsyncIterator[bytes]]",
 ) -> Response | Stream:
-    """The response as one JSON answer, or as events from its first token on."""
+    """Answer a request by the writer's response: one JSON answer, or events from its first token on."""
     try:
-        await request.while_there(writing.begin())
+        await request.while_there(writer.begin())
         if streamed:
-            return Stream(events(writing), writing.close, writing.headers)
-        response = await request.while_there(whole_of(writing.next))
+            return Stream(events(writer), writer.close, writer.headers)
+        response = await request.while_there(collect_response(writer.next))
     except BaseException:
-        writing.close()
+        writer.close()
         raise
-    writing.close()
-    return Response(orjson.dumps(answer(writing, response)), headers=writing.headers)
+    writer.close()
+    return Response(orjson.dumps(answer(writer, response)), headers=writer.headers)
 
 
-class Writing:
-    """A response while it is written: by the session's arm, or by the control if that arm fails before its first
-    token."""
+class TextResponseWriter:
+    """Writes one response to a session: by its arm, or by the control if that arm fails before its first token."""
 
-    def __init__(self, service: Service, met: Met, asked: TextRequest):
+    def __init__(self, service: Service, session_arm: SessionArm, request: TextRequest):
         """Begin a response; the session is exposed to its arm with this."""
-        self._service, self._met, self._asked = service, met, asked
+        self._service, self._session_arm, self._request = service, session_arm, request
         self._start = time.perf_counter()
-        self._assignment = service.assigner.expose(met)
+        self._assignment = service.assigner.expose(session_arm)
         self._arm = self._assignment.arm
         self._reply: Reply | None = None
         self._first: Piece | None = None
@@ -77,8 +76,8 @@ class Writing:
         """True while the response has begun and has no end yet."""
         self._first_s = 0.0
         self._tokens = 0
-        kept = met.takes_part and (service.acts is not None or bool(met.router.state.shadows))
-        self._sent: list[Piece] | None = [] if kept else None
+        kept = session_arm.takes_part and (service.acts is not None or bool(session_arm.router.state.shadows))
+        self._pieces: list[Piece] | None = [] if kept else None
         """The pieces so far, for the log and for shadows; None if neither wants them."""
 
     @property
@@ -88,54 +87,60 @@ class Writing:
 
     @property
     def head(self) -> dict[str, Any]:
-        return self._met.head(self._assignment, self._arm)
+        return self._session_arm.head(self._assignment, self._arm)
 
     @property
     def headers(self) -> Headers:
-        met = self._met
-        named = {"x-experiment": met.router.config.name, "x-arm": self._arm, "x-session-id": met.session}
-        if met.holdout:
+        session_arm = self._session_arm
+        named = {
+            "x-experiment": session_arm.router.config.name,
+            "x-arm": self._arm,
+            "x-session-id": session_arm.session,
+        }
+        if session_arm.holdout:
             named["x-holdout"] = "true"
         return tuple((name.encode(), header_text(value)) for name, value in named.items())
 
     async def begin(self) -> None:
         """Wait for the first token. RequestError if the request is refused, or if no arm answers."""
-        router = self._met.router
+        router = self._session_arm.router
         attempts = self._attempts()
         try:
             for name in router.answering(self._assignment.arm):
                 self._ticket = router.circuits[name].allow()
                 if not self._ticket:
                     continue
-                writer = cast(TextArm, router.arms[name])
-                self._arm, self._digest = name, writer.bundle.digest
-                self._reply = writer.write(self._asked)
+                text_arm = cast(TextArm, router.arms[name])
+                self._arm, self._digest = name, text_arm.bundle.digest
+                self._reply = text_arm.write(self._request)
                 try:
-                    self._first = await _piece(self._reply)
+                    self._first = await _next_piece(self._reply)
                 except RequestError:
                     raise
                 except Exception as error:
                     self._reply.leave()
-                    attempts.failed(name, self._ticket, error)
+                    attempts.note_failure(name, self._ticket, error)
                     self._ticket = 0
                     continue
                 attempts.answered_by = name
                 self._is_under_way = True
                 self._first_s = time.perf_counter() - self._start
                 return
-            await attempts.compare(self._begun_by)
+            await attempts.compare(self._begin_by)
             raise attempts.refusal(None)
         finally:
             attempts.judge()
 
     def _attempts(self) -> Attempts:
-        return self._service.failures.attempts(self._met.router, self._met.session, self._assignment.arm)
+        return self._service.failures.attempts(
+            self._session_arm.router, self._session_arm.session, self._assignment.arm
+        )
 
-    async def _begun_by(self, arm: str) -> None:
+    async def _begin_by(self, arm: str) -> None:
         """Have this arm begin a response, and leave it."""
-        reply = cast(TextArm, self._met.router.arms[arm]).write(self._asked)
+        reply = cast(TextArm, self._session_arm.router.arms[arm]).write(self._request)
         try:
-            await _piece(reply)
+            await _next_piece(reply)
         finally:
             reply.leave()
 
@@ -145,61 +150,61 @@ class Writing:
         if piece is None:
             assert self._reply is not None
             try:
-                piece = await _piece(self._reply)
+                piece = await _next_piece(self._reply)
             except RequestError:
                 raise
             except Exception as error:
                 self._reply.leave()
-                self._attempts().broke_off(self._arm, self._ticket, error)
+                self._attempts().count_break_off(self._arm, self._ticket, error)
                 self._ticket = 0
                 raise RequestError(503, None, f"arm {self._arm!r} failed in mid-response") from None
         self._tokens += piece.tokens
-        if self._sent is not None:
-            self._sent.append(piece)
+        if self._pieces is not None:
+            self._pieces.append(piece)
         if piece.finish is not None:
-            self._done(piece)
+            self._finish(piece)
         return piece
 
     def close(self) -> None:
-        """Give the response up or end it; whoever holds it calls this at the end in any case."""
+        """Give the response up or end it; the owner calls this at the end in any case."""
         if self._reply is not None:
             self._reply.leave()
         if self._ticket:
-            self._met.router.circuits[self._arm].forget(self._ticket)
+            self._session_arm.router.circuits[self._arm].forget(self._ticket)
             self._ticket = 0
-        config = self._met.router.config
-        meters = self._service.metrics.of(config)[self._arm]
+        config = self._session_arm.router.config
+        meters = self._service.metrics.meters_of(config)[self._arm]
         if self._is_under_way and config.arms[self._arm].price is not None:
             # The other side counts tokens at the end alone.
-            self._met.charge(None, self._service.unit_reports)
+            self._session_arm.charge(None, self._service.unit_reports)
             meters.cost_unknown += 1
         self._is_under_way = False
         meters.tokens += self._tokens
         self._tokens = 0
-        if self._asked.streamed:  # else the client has got nothing of it
+        if self._request.streamed:  # else the client has got nothing of it
             self._log()
 
     def _log(self) -> None:
-        """Put what was sent into the log, once, and have shadows write it, if it is whole."""
-        if self._sent:
-            asked, response = self._asked, joined(self._sent)
+        """Log the pieces sent so far, once, and have shadows write the same if the response is complete."""
+        if self._pieces:
+            request, response = self._request, join_pieces(self._pieces)
             if self._service.acts is not None:
-                log_text(self._service, self._met, self._assignment, self._arm, self._digest, asked, response)
+                log_text(self._service, self._session_arm, self._assignment, self._arm, self._digest, request, response)
             if response.finish != CUT:
-                shadow_text(self._met.router, asked, response)
-        self._sent = None
+                shadow_text(self._session_arm.router, request, response)
+        self._pieces = None
 
-    def _done(self, piece: Piece) -> None:
+    def _finish(self, piece: Piece) -> None:
         self._log()
         self._is_under_way = False
-        router, seconds = self._met.router, time.perf_counter() - self._start
+        router, seconds = self._session_arm.router, time.perf_counter() - self._start
         router.circuits[self._arm].success(self._ticket)
         self._ticket = 0
-        self._met.answered(seconds)
-        self._met.charge(piece.cost_usd, self._service.unit_reports)
-        meters = self._service.metrics.of(router.config)[self._arm]
+        self._session_arm.count_answer(seconds)
+        self._session_arm.charge(piece.cost_usd, self._service.unit_reports)
+        meters = self._service.metrics.meters_of(router.config)[self._arm]
         meters.observe(seconds)
-        meters.wrote(piece.prompt_tokens, self._first_s, piece.cost_usd)
+        meters.count_text(piece.prompt_tokens, self._first_s, piece.cost_usd)
         if self._service.config.access_log == "all":
             log_line(
                 "text",
@@ -213,54 +218,55 @@ class Writing:
             )
 
 
-Wrote = list[tuple[TextRequest, WrittenResponse]]
+Exchanges = list[tuple[TextRequest, WrittenResponse]]
+"""Requests to an arm and the texts that it wrote."""
 
 
-async def spoken(
-    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, wrote: Wrote
+async def act_by_text(
+    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, exchanges: Exchanges
 ) -> dict[str, tuple[str, float | None]]:
-    """Let one arm write every agent's text. Returns each text and its log-probability, if its arm names that;
-    RequestError if the arm refuses one. `wrote` becomes the list of requests and responses."""
+    """Let one arm write every agent's text. Returns each text and its log-probability, if the arm computes that;
+    RequestError if the arm refuses one. `exchanges` becomes the list of requests and responses."""
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
-    writer = cast(TextArm, router.arms[arm])
-    asked = {agent: text_request(service, agent, prompt, settings) for agent, prompt in prompts.items()}
-    replies = {agent: writer.write(request) for agent, request in asked.items()}
+    text_arm = cast(TextArm, router.arms[arm])
+    requests = {agent: text_request(service, agent, prompt, settings) for agent, prompt in prompts.items()}
+    replies = {agent: text_arm.write(request) for agent, request in requests.items()}
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = {agent: group.create_task(_said(reply)) for agent, reply in replies.items()}
+            tasks = {agent: group.create_task(_await_response(reply)) for agent, reply in replies.items()}
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     finally:
         for reply in replies.values():
             reply.leave()
-    meters = service.metrics.of(router.config)[arm]
-    said = {agent: task.result() for agent, task in tasks.items()}
-    for response, first_at in said.values():
+    meters = service.metrics.meters_of(router.config)[arm]
+    responses = {agent: task.result() for agent, task in tasks.items()}
+    for response, first_at in responses.values():
         meters.tokens += response.tokens
-        meters.wrote(response.prompt_tokens, first_at - start, response.cost_usd)
-    wrote[:] = [(asked[agent], response) for agent, (response, _) in said.items()]
-    # An external arm tells no log-probabilities.
+        meters.count_text(response.prompt_tokens, first_at - start, response.cost_usd)
+    exchanges[:] = [(requests[agent], response) for agent, (response, _) in responses.items()]
+    # An external arm gives no log-probabilities.
     return {
         agent: (response.text, sum(response.log_probs) if response.ids else None)
-        for agent, (response, _) in said.items()
+        for agent, (response, _) in responses.items()
     }
 
 
-async def _said(reply: Reply) -> tuple[WrittenResponse, float]:
-    """Wait for a whole response; returns it and the moment of its first token."""
-    first: Piece | None = await _piece(reply)
+async def _await_response(reply: Reply) -> tuple[WrittenResponse, float]:
+    """Wait for a complete response; returns it and the moment of its first token."""
+    first: Piece | None = await _next_piece(reply)
     at = time.perf_counter()
 
-    async def following() -> Piece:
+    async def next_piece() -> Piece:
         nonlocal first
         piece, first = first, None
-        return await _piece(reply) if piece is None else piece
+        return await _next_piece(reply) if piece is None else piece
 
-    return await whole_of(following), at
+    return await collect_response(next_piece), at
 
 
-async def _piece(reply: Reply) -> Piece:
+async def _next_piece(reply: Reply) -> Piece:
     """Wait for the next piece; RequestError where the arm refuses."""
     piece = await reply.next()
     if isinstance(piece, Refusal):
@@ -268,15 +274,15 @@ async def _piece(reply: Reply) -> Piece:
     return piece
 
 
-async def whole_of(following: Callable[[], Awaitable[Piece]]) -> WrittenResponse:
+async def collect_response(next_piece: Callable[[], Awaitable[Piece]]) -> WrittenResponse:
     """Wait for all pieces that are still to come, and join them."""
-    pieces = [await following()]
+    pieces = [await next_piece()]
     while pieces[-1].finish is None:
-        pieces.append(await following())
-    return joined(pieces)
+        pieces.append(await next_piece())
+    return join_pieces(pieces)
 
 
-def joined(pieces: Sequence[Piece]) -> WrittenResponse:
+def join_pieces(pieces: Sequence[Piece]) -> WrittenResponse:
     """The response that these pieces are; one without an end was cut."""
     return WrittenResponse(
         "".join(piece.text for piece in pieces),
@@ -304,51 +310,51 @@ def total_cost(costs: Iterable[float | None]) -> float | None:
 
 def log_text(
     service: Service,
-    met: Met,
+    session_arm: SessionArm,
     assignment: Assignment,
     arm: str,
     digest: str,
-    asked: TextRequest,
+    request: TextRequest,
     response: WrittenResponse,
 ) -> None:
-    """Put a response into the log of decisions, which there is; `digest` is of the bundle that wrote it."""
+    """Put a response into the log of decisions, which must be configured; `digest` is of the bundle that wrote it."""
     assert service.acts is not None
-    began, prompt = response.began or Began([], {}), asked.prompt if isinstance(asked.prompt, str) else None
-    messages = [] if prompt is not None else [part for part in asked.prompt if isinstance(part, Mapping)]
-    guided = ["guide"] if asked.json_object or asked.must_call else []
-    biased = ["bias"] if asked.bias is not None else []
+    began, prompt = response.began or Began([], {}), request.prompt if isinstance(request.prompt, str) else None
+    messages = [] if prompt is not None else [part for part in request.prompt if isinstance(part, Mapping)]
+    guided = ["guide"] if request.json_object or request.must_call else []
+    biased = ["bias"] if request.bias is not None else []
     service.acts.put(
         LoggedText(
-            experiment=met.router.config.name,
-            unit=met.session,
+            experiment=session_arm.router.config.name,
+            unit=session_arm.session,
             arm=arm,
             digest=digest,
             epoch=assignment.epoch,
             propensity=assignment.propensity,
             at=time.time(),
-            greedy=asked.greedy,
-            agent=asked.agent,
+            greedy=request.greedy,
+            agent=request.agent,
             prompt=prompt,
             messages=messages,
-            tools=asked.tools,
+            tools=request.tools,
             prompt_ids=began.prompt_ids,
             text=response.text,
             ids=response.ids,
             log_probs=response.log_probs,
             finish=response.finish,
-            seed=asked.seed,
+            seed=request.seed,
             settings=began.settings,
-            asked=[*sorted(asked.changes), *guided, *biased],
+            asked=[*sorted(request.changes), *guided, *biased],
         )
     )
 
 
-def shadow_text(router: Router, asked: TextRequest, response: WrittenResponse) -> None:
+def shadow_text(router: Router, request: TextRequest, response: WrittenResponse) -> None:
     """Send copies of the request to the shadows."""
     for shadow in router.state.shadows:
         if shadow in router.arms:
-            writer = cast(TextArm, router.arms[shadow])
-            router.shadows.send_text(shadow, writer, asked, response.ids, response.log_probs, response.text)
+            text_arm = cast(TextArm, router.arms[shadow])
+            router.shadows.send_text(shadow, text_arm, request, response.ids, response.log_probs, response.text)
 
 
 def text_only(router: Router) -> None:
@@ -377,8 +383,8 @@ def agent_of(router: Router, given: Any) -> str:
     return given
 
 
-def texts(router: Router, given: Mapping[str, Any], masks: Mapping[str, Any]) -> dict[str, str]:
-    """Observations of `/v1/act` that are texts; RequestError naming the agent."""
+def text_observations(router: Router, given: Mapping[str, Any], masks: Mapping[str, Any]) -> dict[str, str]:
+    """Check that the observations of `/v1/act` are texts, and return them; RequestError naming the agent."""
     agents = router.bundle_of(router.control).agents
     if masks:
         raise RequestError(400, "action_masks", "expected none: texts have no masks")

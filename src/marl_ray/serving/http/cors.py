@@ -15,8 +15,8 @@ KEPT_S = b"600"
 """Seconds that a browser may remember an answer to its preflight request."""
 
 
-def told(origins: tuple[str, ...], request: Request) -> Headers:
-    """The headers that every answer to this origin has."""
+def allow_origin_headers(origins: tuple[str, ...], request: Request) -> Headers:
+    """The headers of every answer to the request's origin, which tell the browser whether the page may read it."""
     if "*" in origins:
         return ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", TELLS))
     vary = ((b"vary", b"origin"),) if origins else ()
@@ -28,9 +28,9 @@ def told(origins: tuple[str, ...], request: Request) -> Headers:
 
 def preflight(origins: tuple[str, ...], request: Request, method: str) -> Response | None:
     """The answer to a browser's question before a request; None if it is none, or of an origin that may not ask."""
-    asked = method == "OPTIONS" and b"access-control-request-method" in request.headers
-    allowed = {name for name, _ in told(origins, request)}
-    if not asked or b"access-control-allow-origin" not in allowed:
+    is_preflight = method == "OPTIONS" and b"access-control-request-method" in request.headers
+    allowed = {name for name, _ in allow_origin_headers(origins, request)}
+    if not is_preflight or b"access-control-allow-origin" not in allowed:
         return None
     named = ((b"access-control-allow-methods", METHODS), (b"access-control-allow-headers", ASKS))
     return Response(b"", 204, headers=(*named, (b"access-control-max-age", KEPT_S)))

@@ -58,11 +58,11 @@ def route_path(scope: Scope) -> str:
 class Request:
     """One HTTP request, its body not read yet."""
 
-    __slots__ = ("_gone", "_limit", "_receive", "headers", "id", "path", "root_path")
+    __slots__ = ("_hang_up", "_limit", "_receive", "headers", "id", "path", "root_path")
 
     def __init__(self, scope: Scope, receive: Receive, max_body_bytes: int):
         self._receive, self._limit = receive, max_body_bytes
-        self._gone: asyncio.Task[None] | None = None
+        self._hang_up: asyncio.Task[None] | None = None
         self.path = route_path(scope)
         self.root_path = str(scope.get("root_path") or "").rstrip("/")
         """The prefix that the application is mounted at."""
@@ -105,10 +105,10 @@ class Request:
         """Run `work` and return its result; ClientGoneError, and `work` is cancelled, as soon as the client hangs up.
         Only when the body has been read. It costs two tasks, so it is for work that takes long."""
         task = asyncio.create_task(work)
-        if self._gone is None:  # one for all that wait in this request
-            self._gone = asyncio.create_task(self._until_gone())
+        if self._hang_up is None:  # one for all that wait in this request
+            self._hang_up = asyncio.create_task(self._until_hang_up())
         try:
-            await asyncio.wait((task, self._gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, self._hang_up), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             raise ClientGoneError
@@ -118,14 +118,14 @@ class Request:
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
 
-    async def _until_gone(self) -> None:
+    async def _until_hang_up(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     def close(self) -> None:
         """Stop watching for the client to hang up."""
-        if self._gone is not None:
-            self._gone.cancel()
+        if self._hang_up is not None:
+            self._hang_up.cancel()
 
     def _too_large(self) -> RequestError:
         return RequestError(413, "body", f"expected at most {self._limit} bytes")

@@ -59,7 +59,7 @@ class ArmMeters:
         """Count an act that took so many seconds."""
         self.seconds.observe(seconds)
 
-    def wrote(self, prompt_tokens: int, first_token_s: float, cost_usd: float | None) -> None:
+    def count_text(self, prompt_tokens: int, first_token_s: float, cost_usd: float | None) -> None:
         """Count a text that was written to its end; None is a cost that nobody knows."""
         self.prompt_tokens += prompt_tokens
         self.cost_usd += cost_usd or 0.0
@@ -147,7 +147,7 @@ class Metrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"marl_ray_gateway_{name}", text, labels, registry=self.registry)
 
-    def of(self, experiment: ExperimentConfig) -> dict[str, ArmMeters]:
+    def meters_of(self, experiment: ExperimentConfig) -> dict[str, ArmMeters]:
         """Arm -> its counters; change them on the event loop alone."""
         meters = self._arms.get(experiment.name)
         if meters is None:

@@ -25,7 +25,7 @@ class RayMetrics:
         """To be made in a replica. `read` gives the numbers of now; it is called in a thread."""
         self._read = read
         self._made: dict[str, Any] = {}
-        self._told: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._pushed: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def start(self) -> None:
         """Push the numbers every few seconds, for as long as the process lives."""
@@ -38,10 +38,10 @@ class RayMetrics:
                 if sample.name.endswith("_created"):
                     continue
                 labels = tuple(sorted(sample.labels.items()))
-                pushed = self._told.get((sample.name, labels))
+                pushed = self._pushed.get((sample.name, labels))
                 if sample.value == pushed:
                     continue
-                self._told[sample.name, labels] = sample.value
+                self._pushed[sample.name, labels] = sample.value
                 metric = self._metric(family, sample.name, tuple(sorted(sample.labels)))
                 if family.type == "gauge":
                     metric.set(sample.value, tags=dict(labels))

@@ -145,9 +145,9 @@ class Spool:
 
     def adopt(self) -> None:
         """Take over every segment that a dead process left in the folder. Raises OSError."""
-        mine = {segment.path for segment in self._segments()}
+        known_paths = {segment.path for segment in self._segments()}
         for path in sorted(self._folder.glob(f"{PREFIX}*{SUFFIX}")):
-            segment = None if path in mine else Segment.adopt(path)
+            segment = None if path in known_paths else Segment.adopt(path)
             if segment is not None:
                 _log.warning("exposures of a dead process: %s, %d bytes", path, segment.size)
                 self._adopted.append(segment)

@@ -1,4 +1,4 @@
-"""Assignment: which experiment and which arm a request meets."""
+"""Assignment of requests to experiments and arms."""
 
 import asyncio
 import logging
@@ -13,8 +13,8 @@ from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.metrics import Metrics
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.endpoints import current, draining, remembering
-from marl_ray.serving.routing.look_ups import Answers, Asked, LookUps
-from marl_ray.serving.routing.router import Assigned, Router
+from marl_ray.serving.routing.look_ups import Answers, LookUps, UnitKey
+from marl_ray.serving.routing.router import Router, UnitArm
 from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 
 LOOK_UP_S = 2.0
@@ -27,16 +27,20 @@ LOOK_UP_CIRCUIT = BreakerConfig(failures=1, open_s=1.0, probes=1)
 _log = logging.getLogger(__name__)
 
 
-class Met(NamedTuple):
+class SessionArm(NamedTuple):
     """A session and the arm that it is about to meet; it has met the arm once `expose` is called."""
 
     router: Router
     session: str
-    assigned: Assigned
+    unit_arm: UnitArm
     takes_part: bool
     """True if it is a unit of the experiment; others are with an arm and are not counted."""
     holdout: bool = False
     """True if the session is held out of all experiments of the endpoint."""
+
+    @property
+    def assignment(self) -> Assignment:
+        return self.unit_arm.assignment
 
     def head(self, assignment: Assignment, arm: str) -> dict[str, Any]:
         """The fields about the arm that every answer has. The control may answer in the arm's stead, which does not
@@ -51,7 +55,7 @@ class Met(NamedTuple):
             fields["holdout"] = True
         return fields | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
 
-    def answered(self, seconds: float) -> None:
+    def count_answer(self, seconds: float) -> None:
         """Count an answer to the session that took so many seconds."""
         noted = self.router.session(self.session) if self.takes_part else None
         if noted is not None:
@@ -59,7 +63,7 @@ class Met(NamedTuple):
             noted.seconds += seconds
 
     def charge(self, usd: float | None, reports: UnitReports) -> None:
-        """Queue what a response cost the session, in USD; None if nobody knows. To be called after `answered`: the first
+        """Queue what a response cost the session, in USD; None if nobody knows. To be called after `count_answer`: the first
         answer is noted in any case, so that a session without a price has a cost of 0."""
         if not self.takes_part or not counts_cost(self.router.config):
             return
@@ -71,7 +75,7 @@ class Met(NamedTuple):
 class Assigner:
     """Gives requests their experiment and arm, on one event loop."""
 
-    def __init__(self, read: Callable[[Sequence[Asked]], Answers], holdouts: Mapping[str, float], metrics: Metrics):
+    def __init__(self, read: Callable[[Sequence[UnitKey]], Answers], holdouts: Mapping[str, float], metrics: Metrics):
         """`read` asks the database for sessions' arms, and blocks; `holdouts` are shares by endpoint."""
         self.look_ups = LookUps(read, LOOK_UP_THREADS)
         self._circuit = Breaker(LOOK_UP_CIRCUIT)
@@ -80,16 +84,16 @@ class Assigner:
     def close(self) -> None:
         self.look_ups.close()
 
-    async def meet(
+    async def assign(
         self,
         routers: Sequence[Router],
         session: str,
         cluster_id: str | None,
         attributes: Attributes,
         forced: str | None = None,
-    ) -> Met:
-        """The arm of a session, of the experiments behind one name. `forced` is the arm that a tester asks for by name: such
-        a session is in no experiment; RequestError if there is no such arm."""
+    ) -> SessionArm:
+        """Assign a session to an arm of one of the experiments behind one name. `forced` is the arm that a tester asks
+        for by name: such a session is in no experiment; RequestError if there is no such arm."""
         router = remembering(routers, session) if len(routers) > 1 else routers[0]
         if router is None:
             router = current(routers, session, cluster_id)
@@ -102,7 +106,7 @@ class Assigner:
         if forced is not None:
             if forced not in router.arms:
                 raise RequestError(400, "x-arm", f"expected one of {', '.join(router.arms)}")
-            return Met(router, session, Assigned(Assignment(forced, router.state.epoch, 1.0)), takes_part=False)
+            return SessionArm(router, session, UnitArm(Assignment(forced, router.state.epoch, 1.0)), takes_part=False)
         holdout = self._is_held_out(router, session, cluster_id)
         takes_part = router.takes_part(session, cluster_id)
         if takes_part and (holdout or not router.includes(session, cluster_id, attributes)):
@@ -112,33 +116,33 @@ class Assigner:
         elif not takes_part and router.has_places_by_cluster:
             takes_part = (await self._have_met([router], session))[0]
         if takes_part:
-            assigned = router.recall(session, cluster_id) or await self._assigned(router, session, cluster_id)
-            return Met(router, session, assigned, takes_part=True)
+            unit_arm = router.recall(session, cluster_id) or await self._look_up_arm(router, session, cluster_id)
+            return SessionArm(router, session, unit_arm, takes_part=True)
         outside = router.with_control() if holdout else router.with_production()
-        return Met(router, session, Assigned(outside), takes_part=False, holdout=holdout)
+        return SessionArm(router, session, UnitArm(outside), takes_part=False, holdout=holdout)
 
-    def expose(self, met: Met) -> Assignment:
+    def expose(self, session_arm: SessionArm) -> Assignment:
         """Expose the session to its arm, before the pass: a session whose arm then fails has met that arm all the
         same."""
-        if met.holdout:
-            self._metrics.count_holdout(met.router.config.served_as)
-        if not met.takes_part:
-            return met.assigned.assignment
-        first, assignment = met.router.expose(met.session, met.assigned)
+        if session_arm.holdout:
+            self._metrics.count_holdout(session_arm.router.config.served_as)
+        if not session_arm.takes_part:
+            return session_arm.assignment
+        first, assignment = session_arm.router.expose(session_arm.session, session_arm.unit_arm)
         if first:
-            self._metrics.of(met.router.config)[assignment.arm].exposures += 1
+            self._metrics.meters_of(session_arm.router.config)[assignment.arm].exposures += 1
         return assignment
 
-    async def _assigned(self, router: Router, session: str, cluster_id: str | None) -> Assigned:
-        """The arm of a session that this replica does not remember for sure."""
-        stored = await self._asked([router], session)
+    async def _look_up_arm(self, router: Router, session: str, cluster_id: str | None) -> UnitArm:
+        """Assign a session that this replica does not remember for sure, by the database if it answers."""
+        stored = await self._look_up([router], session)
         return router.guess(session, cluster_id) if stored is None else router.settle(session, cluster_id, stored[0])
 
     async def _have_met(self, routers: Sequence[Router], session: str) -> list[bool]:
-        """For each of these experiments, whether the session has met an arm of it, as far as this replica and the
+        """For each of these experiments: True if the session has met an arm of it, as far as this replica and the
         database know. A "no" is believed for as long as replicas may differ anyway."""
         unknown = [router for router in routers if router.session(session) is None and not router.is_absent(session)]
-        assignments = await self._asked(unknown, session) if unknown else None
+        assignments = await self._look_up(unknown, session) if unknown else None
         stored = set[str]()
         for router, assignment in zip(unknown, assignments or (), strict=False):
             if assignment is None:
@@ -152,17 +156,17 @@ class Assigner:
         share = self._holdouts.get(endpoint, 0.0)
         return share > 0 and held_out(endpoint, share, router.drawn_by(session, cluster_id))
 
-    async def _asked(self, routers: Sequence[Router], session: str) -> list[Assignment | None] | None:
-        """The arm of the session's exposure in each of these experiments, or None if the database does not tell. One that is
-        away or hangs is left alone for a while, because acting goes on without it."""
+    async def _look_up(self, routers: Sequence[Router], session: str) -> list[Assignment | None] | None:
+        """Look up the arm of the session's exposure in each of these experiments; None if the database does not answer.
+        A database that is away or hangs is left alone for a while, because acting goes on without it."""
         ticket = self._circuit.allow()
         if not ticket:
             return None
         try:
             async with asyncio.timeout(LOOK_UP_S):
                 # At the same moment, so that they share a statement.
-                asked = [self.look_ups.ask(router.config.name, session) for router in routers]
-                assignments = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+                answers = [self.look_ups.ask(router.config.name, session) for router in routers]
+                assignments = [await answers[0]] if len(answers) == 1 else await asyncio.gather(*answers)
         except (StoreError, TimeoutError) as error:
             self._circuit.failure(ticket)
             names = ", ".join(router.config.name for router in routers)

@@ -74,16 +74,16 @@ class Breaker:
             self._enter(CircuitState.CLOSED)
             self.failed_rounds = 0
 
-    def failure(self, ticket: int, of: int | None = None, session: str | None = None) -> None:
-        """The request of this ticket failed, or took too long. Requests of one pass or call (`of`) count once, and so do
-        those of one `session` before the circuit opens: it may send the same input again and again."""
-        if of is not None and of in self._passes:
+    def failure(self, ticket: int, pass_number: int | None = None, session: str | None = None) -> None:
+        """The request of this ticket failed, or took too long. Requests of one pass or call (`pass_number`) count once,
+        and so do those of one `session` before the circuit opens: it may send the same input again and again."""
+        if pass_number is not None and pass_number in self._passes:
             self.forget(ticket)
             return
         if not self._counts(ticket):
             return
-        if of is not None:
-            self._passes.append(of)
+        if pass_number is not None:
+            self._passes.append(pass_number)
         if self._state is CircuitState.CLOSED:
             if session is not None and session in self._sessions:
                 return

@@ -84,8 +84,8 @@ class Endpoints:
 
 
 def current(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Router:
-    """Which of an endpoint's experiments a new unit enters: of the newest ones that run, that whose share of a layer it
-    is in; else the newest that has begun."""
+    """The endpoint's experiment that a new unit enters: the newest that runs and whose share of a layer has the unit;
+    else the newest that has begun."""
     for router in routers:
         if (
             not router.is_over

@@ -50,13 +50,13 @@ class Attempts:
         self._failed: tuple[tuple[str, int, Exception], ...] = ()
         self._errors: tuple[Exception, ...] = ()
 
-    def failed(self, arm: str, ticket: int, error: Exception) -> None:
+    def note_failure(self, arm: str, ticket: int, error: Exception) -> None:
         """Note that an arm failed on the request."""
         self._failed += ((arm, ticket, error),)
         self._errors += (error,)
 
     async def compare(self, ask: Callable[[str], Awaitable[object]]) -> None:
-        """If the control alone was tried and failed, ask a treatment the same, and drop what it answers."""
+        """Ask a treatment the same if the control alone was tried and failed, and drop the treatment's answer."""
         arm = self._comparison()
         if arm is None:
             return
@@ -91,11 +91,11 @@ class Attempts:
             self._count(arm, ticket, error, another_answered)
         # An arm that is not loaded here (its bundle is gone, or the experiment is over) has not failed.
         if another_answered and self.answered_by != self._arm and self._arm in self._router.arms:
-            asked = any(arm == self._arm for arm, _, _ in self._failed)
-            if asked or self._router.circuits[self._arm].failed_rounds:
+            was_tried = any(arm == self._arm for arm, _, _ in self._failed)
+            if was_tried or self._router.circuits[self._arm].failed_rounds:
                 self._note()
 
-    def broke_off(self, arm: str, ticket: int, error: Exception) -> None:
+    def count_break_off(self, arm: str, ticket: int, error: Exception) -> None:
         """Count a failure after the answer had begun. It is the arm's own, because it could take the input."""
         self._count(arm, ticket, error, True)
         if arm == self._arm:
@@ -110,7 +110,7 @@ class Attempts:
             return
         opened = circuit.opened
         session = None if isinstance(error, LostError) else self._session
-        circuit.failure(ticket, error.of if isinstance(error, ArmError) else None, session)
+        circuit.failure(ticket, error.pass_number if isinstance(error, ArmError) else None, session)
         failures.metrics.failures.labels(router.config.name, arm).inc()
         if circuit.opened == opened:
             return

@@ -11,31 +11,31 @@ MOST_UNITS = 500
 """Most units in one statement."""
 APART_S = 0.005
 """Between statements."""
-Asked = tuple[str, str]
+UnitKey = tuple[str, str]
 """Experiment and unit."""
-Answers = Mapping[Asked, Assignment]
+Answers = Mapping[UnitKey, Assignment]
 
 
 class LookUps:
     """On one event loop. A look-up goes at once if there was none for `APART_S`; under load those of that time go together,
     as a statement costs many times what a unit in it costs."""
 
-    def __init__(self, read: Callable[[Sequence[Asked]], Answers], threads: int):
+    def __init__(self, read: Callable[[Sequence[UnitKey]], Answers], threads: int):
         """`read` blocks on the database; at most `threads` of its calls are under way."""
         self._read = read
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="experiment-look-up")
         self._most, self._statements = threads, set[asyncio.Task[None]]()
-        self._waiting: dict[Asked, asyncio.Future[Assignment | None]] = {}
-        self._under_way: dict[Asked, asyncio.Future[Assignment | None]] = {}
+        self._waiting: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
+        self._under_way: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
         self._sends_soon, self._next_at = False, 0.0
 
     async def ask(self, experiment: str, unit: str) -> Assignment | None:
         """The arm of the unit's exposure in the store, or None. Raises what `read` raises."""
-        asked = experiment, unit
+        key = experiment, unit
         # One that is under way may have been read before the exposure was written, but so may the first asker's.
-        answer = self._under_way.get(asked) or self._waiting.get(asked)
+        answer = self._under_way.get(key) or self._waiting.get(key)
         if answer is None:
-            answer = self._waiting[asked] = asyncio.get_running_loop().create_future()
+            answer = self._waiting[key] = asyncio.get_running_loop().create_future()
             self._send_soon()
         return await asyncio.shield(answer)  # who leaves ends nobody else's look-up
 
@@ -48,8 +48,8 @@ class LookUps:
         loop = asyncio.get_running_loop()
         self._sends_soon, self._next_at = False, loop.time() + APART_S
         taken = dict(list(self._waiting.items())[:MOST_UNITS])
-        for asked in taken:
-            del self._waiting[asked]
+        for key in taken:
+            del self._waiting[key]
         self._under_way |= taken
         # In no client's context: it is everybody's.
         task = loop.create_task(self._answer(taken), context=contextvars.Context())
@@ -58,7 +58,7 @@ class LookUps:
         if self._waiting:
             self._send_soon()
 
-    async def _answer(self, taken: Mapping[Asked, "asyncio.Future[Assignment | None]"]) -> None:
+    async def _answer(self, taken: Mapping[UnitKey, "asyncio.Future[Assignment | None]"]) -> None:
         try:
             answers = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, list(taken))
         except Exception as error:
@@ -73,14 +73,14 @@ class LookUps:
 
     def _settle(
         self,
-        taken: Mapping[Asked, "asyncio.Future[Assignment | None]"],
+        taken: Mapping[UnitKey, "asyncio.Future[Assignment | None]"],
         answers: Answers | None = None,
         error: Exception | None = None,
     ) -> None:
-        for asked, answer in taken.items():
-            self._under_way.pop(asked, None)
+        for key, answer in taken.items():
+            self._under_way.pop(key, None)
             if error is None:
-                answer.set_result((answers or {}).get(asked))
+                answer.set_result((answers or {}).get(key))
             else:
                 answer.set_exception(error)
                 answer.exception()  # read, should nobody wait any more

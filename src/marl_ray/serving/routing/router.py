@@ -27,7 +27,7 @@ OVERLAP_S = 2.0
 """Seconds in which two replicas may assign by different tables, with some room."""
 
 
-class Assigned(NamedTuple):
+class UnitArm(NamedTuple):
     """A unit's arm."""
 
     assignment: Assignment
@@ -43,7 +43,7 @@ class Session:
 
     assignment: Assignment
     at: float
-    """When it was first met here, monotonic seconds."""
+    """Moment of its first exposure by this replica, monotonic seconds."""
     sure: bool
     """False if the store is to be asked again at the session's next act."""
     acts: int = 0
@@ -155,8 +155,8 @@ class Router:
         return PastTables([*past.weights, state.weights], state.salt), known or past.populations | {state.population}
 
     def drawn_by(self, unit: str, cluster_id: str | None) -> str:
-        """Whose hash decides for the unit: its own or, where clusters are randomized, its cluster's. A unit that names no
-        cluster is a cluster of its own."""
+        """The name whose hash decides for the unit: its own or, where clusters are randomized, its cluster's. A unit that
+        names no cluster is a cluster of its own."""
         return cluster_id or unit if self.config.randomize == "cluster" else unit
 
     def takes_part(self, unit: str, cluster_id: str | None = None) -> bool:
@@ -208,34 +208,34 @@ class Router:
         """The unit as this replica remembers it, or None."""
         return self._remembered.get(unit)
 
-    def recall(self, unit: str, cluster_id: str | None) -> Assigned | None:
+    def recall(self, unit: str, cluster_id: str | None) -> UnitArm | None:
         """The unit's arm if it is known without the database."""
         known = self._remembered.get(unit)
         if known is not None:
-            return Assigned(self._standing(known.assignment)) if known.sure else None
+            return UnitArm(self._standing(known.assignment)) if known.sure else None
         past, randomize = self._past, self.config.randomize
         # With clusters and blocks the session may have come by another one before.
         if randomize != "session" or past is None or len(past) > MOST_TABLES or not past.agree(unit):
             return None
-        return Assigned(*self._drawn(unit, cluster_id))
+        return UnitArm(*self._drawn(unit, cluster_id))
 
-    def settle(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> Assigned:
+    def settle(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> UnitArm:
         """The unit's arm when the store has been asked and knows this."""
         known = self._remembered.get(unit)
         if stored is not None:
             if known is not None:
                 known.assignment, known.sure = stored, True
-            return Assigned(self._standing(stored))
+            return UnitArm(self._standing(stored))
         if known is not None:  # its exposure is on its way to the store
             return self.guess(unit, cluster_id)
-        return Assigned(*self._drawn(unit, cluster_id))
+        return UnitArm(*self._drawn(unit, cluster_id))
 
-    def guess(self, unit: str, cluster_id: str | None) -> Assigned:
+    def guess(self, unit: str, cluster_id: str | None) -> UnitArm:
         """The unit's arm when the store cannot be asked."""
         known = self._remembered.get(unit)
         if known is not None:
-            return Assigned(self._standing(known.assignment), sure=False)
-        return Assigned(*self._drawn(unit, cluster_id), sure=False)
+            return UnitArm(self._standing(known.assignment), sure=False)
+        return UnitArm(*self._drawn(unit, cluster_id), sure=False)
 
     def _drawn(self, unit: str, cluster_id: str | None) -> tuple[Assignment, str | None]:
         """Draw by the table of now. A unit that names no cluster is a cluster of its own."""
@@ -249,15 +249,15 @@ class Router:
         state = self.state
         return self.with_control() if state.cut and assignment.arm in state.rolled_back else assignment
 
-    def expose(self, unit: str, assigned: Assigned) -> tuple[bool, Assignment]:
+    def expose(self, unit: str, unit_arm: UnitArm) -> tuple[bool, Assignment]:
         """Note that the unit meets the arm. Returns whether that is new to this replica, and the unit's arm, which is
         the one it met before if another request was faster."""
         remembered = self._remembered.get(unit)
         if remembered is not None:
             return False, self._standing(remembered.assignment)
-        assignment = assigned.assignment
-        if self._log.put(Exposure(self.config.name, unit, assignment, time.time(), assigned.cluster)):
+        assignment = unit_arm.assignment
+        if self._log.put(Exposure(self.config.name, unit, assignment, time.time(), unit_arm.cluster)):
             if len(self._remembered) >= REMEMBERED:
                 del self._remembered[next(iter(self._remembered))]  # the oldest
-            self._remembered[unit] = Session(assignment, time.monotonic(), assigned.sure)
+            self._remembered[unit] = Session(assignment, time.monotonic(), unit_arm.sure)
         return True, assignment

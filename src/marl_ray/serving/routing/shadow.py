@@ -89,17 +89,17 @@ class Shadows:
         return self._send(arm, compare, self._deadline_s)
 
     def send_text(
-        self, arm: str, writer: TextArm, asked: TextRequest, ids: Sequence[int], log_probs: Sequence[float], text: str
+        self, arm: str, writer: TextArm, request: TextRequest, ids: Sequence[int], log_probs: Sequence[float], text: str
     ) -> bool:
         """Have the arm write what it would have written, by the same seed and settings, and say what it thinks of the text
         that was served; later and by itself. Whether the copy was sent. Never raises."""
 
         async def compare() -> Compared:
-            pieces = await _written(writer, replace(asked, logged=True, streamed=False, names=False))
+            pieces = await _write(writer, replace(request, logged=True, streamed=False, names=False))
             agreed, began = "".join(piece.text for piece in pieces) == text, pieces[0].began
             if began is None or not ids:  # one of the two arms tells no tokens
                 return Compared(1, int(agreed))
-            tokens, log_prob = await cast(ScoringArm, writer).score(asked.agent, began.prompt_ids, ids, text)
+            tokens, log_prob = await cast(ScoringArm, writer).score(request.agent, began.prompt_ids, ids, text)
             return Compared(1, int(agreed), tokens, log_prob, sum(log_probs))
 
         return self._send(arm, compare, TEXT_DEADLINE_S)
@@ -147,7 +147,7 @@ class Shadows:
         _log.warning("shadow %s: %d copies failed so far, this one of %s", arm, totals.errors, _reason(error))
 
 
-async def _written(writer: TextArm, request: TextRequest) -> list[Piece]:
+async def _write(writer: TextArm, request: TextRequest) -> list[Piece]:
     """Wait for a whole response; ArmError if it is refused."""
     reply = writer.write(request)
     try:

@@ -59,7 +59,7 @@ class UnitReports:
         self._waiting: dict[tuple[str, str], _News] = {}
         """(Experiment, session) -> its news, the oldest first."""
         self._is_dropping = False
-        """Whether the queue was full since it was last written; one line of the log says so."""
+        """True if the queue was full since it was last written; one line of the log says so."""
         self._changing, self._writing = threading.Lock(), threading.Lock()
 
     def note_failure(self, experiment: str, session: str) -> None:

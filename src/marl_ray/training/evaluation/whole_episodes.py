@@ -25,7 +25,7 @@ class EndedEpisode(NamedTuple):
     """Policy -> its own decisions in the whole episode."""
 
     @classmethod
-    def of(cls, episode: Any) -> "EndedEpisode":
+    def from_episode(cls, episode: Any) -> "EndedEpisode":
         """Make it from an Episode or a TextEpisode."""
         return cls(*(getattr(episode, field) for field in cls._fields))
 
@@ -55,7 +55,7 @@ def gather_episodes(
     Episodes that were played greedily, as a group's baseline, are left out: they do not measure the policy that samples.
     """
     sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
-    own = [tuple(EndedEpisode.of(episode)) for episode in sampled]
+    own = [tuple(EndedEpisode.from_episode(episode)) for episode in sampled]
     parts = gather((own, collector.running, batch.steps))
     ended = [EndedEpisode(*episode) for part, _, _ in parts for episode in part]
     return ended, [one for _, part, _ in parts for one in part], sum(steps for _, _, steps in parts)

@@ -152,9 +152,9 @@ class _Fit:
         own = chosen[rank::workers]
         share = 1.0 if len(own) else 0.0
         own = own if len(own) else chosen[:1]  # no part of the minibatch, but its part in the collectives of the pass
-        actor = Prepared.of(policy.model.actor, data.rows[own])
+        actor = Prepared.from_rows(policy.model.actor, data.rows[own])
         central = policy.model.central
-        critic = Prepared.of(policy.model.critics[0], data.states[data.state[own]]) if central else actor
+        critic = Prepared.from_rows(policy.model.critics[0], data.states[data.state[own]]) if central else actor
         allowed = None if data.allowed is None else data.allowed[own]
         outputs, *values = policy.model.evaluate(actor, critic, allowed)
         likelihood = policy.model.distribution.log_prob(outputs, data.actions[own])

@@ -49,7 +49,7 @@ class Cut:
     most: int
     """Largest per-worker copy count; it sets the number of passes on all workers."""
 
-    def of(self, array: Tensor, agents: int) -> Tensor:
+    def take(self, array: Tensor, agents: int) -> Tensor:
         """Take the cut's part (R, T', ...) of a (copies * agents, T, ...) array."""
         if self.copies is not None:
             array = array.unflatten(0, (-1, agents))[self.copies].flatten(0, 1)
@@ -61,7 +61,7 @@ class Cut:
             return inputs
         device = inputs.values.device
         number = torch.arange(shape.copies * agents * shape.steps, device=device)
-        return inputs.rows(self.of(number.reshape(-1, shape.steps), agents).reshape(-1))
+        return inputs.rows(self.take(number.reshape(-1, shape.steps), agents).reshape(-1))
 
 
 def everything(shape: Shape) -> Cut:

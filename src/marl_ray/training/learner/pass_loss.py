@@ -28,7 +28,7 @@ class EvaluatedPass:
         """`first`: no gradient step was taken on this batch yet."""
         shape = prepared.shape
         cut, empty = with_a_row(cut)
-        self.cut, mask = cut, cut.of(prepared.mask, shape.agents)
+        self.cut, mask = cut, cut.take(prepared.mask, shape.agents)
         self.log_probs, self.entropy, self.values, self.cost_values = policy.family.evaluate(
             policy.model, prepared.inputs, prepared.batch, mask, shape, cut
         )
@@ -37,13 +37,13 @@ class EvaluatedPass:
         unmoved = first and prepared.recomputed
 
         def old(now: Tensor | None, then: Tensor) -> Tensor:
-            return now.detach() if unmoved and now is not None else cut.of(then, shape.agents)
+            return now.detach() if unmoved and now is not None else cut.take(then, shape.agents)
 
         self.old_log_probs = old(self.log_probs, prepared.old.log_probs)
         self.old_values = old(self.values, prepared.old.values)
         self.old_cost_values = old(self.cost_values, prepared.old.cost_values)
-        self.cost_advantages = cut.of(prepared.cost_advantages, shape.agents)
-        self.advantages = cut.of(prepared.advantages, shape.agents)
+        self.cost_advantages = cut.take(prepared.cost_advantages, shape.agents)
+        self.advantages = cut.take(prepared.advantages, shape.agents)
 
     @property
     def ratio(self) -> Tensor:
@@ -70,7 +70,7 @@ def pass_loss(
     `size` are the minibatch's (decisions, sequences) over all workers; `gates` (K,) weigh the cost surrogates.
     Raises MarlRayError if the algorithm's loss has another shape than the decisions.
     """
-    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, one.cut.of, prepared.shape.agents
+    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, one.cut.take, prepared.shape.agents
     tokens, sequences = size
     weights = loss_weights(one.mask, hyper.aggregation, tokens, sequences, policy.horizon)
     mean = one.mask / max(size[0], 1)
@@ -122,7 +122,7 @@ def _value_losses(
     policy: TrainedPolicy, prepared: PreparedBatch, one: EvaluatedPass, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The losses of the critic and of all cost critics; `mean` (R, T') weighs decisions. 0 where there is no such critic."""
-    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, one.cut.of, prepared.shape.agents
+    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, one.cut.take, prepared.shape.agents
     value, cost_value = one.log_probs.new_zeros(()), one.log_probs.new_zeros(())
     if prepared.returns is not None and one.values is not None:
         valued = Valued(one.values, one.old_values, part(prepared.returns, agents))

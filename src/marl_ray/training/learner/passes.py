@@ -47,7 +47,7 @@ def in_passes(
                 return list(pieces)
             if not arrays:
                 arrays = [None if x is None else x.new_zeros(*batch.mask.shape, *x.shape[2:]) for x in pieces]
-            places = cut.of(number, shape.agents).flatten().to(batch.mask.device)
+            places = cut.take(number, shape.agents).flatten().to(batch.mask.device)
             for array, piece in zip(arrays, pieces, strict=True):
                 if array is not None and piece is not None and not empty:
                     array.flatten(0, 1)[places] = piece.flatten(0, 1)
@@ -69,7 +69,7 @@ def evaluate_all(
     """
 
     def one(cut: Cut) -> Outputs:
-        own = cut.of(mask, shape.agents)
+        own = cut.take(mask, shape.agents)
         return policy.family.evaluate(policy.model, inputs, batch, own, shape, cut)
 
     log_probs, entropy, values, cost_values = in_passes(policy, batch, shape, one, cuts)
@@ -91,10 +91,10 @@ def fit_critic(policy: TrainedPolicy, inputs: Any, batch: Trajectories, mask: Te
         policy.optimizer.zero_grad(set_to_none=True)
         for part, _ in micro_batches(everything(shape), shape, policy.pass_copies, order):
             cut, empty = with_a_row(part)
-            own = cut.of(mask, shape.agents)
+            own = cut.take(mask, shape.agents)
             outputs = policy.family.evaluate(policy.model, inputs, batch, own, shape, cut).values
             assert outputs is not None
-            valued = Valued(outputs, cut.of(batch.values, shape.agents), cut.of(targets, shape.agents))
+            valued = Valued(outputs, cut.take(batch.values, shape.agents), cut.take(targets, shape.agents))
             loss = (algorithm.value_loss(valued, hyper) * (own & (not empty))).sum() / count
             (loss * world()[1]).backward()
         for parameter in policy.actor.parameters():

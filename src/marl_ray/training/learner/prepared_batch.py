@@ -133,7 +133,7 @@ def prepare(
             "divergence": moments(divergence, mask),
             "costs": signal_moments(raw_costs, mask),
             "cost_targets": signal_moments(cost_targets, mask),
-            "sizes": torch.stack([counts(cut.of(mask, shape.agents)) for epoch in plan for cut in epoch]),
+            "sizes": torch.stack([counts(cut.take(mask, shape.agents)) for epoch in plan for cut in epoch]),
             "all": counts(mask),
             "left_out": left_out.sum().double(),
         }

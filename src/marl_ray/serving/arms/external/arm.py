@@ -96,7 +96,7 @@ class ExternalArm:
         if self.config.price is None:
             return 0.0
         if prompt is not None and completion is not None:
-            return self.config.price.of(prompt, completion)
+            return self.config.price.cost(prompt, completion)
         if not self._is_uncounted:
             self._is_uncounted = True
             _log.warning("%s names no usage: what its responses cost is unknown", self.config.url)

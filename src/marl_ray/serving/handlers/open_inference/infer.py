@@ -43,9 +43,9 @@ async def infer(service: Service, request: Request) -> Response:
     number, parameters = data.get("id"), _parameters("parameters", data)
     if number is not None and not isinstance(number, str):
         raise RequestError(400, "id", "expected a text")
-    asked = {name: parameters[name] for name in TAKEN if name in parameters}
-    if "session_id" not in asked and request.header(b"x-session-id") is None:
-        asked["session_id"] = number
+    act_fields = {name: parameters[name] for name in TAKEN if name in parameters}
+    if "session_id" not in act_fields and request.header(b"x-session-id") is None:
+        act_fields["session_id"] = number
     inputs = _named("inputs", data.get("inputs"))
     wanted = outputs_of(bundle)
     named = _named("outputs", data["outputs"]) if data.get("outputs") is not None else wanted
@@ -53,9 +53,9 @@ async def infer(service: Service, request: Request) -> Response:
         if name not in wanted:
             raise RequestError(400, "outputs", f"unknown output {name!r}, expected some of {', '.join(wanted)}")
     tensors = inputs_of(bundle)
-    asked["observations"] = {name: _observed(inputs[name], tensors[name]) for name in _agents(inputs, tensors, "")}
-    asked["action_masks"] = {agent: _mask(inputs[agent + MASK]) for agent in _agents(inputs, tensors, MASK)}
-    acted = await answer(service, request, asked | {"experiment": request.path.split("/")[3]})
+    act_fields["observations"] = {name: _observed(inputs[name], tensors[name]) for name in _agents(inputs, tensors, "")}
+    act_fields["action_masks"] = {agent: _mask(inputs[agent + MASK]) for agent in _agents(inputs, tensors, MASK)}
+    acted = await answer(service, request, act_fields | {"experiment": request.path.split("/")[3]})
     outputs = []
     for agent, action in acted["actions"].items():
         for name, value in ((agent + ACTION, action), (agent + LOG_PROB, acted["log_probs"][agent])):

@@ -11,17 +11,17 @@ from marl_ray.serving.handlers.openai.fields import (
     IGNORED,
     MOST_TOP,
     NEUTRAL,
-    Wanted,
-    met_by,
+    CompletionOptions,
+    assign_request,
     part,
     problem,
+    read_options,
     top_of,
     usage_of,
-    wanted,
 )
 from marl_ray.serving.handlers.openai.messages import Tools, messages_of, tools_of
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
-from marl_ray.serving.handlers.writing import Writing, WrittenResponse, text_request, written
+from marl_ray.serving.handlers.writing import TextResponseWriter, WrittenResponse, respond_with_text, text_request
 from marl_ray.serving.http.fields import flag
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
 from marl_ray.serving.service import Service
@@ -59,25 +59,31 @@ async def completions(service: Service, request: Request) -> Response | Stream:
         if data.get("max_tokens") is not None:
             raise RequestError(400, "max_tokens", "expected either this or max_completion_tokens")
         data["max_tokens"] = data["max_completion_tokens"]
-    how = wanted(data, CHAT_NEUTRAL)
+    options = read_options(data, CHAT_NEUTRAL)
     number = f"chatcmpl-{secrets.token_hex(12)}"
-    met, agent = await met_by(service, request, data, how.model, number)
-    asked = text_request(
+    session_arm, agent = await assign_request(service, request, data, options.model, number)
+    arm_request = text_request(
         service,
         agent,
         messages,
-        how.settings,
-        hide_stop="stop" in how.settings.changes,
+        options.settings,
+        hide_stop="stop" in options.settings.changes,
         names=log_probs,
         top=top,
-        streamed=how.streamed,
+        streamed=options.streamed,
         tools=tools.given,
         must_call=tools.must_call,
         json_object=json_object,
-        bias=how.bias,
+        bias=options.bias,
     )
-    made = _Completion(number, how, log_probs, tools)
-    return await written(request, Writing(service, met, asked), how.streamed, made.answer, made.chunks)
+    completion = _Completion(number, options, log_probs, tools)
+    return await respond_with_text(
+        request,
+        TextResponseWriter(service, session_arm, arm_request),
+        options.streamed,
+        completion.answer,
+        completion.chunks,
+    )
 
 
 def chat_problem(error: RequestError) -> bytes:
@@ -95,15 +101,15 @@ def _wants_json(given: Any) -> bool:
 class _Completion:
     """One completion in OpenAI's words."""
 
-    def __init__(self, number: str, how: Wanted, log_probs: bool, tools: Tools):
-        self._head = {"id": number, "created": int(time.time()), "model": how.model}
-        self._log_probs, self._usage, self._tools = log_probs, how.usage, tools
+    def __init__(self, number: str, options: CompletionOptions, log_probs: bool, tools: Tools):
+        self._head = {"id": number, "created": int(time.time()), "model": options.model}
+        self._log_probs, self._usage, self._tools = log_probs, options.usage, tools
 
     def _reader(self) -> ToolCallReader | None:
         names = {tool["function"]["name"] for tool in self._tools.given}
         return ToolCallReader(names, self._tools.parallel) if names else None
 
-    def answer(self, writing: Writing, response: WrittenResponse) -> dict[str, Any]:
+    def answer(self, writer: TextResponseWriter, response: WrittenResponse) -> dict[str, Any]:
         reader = self._reader()
         text, calls = (response.text, []) if reader is None else reader.add(response.text, True)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
@@ -115,17 +121,17 @@ class _Completion:
             "index": 0,
             "message": message,
             "finish_reason": _finish(response.finish, reader),
-            "logprobs": self._told(response.names, response.log_probs, response.tops),
+            "logprobs": self._logprobs_field(response.names, response.log_probs, response.tops),
         }
         usage = usage_of(response.prompt_tokens, response.tokens)
-        return part(writing, self._head, "chat.completion", [choice]) | {"usage": usage}
+        return part(writer, self._head, "chat.completion", [choice]) | {"usage": usage}
 
-    async def chunks(self, writing: Writing) -> AsyncIterator[bytes]:
+    async def chunks(self, writer: TextResponseWriter) -> AsyncIterator[bytes]:
         tokens, reader = 0, self._reader()
         delta: dict[str, Any] = {"role": "assistant"}
         try:
             while True:
-                piece: Piece = await writing.next()
+                piece: Piece = await writer.next()
                 tokens += piece.tokens
                 text, calls = piece.text, list[dict[str, Any]]()
                 if reader is not None:
@@ -134,9 +140,9 @@ class _Completion:
                     "index": 0,
                     "delta": delta | {"content": text} | ({"tool_calls": calls} if calls else {}),
                     "finish_reason": _finish(piece.finish, reader),
-                    "logprobs": self._told(piece.names, piece.log_probs, piece.tops),
+                    "logprobs": self._logprobs_field(piece.names, piece.log_probs, piece.tops),
                 }
-                yield event(self._chunk(writing, [choice], None))
+                yield event(self._chunk(writer, [choice], None))
                 delta = {}
                 if piece.finish is not None:
                     break
@@ -144,14 +150,14 @@ class _Completion:
             yield b"data: " + chat_problem(error) + b"\n\n"
             return
         if self._usage:
-            yield event(self._chunk(writing, [], usage_of(piece.prompt_tokens, tokens)))
+            yield event(self._chunk(writer, [], usage_of(piece.prompt_tokens, tokens)))
         yield b"data: [DONE]\n\n"
 
-    def _chunk(self, writing: Writing, choices: list[Any], usage: Mapping[str, int] | None) -> dict[str, Any]:
-        made = part(writing, self._head, "chat.completion.chunk", choices)
-        return made | {"usage": usage} if self._usage else made
+    def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: Mapping[str, int] | None) -> dict[str, Any]:
+        chunk = part(writer, self._head, "chat.completion.chunk", choices)
+        return chunk | {"usage": usage} if self._usage else chunk
 
-    def _told(
+    def _logprobs_field(
         self,
         names: Sequence[NamedToken],
         log_probs: Sequence[float],

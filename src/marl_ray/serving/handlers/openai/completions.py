@@ -11,15 +11,15 @@ import orjson
 from marl_ray.serving.handlers.openai.fields import (
     COMMON,
     NEUTRAL,
-    Wanted,
-    met_by,
+    CompletionOptions,
+    assign_request,
     part,
     problem,
+    read_options,
     top_of,
     usage_of,
-    wanted,
 )
-from marl_ray.serving.handlers.writing import Writing, WrittenResponse, text_request, whole_of
+from marl_ray.serving.handlers.writing import TextResponseWriter, WrittenResponse, collect_response, text_request
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
 from marl_ray.serving.service import Service
 
@@ -36,31 +36,35 @@ async def text_completions(service: Service, request: Request) -> Response | Str
     prompts = _prompts(data.get("prompt"), service.config.max_batch_requests)
     service.admission.limit(key, len(prompts))
     log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MOST_LOGPROBS)
-    how = wanted(data, COMPLETION_NEUTRAL)
+    options = read_options(data, COMPLETION_NEUTRAL)
     number = f"cmpl-{secrets.token_hex(12)}"
-    met, agent = await met_by(service, request, data, how.model, number)
-    more: dict[str, Any] = {"names": log_probs, "top": top, "raw": True, "bias": how.bias}
-    more["hide_stop"] = "stop" in how.settings.changes
-    writings = [
-        Writing(service, met, text_request(service, agent, prompt, how.settings, streamed=how.streamed, **more))
+    session_arm, agent = await assign_request(service, request, data, options.model, number)
+    more: dict[str, Any] = {"names": log_probs, "top": top, "raw": True, "bias": options.bias}
+    more["hide_stop"] = "stop" in options.settings.changes
+    writers = [
+        TextResponseWriter(
+            service,
+            session_arm,
+            text_request(service, agent, prompt, options.settings, streamed=options.streamed, **more),
+        )
         for prompt in prompts
     ]
-    made = _Completions(number, how, log_probs)
+    completions = _Completions(number, options, log_probs)
 
     def close() -> None:
-        for writing in writings:
-            writing.close()
+        for writer in writers:
+            writer.close()
 
     try:
-        await request.while_there(_all([writing.begin() for writing in writings]))
-        if how.streamed:
-            return Stream(made.chunks(writings), close, writings[0].headers)
-        wholes = await request.while_there(_all([whole_of(writing.next) for writing in writings]))
+        await request.while_there(_all([writer.begin() for writer in writers]))
+        if options.streamed:
+            return Stream(completions.chunks(writers), close, writers[0].headers)
+        responses = await request.while_there(_all([collect_response(writer.next) for writer in writers]))
     except BaseException:
         close()
         raise
     close()
-    return Response(orjson.dumps(made.answer(writings[0], wholes)), headers=writings[0].headers)
+    return Response(orjson.dumps(completions.answer(writers[0], responses)), headers=writers[0].headers)
 
 
 async def _all(parts: Sequence[Any]) -> list[Any]:
@@ -98,52 +102,52 @@ def _is_ids(given: Any) -> bool:
 class _Completions:
     """The texts in OpenAI's words."""
 
-    def __init__(self, number: str, how: Wanted, log_probs: bool):
-        self._head = {"id": number, "created": int(time.time()), "model": how.model}
-        self._log_probs, self._usage = log_probs, how.usage
+    def __init__(self, number: str, options: CompletionOptions, log_probs: bool):
+        self._head = {"id": number, "created": int(time.time()), "model": options.model}
+        self._log_probs, self._usage = log_probs, options.usage
 
-    def answer(self, writing: Writing, wholes: Sequence[WrittenResponse]) -> dict[str, Any]:
+    def answer(self, writer: TextResponseWriter, responses: Sequence[WrittenResponse]) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
                 "text": response.text,
                 "finish_reason": response.finish,
-                "logprobs": self._told(response, 0),
+                "logprobs": self._logprobs_field(response, 0),
             }
-            for index, response in enumerate(wholes)
+            for index, response in enumerate(responses)
         ]
         prompt, completion = (
-            sum(response.prompt_tokens for response in wholes),
-            sum(response.tokens for response in wholes),
+            sum(response.prompt_tokens for response in responses),
+            sum(response.tokens for response in responses),
         )
-        return part(writing, self._head, "text_completion", choices) | {"usage": usage_of(prompt, completion)}
+        return part(writer, self._head, "text_completion", choices) | {"usage": usage_of(prompt, completion)}
 
-    async def chunks(self, writings: Sequence[Writing]) -> AsyncIterator[bytes]:
-        """All texts are written at once, and told one after another."""
+    async def chunks(self, writers: Sequence[TextResponseWriter]) -> AsyncIterator[bytes]:
+        """All texts are written at the same time, and sent one after another."""
         prompt = completion = 0
         try:
-            for index, writing in enumerate(writings):
+            for index, writer in enumerate(writers):
                 finish, characters = None, 0
                 while finish is None:
-                    piece = await writing.next()
+                    piece = await writer.next()
                     finish, completion = piece.finish, completion + piece.tokens
-                    log_probs = self._told(piece, characters)
+                    log_probs = self._logprobs_field(piece, characters)
                     characters += sum(len(token.text) for token in piece.names)
                     choice = {"index": index, "text": piece.text, "finish_reason": finish, "logprobs": log_probs}
-                    yield event(self._chunk(writing, [choice], None))
+                    yield event(self._chunk(writer, [choice], None))
                 prompt += piece.prompt_tokens
         except RequestError as error:  # too late for a status
             yield b"data: " + problem(error) + b"\n\n"
             return
         if self._usage:
-            yield event(self._chunk(writings[0], [], usage_of(prompt, completion)))
+            yield event(self._chunk(writers[0], [], usage_of(prompt, completion)))
         yield b"data: [DONE]\n\n"
 
-    def _chunk(self, writing: Writing, choices: list[Any], usage: dict[str, int] | None) -> dict[str, Any]:
-        made = part(writing, self._head, "text_completion", choices)
-        return made | {"usage": usage} if self._usage else made
+    def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: dict[str, int] | None) -> dict[str, Any]:
+        chunk = part(writer, self._head, "text_completion", choices)
+        return chunk | {"usage": usage} if self._usage else chunk
 
-    def _told(self, text: Any, offset: int) -> dict[str, Any] | None:
+    def _logprobs_field(self, text: Any, offset: int) -> dict[str, Any] | None:
         """The log-probabilities of a whole text or a piece of one, `offset` characters of tokens behind its beginning."""
         if not self._log_probs:
             return None

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
-from marl_ray.serving.handlers.writing import Writing, agent_of, text_only
+from marl_ray.serving.handlers.writing import TextResponseWriter, agent_of, text_only
 from marl_ray.serving.http.fields import attributes_of, flag, session_id
 from marl_ray.serving.http.protocol import Request, RequestError
 from marl_ray.serving.http.text_settings import SETTINGS, Settings, settings_of
-from marl_ray.serving.routing.assignment import Met
+from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.service import Service
 
 COMMON = SETTINGS | {"model", "user", "attributes", "stream", "stream_options", "top_k", "logit_bias"} | {
@@ -48,7 +48,7 @@ def problem(error: RequestError, prompt: str = "prompt") -> bytes:
     return orjson.dumps({"error": fields})
 
 
-class Wanted(NamedTuple):
+class CompletionOptions(NamedTuple):
     """The wishes for a text that all of OpenAI's paths have in common."""
 
     model: str
@@ -59,8 +59,8 @@ class Wanted(NamedTuple):
     bias: LogitBias | None
 
 
-def wanted(data: dict[str, Any], neutral: Mapping[str, Any]) -> Wanted:
-    """RequestError 400 naming the field at fault."""
+def read_options(data: dict[str, Any], neutral: Mapping[str, Any]) -> CompletionOptions:
+    """Read the fields that all of OpenAI's paths have in common; RequestError 400 naming the field at fault."""
     streamed, options = flag(data, "stream"), data.get("stream_options")
     usage = False
     if options is not None:
@@ -75,7 +75,7 @@ def wanted(data: dict[str, Any], neutral: Mapping[str, Any]) -> Wanted:
     model = data.get("model")
     if not isinstance(model, str):
         raise RequestError(400, "model", "expected the name of an endpoint, as /v1/models lists them")
-    return Wanted(model, settings_of(data), streamed, usage, _bias_of(data))
+    return CompletionOptions(model, settings_of(data), streamed, usage, _bias_of(data))
 
 
 def _bias_of(data: Mapping[str, Any]) -> LogitBias | None:
@@ -123,26 +123,26 @@ def top_of(data: Mapping[str, Any], name: str, most: int) -> int:
     return value or 0
 
 
-async def met_by(
+async def assign_request(
     service: Service, request: Request, data: Mapping[str, Any], model: str, number: str
-) -> tuple[Met, str]:
-    """The arm that the session meets, and the agent whose text it asks for. The unit is `user`, or the header
-    `x-session-id`, or else this completion alone, by its `number`."""
+) -> tuple[SessionArm, str]:
+    """Assign the request's session to an arm; returns it, and the agent whose text the request asks for. The unit is
+    `user`, or the header `x-session-id`, or else this completion alone, by its `number`."""
     endpoint, _, agent = model.partition("/")
     routers = service.endpoints.acting(endpoint)
     text_only(routers[0])
     known = data.get("user") is not None or request.header(b"x-session-id") is not None
     session = session_id(data.get("user"), request) if known else number
-    met = await service.assigner.meet(
+    session_arm = await service.assigner.assign(
         routers, session, None, attributes_of(data), service.admission.forced_arm(request)
     )
-    text_only(met.router)
-    return met, agent_of(met.router, agent or None)
+    text_only(session_arm.router)
+    return session_arm, agent_of(session_arm.router, agent or None)
 
 
-def part(writing: Writing, head: Mapping[str, Any], kind: str, choices: list[Any]) -> dict[str, Any]:
+def part(writer: TextResponseWriter, head: Mapping[str, Any], kind: str, choices: list[Any]) -> dict[str, Any]:
     """The fields that a whole answer and the parts of a stream have in common."""
-    return {**head, "object": kind, "system_fingerprint": writing.digest[:16], "choices": choices}
+    return {**head, "object": kind, "system_fingerprint": writer.digest[:16], "choices": choices}
 
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:

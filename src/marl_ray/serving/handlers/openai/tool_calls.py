@@ -30,7 +30,7 @@ class ToolCallReader:
         if not last and self._is_json is not False:
             return "", []
         if self._is_json and (calls := calls_in(self._held)) and all(call.name in self._names for call in calls):
-            return "", self._told(calls)
+            return "", self._call_fields(calls)
         self._is_json = False
         return self._blocks(last)
 
@@ -47,7 +47,7 @@ class ToolCallReader:
                 said += self._held[:at].rstrip()
                 if not said:
                     self._blank = ""
-                calls += self._told(in_block)
+                calls += self._call_fields(in_block)
             else:
                 said += self._held[:behind]
             self._held = self._held[behind:]
@@ -63,7 +63,7 @@ class ToolCallReader:
         self._blank = text[len(kept) :]
         return kept
 
-    def _told(self, calls: list[WrittenCall]) -> list[dict[str, Any]]:
+    def _call_fields(self, calls: list[WrittenCall]) -> list[dict[str, Any]]:
         if not self._parallel:
             calls = calls[: 1 - min(self.calls, 1)]
         answered = [

@@ -302,7 +302,7 @@ def _models() -> dict[str, Schema]:
         Error,
         InferError,
         ExperimentConfig,
-        *(asked.answer for asked in _OPERATIONS.values() if asked.answer is not None),
+        *(described.answer for described in _OPERATIONS.values() if described.answer is not None),
     ]
     inputs: Any = [(number, "validation", TypeAdapter(model)) for number, model in enumerate(models)]
     made = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")[1]
@@ -315,43 +315,44 @@ def _models() -> dict[str, Schema]:
 
 def _operation(route: Route, keyed: bool) -> dict[str, Any]:
     kind, last = route.handler.__name__, route.template.rpartition("/")[2]
-    asked = _OPERATIONS[kind]
+    described = _OPERATIONS[kind]
     headers = _HEADERS
     content: Schema = {"application/json": {"schema": {"type": "object"}}}
     if kind == "metrics":
         content = {"text/plain": {"schema": _TEXT}}
-    elif asked.answer is not None:
-        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{asked.answer.__name__}"}}}
-    if asked.streams:
+    elif described.answer is not None:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{described.answer.__name__}"}}}
+    if described.streams:
         content |= {"text/event-stream": {"schema": _EVENT}}
     good = {"description": "Done.", "headers": headers, "content": content}
-    statuses = sorted({400, 504, *asked.problems})
+    statuses = sorted({400, 504, *described.problems})
     responses = {"201" if kind == "create" else "200": good}
     if kind == "ready":
         responses["503"] = good | {"description": "Not ready; `missing` has what for."}
     elif kind in ("server_ready", "model_ready"):
         responses["503"] = good | {"description": "Not ready."}
 
-    def told(status: int) -> Schema:
-        if asked.error is Error:
+    def error_response(status: int) -> Schema:
+        if described.error is Error:
             return {"$ref": f"#/components/responses/{status}"}
-        return _problem(status, asked.error.__name__)
+        return _problem(status, described.error.__name__)
 
     path = [part.strip("{}") for part in route.template.split("/") if part.startswith("{")]
     operation: dict[str, Any] = {
         "operationId": last if kind == "change" else kind,
-        "summary": f"{asked.summary}: {last}" if kind == "change" else asked.summary,
+        "summary": f"{described.summary}: {last}" if kind == "change" else described.summary,
         "parameters": [
-            {"$ref": f"#/components/parameters/{name}"} for name in (*path, *asked.headers, "x-request-timeout-seconds")
+            {"$ref": f"#/components/parameters/{name}"}
+            for name in (*path, *described.headers, "x-request-timeout-seconds")
         ],
-        "responses": {str(status): told(status) for status in statuses} | responses,
+        "responses": {str(status): error_response(status) for status in statuses} | responses,
     }
-    if asked.body is not None:
-        schema = {"$ref": f"#/components/schemas/{asked.body}"}
+    if described.body is not None:
+        schema = {"$ref": f"#/components/schemas/{described.body}"}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if asked.scope is not None:
-        operation["description"] = f"Needs a key with the scope {asked.scope!r}, where keys are configured."
-        if keyed or asked.scope == "admin":
+    if described.scope is not None:
+        operation["description"] = f"Needs a key with the scope {described.scope!r}, where keys are configured."
+        if keyed or described.scope == "admin":
             operation["security"] = [{"key": []}]
     return operation
 

@@ -89,22 +89,22 @@ def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None
 
 def inputs(model: ActorCritic, batch: Trajectories) -> Inputs:
     """Encode the inputs of actor and critics."""
-    own = Prepared.of(model.actor, batch.observations.flatten(0, 1))
+    own = Prepared.from_rows(model.actor, batch.observations.flatten(0, 1))
     if not model.critics or not model.central:
         # Both networks of a local critic read the same rows, whose encoding depends on no weights.
         return Inputs(own, own)
     assert batch.states is not None
-    return Inputs(own, Prepared.of(model.critics[0], batch.states.flatten(0, 1)))
+    return Inputs(own, Prepared.from_rows(model.critics[0], batch.states.flatten(0, 1)))
 
 
 def evaluate(model: ActorCritic, inputs: Inputs, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
     """Evaluate the cut (R rows, T' steps) of a batch by the model; all of it, whatever `mask` asks for."""
-    rows = None if batch.action_masks is None else cut.of(batch.action_masks, shape.agents).flatten(0, 1)
+    rows = None if batch.action_masks is None else cut.take(batch.action_masks, shape.agents).flatten(0, 1)
     heads, size = shape.agents if model.central else 1, mask.shape
     outputs, *values = model.evaluate(
         cut.rows(inputs.actor, shape, shape.agents), cut.rows(inputs.critic, shape, shape.agents // heads), rows
     )
-    actions = cut.of(batch.actions, shape.agents).flatten(0, 1)
+    actions = cut.take(batch.actions, shape.agents).flatten(0, 1)
     named = iter(values)
     return Outputs(
         model.distribution.log_prob(outputs, actions).reshape(size),
@@ -123,10 +123,10 @@ def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
 def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
     """Log-probabilities (R, T') of the cut's actions under the reference actor."""
     distribution = copies.trained.distribution
-    allowed = None if batch.action_masks is None else cut.of(batch.action_masks, shape.agents).flatten(0, 1)
-    observations = cut.of(batch.observations, shape.agents)
+    allowed = None if batch.action_masks is None else cut.take(batch.action_masks, shape.agents).flatten(0, 1)
+    observations = cut.take(batch.observations, shape.agents)
     outputs = distribution.normalize(copies.reference.infer(observations.flatten(0, 1)), allowed)
-    actions = cut.of(batch.actions, shape.agents).flatten(0, 1)
+    actions = cut.take(batch.actions, shape.agents).flatten(0, 1)
     return cast(Tensor, distribution.log_prob(outputs, actions).reshape(observations.shape[:2]))
 
 

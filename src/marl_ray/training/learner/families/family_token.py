@@ -80,12 +80,12 @@ def inputs(model: TokenPolicy, batch: Trajectories) -> None:
 def evaluate(model: TokenPolicy, inputs: None, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
     """Evaluate the cut (R rows, T' tokens) of a batch by the model, where `mask` (R, T') is True."""
     assert batch.prompts is not None
-    outputs = model.evaluate(cut.of(batch.prompts, shape.agents), cut.of(batch.actions, shape.agents), mask)
+    outputs = model.evaluate(cut.take(batch.prompts, shape.agents), cut.take(batch.actions, shape.agents), mask)
     return Outputs(outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
 
 
 def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
     """Log-probabilities (R, T') of the cut's tokens under the reference model."""
     assert batch.prompts is not None
-    parts = (cut.of(x, shape.agents) for x in (batch.prompts, batch.actions, batch.mask))
+    parts = (cut.take(x, shape.agents) for x in (batch.prompts, batch.actions, batch.mask))
     return cast(TokenPolicy, copies.reference).reference_evaluate(*parts)
