@@ -203,7 +203,7 @@ def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
     )  # fmt: skip
     player.join()
     assert submitted.returncode == status, submitted
-    assert f"rayjob/{story}: waiting (Initializing)" in submitted.stderr
+    assert f"rayjob/{story}: waiting (" in submitted.stderr
     files = resources.read(cluster, "ConfigMap", f"{story}-files", "v1")
     assert files is not None and json.loads(files["data"]["config.yaml"])["name"] == "mine"
     assert (

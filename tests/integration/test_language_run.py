@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import mlflow
+import pytest
 from toy_texts import TWO_AGENTS, config, trained
 from two_workers import two_workers
 
@@ -24,6 +25,7 @@ def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
     return whole, train(whole)
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRay, tmp_path: Path):
     marker = tmp_path / "died"
     env = {"id": "toy_texts:echo", "kwargs": {"agents": ["a", "b"], "marker": str(marker), "at": 10}}

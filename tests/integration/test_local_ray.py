@@ -48,7 +48,7 @@ finally:
     ("ending", "number", "status"),
     [
         pytest.param("return", None, 0, marks=pytest.mark.slow),
-        ("raise", None, 1),
+        pytest.param("raise", None, 1, marks=pytest.mark.slow),
         ("wait", signal.SIGINT, -signal.SIGINT),
         pytest.param("wait", signal.SIGTERM, 143, marks=pytest.mark.slow),
     ],

@@ -288,7 +288,9 @@ def test_a_shadow_in_a_deployment_writes_and_reads_texts(deployed):
         body = {"experiment": "watched", "session_id": "s", "prompt": "hello", "max_tokens": 4}
         assert client.post("/generate", json=body).json()["arm"] == "one"
         end = time.monotonic() + 60
-        while not (shadow := client.get("/v1/experiments/watched").json()["shadow"]) and time.monotonic() < end:
+        shadow: dict[str, Any] = {}
+        while not shadow.get("two", {}).get("decisions") and time.monotonic() < end:
+            shadow = client.get("/v1/experiments/watched").json()["shadow"]
             time.sleep(0.2)
     two = shadow["two"]
     assert (two["acts"], two["errors"], two["decisions"], two["tokens"]) == (1, 0, 1, 4)

@@ -53,7 +53,7 @@ def serve_config(tmp_path_factory) -> dict[str, Any]:
     for name, placement in (("ab", "replica"), ("apart", "deployment")):
         args = {
             "experiments": [
-                {"name": "exp", "arms": arms, "min_outcomes": 5, "placement": placement, "outcome_window_s": 4.0}
+                {"name": "exp", "arms": arms, "min_outcomes": 5, "placement": placement, "outcome_window_s": 10.0}
             ],
             "database": f"sqlite:///{folder}/{name}.db",
             "spool": str(folder / name),

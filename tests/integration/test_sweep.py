@@ -317,6 +317,7 @@ def check_exploit(folder: Path, recipient: int, exploit: dict[str, Any], scratch
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_a_trial_of_two_workers_of_which_one_dies_goes_on_from_its_checkpoint(ray_cluster: LocalRay, tmp_path: Path):
     marker = tmp_path / "died"
     outcome = sweep(
