@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import PROGRAM, ROOT, marl_ray, without_ray
-from toy_runs import mlflow_database
+from processes.command_line import PROGRAM, ROOT, marl_ray, without_ray
+from toys.runs import mlflow_database
 
 from marl_ray.cluster.local import LocalRay, free_port
 from marl_ray.config import SPECS

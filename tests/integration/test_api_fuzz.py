@@ -11,8 +11,8 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
-from toy_gateways import AGENTS, SEES, bearer
-from toy_sites import KEYS, SESSIONS, TEXTS, act, client, site, text_site
+from toy_serving.gateways import AGENTS, SEES, bearer
+from toy_serving.sites import KEYS, SESSIONS, TEXTS, act, client, site, text_site
 
 from marl_ray.serving.handlers.openapi.document import openapi
 from marl_ray.serving.handlers.routes import ROUTES, Route

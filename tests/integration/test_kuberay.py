@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from command_line import marl_ray
-from kuberay_stories import STORIES, kind_of
-from kubox import URL, kubeconfig, kubox, play, trouble
+from kube.kubox import URL, kubeconfig, kubox, play, trouble
+from kube.stories import STORIES, kind_of
+from processes.command_line import marl_ray
 
 from marl_ray.cluster.kuberay.client import resources
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
