@@ -22,6 +22,7 @@ from marl_ray.conformance.games import LENGTH, POLICIES, STATES, GameRules
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.policies.actor_critic.networks import Network
+from marl_ray.rollout.protocol import BatchCollector
 from marl_ray.rollout.rng import team_order
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
@@ -168,7 +169,7 @@ class Trial:
         stop = [chr(byte) for byte in range(128)]
         return {"agents": [f"{name}_*"], "model": model, "generation": {"max_tokens": 2, "stop": stop}}
 
-    def _collector(self, state: Any = None) -> Any:
+    def _collector(self, state: dict[str, Any] | None = None) -> BatchCollector:
         return build_collector(self.config, self.env, self.team.agents, 0, 1, state)
 
     def _prepare(self, number: int, learner: Learner) -> None:
