@@ -143,7 +143,8 @@ def aim_reference(learner: Learner) -> list[list[list[float]]]:
         for parameter in reference.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
         outputs = reference.infer(own_rows(GameRules())).double().softmax(-1)
-    return outputs.reshape(STATES, 1, 2).transpose(0, 1).tolist()
+    tables: list[list[list[float]]] = outputs.reshape(STATES, 1, 2).transpose(0, 1).tolist()
+    return tables
 
 
 def tilt(learner: Learner) -> None:

@@ -133,7 +133,7 @@ def _imported(env_id: str) -> Callable[..., Any]:
     except Exception as error:  # whatever the user's module raises while it loads
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise MarlRayError(f"env.id: cannot import {module_name!r} of {env_id!r} ({reason})") from error
-    make = getattr(module, name, None)
+    make: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(make):
         made = (
             "not callable; expected what returns an environment"

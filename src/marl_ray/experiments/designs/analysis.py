@@ -35,7 +35,8 @@ class Units:
         return {int(e): summarise(values[self._has_value(values, arm, e)]) for e in np.unique(self.epochs)}
 
     def _has_value(self, values: np.ndarray, arm: str, epoch: int) -> np.ndarray:
-        return (self.arms == arm) & (self.epochs == epoch) & ~np.isnan(values)
+        having: np.ndarray = (self.arms == arm) & (self.epochs == epoch) & ~np.isnan(values)
+        return having
 
 
 @dataclass(frozen=True, slots=True)

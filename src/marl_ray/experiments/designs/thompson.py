@@ -57,7 +57,8 @@ def _chances_of_largest(means: np.ndarray, deviations: np.ndarray) -> np.ndarray
     for i in range(len(means)):
         others = np.delete(below, i, axis=0).prod(0)
         chances[i] = ((others[1:] + others[:-1]) / 2 * np.diff(below[i])).sum()
-    return chances / chances.sum()
+    chances /= chances.sum()
+    return chances
 
 
 def thompson_weights(arms: Mapping[str, Summary], floor: float, higher_is_better: bool = True) -> dict[str, float]:

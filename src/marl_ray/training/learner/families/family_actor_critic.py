@@ -136,4 +136,5 @@ def log_ratio(rollout: ActorCritic, batch: Trajectories) -> Tensor:
     allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
     outputs = distribution.normalize(rollout.actor.infer(batch.observations.flatten(0, 1)), allowed)
     new = distribution.log_prob(outputs, batch.actions.flatten(0, 1)).reshape(batch.mask.shape)
-    return torch.where(batch.mask, new - batch.log_probs, 0.0).unflatten(0, (-1, batch.agents)).sum(1)
+    ratios: Tensor = torch.where(batch.mask, new - batch.log_probs, 0.0).unflatten(0, (-1, batch.agents)).sum(1)
+    return ratios
