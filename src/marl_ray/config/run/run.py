@@ -37,6 +37,7 @@ class RunConfig(Config):
     name: str = Name
     """Name of the run. The same name under the same storage resumes it."""
     seed: NonNegativeInt = 0
+    """Seed of the weights, the environments and the sampled actions."""
     algorithm: AlgorithmReference = "mappo"
     """Algorithm of every policy that does not name its own: a name that `marl-ray algorithms` lists, or
     `package.module:NAME` of an `Algorithm` of your own."""
