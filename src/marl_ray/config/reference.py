@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from marl_ray.config.base import Config
 from marl_ray.config.cluster import ClusterConfig
-from marl_ray.config.run.run import RunConfig
+from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.serving.gateway import ExperimentConfig, GatewayConfig
 from marl_ray.config.sweep import SweepConfig
 
@@ -126,7 +126,7 @@ def _type(field: Schema) -> str:
         return f"list of {_type(field['items'])}"
     if values := _values(field):
         return f"mapping of names to {_type(values[0])}"
-    kind = field.get("type", "any value")
+    kind = str(field.get("type", "any value"))
     bounds = [f"{sign} {field[bound]:g}" for bound, sign in _BOUNDS.items() if bound in field]
     return " ".join([_WORDS.get(kind, kind), " and ".join(bounds)]).strip()
 

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from marl_ray.config.base import Config
 from marl_ray.config.load import parse_config, read_yaml
-from marl_ray.config.run.run import RunConfig
+from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.run.sections import NAME_PATTERN
 from marl_ray.config.run.unread_knobs import drop_unread, hyper_keys, is_hyper, is_read, names_algorithm
 from marl_ray.errors import MarlRayError

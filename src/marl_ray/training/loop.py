@@ -24,8 +24,8 @@ from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_st
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.imitation.warm_start import warm_start
 from marl_ray.training.learner.prepared_batch import CostStats
-from marl_ray.training.team.team import build_team, export_bundle
-from marl_ray.training.team.team_update import update_team
+from marl_ray.training.team.assembly import build_team, export_bundle
+from marl_ray.training.team.joint_update import update_team
 
 if TYPE_CHECKING:  # importing it takes seconds, and actor-critics do not need it
     from marl_ray.rollout.served.collector import Block

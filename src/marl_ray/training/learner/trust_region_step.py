@@ -19,8 +19,8 @@ from marl_ray.algorithms.constraints.trust_region import (
     unflatten,
 )
 from marl_ray.algorithms.losses.ratios import token_ratio
-from marl_ray.policies.actor_critic.actor_critic import Prepared
 from marl_ray.policies.actor_critic.distributions import Categorical, Distribution
+from marl_ray.policies.actor_critic.policy import Prepared
 from marl_ray.training.collectives import total
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic, Prepared
+from marl_ray.policies.actor_critic.policy import ActorCritic, Prepared
 from marl_ray.training.collectives import world
 from marl_ray.training.learner.families.family import Copies, Outputs
 from marl_ray.training.learner.minibatches import Cut, Shape

@@ -3,12 +3,9 @@
 from pathlib import Path
 
 import pytest
-import torch
 from toy_serving.gateways import gateway_config, make_bundle
 
 from marl_ray.config import GatewayConfig
-
-torch.set_num_threads(1)  # tests run side by side, and what they compute is small
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,11 @@ from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.envs.registry import is_text
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_actor_critics, save_bundle
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 if TYPE_CHECKING:  # importing them takes seconds, and actor-critics do not need them
