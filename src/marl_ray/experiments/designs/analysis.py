@@ -12,8 +12,8 @@ import numpy as np
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.designs.adjustment import cuped, holm, ratio_summary, summarise
 from marl_ray.experiments.designs.fixed_size import WelchTest, welch
-from marl_ray.experiments.statistics.clusters import stratified
 from marl_ray.experiments.statistics.intervals import Interval, Summary
+from marl_ray.experiments.statistics.unit_clusters import stratified
 
 IMBALANCE = 0.001
 """P-value below which arms differ in a covariate by more than chance explains."""

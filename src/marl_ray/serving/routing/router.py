@@ -32,7 +32,7 @@ class UnitArm(NamedTuple):
 
     assignment: Assignment
     cluster: str | None = None
-    """The cluster or block of time that was assigned with it, for its exposure."""
+    """The cluster of units or the block of time that was assigned with it, for its exposure."""
     sure: bool = True
     """The store knows of no other arm, as far as this replica can tell."""
 
