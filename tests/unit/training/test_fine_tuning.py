@@ -18,7 +18,7 @@ from marl_ray.training.evaluation.held_out import solved_shares
 from marl_ray.training.imitation.fine_tuning import padded
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group, train_alone
-from marl_ray.training.team.team import team_agents
+from marl_ray.training.team.assembly import team_agents
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
 TUNED = "warm_start={data: environment, count: 64, batch: 16, epochs: 8, lr: 0.003}"

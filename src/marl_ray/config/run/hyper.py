@@ -72,6 +72,7 @@ class AlgorithmConfig(Config):
     """Degrees of freedom taken off in that standard deviation (1: Bessel)."""
 
     entropy_coef: NonNegativeFloat = 0.01
+    """Weight of the entropy bonus in the loss."""
     entropy_target: PositiveFloat | None = None
     """Entropy (nats per decision) that the coefficient is steered to; null keeps it fixed."""
     entropy_step: PositiveFloat = 1e-3

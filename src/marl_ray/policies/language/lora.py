@@ -207,7 +207,7 @@ class Adapted(Linear):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.disable_adapters or self.up.dtype == torch.float32:
             return super().forward(x, *args, **kwargs)
-        return cast(Tensor, _Sum.apply(x, self.matrix, self.bias, self.down, self.up, self.scale))
+        return cast(Tensor, _Sum.apply(x, self.matrix, self.bias, self.down, self.up, self.scale))  # type: ignore[no-untyped-call]  # torch's
 
 
 class _Sum(torch.autograd.Function):

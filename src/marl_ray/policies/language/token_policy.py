@@ -139,7 +139,7 @@ class TokenPolicy(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """Float32 logits (N, V) of last hidden states (N, H), scaled and capped as some architectures do."""
         shape = self._logits
-        logits = self.lm.get_output_embeddings()(states).float() * shape.factor
+        logits: Tensor = self.lm.get_output_embeddings()(states).float() * shape.factor
         if shape.cap is not None:
             logits = (logits / shape.cap).tanh() * shape.cap
         return logits[..., : shape.width]
@@ -166,7 +166,9 @@ class TokenPolicy(nn.Module):
     def order(self, prompts: Tensor, mask: Tensor) -> Tensor:
         """(R,) numbers: responses with like ones cost less in one pass of `evaluate`."""
         if self.packs:  # a prompt is read once, and there is no padding
-            return torch.unique(prompts, dim=0, return_inverse=True)[1]
+            _, numbers = torch.unique(prompts, dim=0, return_inverse=True)
+            assert isinstance(numbers, Tensor)
+            return numbers
         return (prompts >= 0).sum(1) + mask.sum(1)
 
     def reference_evaluate(self, prompts: Tensor, responses: Tensor, mask: Tensor) -> Tensor:

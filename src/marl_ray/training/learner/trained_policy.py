@@ -14,7 +14,7 @@ from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Multiplier
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import AlgorithmConfig, ConstraintConfig
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.learner.families import family_actor_critic
 from marl_ray.training.learner.families.family import Copies, PolicyFamily
 from marl_ray.training.learner.optimizers import optimizer_of
