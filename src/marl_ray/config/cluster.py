@@ -66,7 +66,7 @@ class VolumeConfig(Config):
     host: Folder | None = None
     """Or a folder of every machine: a network file system that is mounted there, or a cluster of one machine."""
     path: Folder
-    """Where pods see it."""
+    """Path at which pods see it."""
 
     @model_validator(mode="after")
     def _check(self) -> "VolumeConfig":

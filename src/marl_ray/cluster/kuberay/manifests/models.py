@@ -90,7 +90,7 @@ class RayClusterSpec(_Part):
 
     ray_version: str
     upgrade_strategy: dict[str, Literal["Recreate", "None"]] | None = None
-    """Of a cluster that stands alone."""
+    """Only a cluster that stands alone has one."""
     head_group_spec: HeadGroup
     worker_group_specs: list[WorkerGroup]
     auth_options: Mapping | None = None
