@@ -14,8 +14,13 @@ RAY = "ray.io/v1"
 @lru_cache(maxsize=64)
 def _kinds(connection: Connection, api_version: str) -> Mapping[str, tuple[str, bool]]:
     """Kind -> name in paths and whether it lies in a namespace, of one version of an API."""
-    answer = connection.request("GET", f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}")
+    answer = connection.request("GET", _root(api_version))
     return {one["kind"]: (one["name"], one["namespaced"]) for one in answer["resources"] if "/" not in one["name"]}
+
+
+def _root(api_version: str) -> str:
+    """Kubernetes' oldest group has no name, and a path of its own."""
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 
 def path_of(connection: Connection, api_version: str, kind: str, name: str | None = None) -> str:
@@ -30,9 +35,8 @@ def path_of(connection: Connection, api_version: str, kind: str, name: str | Non
         hint = "; is KubeRay's operator installed, with its CRDs?" if api_version == RAY else ""
         raise MarlRayError(f"the cluster {connection.server} knows no {kind} of {api_version}{hint}")
     plural, namespaced = kinds[kind]
-    root = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
     inside = f"/namespaces/{connection.namespace}" if namespaced else ""
-    return f"{root}{inside}/{plural}" + (f"/{name}" if name else "")
+    return f"{_root(api_version)}{inside}/{plural}" + (f"/{name}" if name else "")
 
 
 def read(connection: Connection, kind: str, name: str, api_version: str = RAY) -> dict[str, Any] | None:
