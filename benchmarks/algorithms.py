@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/algorithms.py
 
 Two threads, and one beside it: with two, an operation waits where another program holds a core. The peer is the loop
-reference of the tests (`tests/unit/references.py`), measured in the same run on a few of the same sequences and scaled by
-their number. Writes `benchmarks/results/algorithms.{json,md}`.
+reference of the tests (`tests/unit/algorithms/references.py`), measured in the same run on a few of the same sequences and
+scaled by their number. Writes `benchmarks/results/algorithms.{json,md}`.
 """
 
 import json
@@ -35,7 +35,7 @@ from marl_ray.algorithms.losses.ratios import (
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 sys.path.insert(0, str(ROOT / "tests"))
-from unit import references  # noqa: E402  the tests are no package
+from unit.algorithms import references  # noqa: E402  the tests are no package
 
 BATCH, STEPS, GROUP, SIGNALS = 4096, 512, 8, 2
 LOOP_ROWS, LOOP_RUNS = 16, 3

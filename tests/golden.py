@@ -13,8 +13,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
-import toy_runs
-import toy_texts
+from toys import runs as toy_runs
+from toys import texts as toy_texts
 
 from marl_ray.config import RunConfig
 from marl_ray.training.loop import Metrics

@@ -35,6 +35,31 @@ def autoscaled_nodes() -> list[dict[str, float]]:
     return [dict(group.resources) for group in scaled.node_group_configs if group.max_count != 0]
 
 
+def cpus_here() -> float:
+    """The logical CPUs that a Ray of this machine has when it is started without a number: a container's limit counts."""
+    from ray._private.utils import get_num_cpus
+
+    return float(get_num_cpus(override_docker_cpu_warning=True))
+
+
+def answers(address: str, seconds: float) -> bool:
+    """True once a Ray cluster takes connections at `address` (HOST:PORT), False if none does for `seconds`.
+
+    `ray.init` takes no deadline, and tries for minutes without a word.
+    """
+    import grpc
+    from ray._private.gcs_utils import create_gcs_channel
+
+    channel = create_gcs_channel(address)
+    try:
+        grpc.channel_ready_future(channel).result(timeout=seconds)
+    except grpc.FutureTimeoutError:
+        return False
+    finally:
+        channel.close()
+    return True
+
+
 def poll_often() -> None:
     """Let the next TorchTrainer of this process look after its workers every POLL_S, unless the user says otherwise.
 
@@ -97,19 +122,19 @@ def reload_ray_settings() -> None:
 
 
 @contextmanager
-def loopback_only() -> Iterator[None]:
+def loopback_only(log_monitor: bool) -> Iterator[None]:
     """Within the block `ray.init` starts a Ray that listens on 127.0.0.1 alone and leaves the agent's usual port free.
 
-    `ray.init` has arguments for neither. Without ENABLE_RAY_CLUSTER=False it replaces 127.0.0.1 by the host's outward
-    address and listens on all interfaces. Without listen port 0 the node's agent takes port 52365, and in a second Ray on
-    the same machine no job can be submitted.
+    `ray.init` has arguments for neither, nor for a Ray without its log monitor. Without ENABLE_RAY_CLUSTER=False it
+    replaces 127.0.0.1 by the host's outward address and listens on all interfaces. Without listen port 0 the node's agent
+    takes port 52365, and in a second Ray on the same machine no job can be submitted.
     """
     from ray._private import parameter, ray_constants
 
-    any_agent_port = partial(parameter.RayParams, dashboard_agent_listen_port=0)
+    parameters = partial(parameter.RayParams, dashboard_agent_listen_port=0, include_log_monitor=log_monitor)
     with (
         patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
-        patch.object(parameter, "RayParams", any_agent_port),
+        patch.object(parameter, "RayParams", parameters),
     ):
         yield
 

@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
-from load_client import ACT, OUTCOME, Load, Sent, running
-from toy_faults import CONTROLLER, PROXY, REPLICA, OwnRay, Postgres, own_ray, postgres
-from toy_gateways import SEES, make_bundle
+from processes.faults import CONTROLLER, PROXY, REPLICA, OwnRay, Postgres, own_ray, postgres
+from processes.load_client import ACT, OUTCOME, Load, Sent, running
+from toy_serving.gateways import SEES, make_bundle
 
 from marl_ray.cluster.local import free_port
 from marl_ray.experiments.store import schema

@@ -11,8 +11,8 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
-from toy_gateways import AGENTS, SEES, bearer
-from toy_sites import KEYS, SESSIONS, TEXTS, act, client, site, text_site
+from toy_serving.gateways import AGENTS, SEES, bearer
+from toy_serving.sites import KEYS, SESSIONS, TEXTS, act, client, site, text_site
 
 from marl_ray.serving.handlers.openapi.document import openapi
 from marl_ray.serving.handlers.routes import ROUTES, Route
@@ -76,9 +76,13 @@ def text_document() -> dict[str, Any]:
 
 
 text_schema = schemathesis.openapi.from_dict(text_document())
+RANDOM = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": False}}})
+"""Random requests alone. Without a key nothing of a request is read, so each of its boundaries is met with a key."""
+keyless_schema = schemathesis.openapi.from_dict(document(), config=RANDOM)
+HELD = ("ops", "game")
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", HELD)
 @schema.parametrize()
 @settings(max_examples=20, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_no_request_is_a_defect_and_answers_are_as_described(case, key, site):
@@ -88,13 +92,19 @@ def test_no_request_is_a_defect_and_answers_are_as_described(case, key, site):
     case.call_and_validate(base_url=site.url, headers=KEYS[key], excluded_checks=excluded, timeout=LOADING_S)
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", HELD)
 @text_schema.parametrize()
 @settings(max_examples=40, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_no_request_for_a_text_is_a_defect(case, key, text_site):
     case.call_and_validate(
         base_url=text_site.url, headers=KEYS[key], excluded_checks=[positive_data_acceptance], timeout=LOADING_S
     )
+
+
+@keyless_schema.parametrize()
+@settings(max_examples=5, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+def test_no_request_without_a_key_is_a_defect(case, site):
+    case.call_and_validate(base_url=site.url, excluded_checks=[positive_data_acceptance], timeout=LOADING_S)
 
 
 def is_page(route: Route) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from toy_gateways import SEES
-from toy_sites import TEXTS, client, site, text_site
+from toy_serving.gateways import SEES
+from toy_serving.sites import TEXTS, client, site, text_site
 
 from marl_ray.serving.http.protocol import Request, RequestError
 

@@ -1,7 +1,7 @@
 """Every causal language model that transformers builds from a config is sampled from rightly, or refused by name."""
 
 import pytest
-from toy_architectures import ARCHITECTURES, sampled, scored, tiny_lm
+from toy_models.architectures import ARCHITECTURES, sampled, scored, tiny_lm
 
 from marl_ray.policies.engines.models.architectures import DECODED, PAGED, SAMPLED, SCORED
 

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from chart_cluster import NOBODY, ChartCluster, chart_cluster
-from store_cases import config, exposure
+from kube.chart_cluster import NOBODY, ChartCluster, chart_cluster
+from stores.unit_cases import config, exposure
 
 from marl_ray.experiments.store.store import ExperimentStore
 

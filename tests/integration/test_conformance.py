@@ -38,14 +38,14 @@ def test_every_algorithm_does_what_its_formulas_say(algorithm: str) -> None:
 )
 def test_a_mistake_is_found(name: str, check: Callable[[str, GridPoint], str | None], case: GridPoint) -> None:
     with process_group():
-        assert check(f"broken_algorithms:{name}", case) is not None
+        assert check(f"toys.broken_algorithms:{name}", case) is not None
 
 
 def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differs() -> None:
     good = CliRunner().invoke(app, ["algorithms", "check", "reinforce_pp"])
     assert good.exit_code == 0
     assert all(" passed: " in line for line in good.output.splitlines())
-    bad = CliRunner().invoke(app, ["algorithms", "check", "broken_algorithms:RAISES"])
+    bad = CliRunner().invoke(app, ["algorithms", "check", "toys.broken_algorithms:RAISES"])
     assert bad.exit_code == 1
     assert "reward gradient     TypeError: unsupported operand\n" in bad.output
     assert "refusals            passed: " in bad.output

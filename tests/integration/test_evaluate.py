@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import PROGRAM, ROOT, marl_ray
+from processes.command_line import PROGRAM, ROOT, marl_ray
 
 from marl_ray.cluster.local import LocalRay
 from marl_ray.errors import MarlRayError

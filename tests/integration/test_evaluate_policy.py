@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from toy_tokens import stirred
+from toy_models.tokens import stirred
 
 from marl_ray.cli import main
 from marl_ray.cluster.local import LocalRay

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_runs import config, short
+from toys.runs import config, short
 
 from marl_ray.algorithms.constraints.budgets import certified_rate, mean_costs, score, shares, violation
 from marl_ray.config import RunConfig, parse_config
@@ -35,7 +35,7 @@ def alone():
 def sprint(*overrides: str) -> RunConfig:
     base = {
         "name": "sprint",
-        "env": {"id": "toy_envs:sprint"},
+        "env": {"id": "toys.envs:sprint"},
         "train": {"total_steps": 1024, "env_copies": 32, "horizon": 4},
         "hyper": {"lr": 1e-4, "epochs": 1},
         "checkpoint": {"every": 2},
@@ -94,7 +94,7 @@ def test_an_evaluation_changes_nothing_of_training_and_is_the_same_after_a_resum
 
 
 def arena(copies: int, cap: int = 100, **kwargs) -> tuple:
-    run = config(f"env={json.dumps({'id': 'toy_envs:countdown', 'kwargs': kwargs})}")
+    run = config(f"env={json.dumps({'id': 'toys.envs:countdown', 'kwargs': kwargs})}")
     env = make_env(run.env)
     team = loop.build_team(run, env, loop.init_device_mesh("cpu", (1,)), False)
     envs = make_batch(run.env, copies, list(team.agents.values()))
@@ -134,7 +134,7 @@ def test_without_a_schedule_evaluations_are_few_where_episodes_are_long():
 def test_numbers_that_are_not_finite_stop_an_evaluation():
     from marl_ray.training.learner.prepared_batch import Diverged
 
-    poison = "env={id: 'toy_envs:poisoned', kwargs: {after: 0}}"
+    poison = "env={id: 'toys.envs:poisoned', kwargs: {after: 0}}"
     with pytest.raises(Diverged, match="evaluation at step 0: returns or costs are not finite"):
         train_alone(config(poison))
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from command_line import marl_ray
-from kuberay_stories import STORIES, kind_of
-from kubox import URL, kubeconfig, kubox, play, trouble
+from kube.kubox import URL, kubeconfig, kubox, play, trouble
+from kube.stories import STORIES, kind_of
+from processes.command_line import marl_ray
 
 from marl_ray.cluster.kuberay.client import resources
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
-from marl_ray.cluster.kuberay.manifests.rendering import render
+from marl_ray.cluster.kuberay.deletion import POLICIES
+from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
 from marl_ray.cluster.kuberay.state import pod_troubles
 from marl_ray.config import parse_config, read_yaml
 from marl_ray.config.cluster import ClusterConfig, JobConfig
@@ -46,6 +47,12 @@ JOB: dict[str, Any] = {
         "rayClusterSpec": {"headGroupSpec": {"rayStartParams": {}, "template": HEAD}},
     },
 }
+GATEWAY = {
+    "name": "gateway",
+    "image": "marl-ray:1",
+    "groups": {"gateway": {"replicas": 2}},
+    "service": {"serve": {"applications": []}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +74,7 @@ def test_a_story_ends_with_a_status_and_a_message(cluster, story):
     status, words = ENDS.get(story, (0, ""))
     waited = marl_ray("cluster", "wait", resource_of(story), "--timeout-s", "4")
     assert waited.returncode == status, waited
-    assert words in waited.stdout.splitlines()[-1]
+    assert words in (waited.stderr if status == LATE else waited.stdout).splitlines()[-1]
     stands = marl_ray("cluster", "status", resource_of(story))
     assert stands.returncode == (0 if status == LATE else status)
     assert words.rpartition("s: ")[2] in stands.stdout
@@ -105,6 +112,13 @@ def test_manifests_are_applied_checked_and_deleted(cluster, tmp_path):
         assert marl_ray("cluster", "apply", good).stdout == "rayjob/mine applied\n"
     assert marl_ray("cluster", "delete", "rayjob/mine", "--timeout-s", "10").returncode == 0
     assert resources.read(cluster, "RayJob", "mine") is None
+    for again in range(2):  # also where the resource alone has gone before
+        (tmp_path / "all.yaml").write_text(to_yaml(render(parse_config(ClusterConfig, GATEWAY))))
+        assert marl_ray("cluster", "apply", tmp_path / "all.yaml").returncode == 0
+        if again:
+            resources.delete(cluster, "RayService", "gateway")
+        assert marl_ray("cluster", "delete", "rayservice/gateway", "--timeout-s", "10").returncode == 0
+        assert not [one for kind in POLICIES for one in resources.list_all(cluster, *kind, "marl-ray/cluster=gateway")]
     missing = marl_ray("cluster", "delete", "rayjob/mine")
     assert missing.returncode == 2 and "delete rayjob/mine: there is none in default" in missing.stderr
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from toy_texts import TWO_AGENTS, config, trained
-from two_workers import two_workers
+from processes.two_workers import two_workers
+from toys.texts import TWO_AGENTS, config, trained
 
 from marl_ray.cluster.local import LocalRay
 from marl_ray.config import RunConfig
@@ -28,7 +28,7 @@ def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
 @pytest.mark.slow
 def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRay, tmp_path: Path):
     marker = tmp_path / "died"
-    env = {"id": "toy_texts:echo", "kwargs": {"agents": ["a", "b"], "marker": str(marker), "at": 10}}
+    env = {"id": "toys.texts:echo", "kwargs": {"agents": ["a", "b"], "marker": str(marker), "at": 10}}
     more = [f"env={json.dumps(env)}", "evaluation.every=3", "evaluation.samples=2"]
     whole, died = run(tmp_path / "died-run", *more)
     assert marker.exists()

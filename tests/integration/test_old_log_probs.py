@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import toy_runs
-import toy_texts
+from toys import runs as toy_runs
+from toys import texts as toy_texts
 
 from marl_ray.algorithms import Evaluated, PolicyLoss
 from marl_ray.config import SPECS, RunConfig
@@ -38,7 +38,7 @@ def alone() -> Iterator[None]:
 
 
 def texts(algorithm: str, *overrides: str) -> RunConfig:
-    costs = ["constraints=[{budget: 2}]", "env={id: 'toy_texts:echo', kwargs: {cost: [tokens]}}"]
+    costs = ["constraints=[{budget: 2}]", "env={id: 'toys.texts:echo', kwargs: {cost: [tokens]}}"]
     return toy_texts.config(f"algorithm={algorithm}", *(costs if SPECS[algorithm].costs else []), *overrides)
 
 

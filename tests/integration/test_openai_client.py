@@ -14,9 +14,9 @@ import openai
 import pytest
 import torch
 import uvicorn
-from toy_gateways import write_keys
-from toy_text_gateways import make_text_bundle, text_config
-from toy_tokenizers import QWEN
+from toy_models.tokenizers import QWEN
+from toy_serving.gateways import write_keys
+from toy_serving.text_gateways import make_text_bundle, text_config
 
 from marl_ray.cluster.local import LocalRay
 from marl_ray.serving.asgi import Gateway

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-import toy_runs
-import toy_texts
 from torch import nn
-from toy_runs import timeless
-from toy_tokens import LORA, tiny
+from toy_models.tokens import LORA, tiny
+from toys import runs as toy_runs
+from toys import texts as toy_texts
+from toys.runs import timeless
 
 from marl_ray.config import AlgorithmConfig, RunConfig
 from marl_ray.envs.registry import make_env

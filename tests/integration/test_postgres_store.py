@@ -6,12 +6,12 @@ from itertools import count
 
 import pytest
 import sqlalchemy as sa
-from betting_cases import *  # noqa: F403
-from state_cases import *  # noqa: F403
-from store_cases import *  # noqa: F403
-from store_cases import Clock, config, exposure, look, over
-from toy_faults import postgres
-from window_cases import *  # noqa: F403
+from processes.faults import postgres
+from stores.bet_cases import *  # noqa: F403
+from stores.state_cases import *  # noqa: F403
+from stores.unit_cases import *  # noqa: F403
+from stores.unit_cases import Clock, config, exposure, look, over
+from stores.window_cases import *  # noqa: F403
 
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.store.store import ExperimentStore

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from sandbox_attacks import MB, PROBE, RIGHT, SETTINGS, TESTS, attacked, timed
+from hostile.attacks import MB, PROBE, RIGHT, SETTINGS, TESTS, attacked, timed
 
 WRONG, ERROR, EXIT, CRASH = {"fail:wrong"}, {"fail:error"}, {"fail:exit"}, {"fail:crash"}
 FOREIGN, ENCODE, TIMEOUT, OOM = {"fail:nonbuiltin"}, {"fail:encode"}, {"timeout"}, {"oom"}

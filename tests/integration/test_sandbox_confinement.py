@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandbox_attacks import MB, PROBE, RIGHT, SETTINGS, TESTS, attacked, timed
+from hostile.attacks import MB, PROBE, RIGHT, SETTINGS, TESTS, attacked, timed
 
 if TYPE_CHECKING:
     from marl_ray.sandbox import Pool

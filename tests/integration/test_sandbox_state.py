@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sandbox_attacks import RIGHT, SETTINGS, TESTS, attacked
-from sandbox_programs import PROBE, candidate, hostile, known, state
+from hostile.attacks import RIGHT, SETTINGS, TESTS, attacked
+from hostile.programs import PROBE, candidate, hostile, known, state
 
 EXAMPLES = 25
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_gateways import serving
-from toy_runs import timeless
-from toy_served import served_row, write_served
-from toy_text_gateways import make_text_bundle, post, text_config
-from toy_texts import config
+from toy_serving.gateways import serving
+from toy_serving.logged_texts import served_row, write_served
+from toy_serving.text_gateways import make_text_bundle, post, text_config
+from toys.runs import timeless
+from toys.texts import config
 
 from marl_ray.algorithms import algorithm_of
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
@@ -87,14 +87,14 @@ def learn(bundle: str, data: str, *overrides: str) -> Any:
     own = {"model": {"preset": "tiny-0.2m", "context": CONTEXT}, "bundle": bundle}
     own["generation"] = {"max_tokens": 12, "temperature": 0.8}
     team = f"team={json.dumps({'speaker': own})}"
-    env = "env={id: 'toy_texts:echo', kwargs: {agents: [writer]}}"
+    env = "env={id: 'toys.texts:echo', kwargs: {agents: [writer]}}"
     size = ["train.group_size=1", "train.env_copies=16", "train.total_steps=256", "hyper.lr=0.003"]
     return config(env, team, *size, f"data={data}", *overrides)
 
 
 def collector(data: dict[str, list[Any]], state: dict[str, Any] | None = None) -> ServedCollector:
     def make() -> Any:
-        return make_env(EnvConfig(id="toy_texts:echo", kwargs={"agents": ["writer"]}), ())
+        return make_env(EnvConfig(id="toys.texts:echo", kwargs={"agents": ["writer"]}), ())
 
     plan = CollectPlan(1, True)
     return ServedCollector(make, {"speaker": ["writer"]}, range(1), plan, 0, 0, state, lambda own: [own], data, 16)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import ray
 from ray import serve
-from toy_gateways import SEES, make_bundle
+from toy_serving.gateways import SEES, make_bundle
 
 from marl_ray.cluster.local import LocalRay
 from marl_ray.serving.client.deploy import deploy, undeploy

@@ -15,7 +15,7 @@ import torch
 from ray.util.state import list_actors
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from toy_runs import mlflow_database
+from toys.runs import mlflow_database
 
 from marl_ray.cluster import jobs
 from marl_ray.cluster.local import LocalRay
@@ -29,7 +29,7 @@ from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.driver import SweepResult, check_sweep, run_sweep
 
 TOY: dict[str, Any] = {
-    "env": {"id": "toy_envs:countdown"},
+    "env": {"id": "toys.envs:countdown"},
     "train": {"total_steps": 192, "env_copies": 4, "horizon": 8},
     "checkpoint": {"every": 2},
     "hyper": {"lr": 0.01, "epochs": 2, "minibatches": 2},
@@ -131,14 +131,17 @@ def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, 
             tmp_path,
             space={
                 "env.id": {
-                    "grid": ["toy_envs:countdown", "toy_envs:poisoned", "toy_envs:fragile", "toy_sweeps:doomed"]
+                    "grid": ["toys.envs:countdown", "toys.envs:poisoned", "toys.envs:fragile", "toys.sweeps:doomed"]
                 },
                 "env.kwargs": {
                     "grid": [fragile, {"marker": "/no/such/folder", "at": 5}],
-                    "when": {"env.id": ["toy_envs:fragile"]},
+                    "when": {"env.id": ["toys.envs:fragile"]},
                 },
-                "env.kwargs.after": {"grid": [3], "when": {"env.id": ["toy_envs:poisoned"]}},
-                "resources.cpus_per_worker": {"grid": [1.0, 3.0, 9.0, 2.0], "when": {"env.id": ["toy_envs:countdown"]}},
+                "env.kwargs.after": {"grid": [3], "when": {"env.id": ["toys.envs:poisoned"]}},
+                "resources.cpus_per_worker": {
+                    "grid": [1.0, 3.0, 9.0, 2.0],
+                    "when": {"env.id": ["toys.envs:countdown"]},
+                },
                 "resources.device": {"grid": ["cuda"], "when": {"resources.cpus_per_worker": [2.0]}},
             },
         )
@@ -162,7 +165,7 @@ def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, 
     assert found[6][0] == "failed"
     assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/folder'" in found[6][1]
     assert found[6][1].endswith(" (traceback in trials/0006/error.txt)")
-    assert "toy_envs.py" in (tmp_path / "toy-sweep" / "trials" / "0006" / "error.txt").read_text()
+    assert "toys/envs.py" in (tmp_path / "toy-sweep" / "trials" / "0006" / "error.txt").read_text()
     assert found[7] == ("lost", "its process was lost again and again")
     assert not any("\n" in error for _, error in found)
     assert outcome.records.status == "finished"
@@ -324,7 +327,7 @@ def test_a_trial_of_two_workers_of_which_one_dies_goes_on_from_its_checkpoint(ra
         tmp_path,
         set={"resources.workers": 2, "checkpoint.every": 1, "env.kwargs": {"marker": str(marker), "at": 35}}
         | {"evaluation.episodes": 2},
-        space={"env.id": {"grid": ["toy_envs:fragile"]}},
+        space={"env.id": {"grid": ["toys.envs:fragile"]}},
     )
     (trial,) = outcome.records.trials
     assert (trial.status, trial.error) == ("finished", "")

@@ -8,9 +8,9 @@ from typing import Any
 import mlflow
 import pytest
 import uvicorn
-from chromium import WAIT_S, browser, keep, look
-from toy_gateways import make_bundle, write_keys
-from toy_sweeps import ToySweep, whole
+from processes.chromium import WAIT_S, browser, keep, look
+from toy_serving.gateways import make_bundle, write_keys
+from toys.sweeps import ToySweep, whole
 
 from marl_ray.cli import main
 from marl_ray.config import GatewayConfig, parse_config

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_runs import config, short
+from toys.runs import config, short
 
 from marl_ray.cluster import jobs
 from marl_ray.config import RunConfig
@@ -104,7 +104,7 @@ def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path
 
 
 def test_a_seed_that_diverges_and_a_metric_that_is_not_there_are_named(tmp_path: Path):
-    poison = 'env={"id": "toy_envs:poisoned", "kwargs": {"after": 7}}'
+    poison = 'env={"id": "toys.envs:poisoned", "kwargs": {"after": 7}}'
     with pytest.raises(Diverged, match=r"seed 0: policy 'shared', iteration \d"):
         train(seeds(2, poison, "evaluation.every=0"), None, None, tmp_path / "c")
     with process_group():
@@ -132,7 +132,7 @@ def test_a_file_is_written_in_whole_or_not_at_all(tmp_path: Path):
     ],
 )
 def test_a_bad_sweep_is_refused_before_the_cluster_is_asked(tmp_path: Path, text: str, message: str):
-    (tmp_path / "run.yaml").write_text(json.dumps({"name": "x", "env": {"id": "toy_envs:countdown"}}))
+    (tmp_path / "run.yaml").write_text(json.dumps({"name": "x", "env": {"id": "toys.envs:countdown"}}))
     (tmp_path / "sweep.yaml").write_text(text)
     with pytest.raises(MarlRayError) as error:
         jobs.submit("sweep", tmp_path / "sweep.yaml", address="http://cluster.invalid:8265")

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from toy_runs import PLAYING, timeless
-from toy_texts import config
+from toys.runs import PLAYING, timeless
+from toys.texts import config
 
 from marl_ray.config import SPECS, GenerationConfig, ModelConfig
 from marl_ray.policies.language.token_policy import build_token_policy
@@ -22,7 +22,7 @@ def alone() -> Iterator[None]:
 
 
 def needed(algorithm: str) -> list[str]:
-    costs = ["constraints=[{budget: 2}]", "env={id: 'toy_texts:echo', kwargs: {cost: [tokens]}}"]
+    costs = ["constraints=[{budget: 2}]", "env={id: 'toys.texts:echo', kwargs: {cost: [tokens]}}"]
     return [f"algorithm={algorithm}", *(costs if SPECS[algorithm].costs else [])]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import mlflow
 import pytest
-from toy_runs import config, mlflow_database, trained
-from two_workers import two_workers
+from processes.two_workers import two_workers
+from toys.runs import config, mlflow_database, trained
 
 from marl_ray.cluster.local import LocalRay
 from marl_ray.config import RunConfig
@@ -30,7 +30,7 @@ FEW = "evaluation.episodes=2"
 
 def fragile(marker: Path) -> str:
     """An environment that kills its worker once, in the second iteration."""
-    return f'env={{"id": "toy_envs:fragile", "kwargs": {{"marker": "{marker}", "at": 35}}}}'
+    return f'env={{"id": "toys.envs:fragile", "kwargs": {{"marker": "{marker}", "at": 35}}}}'
 
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
@@ -89,7 +89,7 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResul
     assert outcome.best_return == served.manifest.lineage.metrics["best/return"]
     assert [line.split()[0] for line in outcome.summary] == ["best", "last"]
 
-    assert record.data.tags["algorithm"] == "mappo" and record.data.tags["environment"] == "toy_envs:fragile"
+    assert record.data.tags["algorithm"] == "mappo" and record.data.tags["environment"] == "toys.envs:fragile"
     assert record.data.metrics["best_score"] == outcome.best_return
     assert load_bundle("models:/toy@best", outcome.tracking_uri).digest == served.digest
 
@@ -109,14 +109,14 @@ def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path
         f"storage={tmp_path}",
         "resources.max_failures=0",
         "tracking.progress=false",
-        f'env={{"id": "toy_envs:fragile", "kwargs": {{"marker": "{tmp_path / "no" / "folder"}", "at": 5}}}}',
+        f'env={{"id": "toys.envs:fragile", "kwargs": {{"marker": "{tmp_path / "no" / "folder"}", "at": 5}}}}',
     )
     with pytest.raises(MarlRayError, match=r"run 'toy' failed: worker 0: FileNotFoundError: .*No such file") as caught:
         train(whole)
     assert "\n" not in str(caught.value)
     told = tmp_path / "toy" / "errors" / "worker-0.txt"
     assert str(caught.value).endswith(f"; its traceback is in {told}")
-    assert "Traceback" in told.read_text() and "toy_envs.py" in told.read_text()
+    assert "Traceback" in told.read_text() and "toys/envs.py" in told.read_text()
     record = json.loads((tmp_path / "toy" / "run.json").read_text())
     assert Tracker(whole, record["mlflow_run_id"]).client.get_run(record["mlflow_run_id"]).info.status == "FAILED"
 
@@ -150,7 +150,7 @@ def test_what_cannot_work_is_refused_by_name(ray_cluster: LocalRay, tmp_path: Pa
 def test_a_run_whose_numbers_stop_being_finite_ends_at_once_and_keeps_its_checkpoint(
     ray_cluster: LocalRay, tmp_path: Path
 ):
-    poison = 'env={"id": "toy_envs:poisoned", "kwargs": {"after": 7}}'
+    poison = 'env={"id": "toys.envs:poisoned", "kwargs": {"after": 7}}'
     more = ["train.total_steps=100000", "evaluation.every=0"]
     whole = config(f"storage={tmp_path}", "tracking.progress=false", poison, *more)
     with pytest.raises(

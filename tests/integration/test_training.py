@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_runs import BRIEF, PLAYING, TWO_POLICIES, config, short, timeless, weights
+from toys.runs import BRIEF, PLAYING, TWO_POLICIES, config, short, timeless, weights
 
 from marl_ray.config import SPECS
 from marl_ray.training.learner.prepared_batch import Diverged
@@ -89,7 +89,7 @@ def test_a_trust_region_shrinks_with_the_rest_of_the_run(alone):
 
 
 def test_a_number_that_is_not_finite_stops_the_run_and_is_named(alone, tmp_path):
-    poison = ["env={id: 'toy_envs:poisoned', kwargs: {after: 7}}", "train.total_steps=100000", "evaluation.every=0"]
+    poison = ["env={id: 'toys.envs:poisoned', kwargs: {after: 7}}", "train.total_steps=100000", "evaluation.every=0"]
     with pytest.raises(
         Diverged, match=r"policy 'shared', iteration \d+, step \d+: rewards of the batch are not finite"
     ):

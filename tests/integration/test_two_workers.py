@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import toy_texts
-from toy_runs import BRIEF, PLAYING, of_two, short, timeless, weights
-from toy_served import served_row, write_served
-from toy_texts import TWO_AGENTS, TWO_POLICIES
-from toy_tokens import of_two_shards
-from two_workers import two_workers
+from processes.two_workers import two_workers
+from toy_models.tokens import of_two_shards
+from toy_serving.logged_texts import served_row, write_served
+from toys import texts as toy_texts
+from toys.runs import BRIEF, PLAYING, of_two, short, timeless, weights
+from toys.texts import TWO_AGENTS, TWO_POLICIES
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.language.tiny_models import byte_tokenizer
@@ -19,7 +19,7 @@ from marl_ray.training.single_process import process_group, train_alone
 WORKERS = {
     "grpo": ["hyper.minibatches=2", "hyper.epochs=2", "hyper.kl_coef=0.1", "train.micro_batch=3", TWO_AGENTS],
     "dapo": ["algorithm=dapo", TWO_AGENTS, TWO_POLICIES, "train.curriculum=easiest_first"],
-    "p3o": ["algorithm=p3o", "constraints=[{budget: 2}]", "env={id: 'toy_texts:echo', kwargs: {cost: [tokens]}}"],
+    "p3o": ["algorithm=p3o", "constraints=[{budget: 2}]", "env={id: 'toys.texts:echo', kwargs: {cost: [tokens]}}"],
     "sgd": ["hyper.optimizer=sgd", "hyper.weight_decay=0.1", "hyper.lr_warmup=3", "hyper.lr=0.1"],
     "tuned": ["warm_start={data: environment, count: 9, batch: 4, epochs: 2}", "evaluation.every=2"],
 }

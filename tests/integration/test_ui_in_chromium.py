@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
-from chromium import WAIT_S, browser, keep, look
+from processes.chromium import WAIT_S, browser, keep, look
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
-from toy_gateways import make_bundle, write_keys
+from toy_serving.gateways import make_bundle, write_keys
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable

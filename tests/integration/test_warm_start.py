@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes.two_workers import two_workers
 from safetensors.torch import load_file
-from toy_logs import LENGTH, log_countdown, of_two_warm, warm
-from two_workers import two_workers
+from toy_serving.logged_acts import LENGTH, log_countdown, of_two_warm, warm
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.envs.registry import make_env
@@ -118,7 +118,7 @@ def test_a_log_that_does_not_fit_is_refused_before_a_run_begins(data, tmp_path):
 
 
 def test_a_policy_without_logged_decisions_is_named(data, tmp_path):
-    third = "env={id: 'toy_envs:countdown', kwargs: {agents: [x, y, z]}}"
+    third = "env={id: 'toys.envs:countdown', kwargs: {agents: [x, y, z]}}"
     team = "team={one: {agents: [x, y]}, other: {agents: [z]}}"
     with pytest.raises(MarlRayError, match=r"warm_start.data: .* has no decision of policy 'other'"):
         check_run(warm(data, f"storage={tmp_path}", third, team))

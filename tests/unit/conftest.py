@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_gateways import gateway_config, make_bundle
+from toy_serving.gateways import gateway_config, make_bundle
 
 from marl_ray.config import GatewayConfig
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -22,6 +23,7 @@ STORED = {("marl_ray.serving.logs.act_log", "asked")}
 """Fields of records on disk, whose names are those of the files."""
 
 
+@cache
 def trees() -> dict[str, ast.Module]:
     """Module -> its syntax tree."""
     found = {}

@@ -219,6 +219,8 @@ def demo(
 
 def _train_here(run: "RunConfig") -> "RunResult":
     from marl_ray.cluster.local import ray_here
+    from marl_ray.ray_seams import cpus_here
+    from marl_ray.training.cluster_capacity import check_cpus
     from marl_ray.training.driver import finished, say_kept
     from marl_ray.training.driver import train as train_on_ray
     from marl_ray.training.interruption import answering
@@ -227,6 +229,8 @@ def _train_here(run: "RunConfig") -> "RunResult":
     before = finished(run)
     if before is not None:
         return before
+    if "RAY_ADDRESS" not in os.environ:
+        check_cpus(run, cpus_here())
     with answering(lambda: say_kept(run)):  # checks may take long, and so does a Ray that is half started
         check_run(run)
         with ray_here():

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -19,8 +20,10 @@ from typing import Any
 import psutil
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.ray_seams import loopback_only, reload_ray_settings
+from marl_ray.ray_seams import answers, loopback_only, reload_ray_settings
 
+CONNECT_S = 30.0
+"""Seconds that the cluster of RAY_ADDRESS has to answer."""
 SHUTDOWN_S = 30.0
 """Seconds that Ray's own shutdown may take before its processes are ended by pid."""
 EXIT_S = 10.0
@@ -54,10 +57,14 @@ def ray_here() -> Iterator[None]:
         return
     import ray
 
+    address = os.environ["RAY_ADDRESS"]
+    # `auto` and the like are looked up, and a client's ray:// has a deadline of its own.
+    if re.fullmatch(r"[^/\s]+:\d+", address) and not answers(address, CONNECT_S):
+        raise MarlRayError(f"RAY_ADDRESS: no cluster at {address!r} answers within {CONNECT_S:g} s")
     try:
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, RuntimeError) as error:
-        raise MarlRayError(f"RAY_ADDRESS: no cluster at {os.environ['RAY_ADDRESS']!r}: {one_line(error)}") from error
+        raise MarlRayError(f"RAY_ADDRESS: no cluster at {address!r}: {one_line(error)}") from error
     try:
         yield
     finally:
@@ -68,13 +75,14 @@ def ray_here() -> Iterator[None]:
 def local_ray(
     num_cpus: int | None = None,
     dashboard: bool = True,
-    quiet: bool = True,
+    log_monitor: bool = False,
     object_store_bytes: int = 512 << 20,
 ) -> Iterator[LocalRay]:
     """Start Ray in this process; on the way out end every process, port and file it made, however the body ends.
 
-    `quiet` keeps the prints of remote workers and Ray's own information messages off the terminal; warnings and the
-    driver's own output stay. SIGTERM leaves through the same door as an exception, with exit status 143.
+    What remote workers print stays in Ray's log files. `log_monitor` starts the process that brings it to the drivers of
+    other programs, which takes a fiftieth of a core all the time. SIGTERM leaves through the same door as an exception, with
+    exit status 143.
     """
     import ray
 
@@ -84,7 +92,7 @@ def local_ray(
     token = secrets.token_hex(32)
     with _restored_signals(), _environment(token):
         try:
-            context = _start(num_cpus, dashboard, quiet, object_store_bytes, temp_dir)
+            context = _start(num_cpus, dashboard, log_monitor, object_store_bytes, temp_dir)
             # The driver of a job asks this file for its cluster. Without it Ray takes any GCS process of the machine,
             # so beside another Ray a job would run there.
             Path(temp_dir, "r", "ray_current_cluster").write_text(context.address_info["address"])
@@ -101,13 +109,13 @@ def local_ray(
                 _stop(temp_dir)
 
 
-def _start(num_cpus: int | None, dashboard: bool, quiet: bool, object_store_bytes: int, temp_dir: Path) -> Any:
+def _start(num_cpus: int | None, dashboard: bool, log_monitor: bool, object_store_bytes: int, temp_dir: Path) -> Any:
     import ray
 
     # Ray reads the environment once, when it is imported; ours must count also in a process that had imported it.
     reload_ray_settings()
     try:
-        with loopback_only():
+        with loopback_only(log_monitor):
             return ray.init(
                 address="local",  # never join a cluster that happens to run here
                 num_cpus=num_cpus,
@@ -115,8 +123,8 @@ def _start(num_cpus: int | None, dashboard: bool, quiet: bool, object_store_byte
                 dashboard_host="127.0.0.1",
                 dashboard_port=0,
                 object_store_memory=object_store_bytes,
-                log_to_driver=not quiet,
-                logging_level=logging.WARNING if quiet else logging.INFO,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
                 _node_ip_address="127.0.0.1",
                 _temp_dir=str(temp_dir / "r"),  # Ray opens its folder to everyone; the one around it stays private
             )

@@ -36,7 +36,7 @@ def local_cluster(nodes: int, cpus: int) -> Iterator[LocalCluster]:
     """
     if nodes < 1:
         raise MarlRayError(f"--nodes {nodes}: expected 1 or more")
-    with local_ray(num_cpus=cpus) as head:
+    with local_ray(num_cpus=cpus, log_monitor=True) as head:
         processes = tuple(_start(head, number, cpus) for number in range(1, nodes))
         try:
             _await(nodes, processes, head.temp_dir)

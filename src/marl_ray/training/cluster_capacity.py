@@ -11,18 +11,24 @@ def check_capacity(config: RunConfig) -> bool:
     """Return True if the run uses GPUs; raises MarlRayError if the cluster can never hold the workers, however it scales."""
     most, need = most_resources(), config.resources
     use_gpu = need.device == "cuda" or (need.device == "auto" and most.get("GPU", 0) >= need.workers)
-    cpus = need.workers * need.cpus_per_worker
-    if cpus > most.get("CPU", 0):
-        raise MarlRayError(
-            f"resources.workers={need.workers} with cpus_per_worker={need.cpus_per_worker:g} needs {cpus:g} CPUs, "
-            f"but this cluster can never have more than {most.get('CPU', 0):g}"
-        )
+    check_cpus(config, most.get("CPU", 0.0))
     if use_gpu and need.workers > most.get("GPU", 0):
         raise MarlRayError(
             f"resources.workers={need.workers} on cuda needs {need.workers} GPUs, "
             f"but this cluster can never have more than {most.get('GPU', 0):g}"
         )
     return use_gpu
+
+
+def check_cpus(config: RunConfig, most: float) -> None:
+    """Raise MarlRayError if the workers need more than `most` logical CPUs."""
+    need = config.resources
+    cpus = need.workers * need.cpus_per_worker
+    if cpus > most:
+        raise MarlRayError(
+            f"resources.workers={need.workers} with cpus_per_worker={need.cpus_per_worker:g} needs {cpus:g} CPUs, "
+            f"but this cluster can never have more than {most:g}"
+        )
 
 
 def most_resources() -> dict[str, float]:

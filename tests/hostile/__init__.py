@@ -1,0 +1,1 @@
+"""Programs that attack the sandbox."""

@@ -1,0 +1,72 @@
+"""What the files of sandbox attacks share: each runs itself as another user."""
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+MB = 1 << 20
+TESTS = "assert add(1, 2) == 3\nassert add(5, 7) == 12\nassert add(-1, 1) == 0\n"
+RIGHT = "def add(a, b):\n    return a + b\n"
+PROBE = "import json, math, os, sys\nprint(json.dumps([1]), os.listdir(), math.pi)"
+SETTINGS = {
+    "best": (True, "NAMESPACES"),
+    "ordinary user": (False, "NAMESPACES"),
+    "ordinary user, no namespaces": (False, "PATHS"),
+}
+LATEST_S, TRIES = 0.5, 5
+
+
+def timed(body: Callable[[], Any], most_s: float) -> tuple[Any, float]:
+    """What a run gave and how much later than it should it ended: the least of some tries, as a busy machine is late too."""
+    latest = float("inf")
+    for _ in range(TRIES):
+        started = time.monotonic()
+        result = body()
+        latest = min(latest, time.monotonic() - started - most_s)
+        if latest <= LATEST_S:
+            break
+    return result, latest
+
+
+def attacked(file: str, setting: str, folder: Path) -> Iterator[dict]:
+    """What the attacks in a file achieved: it is executed, with a level, a process and a secret that it must not reach."""
+    import pytest  # which the process of the attacks has not
+
+    as_we_are, level = SETTINGS[setting]
+    python, user = sys.executable, None
+    if os.geteuid() == 0 and not as_we_are:
+        theirs = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+        check = "import sys; sys.exit(sys.version_info < (3, 11))"
+        if theirs is None or subprocess.run([theirs, "-c", check]).returncode:
+            pytest.skip("needs a Python 3.11 that an ordinary user can run")
+        python, user = theirs, pwd.getpwnam("nobody").pw_uid
+        if subprocess.run(["test", "-r", file], user=user).returncode:
+            pytest.skip(f"needs a checkout that an ordinary user can read, and {SOURCE} is none")
+    secret = folder / "key"
+    secret.write_text("hidden")
+    secret.chmod(0o644)
+    for path in (folder, *[p for p in folder.parents if p.stat().st_uid == os.geteuid() and p != Path("/")]):
+        path.chmod(path.stat().st_mode | 0o055)
+    victim = subprocess.Popen(["sleep", "600"], user=user)
+    try:
+        run = subprocess.run(
+            [python, "-B", file, level, str(victim.pid), str(secret)],
+            capture_output=True, text=True, timeout=290, user=user, cwd="/",
+            env={"API_KEY": "hidden", "PATH": "/usr/bin:/bin", "PYTHONPATH": f"{SOURCE}:{Path(__file__).parents[1]}"},
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
+    assert secret.read_text() == "hidden"
+    assert secret.stat().st_mode & 0o777 == 0o644
+    yield json.loads(run.stdout)

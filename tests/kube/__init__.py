@@ -1,0 +1,1 @@
+"""A small Kubernetes for tests, what runs on it, and the rendered Helm chart."""

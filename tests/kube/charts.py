@@ -1,0 +1,53 @@
+"""The chart as Helm's own engine renders it."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+helm_python = pytest.importorskip("helm_python", reason="Helm's engine is on PyPI for x86_64 alone")
+
+CHART = Path(__file__).parents[2] / "helm" / "marl-ray"
+VALUES = {path.name.removesuffix("-values.yaml"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
+
+
+def values_of(name: str) -> dict[str, Any]:
+    """One of the chart's own sets of values."""
+    return dict(yaml.safe_load(VALUES[name].read_text(encoding="utf-8")))
+
+
+@cache
+def chart() -> Any:
+    return helm_python.Chart.load(CHART)
+
+
+def texts(values: dict[str, Any], name: str = "demo", **options: Any) -> dict[str, str]:
+    """Template -> what it renders to, empty ones left out. Raises HelmError."""
+    rendered = chart().render(values, name=name, namespace="lab", **options)
+    return {template.removeprefix("marl-ray/"): text for template, text in rendered.items() if text.strip()}
+
+
+def documents(values: dict[str, Any], name: str = "demo", **options: Any) -> list[dict[str, Any]]:
+    """All manifests, in the order of their templates."""
+    return [
+        document
+        for template, text in sorted(texts(values, name, **options).items())
+        if template.endswith(".yaml")
+        for document in yaml.load_all(text, yaml.CSafeLoader)
+        if document
+    ]
+
+
+def pods(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pod templates anywhere inside a manifest, or the manifest itself if it is a pod."""
+    if document.get("kind") == "Pod":
+        return [document]
+    found: list[dict[str, Any]] = []
+    for part in document.values() if isinstance(document, dict) else []:
+        for item in part if isinstance(part, list) else [part]:
+            if isinstance(item, dict):
+                spec = item.get("spec")
+                found += [item] if isinstance(spec, dict) and "containers" in spec else pods(item)
+    return found

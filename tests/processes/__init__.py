@@ -1,0 +1,1 @@
+"""Other processes that tests start, and the command line inside their own."""

@@ -1,0 +1,46 @@
+"""A real headless Chromium: the fixture, what its reader prefers, and pictures kept as artefacts of the tests."""
+
+import base64
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+
+ARTEFACTS = Path(__file__).parents[1] / "artefacts"
+WAIT_S = 30
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no Chromium here: on Debian, as root, tests/need_servers.sh installs it")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars"):
+        options.add_argument(flag)
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    found.set_page_load_timeout(WAIT_S)
+    try:
+        yield found
+    finally:
+        found.quit()
+
+
+def look(browser: Any, width: int = 1280, dark: bool = False) -> None:
+    """Set the window's width and the reader's preference."""
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+
+def keep(browser: Any, name: str) -> None:
+    """A screenshot of the whole page, as `tests/artefacts/NAME.png`."""
+    ARTEFACTS.mkdir(exist_ok=True)
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+    (ARTEFACTS / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))

@@ -1,0 +1,38 @@
+"""The command line inside the tests' own process, where Python and its libraries are loaded already."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from marl_ray.cli import main
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = str(Path(sys.executable).parent / "marl-ray")
+
+
+def without_ray() -> dict[str, str]:
+    """The environment of this process, without the variables of a running Ray."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
+def marl_ray(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """`marl-ray ARGUMENTS` in the repository's root, called here: what it printed and its exit status."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(ROOT),
+        patch.dict(os.environ, without_ray(), clear=True),
+        patch.object(sys, "path", [*sys.path]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main([str(argument) for argument in arguments])
+    given = ended.value.code
+    status = given if isinstance(given, int) else int(given is not None)
+    return subprocess.CompletedProcess(["marl-ray", *map(str, arguments)], status, out.getvalue(), err.getvalue())

@@ -1,0 +1,1 @@
+"""Tests and fixtures of the experiment store, for any database."""

@@ -1,0 +1,150 @@
+"""Tests of the experiment store for any database: bets on judged units, and values with bounds.
+
+A module that imports them has a fixture `make_url`, and `url` and `store` of `stores.unit_cases`.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.assignment.rendezvous import Assignment
+from marl_ray.experiments.evidence import judged_units
+from marl_ray.experiments.evidence.judged_units import BetQuestion
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.statistics.bets import BettingTest, Claim
+from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report
+from stores.unit_cases import Clock, act, config, over
+
+ASKED = (
+    BetQuestion("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1)),
+    BetQuestion("cost", "b", "a", Claim(-1, -1.0, 1.0, 0.0, False)),
+    BetQuestion("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1, missing="high")),
+)
+
+
+def bounded() -> dict:
+    rail = {"name": "cost", "winsorize": [-1.0, 1.0], "missing": 9.0}
+    return config(a=1, b=1) | {"bounds": [0.0, 2.0], "guardrails": [rail], "outcome_window_s": 100.0}
+
+
+def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
+    monkeypatch.setattr(judged_units, "PAGE", 7)
+    store, late = (ExperimentStore(url, Clock()) for _ in range(2))
+    store.open_experiment("exp", bounded())
+    rng = np.random.default_rng(0)
+    tests = {question: BettingTest(question.claim) for question in ASKED}
+    for part, share in enumerate((0.5, 0.5, 0.9)):
+        if part == 2:  # other weights
+            store.open_experiment("exp", bounded() | {"arms": config(a=1, b=9)["arms"]})
+        epoch = store.experiment("exp").epoch
+        names = sorted(f"{'zyx'[part]}{k}" for k in range(25))
+        arms = ["b" if rng.random() < share else "a" for _ in names]
+        store.record_exposures(
+            [Exposure("exp", name, Assignment(arm, epoch, 0.5), 0.0) for name, arm in zip(names, arms, strict=True)]
+        )
+        for k, (name, arm) in enumerate(zip(names, arms, strict=True)):
+            outcome, cost = (round(float(x), 3) for x in rng.uniform((0, -3), (2, 3)))
+            if k % 4:
+                store.record("exp", [Report(name, {"outcome": outcome, "cost": cost})])
+            given = np.array([arm == "b"]), np.array([share])
+            if k % 4:
+                tests[ASKED[0]].add(np.array([outcome]), *given)
+            tests[ASKED[2]].add(np.array([outcome if k % 4 else math.nan]), *given)
+            tests[ASKED[1]].add(np.array([cost if k % 4 else 9.0]), *given)
+        assert store.look(store.experiment("exp"), questions=ASKED).bets[ASKED[1]].n == 25 * part
+        over(store)
+        store.record("exp", [Report(names[0], {"outcome": 2.0})])  # too late
+    late.clock.now = store.clock.now
+    for one in (store, late):
+        found = one.look(one.experiment("exp"), questions=ASKED).bets
+        for question, test in tests.items():
+            assert found[question].n == test.memory.n
+            assert found[question].log_e == pytest.approx(test.evidence().log_e, rel=1e-9)
+            assert found[question].bound(0.3) == pytest.approx(test.evidence().bound(0.3))
+    # A question that is asked later, or otherwise, begins with the first unit.
+    other = BetQuestion("outcome", "b", "a", Claim(-1, 0.0, 2.0, 0.1))
+    assert store.look(store.experiment("exp"), questions=(*ASKED, other)).bets[other].n == tests[ASKED[0]].memory.n
+    assert not store.look(store.experiment("exp")).bets
+    late.close()
+    store.close()
+
+
+def test_an_interrupted_look_bets_on_nothing_twice(store, monkeypatch):
+    store.open_experiment("exp", bounded())
+    epoch = store.experiment("exp").epoch
+    arms = "ab" * 20
+    store.record_exposures([Exposure("exp", f"u{k}", Assignment(arm, epoch, 0.5), 0.0) for k, arm in enumerate(arms)])
+    store.record("exp", [Report(f"u{k}", {"outcome": 1.0 + (k % 2)}) for k in range(40)])
+    over(store)
+    record, add, calls = store.experiment("exp"), BettingTest.add, []
+
+    def once(*given):
+        add(*given)
+        if not calls:
+            calls.append(1)
+            raise MarlRayError("interrupted")
+
+    monkeypatch.setattr(BettingTest, "add", once)
+    with pytest.raises(MarlRayError, match="interrupted"):
+        store.look(record, questions=ASKED)
+    assert store.look(record, questions=ASKED).bets[ASKED[0]].n == 40
+
+
+def test_values_outside_bounds_are_refused_and_others_kept_as_they_came(store):
+    store.open_experiment("exp", bounded())
+    epoch = store.experiment("exp").epoch
+    store.record_exposures([Exposure("exp", unit, Assignment("a", epoch, 0.5), 0.0) for unit in "uvw"])
+    found = store.record("exp", [Report("u", {"outcome": 2.5}), Report("v", {"outcome": 2.0, "cost": 50.0})])
+    assert str(found[0]) == "value: expected a number from 0 to 2, its bounds, got 2.5"
+    assert not isinstance(found[1], MarlRayError)
+    over(store)
+    look = store.look(store.experiment("exp"))
+    assert (look.summary("outcome", "a").mean, look.summary("cost", "a").mean) == (2.0, 1.0)
+    assert list(store.metric_values("exp", "cost")) == [("v", 50.0)]
+    units = store.judged_units(store.experiment("exp"), ["cost"])
+    assert units.arms.tolist() == ["a"] * 3 and units.values["cost"].tolist() == [1.0, 50.0, 1.0]
+    assert [math.isnan(value) for value in units.values["outcome"]] == [True, False, True]
+    (points,) = store.series("exp").values()
+    assert points[-1][1].mean == 2.0
+
+
+def test_arrivals_are_counted_by_arm_since_a_moment(store):
+    for k, arm in enumerate("aab"):
+        store.record_exposures([Exposure("exp", f"u{k}", Assignment(arm, 1, 0.5), 0.0)])
+        store.clock.now += 10
+    assert store.arrivals("exp", store.clock.now - 100) == {"a": 2, "b": 1}
+    assert store.arrivals("exp", store.clock.now - 25) == {"a": 1, "b": 1}
+
+
+def test_units_of_an_epoch_in_which_an_arm_had_no_chance_are_not_bet_on(store):
+    store.open_experiment("exp", bounded())
+    act(store, Action.PAUSE)
+    epoch = store.experiment("exp").epoch
+    store.record_exposures([Exposure("exp", f"u{k}", Assignment("a", epoch, 1.0), 0.0) for k in range(9)])
+    store.record("exp", [Report(f"u{k}", {"outcome": 1.0}) for k in range(9)])
+    over(store)
+    look = store.look(store.experiment("exp"), questions=ASKED)
+    assert look.summary("outcome", "a").n == 9 and look.bets[ASKED[0]].n == 0
+
+
+def test_both_ends_are_bet_on_from_the_first_unit_once_one_lacks_its_outcome(store):
+    store.open_experiment("exp", bounded())
+    test, plain, high = BettingTest(ASKED[2].claim), ASKED[0], ASKED[2]
+    for silent, name in ((None, "u"), (3, "v"), (None, "w")):
+        units = [f"{name}{k}" for k in range(10)]
+        arms = ["ab"[k % 2] for k in range(10)]
+        store.record_exposures(
+            [Exposure("exp", unit, Assignment(arm, 1, 0.5), 0.0) for unit, arm in zip(units, arms, strict=True)]
+        )
+        told = [None if k == silent else 0.1 * k for k in range(10)]
+        store.record("exp", [Report(u, {"outcome": x}) for u, x in zip(units, told, strict=True) if x is not None])
+        test.add(np.array(told, float), np.array(arms) == "b", np.full(10, 0.5))
+        over(store)
+        bets = store.look(store.experiment("exp"), questions=ASKED).bets
+        if name == "u":
+            assert high not in bets and bets[plain].n == 10
+        else:
+            assert bets[high].n == test.memory.n == bets[plain].n + 1
+            assert bets[high].log_e == pytest.approx(test.evidence().log_e)

@@ -1,0 +1,85 @@
+"""An experiment in a database whose clock a test moves: fixtures `clock` and `store`, and what fills and reads it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marl_ray.config import ExperimentConfig, parse_config
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable
+from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report
+from marl_ray.serving.evidence.report import describe
+from marl_ray.serving.evidence.rollout_control import findings
+from stores.migrated import migrated
+
+WINDOW = 10.0
+ARMS = {"a": {"bundle": "bundle-a"}, "b": {"bundle": "bundle-b"}}
+KEYS: dict[str, Any] = {
+    "name": "exp",
+    "arms": ARMS,
+    "min_outcomes": 20,
+    "min_duration_s": 0.0,
+    "min_exposures": 10,
+    "outcome_window_s": WINDOW,
+}
+
+
+class Clock:
+    """The database's clock, by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[ExperimentStore]:
+    store = ExperimentStore(migrated(f"sqlite:///{tmp_path}/experiments.db"), clock)
+    yield store
+    store.close()
+
+
+def opened(store: ExperimentStore, **more: Any) -> ExperimentConfig:
+    config = parse_config(ExperimentConfig, KEYS | more)
+    stored = config.model_dump(mode="json") | {"salt": "s", "control": "a", "origin": "api"}
+    for arm in config.arms:
+        stored["arms"][arm]["digest"] = f"digest-{arm}"
+    store.open_experiment("exp", stored)
+    return config
+
+
+def sessions(store: ExperimentStore, n: int, value: Any, prefix: str = "u", clusters: int = 0) -> list[Exposure]:
+    """Units of the weights in force; `value(arm, k)` is the outcome, or None for no report."""
+    state = store.table("exp")
+    table = AssignmentTable(state.weights, state.salt, state.epoch)
+    names = [f"{prefix}{k}" for k in range(n)]
+    of = [f"{prefix}-match{k % clusters}" if clusters else None for k in range(n)]
+    rows = [Exposure("exp", name, table.assign(c or name), 0.0, c) for name, c in zip(names, of, strict=True)]
+    store.record_exposures(rows)
+    told = [(row.unit, value(row.assignment.arm, k)) for k, row in enumerate(rows)]
+    store.record("exp", [Report(unit, {"outcome": float(one)}) for unit, one in told if one is not None])
+    return rows
+
+
+def look(store: ExperimentStore, config: ExperimentConfig):
+    return findings(store, store.experiment("exp"), config)
+
+
+def told(store: ExperimentStore, config: ExperimentConfig) -> dict[str, Any]:
+    return describe(store.experiment("exp"), config, {}, look(store, config), {})
+
+
+def refusal(**more: Any) -> str:
+    with pytest.raises(MarlRayError) as error:
+        parse_config(ExperimentConfig, KEYS | more)
+    assert "\n" not in str(error.value)
+    return str(error.value)

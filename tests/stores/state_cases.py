@@ -1,0 +1,475 @@
+"""Tests of the experiment store for any database: states and migrations.
+
+A module that imports them has a fixture `make_url`, a function that makes an empty database and returns its URL.
+"""
+
+import json
+import multiprocessing
+import threading
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.assignment.population import population_of
+from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable
+from marl_ray.experiments.lifecycle import Action, ExperimentStatus, StaleEpochError
+from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.store.store import ExperimentStore, Outcome, Production
+from stores.unit_cases import act, config, exposure, gradual, look
+
+
+def test_a_gradual_rollout_from_draft_to_promotion(url):
+    store = ExperimentStore(url)
+    assert store.open_experiment("exp", gradual(a=1, b=1) | {"autostart": False}).weights == {"a": 1, "b": 0}
+    seen = [act(store, Action.START, reason="go").weights["b"]]
+    store.record_exposures([exposure("early", "b", 1), exposure("now", "b", 2), exposure("other", "a", 2)])
+    assert look(store).exposed == {1: {"b": 1}, 2: {"a": 1, "b": 1}}
+    seen += [act(store, Action.NEXT_STAGE).weights["b"]]
+    seen += [act(store, action).weights["b"] for action in (Action.PAUSE, Action.RESUME, Action.NEXT_STAGE)]
+    with pytest.raises(MarlRayError, match="stage 3 of 3 is the last"):
+        act(store, Action.NEXT_STAGE)
+    assert seen == [0.1, 0.5, 0.0, 0.5, 1.0]
+    act(store, Action.PROMOTE)
+    again = ExperimentStore(url)  # another process
+    table = again.table("exp")
+    assert (table.status, table.weights, table.epoch, table.stage) == (
+        ExperimentStatus.PROMOTED,
+        {"a": 0, "b": 1},
+        7,
+        2,
+    )
+    entries = again.audit("exp")
+    assert [entry.action for entry in entries] == [
+        "open",
+        "start",
+        "next_stage",
+        "pause",
+        "resume",
+        "next_stage",
+        "promote",
+    ]
+    assert [entry.epoch for entry in entries] == list(range(1, 8))
+    assert entries[0].before is None
+    assert entries[0].after["config"] == gradual(a=1, b=1) | {"autostart": False}
+    assert (entries[1].actor, entries[1].reason, entries[1].at > 0) == ("test", "go", True)
+    for before, after in pairwise(entries):
+        assert after.before == {key: value for key, value in before.after.items() if key != "config"}
+
+
+def test_a_rolled_back_arm_stays_at_zero_in_its_experiment(url):
+    store = ExperimentStore(url)
+    store.open_experiment("exp", config(a=1, b=1, c=2))
+    record = act(store, Action.ROLLBACK, arm="b", epoch=None, reason="harm")
+    assert (record.weights, record.kept_at_zero, record.state.status) == ({"a": 2, "b": 0, "c": 2}, ("b",), "running")
+    assert act(store, Action.ROLLBACK, arm="b", epoch=None).epoch == 2  # nothing to do twice
+    store.close()
+    store = ExperimentStore(url)
+    assert store.open_experiment("exp", config(a=1, b=1, c=2)).kept_at_zero == ("b",)
+    allowing = config(a=1, b=100, c=2)
+    allowing["arms"]["b"]["allow_rolled_back"] = True
+    assert store.open_experiment("exp", allowing).weights["b"] == 0
+    store.open_experiment("exp", config(a=1, c=2))  # b leaves the config and comes back, under another name too
+    renamed = config(a=1, b=1, c=2, d=5)
+    renamed["arms"]["d"] |= {"digest": "digest-b", "allow_rolled_back": True}
+    assert store.open_experiment("exp", renamed).weights == {"a": 7, "b": 0, "c": 2, "d": 0}
+    assert store.table("exp").rolled_back == {"b", "d"}
+    changed = config(a=1, b=1, c=2, d=5)
+    changed["arms"]["b"]["digest"] = "digest-new"
+    with pytest.raises(
+        MarlRayError, match="arm 'b' has been rolled back with bundle digest-b; expected a new arm name"
+    ):
+        store.open_experiment("exp", changed)
+    with pytest.raises(MarlRayError, match="the control 'b' has been rolled back"):
+        store.open_experiment("exp", config(b=1, a=1, c=2))
+    with pytest.raises(MarlRayError, match="rolled back and cannot be promoted"):
+        act(store, Action.PROMOTE, arm="b")
+    assert act(store, Action.ROLLBACK).state.status is ExperimentStatus.ROLLED_BACK
+    assert store.table("exp").weights == {"a": 1, "b": 0, "c": 0, "d": 0}
+
+
+def test_a_rolled_back_bundle_needs_leave_to_enter_another_experiment(url):
+    store = ExperimentStore(url)
+    store.open_experiment("exp", config(a=1, b=1))
+    act(store, Action.ROLLBACK)
+    with pytest.raises(
+        MarlRayError, match=r"arms\.b: the weights of bundle digest-b have been rolled back in experiment 'exp'"
+    ):
+        store.open_experiment("new", config(a=1, b=1))
+    assert store.experiment("new") is None
+    allowing = config(a=1, b=1)
+    allowing["arms"]["b"]["allow_rolled_back"] = True
+    assert store.open_experiment("new", allowing, actor="anna").weights == {"a": 1, "b": 1}
+    assert [(entry.actor, entry.action, entry.arm) for entry in store.audit("new")] == [
+        ("anna", "open", None),
+        ("anna", "allow_rolled_back", "b"),
+    ]
+    store.open_experiment("new", allowing)
+    assert len(store.audit("new")) == 2
+
+
+def weighing(of: dict[str, str], **weights: float) -> dict[str, Any]:
+    """A config whose arms have a bundle of their own each, and weights as `of` says."""
+    made = config(**weights)
+    for arm, sha256 in of.items():
+        made["arms"][arm] |= {"weights_sha256": sha256}
+    return made
+
+
+def test_weights_that_were_rolled_back_are_barred_in_any_bundle(url):
+    store = ExperimentStore(url)
+    store.open_experiment("exp", weighing({"a": "good", "b": "bad"}, a=1, b=1))
+    act(store, Action.ROLLBACK)
+    with pytest.raises(MarlRayError, match=r"arms\.c: the weights of bundle digest-c have been rolled back in .*'exp'"):
+        store.open_experiment("new", weighing({"a": "good", "c": "bad"}, a=1, c=1))
+    assert store.experiment("new") is None
+    assert store.open_experiment("new", weighing({"a": "good", "c": "other"}, a=1, c=1)).weights["c"] == 1
+    # In the experiment itself they may come under another name, and get nothing.
+    again = store.open_experiment("exp", weighing({"a": "good", "d": "bad"}, a=1, d=1))
+    assert again.state.rolled_back == {"b", "d"}
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with pytest.raises(sa.exc.DBAPIError, match="stays rolled back"), engine.begin() as connection:
+        connection.execute(sa.text("UPDATE arms SET weights_sha256 = NULL WHERE arm = 'b'"))
+    engine.dispose()
+    store.close()
+
+
+def test_the_weights_of_an_arm_from_before_they_were_kept_are_learned_when_it_is_opened_again(url):
+    store = ExperimentStore(url)
+    store.open_experiment("exp", config(a=1, b=1))
+    act(store, Action.ROLLBACK)
+    store.open_experiment("exp", weighing({"a": "good", "b": "bad"}, a=1, b=1))
+    with pytest.raises(MarlRayError, match="the weights of bundle digest-c"):
+        store.open_experiment("new", weighing({"a": "good", "c": "bad"}, a=1, c=1))
+    store.close()
+
+
+def test_a_bundle_rolled_back_elsewhere_gets_no_more_traffic_than_it_has(url):
+    store = ExperimentStore(url)
+    for name in ("exp", "other", "waiting"):
+        store.open_experiment(name, gradual(a=1, b=1) | {"autostart": name != "waiting"})
+    act(store, Action.ROLLBACK)
+    for name, action in (("other", Action.NEXT_STAGE), ("other", Action.PROMOTE), ("waiting", Action.START)):
+        with pytest.raises(MarlRayError, match=rf"'{name}': arms\.b: the weights of bundle digest-b have been"):
+            act(store, action, name)
+    with pytest.raises(MarlRayError, match="weight 0, or allow_rolled_back"):
+        store.open_experiment("other", gradual(a=1, b=2))
+    assert store.open_experiment("other", gradual(a=1, b=1)).weights["b"] == 0.1  # replicas that restart must come up
+    assert act(store, Action.PAUSE, "other", epoch=None).weights["b"] == 0
+    assert store.open_experiment("other", gradual(a=1, b=0)).epoch == 3
+    allowing = gradual(a=1, b=2)
+    allowing["arms"]["b"]["allow_rolled_back"] = True
+    store.open_experiment("other", allowing)
+    assert act(store, Action.RESUME, "other").weights["b"] == 0.1
+    assert [entry.action for entry in store.audit("other")] == [
+        "open",
+        "open",
+        "pause",
+        "open",
+        "open",
+        "allow_rolled_back",
+        "resume",
+    ]
+
+
+def test_states_of_all_experiments_are_told_at_once_and_stay_true(url):
+    store, other = ExperimentStore(url), ExperimentStore(url)
+    assert (store.names(), store.experiments(), store.states()) == ([], [], {})
+    store.open_experiment("exp", gradual(a=1, b=1, c=1))
+    store.open_experiment("second", config(a=1, b=1) | {"randomize": "cluster", "endpoint": "game"})
+
+    def agree() -> bool:
+        assert store.names() == other.names() == ["exp", "second"]
+        assert store.experiments() == other.experiments() == [other.experiment(name) for name in store.names()]
+        assert store.states() == {name: other.table(name) for name in other.names()}
+        return True
+
+    assert agree()
+    found = store.states()["second"]
+    assert (found.endpoint, found.randomize, found.block_s) == ("game", "cluster", 600.0)
+    assert (store.states()["exp"].endpoint, store.states()["exp"].created) == ("exp", store.experiment("exp").created)
+    act(other, Action.ROLLBACK, arm="b")
+    assert agree() and store.states()["exp"].rolled_back == {"b"}
+    act(other, Action.ROLLBACK, arm="c")
+    assert agree() and store.states()["exp"].rolled_back == {"b", "c"}
+    other.open_experiment(
+        "second", config(a=1, b=1) | {"randomize": "cluster", "endpoint": "game", "on_rollback": "cut"}
+    )
+    assert agree() and store.states()["second"].cut and store.states()["second"].epoch == 1
+    other.open_experiment("second", config(a=3, b=0) | {"randomize": "cluster", "endpoint": "play"})
+    assert agree() and store.states()["second"].weights == {"a": 3, "b": 0}
+
+
+def test_an_endpoint_has_one_open_experiment_at_a_time(url):
+    store = ExperimentStore(url)
+    store.open_experiment("first", config(a=1, b=1) | {"endpoint": "game", "autostart": False})
+    refused = (
+        r"'second': endpoint 'game' still has experiment 'first' \(draft\); promote, roll back or stop that one first"
+    )
+    with pytest.raises(MarlRayError, match=refused):
+        store.open_experiment("second", config(a=1, b=1) | {"endpoint": "game"})
+    assert store.names() == ["first"]
+    with pytest.raises(MarlRayError, match="endpoint 'game' still has"):
+        store.open_experiment("game", config(a=1, b=1))
+    store.open_experiment("first", config(a=2, b=1) | {"endpoint": "game"})
+    act(store, Action.STOP, "first")
+    store.open_experiment("second", config(a=1, b=1) | {"endpoint": "game"})
+    store.open_experiment("first", config(a=2, b=2) | {"endpoint": "game"})  # it stays stopped
+    store.open_experiment("elsewhere", config(a=1, b=1))
+    with pytest.raises(MarlRayError, match="endpoint 'game' still has experiment 'second'"):
+        store.open_experiment("elsewhere", config(a=1, b=1) | {"endpoint": "game"})
+    layered = {"endpoint": "layered", "layer": "l"}
+    store.open_experiment("low", config(a=1, b=1) | layered | {"layer_share": [0.0, 0.5]})
+    store.open_experiment("high", config(a=1, b=1) | layered | {"layer_share": [0.5, 1.0]})
+    with pytest.raises(MarlRayError, match="endpoint 'layered' still has experiment 'low'"):
+        store.open_experiment("middle", config(a=1, b=1) | layered | {"layer_share": [0.4, 0.5]})
+    with pytest.raises(MarlRayError, match="endpoint 'layered' still has experiment"):
+        store.open_experiment("middle", config(a=1, b=1) | layered | {"layer": "m", "layer_share": [0.4, 0.5]})
+
+
+def test_each_population_is_an_epoch_and_remembered(url):
+    store = ExperimentStore(url)
+    given = [{}, {"share": 0.5, "attributes": {"x": ["a", True, 1.5]}}, {"share": 0.2, "attributes": {}}]
+    for epoch, population in enumerate(given, 1):
+        told = config(a=1, b=1) | ({"population": population} if population else {})
+        for _ in range(2):
+            assert store.open_experiment("exp", told).epoch == epoch
+        assert store.table("exp").population == population_of(told)
+        assert store.past("exp").populations == {population_of({"population": one}) for one in given[:epoch]}
+    store.open_experiment("exp", config(a=1, b=1) | {"salt": "another"})
+    assert store.past("exp") is None and store.past("nobody") is None
+
+
+def _open(url: str, name: str, results: Any) -> None:
+    store = ExperimentStore(url)
+    try:
+        store.open_experiment(name, config(a=1, b=1) | {"endpoint": "game"})
+        results.append(name)
+    except MarlRayError as error:
+        results.append(str(error))
+    store.close()
+
+
+def test_of_experiments_opened_together_on_an_endpoint_one_is(url):
+    store, results = ExperimentStore(url), []
+    threads = [threading.Thread(target=_open, args=(url, f"e{k}", results)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(store.names()) == 1
+    assert sorted("still has" in result for result in results) == [False, True, True, True]
+
+
+def test_production_is_the_last_winner_or_else_the_control(url):
+    store = ExperimentStore(url)
+
+    def opened(name: str, **weights: float) -> None:
+        given = config(**weights) | {"endpoint": "game"}
+        given["arms"][next(iter(weights))]["bundle"] = "runs/bundle"
+        store.open_experiment(name, given)
+
+    assert store.production("game") is None
+    opened("first", a=1, b=1)
+    assert store.production("game") == Production("first", "a", "runs/bundle", "digest-a")
+    act(store, Action.PROMOTE, "first")
+    assert store.production("game") == Production("first", "b", "digest-b", "digest-b")
+    opened("second", b=1, c=1)
+    assert store.production("game").experiment == "second" and store.production("game").arm == "b"
+    act(store, Action.PROMOTE, "second")
+    assert store.production("game").arm == "c"
+    act(store, Action.ROLLBACK, "second")
+    assert store.production("game").arm == "b"
+    opened("third", b=1, d=1)
+    act(store, Action.STOP, "third")
+    assert store.production("game") == Production("third", "b", "runs/bundle", "digest-b")
+
+
+def test_the_database_itself_keeps_audit_and_marks(url, store):
+    act(store, Action.ROLLBACK)
+    raw = sa.create_engine(url)
+    for statement in (
+        "UPDATE audit SET reason = 'none'",
+        "DELETE FROM audit",
+        "UPDATE arms SET rolled_back_at = NULL",
+        "UPDATE arms SET digest = 'other'",
+        "DELETE FROM arms",
+    ):
+        with pytest.raises(sa.exc.DBAPIError, match=r"append-only|stays rolled back"), raw.begin() as connection:
+            connection.execute(sa.text(statement))
+    raw.dispose()
+
+
+def test_a_change_names_the_epoch_it_was_decided_on(store):
+    store.open_experiment("exp", gradual(a=1, b=1))
+    with pytest.raises(StaleEpochError, match="next_stage was decided on epoch 1, 'exp' is at 2"):
+        act(store, Action.NEXT_STAGE, epoch=1)
+    with pytest.raises(MarlRayError, match="expected the epoch that next_stage was decided on"):
+        act(store, Action.NEXT_STAGE, epoch=None)
+    with pytest.raises(StaleEpochError):
+        act(store, Action.ROLLBACK, epoch=1)
+    assert act(store, Action.PAUSE, epoch=None).epoch == 3
+    with pytest.raises(MarlRayError, match="unknown experiment 'none'"):
+        store.change("none", Action.STOP, epoch=None, actor="", reason="")
+    with pytest.raises(MarlRayError, match="unknown experiment 'none'"):
+        store.table("none")
+
+
+def _advance(url: str, rounds: int, together: Any, results: Any, who: int) -> None:
+    store = ExperimentStore(url)
+    for turn in range(rounds):
+        together.wait(60)
+        epoch = store.experiment("exp").epoch
+        together.wait(60)
+        try:
+            store.change("exp", Action.NEXT_STAGE, epoch=epoch, actor=str(who), reason="")
+            results.put((turn, "won"))
+        except StaleEpochError:
+            results.put((turn, "stale"))
+    store.close()
+
+
+def test_of_two_processes_that_advance_one_wins_every_time(url):
+    stages = [k / 10 for k in range(1, 11)]
+    store = ExperimentStore(url)
+    store.open_experiment("exp", config(a=1, b=1) | {"strategy": "gradual", "stages": stages})
+    context = multiprocessing.get_context("spawn")
+    together, results = context.Barrier(2), context.Queue()
+    both = [context.Process(target=_advance, args=(url, 9, together, results, who)) for who in range(2)]
+    for process in both:
+        process.start()
+    found = sorted(results.get(timeout=60) for _ in range(18))
+    for process in both:
+        process.join(60)
+    assert found == sorted((turn, result) for turn in range(9) for result in ("won", "stale"))
+    assert (store.table("exp").stage, store.table("exp").epoch) == (9, 10)
+    assert [entry.epoch for entry in store.audit("exp")] == list(range(1, 11))
+    store.close()
+
+
+OLD_SCHEMA = """
+CREATE TABLE experiments (name VARCHAR(100) NOT NULL, config JSON NOT NULL, epoch INTEGER NOT NULL,
+    created FLOAT NOT NULL, PRIMARY KEY (name));
+CREATE TABLE exposures (experiment VARCHAR(100) NOT NULL, unit VARCHAR(256) NOT NULL, arm VARCHAR(100) NOT NULL,
+    epoch INTEGER NOT NULL, propensity FLOAT NOT NULL, first_at FLOAT NOT NULL, PRIMARY KEY (experiment, unit),
+    FOREIGN KEY(experiment) REFERENCES experiments (name));
+CREATE TABLE outcomes (experiment VARCHAR(100) NOT NULL, unit VARCHAR(256) NOT NULL, value FLOAT NOT NULL,
+    at FLOAT NOT NULL, PRIMARY KEY (experiment, unit),
+    FOREIGN KEY(experiment, unit) REFERENCES exposures (experiment, unit))
+"""
+"""As the code before the migrations made it."""
+
+
+def test_a_database_without_migrations_is_taken_over_whole(empty_url):
+    url = empty_url
+    old = sa.create_engine(url)
+    with old.begin() as connection:
+        for statement in OLD_SCHEMA.split(";"):
+            connection.execute(sa.text(statement))
+        connection.execute(
+            sa.text("INSERT INTO experiments VALUES ('exp', :config, 3, 12.5)"),
+            {"config": json.dumps(config(a=1, b=3))},
+        )
+        connection.execute(sa.text("INSERT INTO exposures VALUES ('exp', 'u', 'a', 2, 0.5, 13.0)"))
+        connection.execute(sa.text("INSERT INTO exposures VALUES ('exp', 'v', 'b', 3, 0.75, 14.0)"))
+        connection.execute(sa.text("INSERT INTO outcomes VALUES ('exp', 'v', 0.25, 9000.0)"))
+    old.dispose()
+    store = ExperimentStore(url)
+    record = store.experiment("exp")
+    assert (record.config, record.epoch, record.created) == (config(a=1, b=3), 3, 12.5)
+    assert (record.state.status, record.state.stage_since, record.weights) == (
+        ExperimentStatus.RUNNING,
+        12.5,
+        {"a": 1, "b": 3},
+    )
+    assert store.assignment("exp", "u") == Assignment("a", 2, 0.5)
+    assert list(store.outcomes("exp")) == [Outcome("v", "b", 3, 0.75, 14.0, 0.25, 9_000.0)]
+    assert look(store).exposed == {2: {"a": 1}, 3: {"b": 1}}
+    # It came after two hours, when there were no windows, and counts; the first window is chosen under the sessions.
+    assert look(store).values["outcome"]["b"] == Summary(1, 0.25, 0.0)
+    assert store.open_experiment("exp", config(a=1, b=3) | {"outcome_window_s": 7200.0}).epoch == 3
+    assert look(store).values["outcome"]["b"].n == 1
+    with pytest.raises(MarlRayError, match=r"outcome_window_s: expected 7200\.0"):
+        store.open_experiment("exp", config(a=1, b=3))
+    assert act(store, Action.ROLLBACK).weights == {"a": 1, "b": 0}
+    assert [(entry.actor, entry.action, entry.epoch) for entry in store.audit("exp")] == [
+        ("migration", "open", 3),
+        ("config", "open", 3),
+        ("test", "rollback", 4),
+    ]
+    store.close()
+
+
+def test_another_programs_and_a_newer_database_are_refused_and_left_alone(empty_url, make_url):
+    url = empty_url
+    foreign = sa.create_engine(url)
+    with foreign.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE experiments (experiment_id INTEGER, name VARCHAR(256))"))
+    with pytest.raises(MarlRayError, match="'experiments' is another program's"):
+        ExperimentStore(url)
+    assert sa.inspect(foreign).get_table_names() == ["experiments"]
+    foreign.dispose()
+    newer = make_url()
+    ExperimentStore(newer).close()
+    engine = sa.create_engine(newer)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE marl_ray_experiments_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(MarlRayError, match="revision 9999 is of a newer marl-ray"):
+        ExperimentStore(newer)
+
+
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(list(Action)), st.sampled_from([None, "b", "c"]), st.sampled_from([0, 0, 0, -1, None])),
+    st.tuples(
+        st.just("open"), st.sampled_from(["ab", "abc", "acb", "bac"]), st.sampled_from(["ab", "gradual", "shadow"])
+    ),
+    st.tuples(st.just("restart"), st.none(), st.none()),
+)
+
+
+@settings(max_examples=25)
+@given(steps=st.lists(STEPS, max_size=25))
+def test_nothing_that_is_done_gives_a_rolled_back_arm_traffic(make_url, steps):
+    """Actions, stale ones among them, changed configs and restarts; after each one the store is looked at afresh."""
+    url = make_url()
+    store = ExperimentStore(url)
+    store.open_experiment("exp", gradual(a=1, b=1, c=1))
+    barred: set[str] = set()
+    epoch, entries = 1, 1
+    for what, choice, detail in steps:
+        before = store.experiment("exp")
+        try:
+            if what == "restart":
+                store.close()
+                store = ExperimentStore(url)
+            elif what == "open":
+                opened = gradual(**dict.fromkeys(choice, 1.0 + len(steps))) | {"strategy": detail}
+                for part in opened["arms"].values():
+                    part["allow_rolled_back"] = True
+                store.open_experiment("exp", opened)
+            else:
+                decided = None if detail is None else epoch + detail
+                store.change("exp", what, epoch=decided, actor="test", reason="", arm=choice)
+                if what is Action.ROLLBACK:
+                    barred |= {choice} if choice else set(before.plan.treatments)
+        except MarlRayError:
+            assert store.experiment("exp") == before
+        table, after = store.table("exp"), store.experiment("exp")
+        assert table.rolled_back == barred
+        assert not any(table.weights.get(arm) for arm in barred)
+        assert not barred & set(table.shadows)
+        assigned = AssignmentTable(table.weights, table.salt, table.epoch)
+        assert not barred & {assigned.assign(f"u{i}").arm for i in range(10)}
+        same_traffic = (after.state, after.weights) == (before.state, before.weights)
+        assert table.epoch == epoch if same_traffic else table.epoch == epoch + 1
+        entries += after != before
+        audit = store.audit("exp")
+        assert len(audit) == entries
+        assert (audit[-1].epoch, audit[-1].after["weights"]) == (table.epoch, table.weights)
+        epoch = table.epoch
+    store.close()

@@ -1,0 +1,1 @@
+"""Small language models and tokenizers, made in code."""

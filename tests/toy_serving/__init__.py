@@ -1,0 +1,1 @@
+"""Gateways of small bundles, and the logs that such gateways export."""

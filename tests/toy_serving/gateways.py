@@ -1,0 +1,111 @@
+"""Small bundles and a gateway in this process, for the tests of serving."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+import yaml
+from gymnasium import spaces
+from stores.migrated import migrated
+
+from marl_ray.config import GatewayConfig, NetworkConfig, parse_config
+from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
+from marl_ray.serving.asgi import Gateway
+
+OBSERVATION = spaces.MultiDiscrete([3, 4, 5])
+ACTIONS = spaces.Discrete(6)
+LINEAGE = Lineage(
+    run="r",
+    algorithm={"p": "ippo"},
+    config_hash="c",
+    code_version="v",
+    seed=0,
+    env={},
+    steps=1,
+    metrics={"return": 0.5},
+)
+AGENTS = ("agent_0", "agent_1")
+SEES = {"agent_0": [0, 1, 2], "agent_1": [2, 3, 4]}
+
+
+def make_bundle(
+    folder: Path, action: int, observation=OBSERVATION, agents=AGENTS, actions=ACTIONS, bias: float = 30.0
+) -> str:
+    """A small random policy that all but certainly takes one action; with a NaN for `bias` every pass fails."""
+    torch.manual_seed(action)
+    policy = ActorCritic(observation, actions, NetworkConfig(hidden=(8,)))
+    with torch.no_grad():
+        policy.actor.rest[-1].bias[action] = bias
+    parts = PolicyParts(NetworkConfig(hidden=(8,)), observation, actions, policy.actor.state_dict())
+    return str(save_bundle(folder, dict.fromkeys(agents, "p"), {"p": parts}, LINEAGE))
+
+
+def gateway_config(
+    bundles: dict[str, str], database: Path, weights=(1.0, 1.0), names=("exp",), **more: Any
+) -> GatewayConfig:
+    arms = {arm: {"bundle": bundles[arm], "weight": w} for arm, w in zip(("one", "four"), weights, strict=True)}
+    experiments = [{"name": name, "arms": arms, "min_outcomes": 5} for name in names]
+    where = {"database": f"sqlite:///{database}", "spool": str(database.parent / "spool")}
+    return parse_config(GatewayConfig, {"experiments": experiments} | where | more)
+
+
+def write_keys(path: Path, **scopes: tuple[str, ...]) -> str:
+    """A file of keys, whose secrets are their names."""
+    keys = [{"name": k, "sha256": hashlib.sha256(k.encode()).hexdigest(), "scopes": v} for k, v in scopes.items()]
+    path.write_text(yaml.safe_dump({"keys": [key | {"scopes": list(key["scopes"])} for key in keys]}))
+    return str(path)
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+async def until(condition: Callable[[], Any], deadline_s: float = 10.0) -> None:
+    """Wait until the condition holds."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        await asyncio.sleep(0.05)
+
+
+def windows_end(*apps: Gateway) -> None:
+    """The outcome windows of all units so far are over, by the clock of the gateways' stores."""
+    for app in apps:
+        app.service.exposures.flush()
+    now = max((app.service.store.clock or time.time)() for app in apps) + 1_000.0
+    for app in apps:
+        app.service.store.clock = lambda: now
+
+
+@asynccontextmanager
+async def serving(config: GatewayConfig) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
+    migrated(config.database)
+    app = Gateway(config, seed=0)
+    app.service.start()
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            yield client, app
+    finally:
+        app.service.close()
+
+
+def with_gateway(config: GatewayConfig, body: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        async with serving(config) as (client, _):
+            return await body(client)
+
+    return asyncio.run(run())
+
+
+async def act(client: httpx.AsyncClient, session: str, **more: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/act", json={"session_id": session, "observations": SEES} | more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()

@@ -1,0 +1,1 @@
+"""Small environments, runs and sweeps with known behaviour."""

@@ -1,0 +1,176 @@
+"""Small PettingZoo environments with known behaviour, reachable from configs as `toys.envs:NAME`."""
+
+import os
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+
+class Countdown(ParallelEnv):
+    """Agents see the time left and a random bit; an agent earns 1 for playing its bit.
+
+    Agent `b` (if there is one) terminates after half the episode. The episode is truncated at `length`, or terminated there
+    with `ends=True`.
+    """
+
+    metadata = {"name": "countdown", "render_modes": []}
+
+    def __init__(self, length: int = 6, agents: tuple[str, ...] = ("a", "b"), ends: bool = False, floats: bool = False):
+        self.length, self.ends, self.floats = length, ends, floats
+        self.possible_agents = list(agents)
+        self.agents: list[str] = []
+        whole = spaces.MultiDiscrete([length + 1, 2], dtype=np.int8)
+        vector = spaces.Box(0.0, float(length), (2,), np.float32)
+        self._observation_spaces = dict.fromkeys(agents, vector if floats else whole)
+        self._action_spaces = {agent: spaces.Discrete(2) for agent in agents}
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self._observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self._action_spaces[agent]
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        self.bits = {agent: int(self.random.integers(2)) for agent in self.possible_agents}
+        dtype = np.float32 if self.floats else np.int8
+        return {a: np.array([self.length - self.time, self.bits[a]], dtype) for a in self.agents}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None or not hasattr(self, "random"):
+            self.random = np.random.default_rng(seed)
+        self.time, self.agents = 0, list(self.possible_agents)
+        observations = self._observe()
+        return observations, {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        assert set(actions) == set(self.agents), "exactly the living agents act"
+        rewards = {agent: float(actions[agent] == self.bits[agent]) for agent in self.agents}
+        self.time += 1
+        over = self.time >= self.length
+        terminated = {a: (over and self.ends) or (a == "b" and self.time >= self.length // 2) for a in self.agents}
+        truncated = dict.fromkeys(self.agents, over and not self.ends)
+        observations = self._observe()
+        infos = {agent: {"cost": 0.5} for agent in self.agents}
+        self.agents = [a for a in self.agents if not terminated[a] and not truncated[a]]
+        return observations, rewards, terminated, truncated, infos
+
+
+def countdown(**kwargs: Any) -> Countdown:
+    """What a config's `env.id: toys.envs:countdown` calls."""
+    return Countdown(**kwargs)
+
+
+def not_an_environment() -> str:
+    """What a mistaken `env.id` may name."""
+    return "hello"
+
+
+class Sprint(ParallelEnv):
+    """One agent, which succeeds at once or fails slowly: action 0 in one of the first `chances` steps earns 1 and ends the
+    episode; without it nothing more can be had, and the episode goes on for `length` steps. Every step costs 1."""
+
+    metadata = {"name": "sprint", "render_modes": []}
+
+    def __init__(self, chances: int = 1, length: int = 30):
+        self.chances, self.length = chances, length
+        self.possible_agents, self.agents = ["a"], []
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(4)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.time, self.agents = 0, ["a"]
+        return {"a": 0}, {"a": {}}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        won = self.time < self.chances and actions["a"] == 0
+        self.time += 1
+        over = won or self.time >= self.length
+        self.agents = [] if over else ["a"]
+        return {"a": 1}, {"a": float(won)}, {"a": over}, {"a": False}, {"a": {"cost": 1.0}}
+
+
+def sprint(**kwargs: Any) -> Sprint:
+    """What `env.id: toys.envs:sprint` calls."""
+    return Sprint(**kwargs)
+
+
+class Fragile(Countdown):
+    """Kills its process in the given episode step, once: the first to do it leaves the file `marker` behind."""
+
+    def __init__(self, marker: str, at: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.marker, self.left = marker, at
+
+    def step(self, actions: dict[str, int]) -> Any:
+        self.left -= 1
+        if self.left == 0 and not os.path.exists(self.marker):
+            with open(self.marker, "w"):
+                pass
+            os._exit(1)
+        return super().step(actions)
+
+
+def fragile(**kwargs: Any) -> Fragile:
+    """What `env.id: toys.envs:fragile` calls."""
+    return Fragile(**kwargs)
+
+
+class Poisoned(Countdown):
+    """Gives a reward that is not a number in every episode from number `after` on."""
+
+    def __init__(self, after: int = 20, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.left = after
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.left -= 1
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        return observations, {a: float("nan") if self.left < 0 else r for a, r in rewards.items()}, *rest
+
+
+def poisoned(**kwargs: Any) -> Poisoned:
+    """What `env.id: toys.envs:poisoned` calls."""
+    return Poisoned(**kwargs)
+
+
+class QuickAgent(ParallelEnv):
+    """`quick` acts once and is done; if it played 1 the team pays 1 at the next step, at which `slow` acts alone."""
+
+    metadata = {"name": "quick_agent"}
+    possible_agents = ["quick", "slow"]
+
+    def __init__(self, ends: bool = True):
+        self.ends, self.agents = ends, []
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 1, (2,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def _seen(self, agents):
+        return {agent: np.array([self.time, agent == "slow"], np.float32) for agent in agents}
+
+    def reset(self, seed=None, options=None):
+        self.time, self.agents = 0, list(self.possible_agents)
+        return self._seen(self.agents), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        acting, first = self.agents, self.time == 0
+        if first:
+            self.played = int(actions["quick"])
+        cost = 0.0 if first else float(self.played)
+        self.time, self.agents = 1, ["slow"] if first else []
+        terminated = {agent: agent == "quick" if first else self.ends for agent in acting}
+        truncated = dict.fromkeys(acting, not first and not self.ends)
+        infos = {agent: {"cost": cost * (agent == "slow")} for agent in acting}
+        return self._seen(acting), dict.fromkeys(acting, 0.0), terminated, truncated, infos

@@ -1,0 +1,68 @@
+"""Training in this process, without Ray; a module of its own so that other processes can import it."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from marl_ray.config import SPECS, RunConfig, parse_config
+from marl_ray.training.loop import Metrics
+from marl_ray.training.single_process import train_alone
+
+PLAYING = [name for name, spec in SPECS.items() if not spec.pairs]
+"""Algorithms that learn from play."""
+
+
+def config(*overrides: str) -> RunConfig:
+    base = {
+        "name": "toy",
+        "env": {"id": "toys.envs:countdown"},
+        "train": {"total_steps": 192, "env_copies": 4, "horizon": 8},
+        "checkpoint": {"every": 2},
+        "evaluation": {"episodes": 4},
+        "hyper": {"lr": 0.01, "epochs": 2, "minibatches": 2},
+    }
+    return parse_config(RunConfig, base, overrides)
+
+
+def of_two(folder: str, algorithms: list[str]) -> dict[str, list[Metrics]]:
+    """What one of two workers does that train with every algorithm; rows of metrics by algorithm."""
+    return {name: train_alone(short(name, BRIEF, "resources.workers=2"), Path(folder, name)) for name in algorithms}
+
+
+def trained(folder: str, *overrides: str) -> list[Metrics]:
+    """Rows of metrics of a run, as one or as one of several workers without Ray; every checkpoint is under `folder`."""
+    return train_alone(config(*overrides), Path(folder))
+
+
+def short(algorithm: str, *overrides: str) -> RunConfig:
+    """Four iterations of the toy, with everything that the algorithm needs."""
+    needed = ["train.group_size=2"] if SPECS[algorithm].episodes else []
+    needed += ["hyper.return_high=6"] if "return_high" in SPECS[algorithm].reads else []
+    needed += ["constraints=[{budget: 4}]"] if SPECS[algorithm].costs else []
+    return config(f"algorithm={algorithm}", "train.total_steps=96", *needed, *overrides)
+
+
+BRIEF = "train.total_steps=64"
+"""Two iterations of the toy."""
+TWO_POLICIES = "team={first: {agents: [a]}, second: {agents: [b]}}"
+"""One policy per agent of the toy."""
+
+
+def mlflow_database(storage: Path) -> None:
+    """Make the MLflow database of a run in another process, which would need a second and a half for its migrations."""
+    import mlflow
+
+    storage.mkdir(exist_ok=True)
+    mlflow.MlflowClient(tracking_uri=f"sqlite:///{storage}/mlflow.db").search_experiments()
+
+
+def timeless(rows: list[Metrics]) -> list[Metrics]:
+    """Rows without the speeds of this machine."""
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "steps_per", "tokens_per"))} for row in rows]
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Of the bundle of a checkpoint."""
+    (path,) = (checkpoint / "bundle").glob("*.safetensors")
+    return load_file(path)

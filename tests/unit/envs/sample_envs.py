@@ -1,0 +1,88 @@
+"""What users may name as `env.id: sample_envs:NAME`: right ones and wrong ones."""
+
+from typing import Any
+
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+from toys.envs import Countdown
+
+
+class Counter(ParallelEnv):
+    """Both agents see the time; the episode is truncated at `length`."""
+
+    metadata = {"name": "counter", "is_parallelizable": True}
+
+    def __init__(self, length: int = 3):
+        assert length > 0
+        self.length = length
+        self.possible_agents = ["a", "b"]
+        self.agents: list[str] = []
+        self.spaces = {agent: (spaces.Discrete(length + 1), spaces.Discrete(2)) for agent in self.possible_agents}
+
+    def observation_space(self, agent: str) -> spaces.Discrete:
+        return self.spaces[agent][0]
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        return self.spaces[agent][1]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.time, self.agents = 0, list(self.possible_agents)
+        return dict.fromkeys(self.agents, 0), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        self.time += 1
+        alive, over = self.agents, self.time >= self.length
+        self.agents = [] if over else alive
+        result = (dict.fromkeys(alive, value) for value in (self.time, 1.0, False, over))
+        return *result, {agent: {} for agent in alive}
+
+
+class Turns(AECEnv):
+    """Agents act in turn; the episode is truncated after `length` rounds."""
+
+    def __init__(self, length: int = 3, parallel: bool = True):
+        super().__init__()
+        self.metadata = {"name": "turns", "is_parallelizable": parallel}
+        self.length = length
+        self.possible_agents = ["a", "b"]
+        self.observation_spaces = {agent: spaces.Discrete(length + 1) for agent in self.possible_agents}
+        self.action_spaces = {agent: spaces.Discrete(2) for agent in self.possible_agents}
+
+    def observation_space(self, agent: str) -> spaces.Discrete:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        return self.action_spaces[agent]
+
+    def observe(self, agent: str) -> int:
+        return self.time
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self.time, self.agents, self.agent_selection = 0, list(self.possible_agents), "a"
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
+        self.infos = {agent: {} for agent in self.agents}
+
+    def step(self, action: int | None) -> None:
+        if self.truncations[self.agent_selection]:
+            return self._was_dead_step(action)
+        if self.agent_selection == "b":
+            self.time += 1
+            self.truncations = dict.fromkeys(self.agents, self.time >= self.length)
+        self.agent_selection = "b" if self.agent_selection == "a" else "a"
+
+
+def hello() -> str:
+    """No environment."""
+    return "hello"
+
+
+NOT_CALLABLE = 3
+
+
+class Greedy(Countdown):
+    """Takes the names of its agents out of the list that it is given."""
+
+    def __init__(self, names: list[str]):
+        super().__init__(agents=(names.pop(), names.pop()))

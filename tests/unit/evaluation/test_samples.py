@@ -1,0 +1,299 @@
+"""Files of problems and of samples: what is read, and what is refused with file and line."""
+
+import gzip
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks import BENCHMARKS, HUMANEVAL, benchmark
+from marl_ray.evaluation.data_files import ANY, load, rows
+from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan
+from marl_ray.evaluation.scoring.report import make_report
+from marl_ray.evaluation.scoring.results import MANIFEST, RESULTS, open_results
+from marl_ray.evaluation.writing.samples import read_samples
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+PROBLEMS = str(FIXTURES / "humaneval.jsonl")
+SAMPLES = str(FIXTURES / "humaneval_samples.jsonl")
+
+
+def problems():
+    return load(HUMANEVAL, PROBLEMS, sha256=ANY).problems
+
+
+def write(path: Path, *lines: bytes | dict) -> str:
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
+    return str(path)
+
+
+def refused(message: str):
+    return pytest.raises(MarlRayError, match=message)
+
+
+def test_samples_are_numbered_within_their_problem_in_file_order():
+    samples = read_samples(SAMPLES, HUMANEVAL, problems())
+    assert dict(samples.counts) == {"own/0": 6, "own/1": 6}
+    assert [sample.number for sample in samples.samples] == [0, 1, 2, 3, 4, 5] * 2
+    assert {sample.source.kind for sample in samples.samples} == {"completion", "solution"}
+    assert samples.sha256 == hashlib.sha256(Path(SAMPLES).read_bytes()).hexdigest()
+
+
+GOOD = {"task_id": "own/0", "completion": "    return 1"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([GOOD, b'{"task_id": '], r"s\.jsonl:2: not JSON: .* at column 13"),
+        ([GOOD, b"", b'{"a": "\xff"}'], r"s\.jsonl:3: not UTF-8 at byte 8"),
+        ([GOOD, b'{"task_id": "own/0", "completion": "\x00"}'], r"s\.jsonl:2: not JSON: Invalid control character"),
+        ([b"[" * 100_000], r"s\.jsonl:1: not JSON"),
+        ([GOOD, b"[1]"], r"s\.jsonl:2: expected a JSON object"),
+        ([{"completion": ""}], r"s\.jsonl:1: task_id: expected a string or a number"),
+        ([{"task_id": "own/0"}], r"s\.jsonl:1: expected exactly one of completion, solution, output"),
+        ([GOOD | {"output": ""}], r"s\.jsonl:1: expected exactly one of"),
+        ([{"task_id": "own/0", "completion": 3}], r"s\.jsonl:1: completion: expected a string"),
+        ([GOOD, {"task_id": "own/9", "completion": ""}], r"s\.jsonl:2: task_id 'own/9' is not among the 2 problems"),
+        ([GOOD], r"s\.jsonl: 1 of 2 problems have no sample, such as 'own/1'"),
+        ([], r"s\.jsonl: 2 of 2 problems have no sample"),
+    ],
+)
+def test_bad_samples_are_refused_with_file_and_line(tmp_path, lines, message):
+    path = write(tmp_path / "s.jsonl", *lines)
+    with refused(message) as caught:
+        read_samples(path, HUMANEVAL, problems())
+    assert "\n" not in str(caught.value)
+
+
+def test_escaped_nul_and_lone_surrogates_are_text_of_a_sample(tmp_path):
+    path = write(tmp_path / "s.jsonl", GOOD, b'{"task_id": "own/1", "completion": "\\u0000 \\ud800"}')
+    assert read_samples(path, HUMANEVAL, problems()).samples[1].source.text == "\0 \ud800"
+
+
+def test_a_file_with_another_digest_is_refused_with_both_digests(tmp_path):
+    digest = hashlib.sha256(Path(PROBLEMS).read_bytes()).hexdigest()
+    with refused(f"humaneval.jsonl: sha256 is {digest}, expected b796127e.*--sha256 {digest} takes this file"):
+        load(HUMANEVAL, PROBLEMS)
+    with refused(f"sha256 is {digest}, expected 00"):
+        load(HUMANEVAL, PROBLEMS, sha256="00")
+    data = load(HUMANEVAL, PROBLEMS, sha256=digest)
+    assert data.sha256 == digest and data.variant == f"HumanEval, file of sha256 {digest[:12]}"
+
+
+def test_a_task_id_that_comes_twice_is_refused_with_both_lines(tmp_path):
+    lines = Path(PROBLEMS).read_bytes().splitlines()
+    path = write(tmp_path / "p.jsonl", *lines, lines[0])
+    with refused(r"p\.jsonl:3: task_id 'own/0' is already that of .*p\.jsonl:1"):
+        load(HUMANEVAL, path, sha256=ANY)
+
+
+def test_a_problem_without_a_field_is_refused_by_name(tmp_path):
+    row = json.loads(Path(PROBLEMS).read_bytes().splitlines()[0])
+    del row["test"]
+    with refused(r"p\.jsonl:1: test: Field required"):
+        load(HUMANEVAL, write(tmp_path / "p.jsonl", row), sha256=ANY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((PROBLEMS + "x",), r"humaneval\.jsonlx: cannot be read: .*No such file"),
+        ((str(FIXTURES),), r"fixtures: cannot be read"),
+        (("nope://bucket/x",), "nope://bucket/x: cannot be read"),
+        ((PROBLEMS, "test"), "--split 'test': humaneval has all"),
+    ],
+)
+def test_problems_that_cannot_be_read(arguments, message):
+    with refused(message):
+        load(HUMANEVAL, *arguments, sha256=ANY)
+
+
+class Bucket(BaseHTTPRequestHandler):
+    """As much of S3 as reading an object takes."""
+
+    protocol_version = "HTTP/1.1"
+    objects: ClassVar[dict[str, bytes]] = {"/bucket/he.jsonl": Path(PROBLEMS).read_bytes()}
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        data = self.objects.get(self.path.partition("?")[0])
+        body = b"<Error><Code>NoSuchKey</Code></Error>" if data is None else data
+        asked = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        begin, end = (int(asked[1]), min(int(asked[2]) + 1, len(body))) if asked else (0, len(body))
+        self.send_response(404 if data is None else 206 if asked else 200)
+        self.send_header("Content-Length", str(end - begin))
+        if asked:
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(body)}")
+        self.end_headers()
+        self.wfile.write(b"" if self.command == "HEAD" else body[begin:end])
+
+    do_HEAD = do_GET
+
+
+def test_problems_are_read_from_s3(monkeypatch):
+    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("EC2_METADATA_DISABLED", "true")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Bucket)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    query = f"?scheme=http&region=us-east-1&endpoint_override=127.0.0.1:{server.server_port}"
+    try:
+        assert load(HUMANEVAL, f"s3://bucket/he.jsonl{query}", sha256=ANY).problems == problems()
+        with refused(r"s3://bucket/no\.jsonl.*: cannot be read"):
+            load(HUMANEVAL, f"s3://bucket/no.jsonl{query}", sha256=ANY)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_empty_file_has_no_problems(tmp_path):
+    with refused("has no problems"):
+        load(HUMANEVAL, write(tmp_path / "p.jsonl"), sha256=ANY)
+
+
+def test_gzip_json_arrays_and_parquet_are_read(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    values = [{"a": 1}, {"a": 2}]
+    lines = b"\n\n".join(json.dumps(value).encode() for value in values)
+    parquet.write_table(pa.Table.from_pylist(values), tmp_path / "x.parquet")
+    for name, data in (
+        ("x.jsonl", lines),
+        ("x.jsonl.gz", gzip.compress(lines)),
+        ("x.json", json.dumps(values).encode()),
+        ("x.json.gz", gzip.compress(json.dumps(values).encode())),
+        ("x.parquet", (tmp_path / "x.parquet").read_bytes()),
+    ):
+        assert [row.values for row in rows(name, data)] == values
+    assert [row.where for row in rows("x.jsonl", lines)] == ["x.jsonl:1", "x.jsonl:3"]
+    for name, data, message in (
+        ("x.jsonl.gz", gzip.compress(lines)[:-9], "damaged gzip"),
+        ("x.json", lines, "not JSON"),
+        ("x.json", b"{}", "expected a JSON array"),
+        ("x.parquet", lines, "not Parquet"),
+    ):
+        with refused(f"^{name}: {message}"):
+            list(rows(name, data))
+
+
+def test_an_unknown_benchmark_is_refused_with_those_there_are():
+    with refused("benchmark 'humaneval2' is unknown; expected one of humaneval, humaneval_plus, mbpp"):
+        benchmark("humaneval2")
+
+
+def test_only_humaneval_comes_with_a_package():
+    with refused("--data: mbpp needs its file, a URI or 'hub'"):
+        load(BENCHMARKS["mbpp"], None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "official", "benchmark": "jsonl"}, "--mode official: jsonl has hardened"),
+        ({"mode": "both", "benchmark": "jsonl"}, "--mode both: jsonl has hardened"),
+        ({"timeout_s": 0.0}, "--timeout 0.0: expected seconds"),
+        ({"timeout_s": float("nan")}, "--timeout nan: expected seconds"),
+        ({"ks": (1, 7)}, "--k 7: problem 'own/0' has only 6 samples"),
+    ],
+)
+def test_options_are_checked_before_anything_runs(options, message):
+    with refused(message):
+        plan(
+            EvaluationOptions(
+                **{"benchmark": "humaneval", "samples": SAMPLES, "data": PROBLEMS, "sha256": ANY} | options
+            )
+        )
+
+
+def row(task_id="a", sample=0, **more):
+    return {"what": "sample", "task_id": task_id, "sample": sample} | more
+
+
+def test_results_are_there_when_the_folder_is_opened_again(tmp_path):
+    with open_results(tmp_path / "out", {"benchmark": "x"}) as results:
+        results.add([row(sample=0), row(sample=1)])
+    with open_results(tmp_path / "out", {"benchmark": "x"}) as results:
+        assert set(results.rows) == {("sample", "a", 0), ("sample", "a", 1)}
+        results.add([row("b")])
+    assert len((tmp_path / "out" / RESULTS).read_bytes().splitlines()) == 3
+
+
+def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
+    with open_results(tmp_path, {}) as results:
+        results.add([row()])
+    with open(tmp_path / RESULTS, "ab") as file:
+        file.write(b'{"what": "sample", "task_id": "b", "sa')
+    with open_results(tmp_path, {}) as results:
+        assert set(results.rows) == {("sample", "a", 0)}
+        results.add([row("c")])
+    with open_results(tmp_path, {}) as results:
+        assert set(results.rows) == {("sample", "a", 0), ("sample", "c", 0)}
+
+
+def test_a_folder_of_another_evaluation_is_refused_and_kept(tmp_path):
+    with open_results(tmp_path, {"benchmark": "humaneval", "samples_sha256": "1"}) as results:
+        results.add([row()])
+    before = (tmp_path / RESULTS).read_bytes()
+    for manifest, message in (
+        ({"benchmark": "mbpp", "samples_sha256": "1"}, "holds an evaluation with benchmark 'humaneval', not 'mbpp'"),
+        ({"benchmark": "humaneval", "samples_sha256": "2"}, "holds an evaluation with samples_sha256 '1', not '2'"),
+    ):
+        with refused(message), open_results(tmp_path, manifest):
+            pass
+    assert (tmp_path / RESULTS).read_bytes() == before
+    (tmp_path / MANIFEST).unlink()
+    with refused("has results.jsonl but no evaluation.json"), open_results(tmp_path, {}):
+        pass
+
+
+def test_files_may_have_moved_when_an_evaluation_goes_on(tmp_path):
+    with open_results(tmp_path, {"samples": "a.jsonl", "samples_sha256": "1"}):
+        pass
+    with open_results(tmp_path, {"samples": "s3://b/a.jsonl", "samples_sha256": "1"}) as results:
+        assert not results.rows
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+    with open_results(tmp_path, {}) as results:
+        results.add([row()])
+    with open(tmp_path / RESULTS, "ab") as file:
+        file.write(b"?\n")
+    with refused(r"results\.jsonl:2: not a result"), open_results(tmp_path, {}):
+        pass
+
+
+def test_two_evaluations_do_not_write_to_one_folder(tmp_path):
+    with open_results(tmp_path, {}), refused("another evaluation is writing there"), open_results(tmp_path, {}):
+        pass
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with refused("cannot be written"), open_results(tmp_path / "file" / "out", {}):
+        pass
+
+
+def test_a_report_has_the_further_scores_of_a_benchmark_beside_its_own():
+    def row(task_id: str, sample: int, passed: bool, scores: dict[str, bool]) -> dict[str, object]:
+        verdict = {"passed": passed, "result": "passed", "level": "paths", "flags": [], "scores": scores}
+        return {"task_id": task_id, "sample": sample, "suspected_hack": False, "official": verdict, "hardened": None}
+
+    rows = [
+        row("a", 0, True, {"base": True}),
+        row("a", 1, False, {"base": True}),
+        row("b", 0, False, {}),
+        row("b", 1, False, {}),
+    ]
+    found = make_report({}, ["a", "b"], rows, ("official",), (1,))
+    assert found["scores"]["official"]["pass@1"]["value"] == 0.25
+    assert found["scores"]["official base"]["pass@1"]["value"] == 0.5
+    assert found["problems"]["b"]["passed"] == {"official": 0, "official base": 0}

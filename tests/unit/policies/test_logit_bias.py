@@ -1,0 +1,79 @@
+"""Biases and penalties on logits: against plain loops, and as OpenAI's clients ask for them."""
+
+from collections import Counter
+
+import pytest
+import torch
+from toy_serving.gateways import with_gateway
+from toy_serving.text_gateways import CHAT, TEXT, config, events, post, texts
+
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.engines.decoding.logit_bias import LogitBias
+from marl_ray.policies.engines.decoding.sampling import draw
+from marl_ray.policies.engines.torch_engine import TorchEngine
+from marl_ray.policies.language.philox import token_uniforms
+
+# Ray's own models, at import.
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+__all__ = ["config", "texts"]
+
+
+@pytest.mark.parametrize("bias", [LogitBias(((7, 3.0), (9, -4.0))), LogitBias(presence=1.5, frequency=-0.7)])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_biased_row_is_drawn_from_shifted_logits_and_its_company_is_as_ever(texts, bias, greedy):
+    """Token by token from a pass over the whole text, with the formula of OpenAI's API."""
+    policy = load_bundle(texts["one"]).policies["lm"]
+    engine = TorchEngine(policy)
+    plain, biased = Prompt(tuple(b"hello"), 1), Prompt(tuple(b"hello"), 2, greedy, bias=bias)
+    decoder = engine.decoder()
+    rows = dict(zip(decoder.add([plain, biased], 0, policy.generation), ("plain", "biased"), strict=True))
+    told = {"plain": [], "biased": []}
+    while len(decoder):
+        for token in decoder.step():
+            told[rows[token.handle]].append((token.id, token.log_prob))
+    assert [pair[0] for pair in told["plain"]] == engine.generate([plain], 0)[0].ids
+    uniforms = torch.from_numpy(token_uniforms(0, [2], len(told["biased"]))[0])
+    ids: list[int] = []
+    for step, (token, log_prob) in enumerate(told["biased"]):
+        with torch.no_grad():
+            logits = policy.lm(torch.tensor([[*b"hello", *ids]])).logits[0, -1].float()
+        counts = Counter(ids)
+        shifted = logits.clone()
+        for number, value in bias.tokens:
+            shifted[number] += value
+        for number, count in counts.items():
+            shifted[number] -= bias.frequency * count + bias.presence
+        kind = torch.tensor([True]) if greedy else None
+        expected, _ = draw(shifted[None], uniforms[step : step + 1], kind, policy.generation.temperature)
+        assert token == expected.item()
+        assert log_prob == pytest.approx(
+            logits.div(policy.generation.temperature).log_softmax(0)[token].item(), abs=1e-4
+        )
+        ids.append(token)
+
+
+def test_clients_force_and_forbid_tokens_and_repeat_less(config):
+    letter = ord("q")
+
+    async def body(client):
+        plain = await post(client, "/v1/completions", TEXT | {"logprobs": 0})
+        forced = await post(client, "/v1/completions", TEXT | {"logit_bias": {str(letter): 100}})
+        chat = await post(client, "/v1/chat/completions", CHAT | {"logit_bias": {str(letter): 100, "1": 0}})
+        parts = await events(client, "/v1/chat/completions", CHAT | {"logit_bias": {str(letter): 100}})
+        fresh = TEXT | {"logit_bias": {str(letter): 40, str(letter + 1): 39.5}, "presence_penalty": 2, "temperature": 0}
+        none = TEXT | {"logit_bias": {}, "presence_penalty": 0, "frequency_penalty": None}
+        return (
+            plain,
+            forced,
+            chat,
+            parts,
+            await post(client, "/v1/completions", fresh),
+            await post(client, "/v1/completions", none),
+        )
+
+    plain, forced, chat, parts, fresh, none = with_gateway(config, body)
+    assert forced["choices"][0]["text"] == chat["choices"][0]["message"]["content"] == "q" * 12
+    assert "".join(part["choices"][0]["delta"].get("content", "") for part in parts[:-1]) == "q" * 12
+    assert set(fresh["choices"][0]["text"]) == {"q", "r"}
+    assert none["choices"][0]["text"] == plain["choices"][0]["text"] != forced["choices"][0]["text"]

@@ -1,0 +1,360 @@
+"""Text environments played by language models: rows, rewards to go, waves, values, metrics, errors, evaluation."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys.collectors import (
+    ALONE,
+    BOTH,
+    EACH,
+    POLICY,
+    Repeater,
+    Scripted,
+    collector,
+    on_two_workers,
+    players,
+    policy,
+    texts,
+)
+from toys.text_envs import Broken, Echo, Quitter, Slow, Strict, Talk
+
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.rollout.actor_critic.collector import CollectPlan
+from marl_ray.rollout.response_streams import EVALUATION, TRAINING, response_stream
+from marl_ray.rollout.text.responses import TokenPlayer
+from marl_ray.rollout.text.transcripts import means
+
+FIELDS = ("mask", "rewards", "costs", "terminated", "truncated", "greedy", "group", "episode", "agent", "turn")
+
+
+def test_a_row_is_a_response_with_the_ids_that_the_engine_gave():
+    engine = Scripted()
+    batch = collector(Talk, BOTH, range(2)).collect(players(BOTH, engine), 0)
+    data = batch.trajectories["shared"]
+    asked = {prompt.stream: prompt for call in engine.calls for prompt in call}
+    assert len(asked) == len(data.mask) == batch.steps
+    for row in range(len(data.mask)):
+        copy, agent, turn = int(data.episode[row]), int(data.agent[row]), int(data.turn[row])
+        prompt = asked[response_stream(TRAINING, 0, 0, copy, agent, turn)]
+        said = engine.say(prompt, 3)
+        n = len(said.ids)
+        assert data.actions[row, :n].tolist() == said.ids and not data.actions[row, n:].any()
+        torch.testing.assert_close(data.log_probs[row, :n], torch.tensor(said.log_probs))
+        assert data.mask[row].tolist() == [True] * n + [False] * (data.mask.shape[1] - n)
+        # Prompts stand on the right, where the response begins.
+        width = data.prompts.shape[1] - len(prompt.ids)
+        assert data.prompts[row].tolist() == [-1] * width + list(prompt.ids)
+        assert data.terminated[row].nonzero().flatten().tolist() == [n - 1] and not data.truncated[row].any()
+    assert data.observations.shape == (*data.mask.shape, 0) and data.states is None and data.action_masks is None
+    order = list(zip(data.episode.tolist(), data.turn.tolist(), data.agent.tolist(), strict=True))
+    assert order == sorted(order)
+    assert data.group.tolist() == data.episode.tolist()  # groups of one
+    assert not data.values.any() and not data.bootstrap.any() and data.cost_values.shape == (*data.mask.shape, 1)
+
+
+def test_a_response_that_is_cut_is_truncated():
+    data = collector(Talk, BOTH).collect(players(BOTH, Scripted(ends=False)), 0).trajectories["shared"]
+    assert not data.terminated.any() and data.truncated.sum(1).eq(1).all()
+    assert (data.truncated.long().argmax(1) == data.mask.sum(1) - 1).all()
+
+
+def slow_rewards_to_go(make: Callable, said: Sequence[str]) -> tuple[list[tuple[str, float, float]], float]:
+    """Of each turn (agent, reward to go, cost to go), and the mean return: replay, then sum over all that follows."""
+    env, history = make(), []
+    env.reset(seed=0)
+    for word in said:
+        while env.terminations[env.agent_selection]:
+            env.step(None)
+        agent = env.agent_selection
+        env.step(word)
+        cost = sum(np.sum(info.get("cost", 0.0)) for info in env.infos.values())
+        history.append((agent, dict(env.rewards), cost))
+    rows = []
+    for t, (agent, _, _) in enumerate(history):
+        reward = sum(rewards.get(agent, 0.0) for _, rewards, _ in history[t:])
+        rows.append((agent, reward, sum(cost for _, _, cost in history[t:])))
+    return rows, sum(sum(rewards.values()) for _, rewards, _ in history) / 2
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10_000), st.sampled_from([Talk, Quitter, partial(Talk, 9), partial(Talk, 1)]))
+def test_a_row_gets_what_its_agent_receives_from_its_turn_on(iteration, make):
+    batch = collector(make, EACH, range(2)).collect(players(EACH), iteration)
+    for number, episode in enumerate(batch.episodes):
+        spoken: dict[str, list[tuple[str, float, float]]] = {}
+        for name, (agent,) in EACH.items():
+            data = batch.trajectories[name]
+            own = (data.episode == number).nonzero().flatten()
+            last = data.mask.sum(1) - 1
+            assert data.turn[own].tolist() == list(range(len(own)))
+            at_end = data.rewards[own, last[own]], data.costs[own, last[own], 0]
+            torch.testing.assert_close(data.rewards[own].sum(1), at_end[0])
+            torch.testing.assert_close(data.costs[own, :, 0].sum(1), at_end[1])
+            said = [texts(data)[row] for row in own]
+            spoken[agent] = list(zip(said, *(x.tolist() for x in at_end), strict=True))
+        # Who speaks when is the environment's rule: turns alternate until `teller` may be gone.
+        left, order = {agent: list(turns) for agent, turns in spoken.items()}, []
+        while any(left.values()):
+            agent = "teller" if len(order) % 2 and left["teller"] else "asker"
+            order.append((agent, *left[agent].pop(0)))
+        expected, ret = slow_rewards_to_go(make, [said for _, said, _, _ in order])
+        assert [(agent, reward, cost) for agent, _, reward, cost in order] == expected
+        assert episode.ret == pytest.approx(ret) and episode.length == len(order)
+        assert episode.costs == (float(len(order)),)
+        assert episode.tokens == sum(len(said.encode()) + 1 for _, said, _, _ in order)
+
+
+def test_episodes_are_cut_after_horizon_turns():
+    batch = collector(partial(Talk, 9), BOTH, plan=CollectPlan(3, episodes=True)).collect(
+        players(BOTH, Scripted(["no", "cat"])), 0
+    )
+    assert [(e.length, e.step, e.cut, e.solved) for e in batch.episodes] == [(3, 2, True, None)] * 8
+    assert batch.steps == 24 and len(batch.trajectories["shared"].mask) == 24
+
+
+@pytest.mark.parametrize("scripted", [True, False])
+def test_data_does_not_depend_on_the_number_of_workers(scripted):
+    engine = Scripted() if scripted else make_engine(POLICY)
+    plan = CollectPlan(6, episodes=True, group_size=2, greedy=True)
+    whole = collector(Talk, EACH, range(8), plan).collect(players(EACH, engine), 2)
+    parts = on_two_workers(
+        lambda rank, gather: collector(Talk, EACH, range(4 * rank, 4 * rank + 4), plan, gather=gather).collect(
+            players(EACH, engine), 2
+        )
+    )
+    assert whole.steps == sum(part.steps for part in parts)
+    assert whole.episodes == [episode for part in parts for episode in part.episodes]
+    for name in EACH:
+        data, split = whole.trajectories[name], [part.trajectories[name] for part in parts]
+        start = 0
+        for part in split:
+            rows = slice(start, start := start + len(part.mask))
+            steps, width = part.mask.shape[1], part.prompts.shape[1]
+            for field in (*FIELDS, "actions", "log_probs"):
+                own, ours = getattr(data, field)[rows], getattr(part, field)
+                own = own[:, :steps] if own.dim() > 1 else own
+                torch.testing.assert_close(own, ours, rtol=1e-4, atol=1e-5)
+            assert torch.equal(data.prompts[rows, -width:], part.prompts)
+            assert (data.prompts[rows, :-width] == -1).all() and not data.mask[rows, steps:].any()
+    assert sorted(whole.transcripts) == sorted(told for part in parts for told in part.transcripts)
+    assert means([whole.sums]) == pytest.approx(means(part.sums for part in parts))
+
+
+def test_a_policy_answers_all_copies_in_one_call_per_wave():
+    engine = Scripted(["no"])
+    collector(Talk, EACH, plan=CollectPlan(4, episodes=True)).collect(players(EACH, engine), 0)
+    assert [len(call) for call in engine.calls] == [8] * 4
+    assert len({prompt.stream for call in engine.calls for prompt in call}) == 32
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 100])
+def test_values_are_the_critics_own_in_reward_units(micro_batch):
+    model = policy(critic=True, signals=2)
+    norms = (ValueNorm().updated(1.0, 5.0), ValueNorm().updated(-2.0, 8.0), ValueNorm().updated(0.5, 2.0))
+    team = {"shared": TokenPlayer(model, Scripted(), BOTH["shared"], norms[0], norms[1:], micro_batch)}
+    data = collector(partial(Talk, cost=("x", "y")), BOTH, signals=2).collect(team, 0).trajectories["shared"]
+    with torch.no_grad():
+        expected = model.evaluate(data.prompts, data.actions, data.mask)
+    torch.testing.assert_close(data.values, norms[0].denormalize(expected.values) * data.mask)
+    for k in (0, 1):
+        costs = norms[k + 1].denormalize(expected.cost_values[..., k]) * data.mask
+        torch.testing.assert_close(data.cost_values[..., k], costs)
+    assert data.values[data.mask].ne(0).all() and not data.values.requires_grad
+
+
+def test_tokens_are_counted_here_where_they_are_a_cost():
+    team = players(BOTH, Scripted())
+    make = partial(Talk, cost=("turns", "tokens"))
+    batch = collector(make, BOTH, signals=2).collect(team, 0)
+    for episode in batch.episodes:
+        assert episode.costs == (episode.length, episode.tokens)
+    data = batch.trajectories["shared"]
+    first = data.turn.eq(0) & data.agent.eq(0)
+    assert data.costs[first].sum(1)[:, 1].tolist() == [episode.tokens for episode in batch.episodes]
+
+
+def test_metrics_are_by_role_and_transcripts_are_bounded():
+    batch = collector(Talk, BOTH).collect(players(BOTH, Scripted(["no", "banana"])), 0)
+    found = means([batch.sums])
+    data = batch.trajectories["shared"]
+    lengths = data.mask.sum(1).double()
+    for agent, name in enumerate(BOTH["shared"]):
+        own = data.agent == agent
+        assert found[f"{name}/response_tokens"] == pytest.approx(float(lengths[own].mean()))
+        assert found[f"{name}/ended"] == 1.0
+    returns = [(found["asker/reward"] + found["teller/reward"]) / 2]
+    assert returns == pytest.approx([np.mean([episode.ret for episode in batch.episodes])])
+    assert found["env/words"] == 4.0 and found["env/solved"] == np.mean([e.solved for e in batch.episodes])
+    assert len(batch.transcripts) == 2
+    told = batch.transcripts[0]
+    assert [line.agent for line in told.lines] == ["asker", "teller"] * 2
+    assert told.lines[1].prompt.endswith(f"heard {told.lines[0].response!r}")
+    row = int(((data.episode == told.copy) & (data.turn == 0) & (data.agent == 0)).nonzero())
+    assert told.lines[0].response == texts(data)[row] and told.lines[0].reward == float(data.rewards[row].sum())
+
+
+def test_evaluation_plays_held_out_tasks_and_changes_nothing_of_training():
+    engine = Scripted()
+    trained, other = collector(Talk, BOTH, range(3)), collector(Talk, BOTH, range(3))
+    played = other.play(players(BOTH, engine), [4, 7], samples=2)
+    assert [(e.task, e.sample) for e in played] == [(4, 0), (4, 1), (7, 0), (7, 1)]
+    assert trained.collect(players(BOTH), 0).episodes == other.collect(players(BOTH), 0).episodes
+    # Any number of copies and any split of the tasks gives the same episodes.
+    alone = collector(Talk, BOTH, range(5, 6)).play(players(BOTH), [7], samples=2)
+    strip = [episode._replace(copy=0) for episode in (*played[2:], *alone)]
+    assert strip[:2] == strip[2:]
+    others = other.play(players(BOTH), [4, 7, 9], samples=2, key=1)
+    assert [e.tokens for e in others[:4]] != [e.tokens for e in played]
+    greedy = other.play(players(BOTH, Scripted(["stop", "no"])), range(4), greedy=True)
+    assert [episode.length for episode in greedy] == [1] * 4
+    engine.calls.clear()
+    collector(Echo, ALONE, range(3)).play(players(ALONE, engine), [4])
+    assert b"4 test" in bytes(i for i in engine.calls[0][0].ids if i < 256)
+
+
+def test_a_solved_task_is_told():
+    played = collector(Echo, ALONE).play(players(ALONE, Repeater()), range(5))
+    assert all(episode.solved and episode.ret == 1.0 and episode.metrics == {"words": 1.0} for episode in played)
+
+
+def test_streams_differ_by_everything_that_they_are_for():
+    numbers = [(kind, i, a, c, g, t) for kind in (TRAINING, EVALUATION) for i in range(4) for a in range(3)
+               for c in range(4) for g in range(3) for t in range(4)]  # fmt: skip
+    assert len({response_stream(*number) for number in numbers}) == len(numbers)
+    assert response_stream(TRAINING, 1, 0, 2, 0, 3) == response_stream(TRAINING, 1, 0, 2, 0, 3) < 1 << 64
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rewards": {"speaker": float("nan")}},
+        {"rewards": {"speaker": [1.0, 2.0]}},
+        {"rewards": {"speaker": None}},
+        {"rewards": {}},
+        {"rewards": {"speaker": 1.0, "someone": 1.0}},
+        {"rewards": 1.0},
+        {"infos": {"cost": [1.0, 2.0]}},
+        {"infos": {"cost": float("inf")}},
+        {"infos": {"metrics": {"pass": float("nan")}}},
+        {"observation": 3},
+        {"error": MarlRayError("the sandbox is gone")},
+    ],
+)
+def test_what_an_environment_reports_wrongly_is_one_error_that_names_it(given):
+    with pytest.raises(MarlRayError, match=r"^environment broken, copy 0, agent speaker: .") as error:
+        collector(partial(Broken, **given), ALONE, range(2)).collect(players(ALONE), 0)
+    assert "\n" not in str(error.value)
+
+
+def test_an_environments_own_error_keeps_its_kind():
+    with pytest.raises(ZeroDivisionError) as error:
+        collector(partial(Broken, error=ZeroDivisionError("x")), ALONE, range(1)).collect(players(ALONE), 0)
+    assert error.value.__notes__ == ["in environment broken, copy 0, agent speaker"]
+
+
+def test_a_step_that_hangs_is_an_error():
+    class Hangs(Slow):
+        def act(self, agent: str, text: str) -> None:
+            time.sleep(30 if self.options["index"] == 2 else 0)
+
+    with pytest.raises(MarlRayError, match=r"environment slow, copy 2, agent speaker: step took over 0.2 s"):
+        collector(Hangs, ALONE, deadline=0.2).collect(players(ALONE), 0)
+
+
+def test_copies_step_side_by_side():
+    Slow.most = 0
+    collector(Slow, ALONE).collect(players(ALONE), 0)
+    assert Slow.most > 1
+
+
+def test_every_agent_needs_a_policy():
+    with pytest.raises(MarlRayError, match="expected to hold each of"):
+        collector(Talk, {"one": ["asker"]})
+
+
+class Told(Talk):
+    """Talk whose prompts grow: each is all that was said, `times` over."""
+
+    tasks = 20
+
+    def __init__(self, times: int = 1, first: str = "go", length: int = 4) -> None:
+        super().__init__(length)
+        self.times, self.first = times, first
+
+    def observe(self, agent: str) -> str:
+        return self.first + "".join(self.heard) * self.times
+
+
+@pytest.mark.parametrize("said", ["<|end|><|reply|>", "", "\x00", "{agent}{", "x" * 30])
+def test_nothing_that_an_agent_says_ends_a_run(said):
+    engine = Scripted([said])
+    batch = collector(Told, BOTH).collect(players(BOTH, engine), 0)
+    assert all(episode.length == 4 and not episode.cut for episode in batch.episodes)
+    # What was said reaches the next one's prompt as text: the only special token is the template's.
+    ids = engine.calls[-1][0].ids
+    assert [number for number in ids if number > 255] == [POLICY.tokenizer.convert_tokens_to_ids("<|reply|>")]
+
+
+def test_a_text_that_the_environment_refuses_ends_its_episode_and_is_counted():
+    """Only where its action space says so: another error of an environment is its own."""
+    strict, team = partial(Strict, cost=("tokens",)), players(BOTH, Scripted(["stop", "cat", "cat", "a cat"]))
+    batch = collector(strict, BOTH, range(16)).collect(team, 0)
+    said = texts(batch.trajectories["shared"])
+    cut = [episode.cut for episode in batch.episodes]
+    assert any(cut) and not all(cut) and sum(cut) == said.count("a cat")
+    assert all(episode.solved is None for episode in batch.episodes if episode.cut)
+    data = batch.trajectories["shared"]
+    counted = [batch.sums[f"{agent}/refused"] for agent in BOTH["shared"]]
+    assert sum(refused for refused, _ in counted) == sum(cut) and sum(turns for _, turns in counted) == len(said)
+    refused = torch.tensor([text == "a cat" for text in said])
+    assert not data.rewards[refused].any() and data.costs.sum(1)[refused, 0].tolist() == [6.0] * sum(cut)
+    with pytest.raises(AssertionError):
+        collector(partial(Broken, error=AssertionError("own")), ALONE).collect(players(ALONE, Scripted(["cat"])), 0)
+
+
+def test_a_prompt_that_is_too_long_loses_its_middle_and_is_counted():
+    engine = Scripted(["cat"])
+    batch = collector(partial(Told, 100), BOTH).collect(players(BOTH, engine), 0)  # 302, 602 and 902 characters
+    assert [(e.length, e.cut, e.solved) for e in batch.episodes] == [(2, True, None)] * 8
+    found = means([batch.sums])
+    assert found["asker/prompt_shortened"] == 0 and found["asker/prompt_too_long"] == 0.5
+    assert found["teller/prompt_shortened"] == 1 and found["teller/prompt_too_long"] == 0
+    assert all(len(prompt.ids) <= 248 for call in engine.calls for prompt in call)
+    # What was earned until then counts: 1 for each "a", and 0.5 for the asker's when the teller answers.
+    assert [episode.ret for episode in batch.episodes] == [1.25] * 8
+    data = batch.trajectories["shared"]
+    assert data.rewards.sum(1).tolist() == [1.5, 1.0] * 8 and len(data.mask) == 16
+    assert data.terminated.any(1).all() and "solved" not in "".join(found)
+
+
+def test_an_episode_that_nobody_can_begin_is_empty():
+    batch = collector(partial(Told, first="long " * 200), BOTH).collect(players(BOTH), 0)
+    assert [(e.length, e.cut, e.ret, e.tokens) for e in batch.episodes] == [(0, True, 0.0, 0)] * 8
+    assert batch.steps == 8 and not len(batch.trajectories["shared"].mask)
+    assert means([batch.sums])["asker/prompt_too_long"] == 1
+
+
+def test_an_episode_that_was_cut_is_not_solved():
+    """Where others of the batch are: the share is of all episodes, on any number of workers."""
+    engine = Scripted(["stop", "no"])
+    short = CollectPlan(2, episodes=True)
+    batch = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, engine), 0)
+    cut = sum(episode.cut for episode in batch.episodes)
+    assert 0 < cut < 40 and all(episode.solved is None for episode in batch.episodes if episode.cut)
+    assert means([batch.sums])["env/solved"] == 0
+    solved = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, Scripted(["stop a", "cat"])), 0)
+    assert "env/solved" not in means([solved.sums])  # all are cut, so nobody knows that this one tells
+
+
+def test_a_curriculum_goes_on_when_episodes_are_cut():
+    made = collector(partial(Told, first="long " * 200), BOTH, curriculum="toys.text_envs:least_solved")
+    made.collect(players(BOTH), 0)
+    assert set(made.curriculum.solved.values()) == {0.0}

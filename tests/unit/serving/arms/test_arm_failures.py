@@ -1,0 +1,180 @@
+"""Whose failure it is: one client's inputs, shared passes, circuits and their probes. Without Ray."""
+
+import asyncio
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from toy_serving.fragile_arms import CLOSED, GOOD, OPEN, STRANGE, ask, bundle, circuits, config_of_arms, errors_of
+from toy_serving.gateways import serving, until
+
+from marl_ray.config import BreakerConfig, ExperimentConfig, parse_config
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.lifecycle import ExperimentStatus
+from marl_ray.policies.bundles.actor_critic import Bundle, load_actor_critics
+from marl_ray.serving.arms import actor_critic
+from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
+from marl_ray.serving.arms.errors import ArmError, NotFiniteError
+from marl_ray.serving.asgi import Gateway
+
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+
+
+def test_inputs_that_no_arm_can_take_end_nothing(tmp_path):
+    arms = {"one": bundle(tmp_path, 1, True), "four": bundle(tmp_path, 4, True)}
+    breaker = {"failures": 3, "on_open": "rollback", "rounds": 1}
+
+    async def body():
+        async with serving(config_of_arms(tmp_path, arms, breaker=breaker)) as (client, app):
+            bad = [await ask(client, f"bad{k}", STRANGE) for k in range(40)]
+            good = [await ask(client, f"s{k}") for k in range(40)]
+            return bad, good, circuits(app), errors_of(app), app.service.store.experiment("exp").state
+
+    bad, good, states, errors, state = asyncio.run(body())
+    assert {answer.status_code for answer in bad} == {400}
+    assert {answer.json()["error"]["field"] for answer in bad} == {"observations"}
+    assert Counter(answer.json()["arm"] for answer in good).keys() == {"one", "four"}
+    assert set(states.values()) == {CLOSED} and errors == {}
+    assert (state.status, state.rolled_back) == (ExperimentStatus.RUNNING, frozenset())
+
+
+def test_an_input_that_one_arm_alone_cannot_take_is_that_arms_failure(tmp_path):
+    arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, True)}
+
+    async def body():
+        async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
+            answers = {f"s{k}": (await ask(client, f"s{k}", STRANGE)).json() for k in range(40)}
+            early, states = errors_of(app), circuits(app)
+            app.service.endpoints.routers["exp"].circuits["four"]._until = 0.0  # time for a probe
+            later = {f"t{k}": (await ask(client, f"t{k}", STRANGE)).json() for k in range(40)}
+            return answers, later, states, early, errors_of(app), app.service.store.experiment("exp").state.rolled_back
+
+    answers, later, states, early, errors, rolled_back = asyncio.run(body())
+    assert {answer["arm"] for answer in (answers | later).values()} == {"one"}
+    failed, failed_later = ([s for s, answer in of.items() if "fallback_for" in answer] for of in (answers, later))
+    # The three that failed do not speak for those that came while the circuit was open, until a probe has failed as well.
+    assert early == dict.fromkeys(failed[:3], 1.0) and len(failed) > 10
+    assert errors == dict.fromkeys(failed[:3] + failed_later, 1.0) and len(failed_later) > 10
+    assert states == {"one": CLOSED, "four": OPEN} and not rolled_back
+
+
+def test_one_session_opens_no_circuit_and_fails_for_nobody_else(tmp_path):
+    arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, True)}
+
+    async def body():
+        async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3})) as (client, app):
+            table = app.service.endpoints.routers["exp"].table
+            session = next(f"s{k}" for k in range(99) if table.assign(f"s{k}").arm == "four")
+            answers = [(await ask(client, session, STRANGE)).json() for _ in range(40)]
+            await asyncio.gather(*(ask(client, session, STRANGE) for _ in range(40)))
+            return session, answers, circuits(app), errors_of(app)
+
+    session, answers, states, errors = asyncio.run(body())
+    assert all(answer["fallback_for"] == "four" for answer in answers)
+    assert errors == {session: 1.0} and set(states.values()) == {CLOSED}
+
+
+def test_inputs_that_the_control_alone_cannot_take_do_not_close_it_to_others(tmp_path):
+    arms = {"one": bundle(tmp_path, 1, True), "four": bundle(tmp_path, 4, False)}
+
+    async def body():
+        async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
+            bad = {f"bad{k}": await ask(client, f"bad{k}", STRANGE) for k in range(40)}
+            good = [await ask(client, f"s{k}") for k in range(20)]
+            return bad, good, circuits(app), errors_of(app)
+
+    bad, good, states, errors = asyncio.run(body())
+    refused = {session for session, answer in bad.items() if answer.status_code == 503}
+    assert refused and {answer.status_code for answer in bad.values()} == {200, 503}
+    assert all(int(bad[session].headers["retry-after"]) >= 1 for session in refused)
+    assert errors == dict.fromkeys(refused, 1.0)  # as a treatment's would
+    assert {answer.status_code for answer in good} == {200} and set(states.values()) == {CLOSED}
+
+
+def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypatch):
+    original = Bundle.act
+
+    def picky(self, requests, noise=None, masks=(), act=None):
+        if any(request["agent"][0] == 1 for request in requests):
+            raise RuntimeError("what a strange input")
+        return original(self, requests, noise, masks, act)
+
+    monkeypatch.setattr(Bundle, "act", picky)
+    served = load_actor_critics(bundle(tmp_path, 1, False))
+
+    async def run():
+        batcher = ArmBatcher(served, Passes(64, np.random.default_rng(0)))
+        seen = [np.array(STRANGE if k == 7 else GOOD, np.float32) for k in range(20)]
+        return await asyncio.gather(*(batcher.act({"agent": one}, False) for one in seen), return_exceptions=True)
+
+    found = asyncio.run(run())
+    assert [k for k, one in enumerate(found) if isinstance(one, ArmError)] == [7]
+    assert {int(one["agent"][0]) for k, one in enumerate(found) if k != 7} == {1}
+
+
+@pytest.mark.parametrize("how", ["raises", "not finite"])
+def test_requests_that_share_a_failed_pass_count_once(tmp_path, monkeypatch, how):
+    arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False, broken=how == "not finite")}
+    digest = load_actor_critics(arms["four"]).digest
+    original = Bundle.act
+    monkeypatch.setattr(actor_critic, "stackable", lambda bundles: False)  # each arm has passes of its own
+
+    def failing(self, requests, noise=None, masks=(), act=None):
+        if how == "raises" and self.digest == digest:
+            raise RuntimeError("out of memory")
+        return original(self, requests, noise, masks, act)
+
+    monkeypatch.setattr(Bundle, "act", failing)
+
+    async def body():
+        async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
+            seen = []
+            for batch in range(3):
+                answers = await asyncio.gather(*(ask(client, f"s{batch}-{k}") for k in range(40)))
+                assert {answer.json()["arm"] for answer in answers} == {"one"}
+                seen.append(circuits(app)["four"])
+            return seen
+
+    assert asyncio.run(body()) == [CLOSED, CLOSED, OPEN]
+
+
+def test_circuits_fall_back_and_sessions_leave_a_rolled_back_arm_by_default():
+    assert BreakerConfig().on_open == "fallback"
+    assert parse_config(ExperimentConfig, {"name": "e", "arms": {"a": {"bundle": "a"}}}).on_rollback == "cut"
+
+
+def test_sessions_of_a_rolled_back_arm_go_on_with_the_control(tmp_path):
+    arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False)}
+
+    async def body():
+        async with serving(config_of_arms(tmp_path, arms)) as (client, app):
+            before = {f"s{k}": (await ask(client, f"s{k}")).json()["arm"] for k in range(20)}
+            router = app.service.endpoints.routers["exp"]
+            app.service.roll_back(router, "four", "test")
+            await until(lambda: "four" in router.state.rolled_back)
+            return before, {session: (await ask(client, session)).json()["arm"] for session in before}
+
+    before, after = asyncio.run(body())
+    assert set(before.values()) == {"one", "four"} and set(after.values()) == {"one"}
+
+
+def test_weights_that_were_rolled_back_are_refused_under_another_runs_name(tmp_path):
+    arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False)}
+    again = arms | {"four": bundle(tmp_path, 4, False, run="another")}
+    assert again["four"] != arms["four"]
+
+    async def body():
+        async with serving(config_of_arms(tmp_path, arms)) as (_, app):
+            app.service.roll_back(app.service.endpoints.routers["exp"], "four", "test")
+            await until(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
+
+    asyncio.run(body())
+    config = config_of_arms(tmp_path, again, name="next")
+    with pytest.raises(MarlRayError, match=r"arms\.four: the weights of bundle .* have been rolled back in"):
+        Gateway(config)
+
+
+def test_errors_of_arms_cross_processes():
+    found = pickle.loads(pickle.dumps(NotFiniteError("not finite", 7)))
+    assert (type(found), str(found), found.pass_number) == (NotFiniteError, "not finite", 7)

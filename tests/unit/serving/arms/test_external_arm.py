@@ -1,0 +1,432 @@
+"""An arm that is somebody else's model: our own gateway over real HTTP is the other side."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from toy_models.tokenizers import QWEN
+from toy_serving.gateways import bearer, serving, with_gateway, write_keys
+from toy_serving.sites import running
+from toy_serving.text_gateways import ASK, CHAT, TEXT, config, events, make_text_bundle, post, text_config, texts
+
+from marl_ray.config import ArmConfig, parse_config
+from marl_ray.errors import MarlRayError
+from marl_ray.serving.arms.errors import ArmError
+from marl_ray.serving.arms.external import events as events_module
+from marl_ray.serving.arms.external.arm import ExternalArm
+from marl_ray.serving.arms.external.events import events_of
+from marl_ray.serving.arms.external.model import external_model
+from marl_ray.serving.arms.protocol import TextRequest
+from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.client.admin import deploy_bundle, lines
+from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
+
+# Ray's own models, at import.
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+__all__ = ["config", "texts"]
+KEY = "game"
+PRICE = {"prompt": 100.0, "completion": 1000.0}
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """The URL of a gateway with a key, whose model knows tools."""
+    folder = tmp_path_factory.mktemp("theirs")
+    keys = write_keys(folder / "keys.yaml", **{KEY: ("inference",)})
+    bundle = make_text_bundle(folder, 3, template=QWEN)
+    with running(Gateway(text_config({"one": bundle}, folder, api_keys=keys), seed=0)) as site:
+        yield f"{site.url}/v1"
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("THEIR_KEY", KEY)
+
+
+def external(url: str, **more: object) -> dict:
+    return {"url": url, "model": "exp", "api_key_env": "THEIR_KEY"} | more
+
+
+def against(theirs: str, bundle: str, folder, arms: dict | None = None, **more: object):
+    """Our model against theirs."""
+    both = arms or {"ours": {"bundle": bundle}, "theirs": external(theirs, price=PRICE)}
+    experiment = {"name": "exp", "arms": both, "min_outcomes": 5} | more
+    return text_config({}, folder, experiments=[experiment])
+
+
+async def by_arm(client, **more) -> dict[str, str]:
+    """A session of each arm."""
+    found: dict[str, str] = {}
+    for k in range(40):
+        said = await post(client, "/generate", ASK | {"session_id": f"s{k}", "max_tokens": 1} | more)
+        found.setdefault(said["arm"], f"s{k}")
+        if len(found) == 2:
+            break
+    return found
+
+
+def test_our_model_against_theirs_by_every_route(theirs, texts, tmp_path):
+    """What theirs says is what the other gateway says of itself; its tokens have a price, which its sessions carry."""
+    rails = [{"name": "cost_usd", "margin": 0.01}]
+
+    async def run():
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with (
+            serving(against(theirs, texts["one"], tmp_path, guardrails=rails)) as (client, app),
+            httpx.AsyncClient(base_url=theirs, headers=headers, timeout=60) as direct,
+        ):
+            session = (await by_arm(client))["theirs"]
+            asked = ASK | {"session_id": session, "max_tokens": 30, "temperature": 0.7, "top_p": 0.9}
+            said = await post(client, "/generate", asked)
+            body = {"model": "exp", "messages": [{"role": "user", "content": "hello"}], "seed": 5}
+            body |= {"max_tokens": 30, "temperature": 0.7, "top_p": 0.9}
+            expected = (await direct.post("/chat/completions", json=body)).json()
+            choice = expected["choices"][0]
+            assert (said["arm"], said["text"], said["finish_reason"]) == (
+                "theirs", choice["message"]["content"], choice["finish_reason"],
+            )  # fmt: skip
+            assert said["tokens"] == said["log_probs"] == []
+            parts = await events(client, "/generate", asked)
+            assert len(parts) > 2 and "".join(part["text"] for part in parts) == said["text"]
+            chat = CHAT | {"user": session, "logprobs": True, "top_logprobs": 2, "max_tokens": 30}
+            whole = await post(client, "/v1/chat/completions", chat)
+            own = await direct.post("/chat/completions", json=body | {k: chat[k] for k in ("logprobs", "top_logprobs")})
+            assert whole["usage"]["completion_tokens"] == 30 == len(whole["choices"][0]["logprobs"]["content"])
+            assert len(own.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
+            acted = await post(client, "/v1/act", {"session_id": session, "observations": {"writer": "hello"}})
+            assert acted["arm"] == "theirs" and isinstance(acted["actions"]["writer"], str) and acted["log_probs"] == {}
+            prompt = expected["usage"]["prompt_tokens"]
+            first, longer, act = 1, 30, 12
+            tokens = first + 3 * longer + act
+            spent = (5 * prompt * PRICE["prompt"] + tokens * PRICE["completion"]) / 1e6
+            await post(client, "/v1/outcomes", {"session_id": session, "value": 1})
+            assert dict(app.service.store.metric_values("exp", "cost_usd"))[session] == pytest.approx(spent)
+            metrics = (await client.get("/metrics")).text
+            assert 'marl_ray_gateway_cost_usd_total{arm="theirs",experiment="exp"}' in metrics
+            assert 'cost_usd_total{arm="ours"' not in metrics and f"Bearer {KEY}" not in metrics
+            report = (await client.get("/v1/experiments/exp")).json()
+            assert report["arms"]["theirs"]["bundle"] == theirs and report["guardrails"][0]["name"] == "cost_usd"
+            listed = (await client.get("/v1/models")).json()["models"]
+            assert {model["bundle"] for model in listed} == {texts["one"], theirs}
+            page = await client.get("/ui/experiments/exp")
+            assert page.status_code == 200 and (await client.get("/v1/endpoints")).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_what_a_unit_costs_is_added_up_over_replicas(theirs, texts, tmp_path):
+    """Also where the outcome comes to a replica that has not met the unit; a unit of ours costs nothing."""
+    config = against(theirs, texts["one"], tmp_path, guardrails=[{"name": "cost_usd", "margin": 0.01}])
+
+    async def run():
+        async with serving(config) as (client, app), serving(config) as (other, second):
+            sessions = await by_arm(client)
+            asked = ASK | {"session_id": sessions["theirs"], "max_tokens": 2}
+            for replica in (client, client, other):
+                await post(replica, "/generate", asked)
+            app.service.follower.decide()
+            for session in sessions.values():
+                await post(other, "/v1/outcomes", {"session_id": session, "value": 1})
+            await post(client, "/generate", asked)  # behind the outcome, in the unit's window
+            app.service.unit_reports.write()
+            metered = [
+                one.service.metrics.meters_of(one.service.endpoints.routers["exp"].config) for one in (app, second)
+            ]
+            spent = sum(meters["theirs"].cost_usd for meters in metered)
+            stored = dict(second.service.store.metric_values("exp", "cost_usd"))
+            assert stored[sessions["theirs"]] == pytest.approx(spent) and spent > 0
+            assert stored[sessions["ours"]] == 0.0 and not second.service.store.corrections("exp")
+
+    asyncio.run(run())
+
+
+def test_tools_and_objects_are_theirs_too(theirs, tmp_path):
+    arms = {"theirs": external(theirs)}
+    weather = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+    async def body(client):
+        asked = CHAT | {"tools": [weather], "tool_choice": "required", "max_tokens": 400}
+        path = "/v1/chat/completions"
+        for seed in range(8):
+            whole = (await post(client, path, asked | {"seed": seed}))["choices"][0]
+            if whole["finish_reason"] == "tool_calls":
+                break
+        [call] = whole["message"]["tool_calls"]
+        parts = [part["choices"][0]["delta"] for part in (await events(client, path, asked | {"seed": seed}))[:-1]]
+        [told] = [call for delta in parts for call in delta.get("tool_calls", [])]
+        assert told["function"] == call["function"] and call["function"]["name"] == "weather"
+        back = [*CHAT["messages"], whole["message"], {"role": "tool", "tool_call_id": call["id"], "content": "20"}]
+        await post(client, path, CHAT | {"tools": [weather], "messages": back, "max_tokens": 2})
+        for seed in range(8):
+            wanted = CHAT | {"response_format": {"type": "json_object"}, "max_tokens": 400, "seed": seed}
+            choice = (await post(client, path, wanted))["choices"][0]
+            if choice["finish_reason"] == "stop":
+                assert isinstance(json.loads(choice["message"]["content"]), dict)
+                break
+        else:
+            raise AssertionError("no object in eight")
+        refused = [
+            await client.post("/v1/completions", json=TEXT),
+            await client.post("/generate", json=ASK | {"top_k": 3}),
+        ]
+        assert [answer.json()["error"]["field"] for answer in refused] == ["prompt", "top_k"]
+
+    with_gateway(against(theirs, "", tmp_path, arms), body)
+
+
+@pytest.mark.parametrize(
+    ("url", "change"), [("", {"model": "none"}), ("", {"api_key_env": "WRONG"}), ("http://127.0.0.1:9/v1", {})]
+)
+def test_where_theirs_fails_ours_answers(url, change, theirs, texts, tmp_path, monkeypatch, caplog):
+    """An unknown model, a wrong key, nobody there: the control answers, and the failure counts."""
+    monkeypatch.setenv("WRONG", "wrong-secret")
+    arms = {"ours": {"bundle": texts["one"]}, "theirs": external(url or theirs, **change)}
+
+    async def body(client):
+        answers = [await post(client, "/generate", ASK | {"session_id": f"s{k}", "max_tokens": 1}) for k in range(12)]
+        return answers, (await client.get("/metrics")).text
+
+    answers, metrics = with_gateway(against(theirs, "", tmp_path, arms), body)
+    assert {answer["arm"] for answer in answers} == {"ours"}
+    assert {answer.get("fallback_for") for answer in answers} == {None, "theirs"}
+    assert 'marl_ray_gateway_arm_failures_total{arm="theirs",experiment="exp"}' in metrics
+    assert "wrong-secret" not in metrics + caplog.text
+
+
+class Replies:
+    """An ASGI application that answers as it is told."""
+
+    def __init__(self, status: int, body: bytes, headers: tuple = (), hangs: bool = False):
+        self.status, self.body, self.headers, self.hangs = status, body, headers, hangs
+
+    async def __call__(self, scope, receive, send):
+        if self.hangs:
+            await asyncio.sleep(60)
+        await send({"type": "http.response.start", "status": self.status, "headers": list(self.headers)})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def said(replies: Replies, deadline_s: float = 5.0, price: object = PRICE):
+    """What comes of one response."""
+
+    async def run():
+        config = parse_config(ArmConfig, external("http://theirs/v1", price=price, deadline_s=deadline_s))
+        arm = ExternalArm(external_model("http://theirs/v1", "m", None), config, 10.0)
+        arm._client = httpx.AsyncClient(transport=httpx.ASGITransport(replies), base_url="http://theirs/v1/")
+        reply = arm.write(TextRequest("assistant", "hello", 1))
+        try:
+            pieces = [await reply.next()]
+            while getattr(pieces[-1], "finish", "refused") is None:
+                pieces.append(await reply.next())
+        except Exception as error:
+            return error
+        finally:
+            reply.leave()
+            await asyncio.sleep(0)
+        return pieces
+
+    return asyncio.run(run())
+
+
+def chunk(**choice: object) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": {}} | choice]}).encode() + b"\n\n"
+
+
+def test_what_the_other_side_may_answer():
+    [refusal] = said(Replies(429, b"slow down", ((b"retry-after", b"7"),)))
+    assert (refusal.status, refusal.retry_after_s) == (503, 7.0) and "429 slow down" in refusal.message
+    names = {
+        "LostError": [Replies(502, b"bad gateway"), Replies(200, b"", hangs=True)],
+        "ArmError": [
+            Replies(400, b'{"error": "no"}'),
+            Replies(401, f"wrong key {KEY}".encode()),
+            Replies(200, b"data: {"),
+            Replies(200, b'data: {"choices": 3}\n\n'),
+            Replies(200, b'data: {"error": {"message": "broken"}}\n\n'),
+            Replies(200, chunk(delta={"content": "a"})),
+        ],
+    }
+    for name, answers in names.items():
+        for answer in answers:
+            error = said(answer, 0.2)
+            assert type(error).__name__ == name, (answer.body, error)
+            assert KEY not in str(error)
+    usage = b'data: {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 3}}\n\ndata: [DONE]\n\n'
+    text = chunk(delta={"content": "a b"}) + chunk(finish_reason="content_filter") + usage
+    first, last = said(Replies(200, b": hello\n\n" + text))
+    assert (first.text, last.finish, last.prompt_tokens, last.tokens) == ("a b", "stop", 10, 3)
+    assert last.cost_usd == pytest.approx(0.004)
+    [uncounted] = said(Replies(200, chunk(finish_reason="length")))
+    assert (uncounted.finish, uncounted.tokens, uncounted.cost_usd) == ("length", 0, None)
+    [unpriced] = said(Replies(200, chunk(finish_reason="length")), price=None)
+    assert unpriced.cost_usd == 0.0
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (chunk(delta={"content": "a"}) + chunk(finish_reason="stop"), 200),
+        (chunk(delta={"content": "a"}), 503),  # it breaks off in mid-response
+    ],
+)
+def test_a_unit_whose_cost_nobody_knows_has_none(theirs, tmp_path, body, status, caplog):
+    """A server that names no usage is not for free: its units give no evidence on `cost_usd`, and one line says so."""
+    usage = b'data: {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 3}}\n\n'
+    arms = {"theirs": external(theirs, price=PRICE)}
+    now = [1_000.0]
+
+    async def run():
+        config = against(theirs, "", tmp_path, arms, guardrails=[{"name": "cost_usd", "margin": 0.01}])
+        async with serving(config) as (client, app):
+            store, arm = app.service.store, app.service.endpoints.routers["exp"].arms["theirs"]
+            store.clock = lambda: now[0]
+            finished = chunk(delta={"content": "a"}) + chunk(finish_reason="stop")
+            for session, replies in (("a", finished + usage), ("b", body), ("b", finished + usage)):
+                transport = httpx.ASGITransport(Replies(200, replies))
+                arm._client = httpx.AsyncClient(transport=transport, base_url="http://theirs/v1/")
+                sent = await client.post("/generate", json=ASK | {"session_id": session})
+                assert sent.status_code == (status if replies is body else 200)
+            app.service.unit_reports.write()
+            now[0] += 10_000.0
+            record = store.experiment("exp")
+            values = store.judged_units(record, ["cost_usd"]).values["cost_usd"]
+            return values, store.look(record).reported["cost_usd"], (await client.get("/metrics")).text
+
+    values, reported, metrics = asyncio.run(run())
+    assert sorted(value for value in values if value == value) == pytest.approx([0.004]) and len(values) == 2
+    assert reported == {"theirs": 1}
+    assert caplog.text.count("names no usage") == (status == 200)
+    assert 'cost_unknown_total{arm="theirs",experiment="exp"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0c"])
+def test_texts_may_have_what_else_breaks_lines(mark):
+    """JSON may hold these as themselves, and events end at line feeds and carriage returns alone."""
+    told = json.dumps({"choices": [{"delta": {"content": f"a{mark}b"}}]}, ensure_ascii=False).encode()
+    first, last = said(Replies(200, b"\xef\xbb\xbfdata: " + told + b"\r\n\r\n" + chunk(finish_reason="stop")))
+    assert (first.text, last.finish) == (f"a{mark}b", "stop")
+
+
+def test_no_error_has_a_part_of_the_key(monkeypatch):
+    secret = "sk-0123456789abcdef"
+    monkeypatch.setenv("THEIR_KEY", secret)
+    far = "x" * 190 + secret
+    wrong = chunk(logprobs={"content": [{"token": "a", "logprob": f"Bearer {secret}"}]})
+    answers = [Replies(status, far.encode()) for status in (401, 429)]
+    answers += [Replies(200, b'data: {"error": "' + far.encode() + b'"}\n\n'), Replies(200, wrong)]
+    for answer in answers:
+        told = str(said(answer))
+        assert "***" in told and secret[:3] not in told
+
+
+@pytest.mark.parametrize("key", ["sk-secret\n", "sk-s\u00e9cret", " sk-secret"])
+def test_a_key_that_no_header_can_hold_is_refused_without_telling_it(key, monkeypatch):
+    """Sent, it would be in the error of the library that sends it."""
+    monkeypatch.setenv("THEIR_KEY", key)
+    with pytest.raises(MarlRayError, match="THEIR_KEY") as caught:
+        said(Replies(200, b""))
+    assert key.strip()[:4] not in str(caught.value)
+
+
+def test_what_servers_do_that_are_almost_compatible():
+    """An error that is null, a call without an index; content that is no text is no text."""
+    text = b'data: {"error": null, "choices": [{"delta": {"content": "a"}}]}\n\n'
+    assert [piece.text for piece in said(Replies(200, text + chunk(finish_reason="stop")))] == ["a", ""]
+    names = [{"function": {"name": name, "arguments": '{"a": "</tool_call>"}'}} for name in ("f", "g")]
+    parts = [chunk(delta={"tool_calls": [name]}) for name in names]
+    [last] = said(Replies(200, b"".join(parts) + chunk(finish_reason="tool_calls")))
+    _, calls = ToolCallReader({"f", "g"}, True).add(last.text, True)
+    assert [call["function"] for call in calls] == [name["function"] for name in names]
+    listed = chunk(delta={"content": [{"type": "text", "text": "a"}]}, finish_reason="stop")
+    assert isinstance(said(Replies(200, listed)), ArmError)
+
+
+async def read(*parts: bytes, ends: bool = True) -> list[str]:
+    async def given():
+        for part in parts:
+            yield part
+        if not ends:
+            await asyncio.sleep(60)
+
+    async with asyncio.timeout(5):
+        return [event async for event in events_of(given())]
+
+
+def events_in(*parts: bytes) -> list[str]:
+    return asyncio.run(read(*parts))
+
+
+def test_events_end_with_the_last_one_and_are_bounded(monkeypatch):
+    text = b": c\ndata:1\r\n\r\nevent: x\rdata: \xc3\xa9\n\ndata: [DONE]\n\n"
+
+    async def cut_everywhere() -> list[list[str]]:
+        return await asyncio.gather(*(read(text[:cut], text[cut:], ends=False) for cut in range(len(text))))
+
+    for found in asyncio.run(cut_everywhere()):
+        assert [event.strip() for event in found] == ["1", "\u00e9"]
+    assert events_in(b"data:1\n\ndata:2") == ["1", "2"]
+    monkeypatch.setattr(events_module, "LINE", 10)
+    with pytest.raises(ArmError, match="longer"):
+        events_in(b"data: 123", b"4567890")
+    monkeypatch.setattr(events_module, "LARGEST", 20)
+    with pytest.raises(ArmError, match="longer"):
+        events_in(*[b"data: 1\n\n"] * 3)
+
+
+def test_a_session_keeps_theirs_over_a_restart(theirs, texts, tmp_path):
+    """Also where ours is gone: theirs knows the agents that it was given."""
+    arms = {"theirs": external(theirs), "ours": {"bundle": texts["one"]}}
+
+    async def body(client):
+        return await post(client, "/generate", ASK | {"session_id": session, "agent": "writer"} if session else ASK)
+
+    session = ""
+    first = with_gateway(against(theirs, "", tmp_path, arms), body)
+    session = "s"
+    again = with_gateway(against(theirs, "", tmp_path, arms), body)
+    assert first["arm"] == again["arm"] and first["experiment"] == again["experiment"]
+
+
+WRONG = [
+    ({}, "expected either bundle or url"),
+    ({"bundle": "b", "url": "http://x", "model": "m"}, "expected either bundle or url"),
+    ({"url": "http://x"}, "model: expected the model's name"),
+    ({"bundle": "b", "price": PRICE}, "price: only read with url"),
+    ({"url": "http://user:secret@x/v1", "model": "m"}, "url"),
+    ({"url": "ftp://x", "model": "m"}, "url"),
+    ({"url": "http://x", "model": "m", "price": {"prompt": -1, "completion": 1}}, "price.prompt"),
+]
+
+
+@pytest.mark.parametrize(("arm", "message"), WRONG)
+def test_wrong_arms_are_refused_by_name(arm, message):
+    with pytest.raises(MarlRayError) as caught:
+        parse_config(ArmConfig, arm)
+    assert message in str(caught.value)
+
+
+def test_a_key_that_is_missing_is_named(theirs, texts, tmp_path):
+    with pytest.raises(MarlRayError, match="environment variable NOWHERE"):
+        Gateway(against(theirs, "", tmp_path, {"theirs": external(theirs, api_key_env="NOWHERE")}))
+
+
+def test_theirs_is_deployed_and_succeeded_as_any_other(theirs, texts, tmp_path, monkeypatch):
+    """Alone by HTTP, then against a bundle, as `marl-ray deploy` does; a replica that starts anew loads both."""
+    monkeypatch.setenv("MARL_RAY_API_KEY", "ops")
+    keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
+    config = text_config({}, tmp_path, experiments=[], api_keys=keys)
+    arms = {"production": external(theirs, price=PRICE)}
+    with running(Gateway(config, seed=0)) as site:
+        made = {"name": "solver", "arms": arms, "autostart": True, "reason": "r"}
+        answer = httpx.post(f"{site.url}/v1/experiments", json=made, headers=bearer("ops"), timeout=60)
+        assert answer.status_code == 201, answer.text
+        produced = httpx.get(f"{site.url}/v1/endpoints", headers=bearer("ops")).json()["endpoints"]["solver"]
+        assert produced["production"]["bundle"] == theirs
+        report = deploy_bundle(site.url, texts["one"], "shadow", "solver", {}, "a test")
+        assert report["config"]["arms"]["production"]["price"] == PRICE
+        assert lines(report)
+    with running(Gateway(config, seed=0)) as site:
+        asked = ASK | {"experiment": "solver", "max_tokens": 1}
+        said = httpx.post(f"{site.url}/generate", json=asked, headers=bearer("ops"), timeout=60)
+        assert (said.status_code, said.json()["arm"]) == (200, "production"), said.text

@@ -1,0 +1,79 @@
+"""An arm alone, for clients that compute actions themselves."""
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+from toy_serving.gateways import act, gateway_config, make_bundle, serving, until, with_gateway
+
+from marl_ray.config import GatewayConfig, parse_config
+from marl_ray.config.serving.arms import most
+from marl_ray.errors import MarlRayError
+from marl_ray.serving.scaling import scaling
+
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+
+
+def test_an_arm_is_told_with_its_bundle_and_its_outcome_counts(config, bundles):
+    async def body(client) -> tuple[Any, ...]:
+        told = [(await client.post("/v1/assign", json={"session_id": f"s{k}"})).json() for k in range(20)]
+        arms = [(await act(client, f"s{k}"))["arm"] for k in range(20)]
+        outcome = await client.post("/v1/outcomes", json={"session_id": "s0", "value": 1.0})
+        return told, arms, outcome.status_code, (await client.get("/v1/experiments/exp")).json()
+
+    told, arms, outcome, report = with_gateway(config, body)
+    assert [one["arm"] for one in told] == arms and set(arms) == {"one", "four"}
+    for one in told:
+        assert one["bundle"] == bundles[one["arm"]] and one["digest"].startswith(one["bundle"].rpartition("/")[2])
+        assert one["exposed"] is True and one["propensity"] == 0.5
+    assert outcome == 200
+    assert sum(arm["exposures"] for arm in report["arms"].values()) == 20
+
+
+def test_who_only_asks_is_no_unit(config):
+    async def body(client) -> tuple[Any, ...]:
+        first = (await client.post("/v1/assign", json={"session_id": "s", "expose": False})).json()
+        outcome = await client.post("/v1/outcomes", json={"session_id": "s", "value": 1.0})
+        return first, outcome.status_code, (await act(client, "s"))["arm"]
+
+    first, outcome, arm = with_gateway(config, body)
+    assert (first["exposed"], outcome, first["arm"]) == (False, 404, arm)
+
+
+def test_bad_questions_are_named(config):
+    async def body(client) -> list[tuple[int, str]]:
+        asked = [{}, {"session_id": "s", "expose": "no"}, {"session_id": "s", "observations": {}}]
+        asked += [{"session_id": "s", "experiment": "none"}]
+        answers = [await client.post("/v1/assign", json=body) for body in asked]
+        return [(answer.status_code, answer.json()["error"]["field"]) for answer in answers]
+
+    found = with_gateway(config, body)
+    assert found == [(400, "session_id"), (400, "expose"), (400, "observations"), (404, "experiment")]
+
+
+def test_a_bundle_that_one_replica_loads_ahead_all_hold(bundles, tmp_path, monkeypatch):
+    config = gateway_config(bundles, tmp_path / "x.db")
+    extra = make_bundle(tmp_path, 2)
+
+    async def body() -> None:
+        async with serving(config) as (_, first), serving(config) as (client, second):
+            first.service.notices.preload(extra, 4e9)  # as `POST /models/{version}/load` does
+            await until(lambda: extra in first.service.holdings.models and extra in second.service.holdings.models)
+            listed = (await client.get("/v1/models")).json()["models"]
+            assert extra in {model["bundle"] for model in listed}
+
+    asyncio.run(body())
+
+
+def test_replicas_are_a_number_or_a_range():
+    def of(replicas: Any) -> Any:
+        return parse_config(GatewayConfig, {"replicas": replicas}).replicas
+
+    assert scaling(of(3), 16.0) == {"num_replicas": 3}
+    ranged = scaling(of([1, 8]), 16.0)["autoscaling_config"]
+    assert (ranged["min_replicas"], ranged["max_replicas"], ranged["target_ongoing_requests"]) == (1, 8, 16.0)
+    assert (most(of(3)), most(of([1, 8]))) == (3, 8)
+    for wrong in ([8, 1], [0, 2], [1, 2, 3], 0, "many"):
+        with pytest.raises(MarlRayError, match=re.escape("replicas")):
+            of(wrong)

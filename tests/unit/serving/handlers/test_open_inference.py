@@ -1,0 +1,180 @@
+"""The Open Inference Protocol v2, as its specification has it."""
+
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+from gymnasium import spaces
+from toy_serving.gateways import SEES, act, bearer, gateway_config, make_bundle, with_gateway, write_keys
+from toy_serving.text_gateways import make_text_bundle, text_config
+
+from marl_ray.serving.handlers.openapi.document import openapi
+from marl_ray.serving.handlers.routes import ROUTES
+
+DOCUMENT = json.loads(openapi(ROUTES, "", True))
+# Ray's own models, at import.
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+INPUTS = [{"name": agent, "shape": [3], "datatype": "INT64", "data": seen} for agent, seen in SEES.items()]
+INFER = "/v2/models/exp/infer"
+
+
+@pytest.fixture
+def config(tmp_path):
+    bundles = {arm: make_bundle(tmp_path, k) for arm, k in (("one", 1), ("four", 4))}
+    return gateway_config(bundles, tmp_path / "x.db")
+
+
+def test_server_and_model_tell_of_themselves(config):
+    async def body(client):
+        paths = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/exp", "/v2/models/exp/ready")
+        answers = [await client.get(path) for path in paths]
+        assert [answer.status_code for answer in answers] == [200] * 5
+        missing = [await client.get(f"/v2/models/none{end}") for end in ("", "/ready")]
+        assert all(answer.status_code == 404 and answer.json().keys() == {"error"} for answer in missing)
+        return [answer.json() for answer in answers]
+
+    server, live, ready, model, model_ready = with_gateway(config, body)
+    assert (server["name"], server["extensions"], live, ready) == ("marl-ray", [], {"live": True}, {"ready": True})
+    assert model_ready == {"name": "exp", "ready": True}
+    assert model["inputs"] == [{"name": agent, "datatype": "INT64", "shape": [3]} for agent in SEES]
+    assert model["outputs"][:2] == [
+        {"name": "agent_0.action", "datatype": "INT64", "shape": [1]},
+        {"name": "agent_0.log_prob", "datatype": "FP32", "shape": [1]},
+    ]
+
+
+def test_the_document_says_where_null_is_as_good_as_nothing(config):
+    schema = {"$ref": "#/components/schemas/InferRequest", "components": DOCUMENT["components"]}
+
+    async def body(client):
+        full = {"inputs": INPUTS, "id": None, "outputs": None, "parameters": {}}
+        for name in full:
+            sent = full | {name: None}
+            status = (await client.post(INFER, json=sent, headers={"x-session-id": "s"})).status_code
+            assert status == (200 if jsonschema.Draft202012Validator(schema).is_valid(sent) else 400), name
+
+    with_gateway(config, body)
+
+
+def test_an_inference_is_an_act(config):
+    """The session meets the same arm, by whichever of three names it comes, and its outcome counts."""
+
+    async def body(client):
+        arms = set()
+        for k in range(8):
+            acted = await act(client, f"s{k}", mode="greedy")
+            greedy = {"parameters": {"mode": "greedy"}}
+            named = [
+                await client.post(INFER, json={"inputs": INPUTS, "id": f"s{k}"} | greedy),
+                await client.post(
+                    INFER, json={"inputs": INPUTS, "id": "x"} | greedy, headers={"x-session-id": f"s{k}"}
+                ),
+                await client.post(
+                    INFER, json={"inputs": INPUTS, "parameters": {"mode": "greedy", "session_id": f"s{k}", "other": 3}}
+                ),
+            ]
+            for answer, number in zip(named, (f"s{k}", "x", None), strict=True):
+                assert answer.status_code == 200, answer.text
+                found = answer.json()
+                assert found.get("id") == number and found["model_name"] == "exp"
+                assert found["parameters"] == {key: acted[key] for key in ("experiment", "arm", "epoch", "propensity")}
+                told = {output["name"]: output["data"] for output in found["outputs"]}
+                for agent in SEES:
+                    assert told[f"{agent}.action"] == [acted["actions"][agent]]
+                    assert told[f"{agent}.log_prob"] == [acted["log_probs"][agent]]
+            arms.add(acted["arm"])
+        told = await client.post("/v1/outcomes", json={"session_id": "s0", "value": 1})
+        assert told.status_code == 200
+        unknown = await client.post("/v1/outcomes", json={"session_id": "x", "value": 1})
+        assert unknown.status_code == 404
+        return arms
+
+    assert with_gateway(config, body) == {"one", "four"}
+
+
+def test_outputs_may_be_chosen_and_actions_masked(config):
+    mask = {"name": "agent_0.action_mask", "shape": [6], "datatype": "BOOL", "data": [False] * 5 + [True]}
+
+    async def body(client):
+        asked = {"id": "s", "inputs": [INPUTS[0], mask], "outputs": [{"name": "agent_0.action"}]}
+        return (await client.post(INFER, json=asked)).json()["outputs"]
+
+    [output] = with_gateway(config, body)
+    assert output == {"name": "agent_0.action", "datatype": "INT64", "shape": [1], "data": [5]}
+
+
+def test_tensors_are_nested_or_flat(tmp_path):
+    sees = spaces.Box(-1, 1, (2, 3), np.float32)
+    bundle = make_bundle(tmp_path, 0, sees, ("a",), spaces.Box(-1, 1, (2,), np.float32))
+    config = gateway_config({"one": bundle, "four": bundle}, tmp_path / "x.db")
+    tensor = {"name": "a", "shape": [2, 3], "datatype": "FP32"}
+    flat = [0, 0.5, 1, -1, 0.25, 0]
+
+    async def body(client):
+        answers = []
+        for data in (flat, [flat[:3], flat[3:]]):
+            asked = {"id": "s", "inputs": [tensor | {"data": data}], "parameters": {"mode": "greedy"}}
+            answers.append((await client.post(INFER, json=asked)).json()["outputs"])
+        return answers
+
+    first, second = with_gateway(config, body)
+    assert first == second and first[0]["shape"] == [2] == [len(first[0]["data"])]
+
+
+def changed(**change):
+    return {"inputs": [INPUTS[0] | change]}
+
+
+WRONG = [
+    ({"inputs": []}, "inputs"),
+    (changed(name="nobody"), "unknown input 'nobody'"),
+    (changed(name=3), "inputs.0"),
+    (changed(datatype="FP32"), "inputs.agent_0.datatype: expected INT64"),
+    (changed(datatype="BYTES"), "inputs.agent_0.datatype"),
+    (changed(shape=[1, 3]), "inputs.agent_0.shape: expected [3]"),
+    (changed(shape=3), "inputs.agent_0.shape"),
+    (changed(data=[0, 1]), "inputs.agent_0.data: expected 3 values of the type INT64"),
+    (changed(data=[0.5, 1, 2]), "inputs.agent_0.data"),
+    (changed(data=[[0], [1], [2]]), "inputs.agent_0.data"),
+    (changed(data=[0, [1], 2]), "inputs.agent_0.data"),
+    (changed(data=[1 << 70, 1, 2]), "inputs.agent_0.data"),
+    (changed(data=[True, 1, 2]), "inputs.agent_0.data"),
+    (changed(data=["x" * 400_000, *[""] * 100_000]), "inputs.agent_0.data"),  # 160 GB as a table of texts
+    (changed(data=[9, 1, 2]), "observations.agent_0"),
+    (changed(parameters={"binary_data_size": 24}), "binary data extension"),
+    ({"inputs": [INPUTS[0], INPUTS[0]]}, "there twice"),
+    ({"outputs": [{"name": "agent_0"}]}, "unknown output"),
+    ({"outputs": [{"name": "agent_0.action", "parameters": {"binary_data": True}}]}, "binary data extension"),
+    ({"id": 3}, "id: expected a text"),
+    ({"id": ""}, "session_id"),
+    ({"parameters": 3}, "parameters"),
+    ({"parameters": {"mode": "best"}}, "mode"),
+    ({"more": 1}, "more: unknown field"),
+]
+
+
+def test_wrong_requests_are_refused_in_the_protocols_words(config):
+    async def body(client):
+        for change, message in WRONG:
+            answer = await client.post(INFER, json={"id": "s", "inputs": INPUTS} | change)
+            assert answer.status_code == 400 and answer.json().keys() == {"error"}, (change, answer.text)
+            assert message in answer.json()["error"], (change, answer.text)
+        binary = await client.post(INFER, content=b"{}123", headers={"inference-header-content-length": "2"})
+        assert binary.status_code == 400 and "binary data extension" in binary.json()["error"]
+
+    with_gateway(config, body)
+
+
+def test_texts_are_for_other_routes_and_keys_are_needed(tmp_path):
+    keys = write_keys(tmp_path / "keys.yaml", game=("inference",), ops=("admin",))
+    config = text_config({"one": make_text_bundle(tmp_path, 1)}, tmp_path, api_keys=keys)
+
+    async def body(client):
+        asked = {"id": "s", "inputs": INPUTS}
+        given = [await client.post(INFER, json=asked, headers=bearer(key)) for key in ("game", "ops", "none")]
+        told = [await client.get("/v2/models/exp", headers=bearer("game")), await client.get("/v2/models/exp")]
+        return [(answer.status_code, list(answer.json())) for answer in (*given, *told)]
+
+    statuses = [422, 403, 401, 422, 401]
+    assert with_gateway(config, body) == [(status, ["error"]) for status in statuses]

@@ -1,0 +1,134 @@
+"""OpenAI's paths in the gateway: chats, completions and names of models."""
+
+import pytest
+from toy_serving.gateways import with_gateway
+from toy_serving.text_gateways import ASK, CHAT, TEXT, config, events, make_text_bundle, post, text_config, texts
+
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.engines.torch_engine import TorchEngine
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+
+# Ray's own models, at import.
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+__all__ = ["config", "texts"]
+TOKENIZER = byte_tokenizer()
+
+
+def test_a_chat_is_the_text_in_openais_words(config, texts):
+    async def body(client):
+        said = await post(client, "/generate", ASK)
+        chat = await post(client, "/v1/chat/completions", CHAT | {"logprobs": True})
+        usage = {"stream_options": {"include_usage": True}}
+        parts = await events(client, "/v1/chat/completions", CHAT | usage)
+        split = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+        other = await post(client, "/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": split}]})
+        listed = (await client.get("/v1/models")).json()
+        return said, chat, parts, other, listed
+
+    said, chat, parts, other, listed = with_gateway(config, body)
+    [choice] = chat["choices"]
+    assert choice["message"] == {"role": "assistant", "content": said["text"], "refusal": None}
+    assert [token["logprob"] for token in choice["logprobs"]["content"]] == said["log_probs"]
+    # A token of these models is a byte, the end token has no text.
+    assert [token["bytes"] for token in choice["logprobs"]["content"]] == [
+        [number] if number < 256 else None for number in said["tokens"]
+    ]
+    assert chat["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
+    assert chat["system_fingerprint"] == load_bundle(texts[said["arm"]]).digest[:16]
+    assert other["choices"][0]["message"] == choice["message"]
+    *chunks, last, done = parts
+    assert done == "[DONE]" and last["usage"] == chat["usage"] and last["choices"] == []
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == said["text"]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["length"]
+    assert [model["id"] for model in listed["data"]] == ["exp"] and len(listed["models"]) == 2
+
+
+def test_stop_strings_end_texts_and_chats_do_not_show_them(config):
+    async def body(client):
+        free = await post(client, "/generate", ASK | {"max_tokens": 40})
+        text = free["text"]
+        at = next(k for k in range(3, len(text) - 2) if text[k : k + 2].isascii() and text.find(text[k : k + 2]) == k)
+        stop = text[at : at + 2]
+        said = await post(client, "/generate", ASK | {"max_tokens": 40, "stop": stop})
+        parts = await events(client, "/v1/chat/completions", CHAT | {"max_tokens": 40, "stop": ["never", stop]})
+        return text[:at], stop, said, parts
+
+    before, stop, said, parts = with_gateway(config, body)
+    assert (said["text"], said["finish_reason"]) == (before + stop, "stop")
+    assert "".join(part["choices"][0]["delta"]["content"] for part in parts[:-1]) == before
+
+
+def test_completions_go_on_from_prompts_as_they_are(config, texts):
+    """Without the chat template; several prompts are several choices by one arm."""
+    path = "/v1/completions"
+
+    async def body(client):
+        whole = await post(client, path, TEXT | {"logprobs": 2})
+        several = await post(client, path, TEXT | {"prompt": ["hello", "bye"]})
+        ids = await post(client, path, TEXT | {"prompt": [*b"hello"]})
+        parts = await events(client, path, TEXT | {"prompt": ["hello", [*b"bye"]][:1], "logprobs": 2})
+        usage = {"stream_options": {"include_usage": True}}
+        both = await events(client, path, TEXT | usage | {"prompt": [[*b"hello"], [*b"bye"]]})
+        alone = await client.post(path, json=TEXT | {"user": None})
+        return whole, several, ids, parts, both, alone
+
+    whole, several, ids, parts, both, alone = with_gateway(config, body)
+    [choice] = whole["choices"]
+    [engine] = [
+        TorchEngine(b.policies["lm"])
+        for b in map(load_bundle, texts.values())
+        if b.digest[:16] == whole["system_fingerprint"]
+    ]
+    [expected] = engine.generate([Prompt(tuple(b"hello"), 5)], 0)
+    assert choice["text"] == TOKENIZER.decode(expected.ids, skip_special_tokens=True)
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected.log_probs, abs=1e-5)
+    assert len(choice["logprobs"]["top_logprobs"]) == len(choice["logprobs"]["tokens"]) == 12
+    assert choice["logprobs"]["text_offset"][:2] == [0, len(choice["logprobs"]["tokens"][0])]
+    assert whole["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
+    assert [one["index"] for one in several["choices"]] == [0, 1]
+    assert several["choices"][0]["text"] == ids["choices"][0]["text"] == choice["text"] != several["choices"][1]["text"]
+    assert several["usage"]["completion_tokens"] == 24
+    assert "".join(part["choices"][0]["text"] for part in parts[:-1]) == choice["text"]
+    told = [offset for part in parts[:-1] for offset in part["choices"][0]["logprobs"]["text_offset"]]
+    assert told == choice["logprobs"]["text_offset"]
+    *chunks, last, done = both
+    assert (done, last["choices"], last["usage"]) == ("[DONE]", [], several["usage"])
+    for index in (0, 1):
+        said = "".join(part["choices"][0]["text"] for part in chunks if part["choices"][0]["index"] == index)
+        assert said == several["choices"][index]["text"]
+    assert alone.headers["x-session-id"] == alone.json()["id"]
+
+
+def test_the_most_likely_tokens_are_told_beside_each(config):
+    asked = CHAT | {"logprobs": True, "top_logprobs": 3, "temperature": 0}
+
+    async def body(client):
+        whole = await post(client, "/v1/chat/completions", asked)
+        return whole["choices"][0], await events(client, "/v1/chat/completions", asked)
+
+    choice, parts = with_gateway(config, body)
+    content = choice["logprobs"]["content"]
+    for token in content:
+        tops = token["top_logprobs"]
+        assert len(tops) == 3 and tops[0]["token"] == token["token"] and tops[0]["logprob"] == token["logprob"]
+        assert [top["logprob"] for top in tops] == sorted((top["logprob"] for top in tops), reverse=True)
+    streamed = [token for part in parts[:-1] for token in part["choices"][0]["logprobs"]["content"]]
+    assert streamed == content
+
+
+def test_a_model_is_found_by_its_name(tmp_path):
+    agents = {"planner": "p", "critic": "q"}
+    config = text_config({"one": make_text_bundle(tmp_path, 1, agents)}, tmp_path)
+
+    async def body(client):
+        listed = (await client.get("/v1/models")).json()["data"]
+        found = [(await client.get(f"/v1/models/{model['id']}")).json() for model in listed]
+        quoted = (await client.get("/v1/models/exp%2Fcritic")).json()
+        missing = [await client.get(f"/v1/models/{name}") for name in ("none", "exp", "exp/nobody")]
+        return listed, found, quoted, [(answer.status_code, answer.json()["error"]["code"]) for answer in missing]
+
+    listed, found, quoted, missing = with_gateway(config, body)
+    assert found == listed and quoted == listed[1] and missing == [(404, "model_not_found")] * 3

@@ -1,0 +1,180 @@
+"""Texts in the log of decisions, and back from Parquet: what language models wrote is kept to the token."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from toy_serving.gateways import serving, until
+from toy_serving.text_gateways import (
+    ASK,
+    CHAT,
+    CONTEXT,
+    config,
+    events,
+    make_text_bundle,
+    post,
+    rows,
+    text_config,
+    texts,
+)
+
+from marl_ray.config import GatewayConfig
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.engines.torch_engine import TorchEngine
+from marl_ray.policies.prompting.prompts import encode_prompt
+from marl_ray.rollout.served.texts import read_served
+from marl_ray.serving.logs.act_log import LoggedText, read_decisions
+from marl_ray.serving.logs.export import export
+
+# Ray's own models, at import.
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+__all__ = ["config", "texts"]
+
+
+@pytest.fixture
+def kept(config: GatewayConfig, tmp_path: Path) -> GatewayConfig:
+    return config.model_copy(update={"decision_log": str(tmp_path / "log")})
+
+
+def read(kept: GatewayConfig) -> list[LoggedText]:
+    return list(read_decisions(str(kept.decision_log), "exp"))
+
+
+def test_every_route_logs_what_it_sent(kept, texts):
+    bundles = {arm: load_bundle(texts[arm]) for arm in texts}
+
+    async def run() -> dict[str, Any]:
+        async with serving(kept) as (client, _):
+            return {
+                "whole": await post(client, "/generate", ASK | {"session_id": "a", "temperature": 0.5, "top_k": 7}),
+                "parts": await events(client, "/generate", ASK | {"session_id": "b"}),
+                "chat": await post(client, "/v1/chat/completions", CHAT | {"user": "c"}),
+                "act": await post(client, "/v1/act", {"session_id": "d", "observations": {"writer": "so"}}),
+                "greedy": await post(client, "/generate", ASK | {"session_id": "e", "temperature": 0}),
+            }
+
+    answers = asyncio.run(run())
+    logged = {one.unit: one for one in read(kept)}
+    assert sorted(logged) == ["a", "b", "c", "d", "e"]
+    whole, parts = answers["whole"], answers["parts"]
+    first = logged["a"]
+    assert (first.text, first.ids, first.log_probs) == (whole["text"], whole["tokens"], whole["log_probs"])
+    assert (first.arm, first.epoch, first.propensity, first.agent) == (whole["arm"], 1, 0.5, "writer")
+    assert first.digest == bundles[first.arm].digest and first.finish == whole["finish_reason"]
+    assert first.settings == {"temperature": 0.5, "top_p": 1.0, "top_k": 7, "max_tokens": 12}
+    assert (first.asked, first.seed, first.prompt) == (["temperature", "top_k"], 5, "hello")
+    policy = bundles[first.arm].policies["lm"]
+    assert first.prompt_ids == encode_prompt(policy.tokenizer, "hello", None)
+    assert logged["b"].ids == [number for part in parts for number in part["tokens"]]
+    assert logged["b"].text == "".join(part["text"] for part in parts)
+    assert logged["c"].text == answers["chat"]["choices"][0]["message"]["content"] and logged["c"].prompt is None
+    assert logged["c"].messages == CHAT["messages"] and len(logged["c"].prompt_ids) > 0
+    assert logged["d"].text == answers["act"]["actions"]["writer"]
+    assert sum(logged["d"].log_probs) == pytest.approx(answers["act"]["log_probs"]["writer"])
+    assert logged["e"].greedy and not first.greedy
+    # The logged seed, prompt and settings give the logged tokens again.
+    engine = TorchEngine(policy)
+    generation = policy.generation.model_copy(update=first.settings)
+    policy.generation = generation
+    (again,) = engine.generate([Prompt(tuple(first.prompt_ids), first.seed, False)], 0)
+    assert list(again.ids) == first.ids
+
+
+def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(kept):
+    async def run() -> bytes:
+        async with serving(kept) as (_, app):
+            sent, gone = [], asyncio.Event()
+            body = {"session_id": "s", "prompt": "hello", "stream": True, "max_tokens": CONTEXT - 20, "temperature": 0}
+            received = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
+
+            async def receive():
+                if (message := next(received, None)) is not None:
+                    return message
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message):
+                sent.append(message.get("body", b""))
+
+            scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
+            task = asyncio.create_task(app(scope, receive, send))
+            await until(lambda: len(sent) > 3)
+            gone.set()
+            await asyncio.wait_for(task, 10)
+            await until(lambda: rows(app) == 0)
+            return b"".join(sent)
+
+    sent = asyncio.run(run()).split(b"\n\n")
+    told = [json.loads(line.removeprefix(b"data: ")) for line in sent if line]
+    (one,) = read(kept)
+    ids = [number for part in told for number in part["tokens"]]
+    assert one.finish == "cut" and one.ids[: len(ids)] == ids and 0 <= len(one.ids) - len(ids) < 50
+
+
+def test_texts_come_back_from_parquet_with_their_outcomes(kept, tmp_path):
+    async def run():
+        async with serving(kept) as (client, app):
+            for k in range(3):
+                await post(client, "/generate", ASK | {"session_id": "a", "seed": k})
+            await post(client, "/v1/chat/completions", CHAT | {"user": "b", "top_p": 0.5})
+            await post(client, "/generate", ASK | {"session_id": "silent"})
+            for unit, value in {"a": 0.25, "b": 1.0}.items():
+                await post(client, "/v1/outcomes", {"session_id": unit, "value": value, "metrics": {"cost": 2.0}})
+            await asyncio.to_thread(app.service.acts.close)
+            return export(app.service.store, "exp", kept.decision_log, str(tmp_path / "out"))
+
+    summary = asyncio.run(run())
+    assert (summary.units, summary.sequences, summary.decisions, summary.censored) == (2, 4, 4, 1)
+    table = pq.read_table(summary.path).to_pylist()
+    logged = [one for one in read(kept) if one.unit != "silent"]
+    assert [row["ids"] for row in table] == [one.ids for one in logged]
+    assert [row["log_probs"] for row in table] == [one.log_probs for one in logged]
+    assert [row["prompt_ids"] for row in table] == [one.prompt_ids for one in logged]
+    assert [(row["unit"], row["turn"], row["outcome"], row["costs"]) for row in table] == [
+        *(("a", turn, 0.25, [2.0]) for turn in range(3)),
+        ("b", 0, 1.0, [2.0]),
+    ]
+    assert [row["sampled"] for row in table] == [True, True, True, False]
+    assert table[0]["prompt"] == "hello" and table[0]["messages"] is None and table[0]["tools"] is None
+    assert table[3]["prompt"] is None and json.loads(table[3]["messages"]) == CHAT["messages"]
+    assert (table[3]["top_p"], table[3]["asked"], table[0]["asked"]) == (0.5, ["top_p"], [])
+
+
+def test_a_response_that_was_exported_twice_is_read_once(kept, tmp_path):
+    """A second export into the same folder replaces the first; into another one beside it, it overlaps."""
+    out = tmp_path / "out"
+
+    async def run():
+        async with serving(kept) as (client, app):
+            for k in range(3):  # two of them alike
+                await post(client, "/generate", ASK | {"session_id": "a", "seed": min(k, 1)})
+            await post(client, "/generate", ASK | {"session_id": "b"})
+            await asyncio.to_thread(app.service.acts.close)
+            for unit, folder in (("a", out), ("b", out), ("b", out / "tuesday")):
+                await post(client, "/v1/outcomes", {"session_id": unit, "value": 1.0})
+                export(app.service.store, "exp", kept.decision_log, str(folder))
+
+    asyncio.run(run())
+    assert [path.name for path in out.rglob("*.parquet")] == ["exp.parquet"] * 2
+    assert [one.unit for one in read_served(str(out))] == ["exp/a", "exp/a", "exp/a", "exp/b"]
+
+
+def test_an_answer_that_stands_in_is_logged_as_the_controls(texts, tmp_path):
+    bundles = {"one": texts["one"], "four": make_text_bundle(tmp_path, 4, broken=True)}
+    kept = text_config(bundles, tmp_path, decision_log=str(tmp_path / "log"))
+
+    async def run():
+        async with serving(kept) as (client, _):
+            for k in range(6):
+                await post(client, "/generate", ASK | {"session_id": f"s{k}"})
+                await post(client, "/v1/act", {"session_id": f"t{k}", "observations": {"writer": "hello"}})
+
+    asyncio.run(run())
+    logged = read(kept)
+    assert len(logged) == 12 and {(one.arm, one.digest) for one in logged} == {
+        ("one", load_bundle(texts["one"]).digest)
+    }

@@ -1,0 +1,247 @@
+"""Who may read what of a gateway: keys, limits, other sites' pages; and what it says of itself."""
+
+import asyncio
+import base64
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_serving.gateways import SEES, act, bearer, gateway_config, make_bundle, serving, with_gateway, write_keys
+
+from marl_ray import __version__
+from marl_ray.config import GatewayConfig, parse_config
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.http import admission
+
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+READ = ("/v1/experiments", "/v1/experiments/exp", "/v1/experiments/exp/audit", "/v1/experiments/exp/curves")
+READ = (*READ, "/v1/endpoints", "/ui", "/ui/experiments/exp", "/ui/experiments/exp/live")
+OPEN = ("/health", "/ready", "/metrics", "/openapi.json", "/docs", "/ui/style.css")
+
+
+@pytest.fixture
+def keyed(bundles, tmp_path: Path) -> GatewayConfig:
+    keys = write_keys(tmp_path / "keys.yaml", ops=("admin",), eye=("read",), game=("inference", "outcomes"))
+    return gateway_config(bundles, tmp_path / "experiments.db", api_keys=keys)
+
+
+def basic(secret: str) -> dict[str, str]:
+    return {"authorization": "Basic " + base64.b64encode(f"any:{secret}".encode()).decode()}
+
+
+def test_reading_needs_the_scope_read_which_admin_holds(keyed):
+    async def body(client) -> dict[str, list[int]]:
+        shown = {"none": {}, "wrong": bearer("x"), "game": bearer("game"), "eye": bearer("eye"), "ops": bearer("ops")}
+        shown |= {"browser": basic("eye"), "odd": {"authorization": "Basic !!"}}
+        return {who: [(await client.get(path, headers=h)).status_code for path in READ] for who, h in shown.items()}
+
+    found = with_gateway(keyed, body)
+    for who, status in {
+        "none": 401,
+        "wrong": 401,
+        "odd": 401,
+        "game": 403,
+        "eye": 200,
+        "ops": 200,
+        "browser": 200,
+    }.items():
+        assert set(found[who]) == {status}, who
+
+
+def test_models_are_for_players_too_and_some_paths_for_anybody(keyed):
+    async def body(client) -> list[int]:
+        asked = [("/v1/models", bearer("game")), ("/v1/models", bearer("eye")), *((path, {}) for path in OPEN)]
+        return [(await client.get(path, headers=headers)).status_code for path, headers in asked]
+
+    assert set(with_gateway(keyed, body)) == {200}
+
+
+def test_what_a_browser_sends_by_itself_opens_reading_alone(keyed):
+    async def body(client) -> tuple[Any, ...]:
+        page = await client.get("/ui")
+        act = await client.post("/v1/act", json={"session_id": "s", "observations": SEES}, headers=basic("game"))
+        stop = await client.post("/v1/experiments/exp/stop", json={"reason": "r"}, headers=basic("ops"))
+        form = await client.post("/ui/experiments/exp/stop", data={"reason": "r"}, headers=basic("ops"))
+        blind = await client.post("/ui/experiments/exp/stop", data={"reason": "r", "key": "game"})
+        return page, act.status_code, stop.status_code, form, blind
+
+    page, act, stop, form, blind = with_gateway(keyed, body)
+    assert page.status_code == 401 and page.headers["www-authenticate"].startswith("Basic realm=")
+    assert (act, stop) == (401, 401)
+    assert form.status_code == 401 and "admin key" in form.text  # who may read sees the page again
+    assert blind.status_code == 403 and "<html" not in blind.text
+
+
+def test_readers_have_a_limit_of_their_own_and_are_refused_slowly(bundles, tmp_path, monkeypatch):
+    monkeypatch.setattr(admission, "REFUSAL_S", 0.05)
+    config = gateway_config(bundles, tmp_path / "x.db", read_limit={"per_s": 0.1, "burst": 3})
+
+    async def body(client) -> tuple[list[int], Any, float, int]:
+        loop = asyncio.get_running_loop()
+        codes = [(await client.get("/v1/experiments")).status_code for _ in range(3)]
+        begin = loop.time()
+        refused = await client.get("/v1/experiments/exp")
+        took = loop.time() - begin
+        return codes, refused, took, len([await act(client, f"s{k}") for k in range(20)])
+
+    codes, refused, took, acts = with_gateway(config, body)
+    assert codes == [200] * 3 and refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+    assert took >= 0.05 and acts == 20
+
+
+def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp_path):
+    async def body() -> tuple[Any, Any, Any, Any]:
+        async with serving(gateway_config(bundles, tmp_path / "x.db")) as (client, app):
+            ready, health = await client.get("/ready"), await client.get("/health")
+            router = app.service.endpoints.routers["exp"]
+            one = router.arms["one"]
+            app.service.follower.close()
+            app.service.endpoints.hold(router, {"four": router.arms["four"]})
+            lacking = await client.get("/ready")  # the control is still to come
+            app.service.endpoints.hold(router, {"one": one})
+            app.service.follower._missing["exp"] = {"four": "its bundle is gone"}
+            degraded = await client.get("/ready")
+            return ready, health, lacking, degraded
+
+    ready, health, lacking, degraded = asyncio.run(body())
+    told = ready.json()
+    assert (ready.status_code, told["ready"], told["missing"]) == (200, True, [])
+    assert told["arms"] == {"exp": {"one": "loaded", "four": "loaded"}}
+    assert told["version"] == __version__ and told["device"] and told["uptime_s"] >= 0 and told["since"] > 1e9
+    assert health.json()["status"] == "ok"
+    assert (lacking.status_code, lacking.json()["ready"], lacking.json()["missing"]) == (503, False, ["exp/one"])
+    # The control answers for it, so the replica is none to be taken out of traffic.
+    assert (degraded.status_code, degraded.json()["missing"]) == (200, ["exp/four"])
+
+
+def test_an_experiment_that_loads_after_the_start_takes_no_replica_out_of_traffic(bundles, tmp_path):
+    async def body() -> Any:
+        async with serving(gateway_config(bundles, tmp_path / "x.db", names=("exp", "new"))) as (client, app):
+            app.service.follower.close()
+            app.service.endpoints.hold(app.service.endpoints.routers["new"], {})  # created over HTTP at another replica
+            return await client.get("/ready")
+
+    told = asyncio.run(body())
+    assert (told.status_code, told.json()["arms"]["new"]) == (200, {"one": "loading", "four": "loading"})
+    assert told.json()["missing"] == ["new/one", "new/four"]
+
+
+def test_a_replica_that_has_not_begun_is_not_ready(bundles, tmp_path):
+    import httpx
+
+    async def body() -> int:
+        app = Gateway(gateway_config(bundles, tmp_path / "x.db"))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
+            found = (await client.get("/ready")).status_code
+        app.service.close()
+        return found
+
+    assert asyncio.run(body()) == 503
+
+
+def test_metrics_of_one_of_several_replicas_say_which_it_is(config):
+    async def body() -> tuple[str, list[Any]]:
+        import httpx
+
+        app = Gateway(config, replica="r7")
+        app.service.start()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
+            await act(client, "s")
+            text = (await client.get("/metrics")).text
+        samples = [sample for family in app.service.samples() for sample in family.samples]
+        app.service.close()
+        return text, samples
+
+    text, samples = asyncio.run(body())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert lines and all('replica="r7"' in line for line in lines)
+    assert not any("replica" in sample.labels for sample in samples)  # Ray has a label of its own
+
+
+ASK = {"origin": "https://play.example.com", "access-control-request-method": "POST"}
+
+
+def test_pages_of_named_sites_may_ask_and_no_others(bundles, tmp_path):
+    config = gateway_config(bundles, tmp_path / "x.db", cors=["https://play.example.com"])
+
+    async def body(client) -> tuple[Any, ...]:
+        before = await client.options("/v1/act", headers=ASK)
+        other = await client.options("/v1/act", headers=ASK | {"origin": "https://evil.example.com"})
+        plain = await client.options("/v1/act")
+        sent = {"session_id": "s", "observations": SEES}
+        answer = await client.post("/v1/act", json=sent, headers={"origin": "https://play.example.com"})
+        refused = await client.post("/v1/act", json={}, headers={"origin": "https://play.example.com"})
+        foreign = await client.post("/v1/act", json=sent, headers={"origin": "https://evil.example.com"})
+        return before, other, plain, answer, refused, foreign
+
+    before, other, plain, answer, refused, foreign = with_gateway(config, body)
+    assert before.status_code == 204 and before.content == b""
+    assert "authorization" in before.headers["access-control-allow-headers"]
+    assert "POST" in before.headers["access-control-allow-methods"]
+    for allowed in (before, answer, refused):
+        assert allowed.headers["access-control-allow-origin"] == "https://play.example.com"
+        assert allowed.headers["vary"] == "origin"
+    assert (other.status_code, plain.status_code, foreign.status_code) == (405, 405, 200)
+    for found in (other, plain, foreign):
+        assert "access-control-allow-origin" not in found.headers
+    assert not any("credentials" in name for found in (before, answer) for name in found.headers)
+
+
+def test_any_site_may_ask_where_the_config_says_so_and_none_where_it_says_nothing(bundles, tmp_path, config):
+    async def body(client) -> tuple[Any, Any]:
+        return await client.options("/v1/act", headers=ASK), await client.get(
+            "/health", headers={"origin": "https://a.b"}
+        )
+
+    anybody = with_gateway(gateway_config(bundles, tmp_path / "y.db", cors=["*"]), body)
+    assert [found.headers["access-control-allow-origin"] for found in anybody] == ["*", "*"]
+    assert not any("credentials" in name for found in anybody for name in found.headers)
+    silent = with_gateway(config, body)
+    assert silent[0].status_code == 405
+    assert not any(name.startswith("access-control") for found in silent for name in found.headers)
+
+
+@pytest.mark.parametrize("origin", ["play.example.com", "https://a.b/path", "https://*.b", "null"])
+def test_origins_are_checked(bundles, tmp_path, origin):
+    with pytest.raises(MarlRayError, match="cors"):
+        parse_config(GatewayConfig, {"cors": [origin]})
+
+
+def test_the_docs_show_every_operation_and_load_nothing_from_elsewhere(config):
+    async def body(client) -> tuple[Any, Any]:
+        return await client.get("/docs"), await client.get("/openapi.json")
+
+    page, document = with_gateway(config, body)
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    for path, methods in json.loads(document.content)["paths"].items():
+        for method in methods:
+            assert f"{method.upper()} {path}" in page.text
+    links = re.findall(r'(?:href|src|action)="([^"]*)"', page.text)
+    assert links and all(link == "data:," or link.startswith("/") for link in links)
+    assert "<script" not in page.text and "http://" not in page.text and "https://" not in page.text
+
+
+def test_reports_of_what_is_over_are_told_without_its_bundles(tmp_path):
+    made = {"one": make_bundle(tmp_path, 1), "four": make_bundle(tmp_path, 4)}
+    config = gateway_config(made, tmp_path / "x.db")
+
+    async def stop(client, app) -> None:
+        app.service.store.change("exp", Action.STOP, epoch=None, actor="ops", reason="done")
+
+    async def body() -> Any:
+        async with serving(config) as (client, app):
+            await stop(client, app)
+        shutil.rmtree(made["four"])
+        async with serving(config) as (client, _):
+            return [await client.get(path) for path in READ]
+
+    answers = asyncio.run(body())
+    assert [answer.status_code for answer in answers] == [200] * len(READ)
+    arms = answers[1].json()["arms"]
+    assert arms["four"]["digest"] and arms["four"]["lineage"] is None and arms["one"]["lineage"]["run"] == "r"

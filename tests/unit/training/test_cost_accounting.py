@@ -1,0 +1,162 @@
+"""What an episode costs and how many decisions it takes, by episode; and controllers that move once per measurement."""
+
+import pytest
+import torch
+from toys.runs import TWO_POLICIES, short
+
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.algorithms.losses.kl import adaptive_coefficient
+from marl_ray.algorithms.with_critic.ppo import cost_advantages
+from marl_ray.config import RunConfig
+from marl_ray.envs.registry import make_env
+from marl_ray.training import loop
+from marl_ray.training.learner.prepared_batch import CostStats, updated_norms
+from marl_ray.training.single_process import process_group
+from marl_ray.training.team.team import Team
+
+
+def team_of(run: RunConfig) -> Team:
+    return loop.build_team(run, make_env(run.env), loop.init_device_mesh("cpu", (1,)), False)
+
+
+@pytest.mark.parametrize("team", [[], [TWO_POLICIES]])
+def test_decisions_belong_to_episodes_also_where_these_outlast_a_batch(team: list[str]) -> None:
+    """Another collector that goes on where the first one stopped counts the same."""
+    run = short("ppo", "train.horizon=2", "hyper.minibatches=1", *team)
+    counts = []
+    with process_group():
+        playing = team_of(run)
+        for stops in (False, True):
+            collector = loop.build_collector(run, make_env(run.env), playing.agents, 0, 1)
+            ended = []
+            for iteration in range(12):
+                ended += collector.collect(playing.players(), iteration).episodes
+                if stops:
+                    collector = loop.build_collector(
+                        run, make_env(run.env), playing.agents, 0, 1, state=collector.state()
+                    )
+            counts.append(ended)
+    assert counts[0] == counts[1] and len(counts[0]) > 4
+    assert max(episode.length for episode in counts[0]) > run.train.horizon
+    for episode in counts[0]:
+        own = {"a": episode.length, "b": episode.length // 2}
+        assert episode.decisions == {name: sum(map(own.get, agents)) for name, agents in playing.agents.items()}
+
+
+def test_a_budget_is_compared_by_whole_episodes() -> None:
+    """Decisions per episode are those of the episodes that ended, not the batch's over their number."""
+    run = short("p3o", "train.horizon=2", "hyper.minibatches=1", "train.total_steps=96")
+    with process_group():
+        training = loop.Run(run, torch.device("cpu"), None, lambda row: None)
+        while not training.costs["shared"].episodes:
+            training.step()
+        assert training.costs["shared"].decisions > 2 * run.train.horizon
+        before = training.costs["shared"]
+        while training.costs["shared"].episodes:
+            training.step()
+        assert training.costs["shared"].decisions >= before.decisions and training.costs["shared"].means is not None
+
+
+@pytest.mark.parametrize("algorithm", ["ppo_lagrangian", "pid_lagrangian", "mappo_lagrangian"])
+def test_a_multiplier_moves_once_per_measurement(algorithm: str) -> None:
+    run = short(algorithm)
+    with process_group():
+        team = team_of(run)
+        learner = team.learners["shared"]
+        batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+        for stats in (CostStats((9.0,), 0, 6.0), CostStats(None, 0)):
+            before = learner.state.multipliers
+            learner.update(batch.trajectories["shared"], 0, 0, stats)
+            assert learner.state.multipliers == before
+        learner.update(batch.trajectories["shared"], 0, 1, CostStats((9.0,), 2, 6.0))
+        assert learner.state.multipliers != before
+
+
+def test_a_multiplier_counts_what_earlier_policies_moved_once() -> None:
+    """`costs` holds it already: a policy that stands still moves its multiplier by `costs` alone."""
+    run = short("mappo_lagrangian", TWO_POLICIES, "hyper.lr=1e-12")
+    with process_group():
+        team = team_of(run)
+        learner = team.learners["second"]
+        batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+        data = batch.trajectories["second"]
+        factor = 1 + torch.rand(data.mask.shape, generator=torch.Generator().manual_seed(0))
+        (expected,) = learner.state.multipliers
+        for _ in range(run.hyper_of("second").epochs * run.hyper_of("second").minibatches):
+            expected = expected.updated(5.0)
+        learner.update(data, 0, 0, CostStats((5.0,), 3, 6.0), factor)
+        assert learner.state.multipliers[0].value == pytest.approx(expected.value, rel=1e-5)
+
+
+def test_a_joint_ratio_counts_once_for_all_agents_of_a_policy() -> None:
+    run = short("macpo", "train.rollout=episodes")
+    with process_group():
+        team = team_of(run)
+        learner = team.learners["shared"]
+        data = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+        batch, agents = data.trajectories["shared"], 2
+        factor = 1 + 0.1 * torch.rand(len(batch.mask) // agents, batch.mask.shape[1])
+        raw, total = cost_advantages(batch, learner.policy.hyper)[0][..., 0], 0.0
+        for copy in range(len(factor)):
+            for t in range(factor.shape[1]):
+                rows = [copy * agents + a for a in range(agents) if batch.mask[copy * agents + a, t]]
+                if rows:
+                    mean = sum(raw[row, t].item() for row in rows) / len(rows)
+                    total += (factor[copy, t].item() - 1) * mean
+        stats = CostStats((4.5,), len(factor), batch.mask.sum().item() / len(factor))
+        (moved,) = learner.moved_costs(stats, batch, factor, None).means
+        assert moved == pytest.approx(4.5 + total / len(factor), rel=1e-4)
+
+
+def test_an_empty_batch_moves_no_normaliser() -> None:
+    norms = (ValueNorm().updated(3.0, 10.0), ValueNorm())
+    assert updated_norms(norms, torch.zeros(2, 3)) == norms
+
+
+def test_an_adaptive_coefficient_counts_a_row_once() -> None:
+    """Minibatches by time hold a part of every row."""
+    run = short("ppo", "hyper.kl_coef=0.1", "hyper.kl_target=0.01", "hyper.minibatches=4")
+    with process_group():
+        team = team_of(run)
+        learner = team.learners["shared"]
+        batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+        data = batch.trajectories["shared"]
+        found = learner.update(data, 0, 0, CostStats(None, 0))
+        hyper = learner.policy.hyper
+        expected = adaptive_coefficient(0.1, found["reference_kl"], hyper.kl_target, hyper.kl_horizon, len(data.mask))
+        assert learner.state.kl_coef == expected != 0.1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("policies", [1, 2])
+def test_costs_that_come_when_an_agent_is_done_are_its_own_too(ends: bool, policies: int) -> None:
+    """The team pays for what an agent did when others go on without it, in this batch or behind its end."""
+    names = ["first", "second"][:policies]
+    agents = [["quick"], ["slow"]] if policies == 2 else [["*"]]
+    for horizon in (2, 1):
+        run = RunConfig.model_validate(
+            {
+                "name": "quick",
+                "algorithm": "ppo_lagrangian",
+                "env": {"id": "toys.envs:QuickAgent", "kwargs": {"ends": ends}},
+                "team": {name: {"agents": own} for name, own in zip(names, agents, strict=True)},
+                "hyper": {"cost_gamma": 1.0, "cost_gae_lambda": 1.0},
+                "constraints": [{"budget": 0.5}],
+                "train": {"env_copies": 16, "horizon": horizon},
+            }
+        )
+        with process_group():
+            team = team_of(run)
+            for model in team.models.values():  # a fresh critic says 0
+                for parameter in model.cost_critic.parameters():
+                    parameter.copy_(0.3 * torch.randn(parameter.shape))
+            data = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+        batch = data.trajectories["first"]
+        found = cost_advantages(batch, run.hyper_of("first"))[1][:, 0, 0]
+        quick = batch.agent == 0 if policies == 1 else slice(None)
+        slow = data.trajectories[names[-1]]
+        ahead = slow.cost_bootstrap[slow.agent == policies % 2, -1, 0]
+        paid = batch.actions[quick, 0].float() if horizon == 2 else 0.0
+        expected = paid + (ahead if horizon == 1 or not ends else 0.0)
+        assert torch.allclose(found[quick], expected * torch.ones(16), atol=1e-6)
+        assert horizon == 2 or (ahead != 0).any()

@@ -1,0 +1,167 @@
+"""Algorithms by import path, and which hyper-parameters an algorithm reads."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys.runs import PLAYING, TWO_POLICIES, config, short
+
+from marl_ray.algorithms import ALGORITHMS, algorithm_of
+from marl_ray.config import SPECS, AlgorithmConfig, RunConfig, Spec, parse_config
+from marl_ray.envs.registry import make_env
+from marl_ray.errors import MarlRayError
+from marl_ray.training import loop
+from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.trajectories import Trajectories
+
+OWN = "own_algorithms:DECOUPLED_PPO"
+
+
+def played(run: RunConfig) -> tuple[Learner, Trajectories]:
+    """The learner of the first policy, and a batch of it; a process group is up."""
+    env = make_env(run.env)
+    team = loop.build_team(run, env, loop.init_device_mesh("cpu", (1,)), False)
+    batch = loop.build_collector(run, env, team.agents, 0, 1).collect(team.players(), 0)
+    name = next(iter(team.learners))
+    return team.learners[name], batch.trajectories[name]
+
+
+def test_an_algorithm_of_ones_own_trains_with_a_key_of_its_own() -> None:
+    run = config(f"algorithm={OWN}", "hyper.behaviour_cap=1.5", "train.total_steps=64")
+    assert run.hyper_of("shared").behaviour_cap == 1.5
+    assert RunConfig.model_validate(run.given()) == run
+    assert run.resolved()["team"]["shared"]["hyper"]["behaviour_cap"] == 1.5
+    rows = train_alone(run)
+    assert all("explained_variance" in row for row in rows if "policy_loss" in row)
+    with pytest.raises(MarlRayError, match=r"hyper.behaviour_cap: Input should be greater than 0"):
+        config(f"algorithm={OWN}", "hyper.behaviour_cap=-1")
+    with pytest.raises(MarlRayError, match=r"unknown key 'hyper.behaviour_cap'"):
+        config("algorithm=ppo", "hyper.behaviour_cap=1.5")
+
+
+def test_decoupled_ppo_tells_the_policies_apart() -> None:
+    """Where nothing is stale it is PPO; where another policy sampled, its loss is weighted by pi_old / pi_behaviour."""
+    with process_group():
+        for stale in (0.0, 0.3):
+            weights = {}
+            for algorithm in ("ppo", OWN):
+                learner, batch = played(config(f"algorithm={algorithm}", "hyper.epochs=1", "hyper.minibatches=1"))
+                sampled = replace(batch, log_probs=batch.log_probs - stale)
+                learner.update(sampled, 0, 0, CostStats(None, 0))
+                weights[algorithm] = torch.cat([p.flatten() for p in learner.policy.rollout_model.actor.parameters()])
+            assert torch.allclose(weights["ppo"], weights[OWN], atol=1e-6) == (stale == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("dapoo", r"'dapoo' is unknown; expected one of ppo, ippo, .*, or package.module:NAME"),
+        ("no_such_module:X", r"cannot import no_such_module:X \(ModuleNotFoundError"),
+        ("own_algorithms:MISSING", r"cannot import own_algorithms:MISSING \(AttributeError"),
+        ("own_algorithms:SPECS", r"own_algorithms:SPECS: expected an Algorithm"),
+        ("own_algorithms:", r"expected package.module:NAME"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused_by_name(reference: str, message: str) -> None:
+    with pytest.raises(MarlRayError, match=message) as caught:
+        parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "algorithm": reference})
+    assert "algorithm: " in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda batch, hyper: (batch.rewards, None), "gives targets of shape None, expected \\(8, 8\\)"),
+        (lambda batch, hyper: (batch.rewards[:, :1], batch.rewards), "gives advantages of shape \\(8, 1\\), expected"),
+    ],
+)
+def test_advantages_of_another_shape_are_refused_by_name(given: Any, message: str) -> None:
+    with process_group():
+        learner, batch = played(config("algorithm=ppo"))
+        learner.policy = replace(learner.policy, algorithm=replace(learner.policy.algorithm, advantages=given))
+        with pytest.raises(MarlRayError, match=f"algorithm ppo: its `advantages` {message}"):
+            learner.update(batch, 0, 0, CostStats(None, 0))
+
+
+def test_the_docs_show_this_algorithm() -> None:
+    root = Path(__file__).parents[3]
+    shown = (root / "docs" / "algorithms.md").read_text().split("```python own_algorithms.py\n")[1].split("```")[0]
+    assert shown == (root / "tests" / "own_algorithms.py").read_text()
+
+
+def test_a_spec_and_its_functions_must_fit() -> None:
+    with pytest.raises(MarlRayError, match="its spec asks for a `critic_targets`"):
+        replace(ALGORITHMS["ppo"], spec=SPECS["direct_dapo"])
+    with pytest.raises(MarlRayError, match="its spec asks for no `multiplier`"):
+        replace(ALGORITHMS["ppo_lagrangian"], spec=SPECS["ppo"])
+    with pytest.raises(MarlRayError, match="'bogus' is no field of AlgorithmConfig"):
+        Spec("Mine", "-", knobs=("bogus",))
+    assert algorithm_of(OWN).spec.hyper is not AlgorithmConfig
+
+
+class Recorder:
+    """Hyper-parameters that note which of them are read."""
+
+    def __init__(self, hyper: AlgorithmConfig):
+        self.hyper, self.read = hyper, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in AlgorithmConfig.model_fields:
+            self.read.add(name)
+        elif name == "clip_range":
+            self.read |= {"clip", "clip_high"}
+        return getattr(self.hyper, name)
+
+
+EVERYTHING = {
+    "kl_coef": 0.1,
+    "kl_target": 0.01,
+    "entropy_target": 0.5,
+    "target_kl": 10.0,
+    "overlong_buffer": 2,
+    "importance_cap": 2.0,
+}
+"""What switches on the parts that other keys belong to."""
+BY_OTHERS = {"lr_decay", "lr_warmup", "dynamic_sampling"}
+"""Read outside of an update: between updates, and by the collector."""
+
+
+@pytest.mark.parametrize("name", PLAYING)
+def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
+    spec = SPECS[name]
+    given = [f"hyper.{key}={value}" for key, value in EVERYTHING.items() if key in spec.reads]
+    ways = [["hyper.kl_place=loss"], ["hyper.kl_place=reward"]] if "kl_place" in spec.reads else [[]]
+    if "aggregation" in spec.reads:
+        ways.append(["hyper.aggregation=fixed-length", "hyper.advantage_norm=batch"])
+    found: set[str] = set()
+    with process_group():
+        for way in ways:
+            run = short(name, TWO_POLICIES, "train.rollout=episodes", *given, *way)
+            trained, batch = played(run)
+            model = trained.policy.rollout_model.requires_grad_(True)
+            hyper: Any = Recorder(run.hyper_of("first"))
+            mesh = loop.init_device_mesh("cpu", (1,))
+            learner = Learner(model, name, hyper, mesh, False, run.constraints, run.train.horizon, True)
+            factor = torch.ones(len(batch.mask) // batch.agents, batch.mask.shape[1])
+            learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0), factor)
+            found |= hyper.read
+    assert sorted(spec.reads - found - BY_OTHERS) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"greedy": True}, "greedy"),
+        ({"critic_first": True}, "critic_first"),
+        ({"constraint": "penalty"}, "constraint"),
+        ({"critic": "centrall"}, "critic"),
+        ({"defaults": {"gamma": 7.0}}, "gamma"),
+    ],
+)
+def test_a_spec_that_contradicts_itself_is_refused_by_name(given: dict, problem: str) -> None:
+    with pytest.raises(MarlRayError, match=f"^Spec 'Own': {problem}"):
+        Spec("Own", "no paper", **given)

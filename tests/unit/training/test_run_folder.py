@@ -1,0 +1,180 @@
+"""What a run's folder says before anything starts, what it keeps, and how a process leaves that is interrupted."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys.runs import config
+
+from marl_ray.cli import main
+from marl_ray.config import RunConfig
+from marl_ray.config.tracking import TRACKING_URI
+from marl_ray.errors import MarlRayError
+from marl_ray.training.driver import RunResult, finished, train, worker
+from marl_ray.training.interruption import answering, within
+from marl_ray.training.run_checks import check_run
+from marl_ray.training.run_folder import CHECKPOINTS, kept, record_of, traceback_of, write_record, write_traceback
+
+OUTCOME = {
+    "name": "toy",
+    "model": "models:/toy/1",
+    "bundle": "/there/bundle",
+    "curve": "/there/return.png",
+    "tracking_uri": "sqlite:///there/mlflow.db",
+    "run_id": "0123",
+    "best_return": 4.5,
+    "metrics": {"return": 4.25},
+    "summary": ["best    return 4.500 at step 160", "last    return 4.250 at step 192"],
+}
+
+
+def ended(whole: RunConfig) -> None:
+    """What the folder of a run holds that has played all its steps."""
+    done = {"total_steps": whole.train.total_steps, "outcome": OUTCOME}
+    write_record(whole, record_of(whole) | {"mlflow_run_id": "0123", "finished": done})
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: Path, scheme: str):
+    keys = (f"storage={scheme}{tmp_path}", "tracking.uri=sqlite:///there.db")
+    whole = config(*keys)
+    assert finished(whole) is None
+    ended(whole)
+    told = finished(whole)
+    assert told == RunResult(**OUTCOME | {"curve": Path("/there/return.png")}, trained=False)
+    assert finished(config(*keys, "resources.workers=2", "train.total_steps=64")) == told
+    assert train(whole) == told  # though there is no Ray here
+    assert finished(config(*keys, "train.total_steps=256")) is None
+    for look in (finished, check_run):
+        with pytest.raises(MarlRayError, match=r"^name: run 'toy' exists under .* with another team.shared.hyper.lr; "):
+            look(config(*keys, "hyper.lr=0.5"))
+
+
+def test_the_command_ends_well_with_the_summary_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    whole = config(f"storage={tmp_path}")
+    (tmp_path / "run.yaml").write_text(json.dumps(whole.given()))
+    ended(whole)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(tmp_path / "run.yaml")])
+    assert caught.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("toy: is finished, and nothing was trained; raise train.total_steps")
+    assert lines[1:3] == ["toy: best return 4.500, models:/toy/1", "  best    return 4.500 at step 160"]
+    assert lines[4] == "  bundle  /there/bundle"
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(tmp_path / "run.yaml"), "hyper.lr=0.5"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("marl-ray: name: run 'toy' exists under ")
+
+
+def test_a_record_that_is_none_is_one_line(tmp_path: Path):
+    for content in ("{", "[]", "{}"):
+        (tmp_path / "toy").mkdir(exist_ok=True)
+        (tmp_path / "toy" / "run.json").write_text(content)
+        with pytest.raises(MarlRayError, match=r"^storage: .*/toy/run.json is not the record of a run: "):
+            check_run(config(f"storage={tmp_path}"))
+
+
+def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
+    whole = config(f"storage={tmp_path}")
+    assert kept(whole) == "no checkpoint had been written, so the same command begins anew"
+    (tmp_path / "toy").mkdir()
+    latest = {"checkpoint_dir_name": "checkpoint_7", "metrics": {"iteration": 12, "steps": 3456}}
+    for content in ("{", "[]", json.dumps({"latest_checkpoint_result": None})):
+        (tmp_path / "toy" / CHECKPOINTS).write_text(content)
+        assert kept(whole).startswith("no checkpoint")
+    (tmp_path / "toy" / CHECKPOINTS).write_text(json.dumps({"latest_checkpoint_result": latest}))
+    where = f"{tmp_path}/toy/checkpoint_7"
+    assert kept(whole) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
+
+
+def test_tracebacks_lie_by_rank(tmp_path: Path):
+    whole = config(f"storage={tmp_path}")
+    assert traceback_of(whole, [0, 1]) == ""
+    write_traceback(whole, "worker-3", "Traceback three")
+    write_traceback(whole, "worker-1", "Traceback one")
+    assert traceback_of(whole, [0, 1, 3]) == f"{tmp_path}/toy/errors/worker-1.txt"
+    assert Path(traceback_of(whole, [3])).read_text() == "Traceback three"
+    assert not write_traceback(config("storage=/proc"), "worker-0", "a disk that cannot be written hides no error")
+
+
+def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "hasty.py").write_text("def make():\n    raise RuntimeError('no licence\\nask for one')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    where = f"{tmp_path}/runs/toy/errors/driver.txt"
+    whole = config(f"storage={tmp_path}/runs", "env={id: 'hasty:make'}")
+    with pytest.raises(MarlRayError) as caught:
+        check_run(whole)
+    assert (
+        str(caught.value) == f"run 'toy' failed before it began: RuntimeError: no licence; its traceback is in {where}"
+    )
+    told = Path(where).read_text()
+    assert "hasty.py" in told and "ask for one" in told
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["ctrl-c", "term"]
+)
+def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(number: int, raised: type[BaseException]):
+    before, said = signal.getsignal(number), list[str]()
+    with pytest.raises(raised), answering(lambda: said.append("kept")):
+        try:
+            os.kill(os.getpid(), number)
+            signal.pause()
+        finally:
+            os.kill(os.getpid(), number)  # while it cleans up
+            said.append("cleaned up")
+    assert said == ["kept", "cleaned up"]
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("moment", ["checks", "ray"])
+def test_the_command_answers_before_ray_has_started_too(
+    moment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def slow(*_: object) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        finally:  # the clean-up of a Ray that is half started takes many seconds
+            said.append(capsys.readouterr().err)
+
+    said = list[str]()
+    (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}").given()))
+    at = "training.run_checks.check_run" if moment == "checks" else "cluster.local.ray_here"
+    monkeypatch.setattr(f"marl_ray.{at}", slow)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(tmp_path / "run.yaml")])
+    assert caught.value.code == 130
+    assert said == ["toy: interrupted; no checkpoint had been written, so the same command begins anew\n"]
+
+
+def test_a_server_that_does_not_answer_holds_nobody_up():
+    assert within(5.0, lambda: None)
+    assert not within(0.05, threading.Event().wait)
+    assert not within(0.05, lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path, monkeypatch, known: bool):
+    """Ray Train starts workers in a folder of its own: data of a run, bundles and the storage would be looked for there."""
+    import ray.train
+    import ray.train.torch
+
+    theirs, rays = tmp_path / "theirs", tmp_path / "rays"
+    for folder in (theirs, rays):
+        folder.mkdir()
+    monkeypatch.chdir(rays)
+    monkeypatch.setenv(TRACKING_URI, "")
+    monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
+    monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
+    monkeypatch.setattr("marl_ray.training.loop.run_worker", lambda *given, **more: Path.cwd())
+    folder = str(theirs if known else tmp_path / "elsewhere")
+    payload = {"config": config().given(), "queue": None, "run_id": "0", "tracking_uri": "", "folder": folder}
+    assert worker(payload) == (theirs if known else rays)

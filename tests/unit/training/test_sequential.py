@@ -1,0 +1,69 @@
+"""Policies updated one after another: the compound factor, and one budget shared by their steps."""
+
+import numpy as np
+import pytest
+import torch
+from toys.runs import TWO_POLICIES, short
+
+from marl_ray.envs.registry import make_env
+from marl_ray.training import loop
+from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.single_process import process_group
+from marl_ray.training.team.team_update import update_team
+
+
+@pytest.mark.parametrize("algorithm", ["happo", "macpo", "mappo_lagrangian"])
+def test_the_factor_equals_the_joint_ratio(monkeypatch, algorithm):
+    """What the last policy is given is the product of the others' new over old probabilities at every step."""
+    config = short(algorithm, TWO_POLICIES)
+    given: dict[str, torch.Tensor | None] = {}
+    with process_group():
+        env = make_env(config.env)
+        mesh = loop.init_device_mesh("cpu", (1,))
+        team = loop.build_team(config, env, mesh, False)
+        collector = loop.build_collector(config, env, team.agents, 0, 1)
+        batch = collector.collect(team.players(), 0)
+        for name, learner in team.learners.items():
+
+            def noted(*arguments, name=name, update=learner.update):
+                given[name] = arguments[4]
+                return update(*arguments)
+
+            monkeypatch.setattr(learner, "update", noted)
+        costs = {name: CostStats((4.5,), 3, 6.0) for name in team.learners}
+        update_team(config, team, batch.trajectories, 0, 0, costs)
+        first, second = sorted(given, key=lambda name: given[name] is not None)
+        assert given[first] is None
+        data, model = batch.trajectories[first], team.models[first]
+        outputs = model.distribution.normalize(model.actor.infer(data.observations.flatten(0, 1)))
+        new = model.distribution.log_prob(outputs, data.actions.flatten()).reshape(data.mask.shape)
+        expected = torch.where(data.mask, (new - data.log_probs).exp(), 1.0)
+        torch.testing.assert_close(given[second], expected)  # one agent per policy: rows are copies
+        assert not torch.allclose(expected, torch.ones_like(expected))
+
+
+def test_the_order_is_drawn_anew_and_equal_everywhere():
+    from marl_ray.rollout.rng import team_order
+
+    orders = [tuple(team_order(0, iteration, 3)) for iteration in range(40)]
+    assert len(set(orders)) == 6 and orders == [tuple(team_order(0, iteration, 3)) for iteration in range(40)]
+    assert np.all([sorted(order) == [0, 1, 2] for order in orders])
+
+
+def test_a_step_uses_up_the_budget_of_the_next():
+    """`moved_costs` estimates the episode's cost after an update from the factor and the cost advantages."""
+    config = short("macpo", TWO_POLICIES)
+    with process_group():
+        env = make_env(config.env)
+        team = loop.build_team(config, env, loop.init_device_mesh("cpu", (1,)), False)
+        data = loop.build_collector(config, env, team.agents, 0, 1).collect(team.players(), 0).trajectories["first"]
+        learner = team.learners["first"]
+        factor = torch.ones_like(data.rewards)
+        before = CostStats((4.5,), 3, 6.0)
+        assert learner.moved_costs(before, data, factor, None) == before
+        from marl_ray.algorithms.with_critic.ppo import cost_advantages
+
+        raw, _ = cost_advantages(data, learner.policy.hyper)
+        shift = 6.0 * (0.1 * raw[..., 0][data.mask]).mean().item()
+        after = learner.moved_costs(before, data, factor * 1.1, None)
+        assert after.means == (pytest.approx(4.5 + shift, rel=1e-4),)

@@ -1,0 +1,79 @@
+"""The parts of an update return what changes, and leave the learner as it is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from toys.runs import short
+
+from marl_ray.envs.registry import make_env
+from marl_ray.training import loop
+from marl_ray.training.learner import trust_region_step
+from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.minibatches import Shape, minibatches
+from marl_ray.training.learner.prepared_batch import CostStats, prepare
+from marl_ray.training.learner.trained_policy import UpdateState
+from marl_ray.training.single_process import process_group
+from marl_ray.trajectories import Trajectories
+
+COSTS = CostStats((4.5,), 3, 6.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+def begun(algorithm: str) -> tuple[Learner, Trajectories]:
+    run = short(algorithm)
+    env = make_env(run.env, run.constraints)
+    team = loop.build_team(run, env, loop.init_device_mesh("cpu", (1,)), False)
+    batch = loop.build_collector(run, env, team.agents, 0, 1).collect(team.players(), 0)
+    return team.learners["shared"], batch.trajectories["shared"]
+
+
+def prepared_by(learner: Learner, batch: Trajectories) -> Any:
+    policy = learner.policy
+    shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.bounds(batch, batch.agents))
+    plan = [minibatches(0, 0, 0, 2, shape, policy.by_episode)]
+    return prepare(policy, learner.state, batch, shape, plan, COSTS, None, "here")
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    return torch.cat([parameter.full_tensor().flatten() for parameter in learner.policy.model.parameters()])
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "ppo_lagrangian", "p3o", "cpo", "grpo"])
+def test_preparing_a_batch_changes_nothing_and_returns_the_same_again(algorithm: str) -> None:
+    learner, batch = begun(algorithm)
+    before, still = learner.state, weights(learner)
+    first, state, metrics = prepared_by(learner, batch)
+    again, same, figures = prepared_by(learner, batch)
+    assert learner.state is before
+    assert torch.equal(weights(learner), still)
+    assert (state, metrics) == (same, figures)
+    assert torch.equal(first.advantages, again.advantages)
+    moves = learner.policy.algorithm.spec.critic != "none"
+    assert (state != before) == moves
+
+
+def test_a_trust_regions_step_returns_weights_and_moves_none() -> None:
+    learner, batch = begun("cpo")
+    prepared, _, _ = prepared_by(learner, batch)
+    actor = learner.policy.rollout_model.actor
+    before = {name: parameter.clone() for name, parameter in actor.named_parameters()}
+    moved, metrics = trust_region_step.constrained_weights(learner.policy, prepared, 0.01)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in actor.named_parameters())
+    assert metrics["trust_region_kl"] > 0
+    assert any(not torch.equal(moved[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("algorithm", ["ppo_lagrangian", "pid_lagrangian"])
+def test_the_state_is_the_same_from_plain_data(algorithm: str) -> None:
+    learner, batch = begun(algorithm)
+    fresh = learner.state
+    learner.update(batch, 0, 0, COSTS)
+    assert learner.state != fresh == UpdateState.fresh(learner.policy)
+    assert fresh.restored(learner.state.plain()) == learner.state

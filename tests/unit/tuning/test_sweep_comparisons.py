@@ -1,0 +1,162 @@
+"""Curves of a sweep's trials, how the trials compare, and the drawings of them."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys.sweeps import ToySweep
+
+from marl_ray.config.sweep import MetricConfig
+from marl_ray.evaluation.statistics import iqm, stratified_bootstrap
+from marl_ray.tuning.reporting.compare import (
+    Curve,
+    bands,
+    curve_of,
+    differ,
+    end_of,
+    importances,
+    improvement,
+    probability_of_improvement,
+)
+from marl_ray.tuning.reporting.figures import curve_chart, number, parallel, strokes, ticks
+
+RETURN = MetricConfig(name="return", window=2)
+
+
+def rows_of(*columns: list[float | None], exploits: list[int] | None = None) -> list[dict[str, float]]:
+    """Rows 100 steps apart; a column for each seed."""
+    rows = []
+    for k, values in enumerate(zip(*columns, strict=True)):
+        row: dict[str, float] = {"steps": 100 * (k + 1), "exploits": exploits[k] if exploits else 0}
+        rows.append(row | {f"seed-{s}/return": v for s, v in enumerate(values) if v is not None})
+    return rows
+
+
+def test_a_curve_begins_where_all_seeds_have_a_value_and_is_smoothed_by_the_metrics_window():
+    curve = curve_of(rows_of([1, 2, 3, 4], [None, 6, 8, math.nan]), [0, 1], RETURN)
+    assert curve is not None
+    assert curve.steps.tolist() == [200, 300, 400]
+    assert curve.seeds.tolist() == [[1.5, 2.5, 3.5], [6, 7, 7]]
+    assert curve_of(rows_of([None, None]), [0], RETURN) is None
+    assert curve_of([], [0], RETURN) is None
+
+
+def test_a_curve_has_points_where_something_was_reported_and_none_between():
+    curve = curve_of(rows_of([1, None, None, 4], [5, None, None, 8]), [0, 1], RETURN)
+    assert curve is not None
+    assert len(curve.steps) == 2 and curve.seeds[:, 0].tolist() == [1, 5]
+
+
+def test_a_takeover_begins_a_new_window_and_steps_never_go_back():
+    rows = rows_of([1, 1, 1, 9, 9], exploits=[0, 0, 0, 1, 1])
+    for row in rows[3:]:
+        row["steps"] -= 150
+    curve = curve_of(rows, [0], RETURN)
+    assert curve is not None
+    assert curve.steps.tolist() == [100, 200, 250, 350]
+    assert curve.seeds.tolist() == [[1, 1, 9, 9]]
+    assert curve.at(200).tolist() == [1] and curve.at(1e9).tolist() == [9] and curve.at(0).tolist() == [1]
+
+
+def test_bands_are_those_of_the_stratified_bootstrap():
+    values = np.random.default_rng(0).normal(size=(8, 3)).cumsum(1)
+    middle, low, high = bands(Curve(np.arange(3), values))
+    for k in range(3):
+        expected = stratified_bootstrap(values[:, k : k + 1])
+        assert middle[k] == pytest.approx(iqm(values[:, k]))
+        assert [low[k], high[k]] == pytest.approx([expected.low, expected.high], abs=0.06 * np.ptp(values[:, k]))
+    one = end_of(Curve(np.array([5.0]), np.array([[2.0]])))
+    assert one == (2.0, 2.0, 2.0)
+
+
+SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=6).map(np.array)
+
+
+@given(SCORES, SCORES)
+@settings(max_examples=40)
+def test_the_probability_of_improvement_counts_pairs(ours: np.ndarray, theirs: np.ndarray):
+    found = probability_of_improvement(ours, theirs)
+    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in ours for b in theirs]
+    assert found.value == pytest.approx(sum(pairs) / len(pairs))
+    assert 0 <= found.low <= found.high <= 1
+    assert probability_of_improvement(theirs, ours).value == pytest.approx(1 - found.value)
+
+
+def test_trials_are_compared_where_both_have_been_and_in_the_metrics_own_direction():
+    long = Curve(np.array([100.0, 200.0, 300.0]), np.array([[1.0, 2.0, 9.0], [1.0, 2.0, 9.0]]))
+    short = Curve(np.array([100.0, 200.0]), np.array([[0.0, 3.0], [0.0, 4.0]]))
+    assert improvement(short, long, RETURN).value == 1.0
+    assert improvement(short, long, MetricConfig(mode="min")).value == 0.0
+
+
+def test_two_are_told_apart_by_four_seeds_never_by_three():
+    def level(value: float, seeds: int) -> Curve:
+        return Curve(np.array([1.0]), value + 0.01 * np.arange(seeds)[:, None])
+
+    assert not differ(level(5.0, 3), level(0.0, 3))
+    assert differ(level(5.0, 4), level(0.0, 4))
+    assert not differ(level(5.0, 1), level(0.0, 1))
+    same = Curve(np.array([1.0]), np.ones((5, 1)))
+    assert not differ(same, same)
+
+
+def test_the_key_that_decides_is_the_important_one(tmp_path: Path):
+    space = ToySweep(tmp_path).config.space
+    rng = np.random.default_rng(0)
+    values = [
+        {"algorithm": "ippo", "hyper.lr": float(10 ** rng.uniform(-4, -2)), "hyper.entropy_coef": rng.uniform(0, 0.05)}
+        for _ in range(40)
+    ]
+    found = importances(space, [(one, -abs(math.log10(one["hyper.lr"]) + 3)) for one in values])
+    assert next(iter(found)) == "hyper.lr"
+    assert found["hyper.lr"] > 0.6
+    assert "algorithm" not in found  # it did not vary
+    assert importances(space, [(one, 1.0) for one in values]) == {}
+    assert importances(space, [(one, k) for k, one in enumerate(values[:3])]) == {}
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-2, 1e6), st.integers(1, 12))
+def test_ticks_are_few_and_inside(low: float, size: float, most: int):
+    found = ticks(low, low + size, most)
+    assert len(found) <= most + 1
+    assert all(low - 1e-6 * size <= value <= low + size * (1 + 1e-6) for value in found)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1e-15, "0"),
+        (50_000, "50k"),
+        (2_500, "2.5k"),
+        (2_512.3, "2512"),
+        (3e6, "3M"),
+        (-1.23456, "\N{MINUS SIGN}1.235"),
+    ],
+)
+def test_numbers_are_short(value: float, text: str):
+    assert number(value) == text
+
+
+def test_drawings_stay_in_their_frames(tmp_path: Path):
+    curve = Curve(np.arange(1, 1001) * 50.0, np.random.default_rng(0).normal(size=(3, 1000)))
+    flat = Curve(np.array([7.0]), np.zeros((3, 1)))
+    chart = curve_chart(strokes({"a": (curve, [100.0]), "b": (flat, [])}), 800, 300)
+    assert chart is not None
+    for line in chart.lines:
+        points = [tuple(map(float, pair.split())) for pair in re.split("[ML]", line.path)[1:]]
+        assert len(points) <= 200
+        assert all(chart.left <= x <= chart.right and chart.top <= y <= chart.bottom for x, y in points)
+    assert curve_chart({}, 800, 300) is None
+    space = ToySweep(tmp_path).config.space
+    trials = [("a", {"algorithm": "grpo", "train.group_size": 8, "hyper.lr": 0.01}, 1.0), ("b", {}, None)]
+    drawing = parallel(space, trials, "return", "max", "a")
+    assert drawing is not None
+    assert [thread.style for thread in drawing.threads] == ["none", "best"]
+    assert [tick.label for tick in drawing.axes[1].ticks] == ["4", "8", "not set"]
+    assert [tick.label for tick in drawing.axes[2].ticks] == ["0.0001", "0.001", "0.01", "not set"]
+    assert drawing.axes[-1].ticks[-1].label == "no result"

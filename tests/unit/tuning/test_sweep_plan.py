@@ -1,0 +1,213 @@
+"""Schedulers and the plan, with scores from a formula instead of training: what goes on, what stops, who copies whom."""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marl_ray.config import parse_config
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.tuning.reporting.records import SweepRecords, TrialRecord, identity_of
+from marl_ray.tuning.search.plan import ENDED, SweepPlan
+from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, make_scheduler
+from marl_ray.tuning.search.schedulers.pb2 import upper_bounds
+
+TOTAL = 1000
+
+
+def config_of(count: int = 8, **keys: Any) -> SweepConfig:
+    data = {
+        "name": "s",
+        "run": {"env": {"id": "toys.envs:countdown"}, "train": {"total_steps": TOTAL}},
+        "space": {"hyper.lr": {"grid": [(k + 1) / 100 for k in range(count)]}},
+    }
+    return parse_config(SweepConfig, data | keys)
+
+
+class Bench:
+    """Runs a plan with so many slots; a trial's score at s steps is `score(values, s)`."""
+
+    def __init__(self, config: SweepConfig, score: Callable[[dict[str, Any], int], float], records: Any = None):
+        self.config, self.score = config, score
+        self.records = records or SweepRecords(config.name, config.resolved(), identity_of(config))
+        self.exploits: list[tuple[int, int, Exploit, int]] = []
+        self.snapshots: list[SweepRecords] = []
+        self.failing: dict[int, str] = {}
+        self.plan = SweepPlan(config, self.records, self.exploited, lambda values: "", self.changed)
+
+    def exploited(self, recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
+        self.exploits.append((recipient.number, donor.number, what, at))
+
+    def changed(self, ended: TrialRecord | None) -> None:
+        self.snapshots.append(copy.deepcopy(self.records))
+
+    def run(self, slots: int = 2, most: int = 10**6) -> "Bench":
+        running: list[tuple[TrialRecord, int | None]] = []
+        for _ in range(most):
+            while len(running) < slots:
+                record = self.plan.next()
+                if record is None or record is ENDED:
+                    break
+                running.append((record, self.plan.until(record)))
+            if not running:
+                return self
+            record, until = running.pop(0)
+            at = TOTAL if until is None else until
+            outcome = {
+                "status": "finished" if until is None else "waiting",
+                "objectives": [self.score(record.values, at)],
+                "error": "",
+                "steps": at,
+                "played": record.played + at - record.steps,
+            }
+            if record.number in self.failing:
+                outcome = {"status": "failed", "error": self.failing[record.number]}
+            self.plan.done(record.number, outcome, False, until)
+        return self
+
+    def statuses(self) -> list[str]:
+        return [record.status for record in self.records.trials]
+
+
+def by_lr(values: dict[str, Any], steps: int) -> float:
+    return float(values["hyper.lr"] * steps)
+
+
+ASHA = {"scheduler": {"kind": "asha", "grace": 125, "reduction": 2}}
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8])
+def test_asha_finds_the_best_with_a_fraction_of_the_steps_whatever_comes_first(slots: int):
+    bench = Bench(config_of(**ASHA), by_lr).run(slots)
+    assert bench.statuses()[-1] == "finished"
+    assert bench.records.played <= 0.5 * 8 * TOTAL
+    best_first = Bench(config_of(**ASHA), lambda values, steps: -by_lr(values, steps)).run(slots)
+    assert best_first.statuses()[0] == "finished"
+    assert best_first.records.played <= 0.5 * 8 * TOTAL
+
+
+def test_asha_ends_with_a_winner_also_where_there_are_fewer_trials_than_the_reduction():
+    bench = Bench(config_of(2, scheduler={"kind": "asha", "grace": 100, "reduction": 4}), by_lr).run()
+    assert bench.statuses() == ["stopped", "finished"]
+
+
+def test_asha_promotes_the_same_trials_in_whatever_order_they_arrive():
+    merit = [3, 1, 4, 1.5, 9, 2.6, 5, 3.5]
+    ends = [
+        Bench(config_of(**ASHA), lambda values, steps: merit[round(values["hyper.lr"] * 100) - 1]).run(slots).records
+        for slots in (1, 2, 3, 5, 8)
+    ]
+    assert len({tuple(record.steps for record in records.trials) for records in ends}) == 1
+
+
+def test_asha_without_a_known_number_of_trials_promotes_as_they_come():
+    space = {"hyper.lr": {"loguniform": [0.001, 0.1]}}
+    bench = Bench(config_of(space=space, search="random", budget={"steps": 6000}, **ASHA), by_lr).run()
+    assert bench.records.played >= 6000
+    assert "finished" in bench.statuses()
+    assert len(bench.records.trials) > 8
+
+
+def test_asha_goes_on_without_trials_that_failed():
+    bench = Bench(config_of(4, **ASHA), by_lr)
+    bench.failing = {3: "ValueError: broken"}
+    bench.run()
+    assert bench.records.trials[3].error == "ValueError: broken"
+    assert bench.statuses()[2:] == ["finished", "failed"]
+
+
+def test_median_stops_what_is_below_the_others_average():
+    median = {"kind": "median", "grace": 200, "interval": 200}
+    bench = Bench(config_of(scheduler=median), lambda values, steps: -by_lr(values, steps)).run(slots=1)
+    assert bench.statuses() == ["finished"] * 3 + ["stopped"] * 5
+    rule = make_scheduler(config_of(scheduler={"kind": "median", "grace": 300, "interval": 200}), TOTAL)
+    assert [rule.next_stop(s) for s in (0, 299, 300, 499, 500, 900)] == [300, 300, 500, 500, 700, None]
+
+
+PBT = {
+    "scheduler": {"kind": "pbt", "interval": 250, "quantile": 0.25},
+    "space": {"hyper.lr": {"loguniform": [0.001, 0.1]}, "hyper.epochs": {"int": [1, 8]}},
+    "search": {"kind": "random", "seed": 3},
+    "budget": {"trials": 8},
+}
+
+
+def test_a_population_waits_for_all_then_the_worst_copy_the_best_with_other_values():
+    bench = Bench(config_of(**PBT), by_lr).run(slots=3)
+    assert bench.statuses() == ["finished"] * 8
+    assert [at for *_, at in bench.exploits] == [250, 250, 500, 500, 750, 750]
+    scores = {record.number: record.scores[250] for record in bench.records.trials}
+    ranked = sorted(scores, key=lambda number: scores[number])
+    first = bench.exploits[:2]
+    assert {recipient for recipient, *_ in first} == set(ranked[:2])
+    assert {donor for _, donor, *_ in first} <= set(ranked[-2:])
+    for recipient, _, what, at in bench.exploits:
+        before = bench.records.trials[recipient].history[at]
+        assert what.values != before
+        assert 0.001 <= what.values["hyper.lr"] <= 0.1
+        assert what.values["hyper.epochs"] in range(1, 9)
+    again = Bench(config_of(**PBT), by_lr).run(slots=8)
+    assert [(r, d, dict(w.values)) for r, d, w, _ in again.exploits] == [
+        (r, d, dict(w.values)) for r, d, w, _ in bench.exploits
+    ]
+
+
+def test_bandits_move_towards_what_improves_the_score():
+    keys = PBT | {"scheduler": {"kind": "pb2", "interval": 100, "quantile": 0.25}}
+    bench = Bench(config_of(**keys), lambda v, steps: steps * -abs(v["hyper.lr"] - 0.05)).run(slots=8)
+    late = [what.values["hyper.lr"] for *_, what, at in bench.exploits if at >= 700]
+    assert np.mean(np.abs(np.log(late) - np.log(0.05))) < 1.0
+
+
+def test_the_upper_bound_is_high_where_changes_were_good_and_where_nothing_is_known():
+    x = np.linspace(0, 1, 9)[:, None]
+    bounds = upper_bounds(np.ones(9), x, -((x[:, 0] - 0.25) ** 2), 2.0, np.array([[0.25], [0.9]]))
+    assert bounds[0] > bounds[1]
+
+
+@pytest.mark.parametrize("keys", [{}, ASHA, PBT, {"scheduler": {"kind": "median", "grace": 200, "interval": 100}}])
+def test_a_plan_taken_up_from_any_of_its_records_comes_to_the_same_end(keys: dict[str, Any]):
+    whole = Bench(config_of(**keys), by_lr).run(slots=1)
+    for snapshot in whole.snapshots[:: max(1, len(whole.snapshots) // 12)]:
+        resumed = Bench(config_of(**keys), by_lr, copy.deepcopy(snapshot)).run(slots=1)
+        ends = [(r.status, r.values, r.objectives, r.steps) for r in resumed.records.trials]
+        assert ends == [(r.status, r.values, r.objectives, r.steps) for r in whole.records.trials]
+        done = [record.number for record in snapshot.trials if record.state == "ended"]
+        assert all(resumed.records.trials[n].legs == snapshot.trials[n].legs for n in done)
+
+
+@pytest.mark.parametrize(("budget", "status"), [({"trials": 3}, "finished"), ({"steps": 2500}, "cut")])
+def test_a_budget_ends_the_sweep_and_a_bigger_one_goes_on(budget: dict[str, Any], status: str):
+    bench = Bench(config_of(budget=budget), by_lr).run(slots=1)
+    assert len(bench.records.trials) == 3
+    if status == "cut":
+        assert bench.plan.over() == "budget.steps=2500"
+    more = Bench(config_of(), by_lr, bench.records).run()
+    assert more.statuses() == ["finished"] * 8
+
+
+def test_a_trial_cut_by_the_budget_is_taken_up_again_under_a_bigger_one():
+    bench = Bench(config_of(budget={"steps": 500}), by_lr)
+    record = bench.plan.next()
+    bench.plan.note(record.number, {"steps": 600, "played": 600})
+    bench.plan.done(record.number, None, False, None)
+    assert record.status == "cut"
+    assert bench.plan.next() is ENDED
+    again = Bench(config_of(), by_lr, bench.records)
+    assert again.plan.next().number == record.number
+
+
+def test_standings_survive_json():
+    trial = TrialRecord(0, {"hyper.lr": 0.1}, scores={125: 1.0}, history={125: {"hyper.lr": 0.2}})
+    assert isinstance(trial.standing(), TrialStanding)
+    assert json.loads(json.dumps(trial.scores)) == {"125": 1.0}
+
+
+def test_a_record_says_which_hyper_parameters_its_algorithm_does_not_read():
+    run = {"env": {"id": "toys.envs:countdown"}, "constraints": [{"budget": 1}], "hyper": {"pid_ki": 0.1}}
+    space = {"algorithm": {"grid": ["mappo", "pid_lagrangian"]}, "hyper.pid_kp": {"grid": [0.1]}}
+    records = Bench(config_of(run=run, space=space), lambda values, steps: 0.0).run().records
+    assert [record.unread for record in records.trials] == [["hyper.pid_ki", "hyper.pid_kp"], []]
