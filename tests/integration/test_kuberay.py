@@ -13,6 +13,7 @@ from kube.kubox import URL, kubeconfig, kubox, play, trouble
 from kube.stories import STORIES, kind_of
 from processes.command_line import marl_ray
 
+from marl_ray.cluster.kuberay import submission
 from marl_ray.cluster.kuberay.client import resources
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
 from marl_ray.cluster.kuberay.deletion import POLICIES
@@ -161,7 +162,10 @@ WRONG = [
     (("status", "rayjob/x", "--context", "none"), "--context none: the kubeconfig has kubox"),
     (("logs", "rayservice/x"), "expected a rayjob"),
     (("logs", "rayjob/x"), "no pod that submits it"),
-    (("apply", "missing.yaml"), "missing.yaml: No such file"),
+    (("apply", "missing.yaml"), "'missing.yaml' cannot be read: [Errno 2] No such file"),
+    (("apply", "Makefile"), "Makefile: not valid YAML at line"),
+    (("delete", "rayjob/../x"), "delete rayjob/../x: there is none in default"),
+    (("delete", "rayjob/x?dryRun=All"), "there is none in default"),
 ]
 
 
@@ -228,3 +232,17 @@ def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
     while resources.read(cluster, "ConfigMap", f"{story}-files", "v1") is not None:
         assert time.monotonic() < end, "the job's files outlive it"
         time.sleep(0.1)
+
+
+def test_a_run_that_no_operator_starts_is_given_up(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(submission, "OPERATOR_S", 0.5)
+    config = tmp_path / "cluster.yaml"
+    job = {"entrypoint": "-", "start_deadline_s": 1}
+    config.write_text(yaml.safe_dump(GATEWAY | {"name": "alone", "service": None, "job": job}))
+    submitted = marl_ray(
+        "submit", "train", "jobs/configs/multigrid_mappo.yaml", "storage=/runs", "--kuberay", config,
+        "--submission-id", "alone",
+    )  # fmt: skip
+    assert submitted.returncode == LATE
+    assert "RayJob alone did not start within 1.5 s: waiting (New)" in submitted.stderr.splitlines()[-1]
+    resources.delete(cluster, "RayJob", "alone")

@@ -26,6 +26,8 @@ if "is finished, and nothing was trained" not in train():
     sys.exit(4)  # the first try, which ends after its checkpoint as if its machine had been lost
 train("train.total_steps=8192")
 """
+LOG_S = 60.0
+"""Longest time from the end of a job to the end of its submitter's log."""
 CLOCK_S = 150.0
 """Longest time for a clock that strikes every minute."""
 
@@ -39,7 +41,7 @@ def test_a_job_succeeds_and_its_log_is_read(site: Site) -> None:
     name = site.name("job")
     site.apply(site.config(name, job={"entrypoint": "python -c 'print(40 + 2)'", "retries": 0}))
     assert site.wait("RayJob", name, Phase.SUCCEEDED).phase is Phase.SUCCEEDED
-    assert "42" in site.log(name).split()
+    until(lambda: "42" in site.log(name).split(), LOG_S, "the end of the log", lambda: site.log(name))
     site.delete("RayJob", name)
 
 

@@ -27,8 +27,8 @@ def delete_all(
     With `timeout_s` 0 it does not wait. Raises DeadlinePassed where pods are left; their policies stay with them then.
     """
     end = time.monotonic() + timeout_s
-    found = delete(connection, kind, name)
-    if found and timeout_s:
+    existed = delete(connection, kind, name)
+    if existed and timeout_s:
         wait(connection, kind, name, (Phase.GONE,), timeout_s, say)
     labels = f"{LABEL}={name}"
     while timeout_s and (pods := list_all(connection, "Pod", "v1", labels)):
@@ -38,5 +38,5 @@ def delete_all(
         time.sleep(PAUSE_S)
     for policy, version in POLICIES:
         for one in list_all(connection, policy, version, labels):
-            found = delete(connection, policy, one["metadata"]["name"], version) or found
-    return found
+            existed = delete(connection, policy, one["metadata"]["name"], version) or existed
+    return existed
