@@ -71,7 +71,7 @@ def server(status: int, text: str, tmp_path) -> Iterator[Connection]:
 @pytest.mark.parametrize(
     "status, text, words",
     [
-        (401, '{"message": "Unauthorized"}', "Unauthorized"),
+        (401, '{"message": "Unauthorized"}', "http://127.0.0.1:.* takes no such credentials: Unauthorized"),
         (403, '{"message": "rayjobs is forbidden:\\nUser x"}', "rayjobs is forbidden: User x"),
         (200, "<html>", "expected JSON from a Kubernetes API"),
         (200, "[1, 2]", "expected JSON from a Kubernetes API"),
