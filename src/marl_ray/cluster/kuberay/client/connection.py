@@ -120,8 +120,8 @@ class Connection:
         if response.status in PASSING:
             raise _Unreachable(f"{response.status} {_message(response)}")
         if not 200 <= response.status < 300:
-            who = f"{self.server} takes no such credentials: " if response.status == UNAUTHORIZED else ""
-            raise RequestRefused(response.status, f"{who}{_message(response)}")
+            hint = f"{self.server} takes no such credentials: " if response.status == UNAUTHORIZED else ""
+            raise RequestRefused(response.status, f"{hint}{_message(response)}")
         return response
 
 
