@@ -19,7 +19,7 @@ from judge_agreement import RESULTS, mutants
 
 from marl_ray.evaluation.benchmarks import BENCHMARKS, Mode, ModelAnswer, Problem
 from marl_ray.evaluation.data_files import load
-from marl_ray.evaluation.scoring.scoring import make_pool
+from marl_ray.evaluation.scoring.local_scoring import make_pool
 from marl_ray.sandbox import Level, Pool
 
 FILES = {"humaneval_plus": "HumanEvalPlus.jsonl.gz", "mbpp_plus": "MbppPlus.jsonl.gz"}

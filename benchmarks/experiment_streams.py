@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.signal import lfilter
 
-from marl_ray.experiments.statistics.clusters import MIN_GROUPS, block_summaries, stratified
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import BORROWED
+from marl_ray.experiments.statistics.unit_clusters import MIN_GROUPS, block_summaries, stratified
 
 HORIZON, STEP = 2_000, 10
 """Outcomes per arm, and between looks."""

@@ -27,7 +27,7 @@ from marl_ray.evaluation.benchmarks import BENCHMARKS
 from marl_ray.evaluation.benchmarks.humaneval import HumanEvalProblem
 from marl_ray.evaluation.benchmarks.mbpp import MbppProblem
 from marl_ray.evaluation.data_files import load
-from marl_ray.evaluation.scoring.scoring import make_pool
+from marl_ray.evaluation.scoring.local_scoring import make_pool
 from marl_ray.sandbox import Level, Limits, Pool
 
 ROOT = Path(__file__).parents[1]

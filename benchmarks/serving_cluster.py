@@ -23,7 +23,7 @@ from gridworld import ROOT, run_config
 from marl_ray.cluster.local import free_port, local_ray
 from marl_ray.config import NetworkConfig
 from marl_ray.envs.registry import make_env
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
 from marl_ray.serving.client.deploy import deploy
 

@@ -11,7 +11,7 @@ from serving_cluster import Running, gateway, make_bundles, serving, short_folde
 from serving_load import wrk
 
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.experiments.store.store import ExperimentStore
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 
 STAGES = (0.25, 0.5, 0.75)
 """Of the treatment: every change moves a quarter of the units."""

@@ -140,7 +140,7 @@ def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
     """Start an experiment with a run's team before it has learnt anything; returns its name."""
     from marl_ray.envs.registry import make_env
     from marl_ray.serving.client.admin import deploy_bundle
-    from marl_ray.training.team.team import Team, build_models, export_bundle, team_agents
+    from marl_ray.training.team.assembly import Team, build_models, export_bundle, team_agents
 
     bundle, env = folder / "untrained", make_env(config.env)
     agents = team_agents(config, env)

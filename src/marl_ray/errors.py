@@ -1,4 +1,4 @@
-"""The one error type that users see as a single line."""
+"""The errors that users see as a single line."""
 
 
 class MarlRayError(Exception):
@@ -7,6 +7,17 @@ class MarlRayError(Exception):
     The command line prints it as one line and exits with status 2; the gateway maps its own subclass to HTTP 4xx.
     Anything else that escapes is a defect of the product and keeps its traceback.
     """
+
+
+class FieldError(MarlRayError):
+    """A mistake in one field of what somebody has sent; the text is `FIELD: MESSAGE`."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(field, message)  # both, because the error may cross processes by pickle
+        self.field, self.message = field, message
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
 
 
 def one_line(error: BaseException) -> str:

@@ -131,7 +131,8 @@ def loopback_only(log_monitor: bool) -> Iterator[None]:
     """
     from ray._private import parameter, ray_constants
 
-    parameters = partial(parameter.RayParams, dashboard_agent_listen_port=0, include_log_monitor=log_monitor)
+    given: dict[str, Any] = {"dashboard_agent_listen_port": 0, "include_log_monitor": log_monitor}
+    parameters = partial(parameter.RayParams, **given)
     with (
         patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
         patch.object(parameter, "RayParams", parameters),

@@ -10,7 +10,7 @@ import redis
 from kube.chart_cluster import NOBODY, ChartCluster, chart_cluster
 from stores.unit_cases import config, exposure
 
-from marl_ray.experiments.store.store import ExperimentStore
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 SERVICES = {"mlflow", "postgresql", "redis"}

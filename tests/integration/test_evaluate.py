@@ -17,8 +17,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, ModelAnswer
 from marl_ray.evaluation.data_files import ANY, load
 from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, evaluate, plan
+from marl_ray.evaluation.scoring.local_scoring import ScoringJob
 from marl_ray.evaluation.scoring.ray_scoring import ScoringNode, ray_scorer, score_batches
-from marl_ray.evaluation.scoring.scoring import ScoringJob
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level
 

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.store.store import ExperimentStore, Exposure, StoreError
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, StoreError
 from marl_ray.serving.logs.exposures import ExposureLog, _parse
 from marl_ray.serving.logs.spool import Spool
 
@@ -22,7 +22,7 @@ LIMIT = 10_000_000
 REPLICA = """
 import sys, time
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.store.store import ExperimentStore, Exposure
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.spool import Spool
 log = ExposureLog(ExperimentStore(sys.argv[1]), Spool(sys.argv[2], 10_000_000))

@@ -17,10 +17,10 @@ from marl_ray.config import AlgorithmConfig, RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
 from marl_ray.training.imitation import fine_tuning
-from marl_ray.training.learner.learner import Learner
 from marl_ray.training.learner.optimizers import optimizer_of
+from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.single_process import process_group, train_alone
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.assembly import Team
 
 FAMILIES = {"actor-critic": toy_runs.config, "language": toy_texts.config}
 EVERYTHING = [

@@ -14,7 +14,7 @@ from stores.unit_cases import Clock, config, exposure, look, over
 from stores.window_cases import *  # noqa: F403
 
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.store.store import ExperimentStore
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from marl_ray.cluster.local import LocalRay
 from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
 from marl_ray.serving.client.deploy import deploy, undeploy
 

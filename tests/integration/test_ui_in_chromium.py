@@ -22,7 +22,7 @@ from toy_serving.gateways import make_bundle, write_keys
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.experiments.store.store import ExperimentStore, Exposure
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure
 from marl_ray.serving.asgi import Gateway
 
 __all__ = ["browser"]

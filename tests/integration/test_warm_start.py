@@ -16,7 +16,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.imitation.warm_start import best_units, joint_states, read_decisions
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group, train_alone
-from marl_ray.training.team.team import team_agents
+from marl_ray.training.team.assembly import team_agents
 
 GOOD = 0.95
 

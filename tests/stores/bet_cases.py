@@ -14,7 +14,7 @@ from marl_ray.experiments.evidence import judged_units
 from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.statistics.bets import BettingTest, Claim
-from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
 from stores.unit_cases import Clock, act, config, over
 
 ASKED = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from marl_ray.experiments.store.store import ExperimentStore
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 
 
 @cache

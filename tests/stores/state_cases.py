@@ -19,7 +19,7 @@ from marl_ray.experiments.assignment.population import population_of
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus, StaleEpochError
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.store.store import ExperimentStore, Outcome, Production
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Outcome, Production
 from stores.unit_cases import act, config, exposure, gradual, look
 
 

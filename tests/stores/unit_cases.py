@@ -17,8 +17,7 @@ from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.store.notices import Notices
-from marl_ray.experiments.store.store import (
+from marl_ray.experiments.store.experiment_store import (
     ArmSummary,
     ExperimentStore,
     Exposure,
@@ -26,6 +25,7 @@ from marl_ray.experiments.store.store import (
     OutcomeConflictError,
     UnknownUnitError,
 )
+from marl_ray.experiments.store.notices import Notices
 
 
 def config(**weights: float) -> dict:

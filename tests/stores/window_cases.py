@@ -17,8 +17,14 @@ from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
 from marl_ray.experiments.evidence.looks import Look, look_at
 from marl_ray.experiments.evidence.running_sums import Moments, Totals
 from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.store.experiment_store import (
+    ExperimentStore,
+    Exposure,
+    OutcomeConflictError,
+    Report,
+    UnknownUnitError,
+)
 from marl_ray.experiments.store.records import look_design
-from marl_ray.experiments.store.store import ExperimentStore, Exposure, OutcomeConflictError, Report, UnknownUnitError
 from stores.unit_cases import Clock, config, exposure, look, over
 
 WINDOW, GRACE = 60.0, 1.0

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from marl_ray.config import GatewayConfig, NetworkConfig, parse_config
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import PolicyParts, save_bundle
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.routing.breaker import CircuitState

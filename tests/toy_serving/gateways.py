@@ -15,7 +15,7 @@ from gymnasium import spaces
 from stores.migrated import migrated
 
 from marl_ray.config import GatewayConfig, NetworkConfig, parse_config
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
 from marl_ray.serving.asgi import Gateway
 

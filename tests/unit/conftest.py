@@ -1,24 +1,5 @@
-"""What the unit tests of serving share."""
+"""The unit tests run side by side, and what they compute is small: one thread each."""
 
-from pathlib import Path
-
-import pytest
 import torch
-from toy_serving.gateways import gateway_config, make_bundle
 
-from marl_ray.config import GatewayConfig
-
-torch.set_num_threads(1)  # tests run side by side, and what they compute is small
-
-
-@pytest.fixture(scope="session")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two bundles whose policies all but certainly take actions 1 and 4."""
-    folder = tmp_path_factory.mktemp("bundles")
-    return {"one": make_bundle(folder, 1), "four": make_bundle(folder, 4)}
-
-
-@pytest.fixture
-def config(bundles: dict[str, str], tmp_path: Path) -> GatewayConfig:
-    """A gateway with one A/B test of them."""
-    return gateway_config(bundles, tmp_path / "experiments.db")
+torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 """The repository's own pages and settings name what exists: links, paths, commands, checks."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,9 @@ def test_commits_are_checked_as_make_check_does() -> None:
 def test_the_workflow_runs_what_ci_runs() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     assert ".ci/run" in [step.get("run") for step in workflow["jobs"]["run"]["steps"]]
+    kinds = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    supported = [kind.rsplit(" :: ", 1)[1] for kind in kinds if kind.startswith("Programming Language")]
+    assert workflow["jobs"]["unit"]["strategy"]["matrix"]["python"] == supported
     assert (ROOT / ".ci/run").stat().st_mode & 0o100
     for form in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
         assert isinstance(yaml.safe_load(form.read_text()), dict)

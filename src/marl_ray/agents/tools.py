@@ -11,7 +11,7 @@ import time
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NotRequired
+from typing import Any, NotRequired, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic.errors import PydanticUserError
@@ -27,6 +27,7 @@ MOST_ABANDONED = 64
 LEAST_MEMORY = 1 << 26
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +221,7 @@ def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
     if target is None:
         raise MarlRayError(f"tools: {module_name} has no {attribute!r}")
     if inspect.isclass(target):
-        instance = _built(name, target, options)
+        instance: Any = _built(name, target, options)
         tool_name = getattr(instance, "name", None) or target.__name__.lower()
         return tool_of(instance, name=tool_name, description=inspect.getdoc(target))
     if not callable(target):
@@ -228,7 +229,7 @@ def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
     return tool_of(target, fixed=options)
 
 
-def _built(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+def _built(name: str, make: Callable[..., T], options: Mapping[str, Any]) -> T:
     try:
         return make(**options)
     except (TypeError, ValueError, KeyError, OSError) as error:

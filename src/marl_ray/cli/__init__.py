@@ -187,22 +187,19 @@ def config_schema(
     kind: Annotated[str, typer.Argument(help="run, sweep, experiment, gateway or cluster.")] = "run",
 ) -> None:
     """Print the JSON schema of a config."""
-    from pydantic import BaseModel
+    from marl_ray.config.reference import CONFIGS
 
-    from marl_ray.config import ExperimentConfig, GatewayConfig, RunConfig
-    from marl_ray.config.cluster import ClusterConfig
-    from marl_ray.config.sweep import SweepConfig
+    if kind not in CONFIGS:
+        raise MarlRayError(f"kind {kind!r}: expected one of {', '.join(CONFIGS)}")
+    print(json.dumps(CONFIGS[kind].model_json_schema(), indent=2))
 
-    models: dict[str, type[BaseModel]] = {
-        "run": RunConfig,
-        "sweep": SweepConfig,
-        "experiment": ExperimentConfig,
-        "cluster": ClusterConfig,
-        "gateway": GatewayConfig,
-    }
-    if kind not in models:
-        raise MarlRayError(f"kind {kind!r}: expected one of {', '.join(models)}")
-    print(json.dumps(models[kind].model_json_schema(), indent=2))
+
+@config_app.command("reference")
+def config_reference() -> None:
+    """Print the table of all keys of all configs, in Markdown: the page docs/config.md."""
+    from marl_ray.config.reference import reference_page
+
+    print(reference_page(), end="")
 
 
 @app.command()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
     from marl_ray.evaluation.benchmarks import Benchmark
     from marl_ray.evaluation.scoring.evaluate import EvaluationPlan
-    from marl_ray.evaluation.scoring.scoring import Scorer
+    from marl_ray.evaluation.scoring.local_scoring import Scorer
     from marl_ray.evaluation.writing.requests import SampleWriter, WritingRequest
 
 PROGRESS_S = 10.0
@@ -264,7 +264,7 @@ def _scorer(workers: int | None, planned: "EvaluationPlan", local: bool) -> Iter
         with ray_scorer(workers, planned.packages, planned.min_level) as scorer:
             yield scorer
         return
-    from marl_ray.evaluation.scoring.scoring import make_pool, score_here
+    from marl_ray.evaluation.scoring.local_scoring import make_pool, score_here
 
     count = workers or len(os.sched_getaffinity(0))
     with make_pool(count, planned.packages, planned.min_level) as pool:

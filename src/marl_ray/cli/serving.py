@@ -136,7 +136,7 @@ def export(
 ) -> None:
     """Write served acts and texts, with their outcomes, as trajectories that `marl-ray train warm_start.data=...`
     reads."""
-    from marl_ray.experiments.store.store import ExperimentStore
+    from marl_ray.experiments.store.experiment_store import ExperimentStore
     from marl_ray.serving.logs.export import export as write
 
     store = ExperimentStore(database)

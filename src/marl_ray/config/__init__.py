@@ -5,7 +5,7 @@ from marl_ray.config.load import config_hash, load_config, parse_config, read_ya
 from marl_ray.config.run.algorithms import SPECS, Spec, spec_of
 from marl_ray.config.run.hyper import AlgorithmConfig
 from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
-from marl_ray.config.run.run import RunConfig
+from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.run.sections import (
     CheckpointConfig,
     ConstraintConfig,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import ErrorDetails
 
 
 class Config(BaseModel):
@@ -13,3 +14,8 @@ class Config(BaseModel):
     def resolved(self) -> dict[str, Any]:
         """Plain data with every default written out."""
         return self.model_dump(mode="json")
+
+
+def words(error: ErrorDetails) -> str:
+    """The message of one of pydantic's errors, without the words that pydantic puts before a validator's own."""
+    return str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]

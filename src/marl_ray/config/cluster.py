@@ -19,12 +19,15 @@ class NodeConfig(Config):
     """The size of a pod. Requests equal limits, so nothing else is promised its memory."""
 
     cpus: PositiveFloat = 2
-    """Ray counts the next whole number."""
+    """CPUs of a pod, of which Ray counts the next whole number."""
     memory: Quantity = "8Gi"
+    """Memory of a pod."""
     shm: Quantity | None = None
     """Bound of `/dev/shm`, where Ray keeps its objects; it counts as memory, which bounds it where this is not given."""
     node_selector: dict[str, str] = {}
+    """Labels that a machine must have to run the pod."""
     tolerations: tuple[dict[str, Any], ...] = ()
+    """Tolerations of the pod, as Kubernetes writes them."""
 
 
 class GroupConfig(NodeConfig):
@@ -33,6 +36,7 @@ class GroupConfig(NodeConfig):
     replicas: PositiveInt | tuple[Annotated[int, Field(ge=0)], PositiveInt] = 1
     """A fixed number, which comes up together; or least and most, between which Ray scales."""
     gpus: Annotated[int, Field(ge=0)] = 0
+    """NVIDIA GPUs of a pod."""
     spot: bool = False
     """Prefer machines that may be taken away, and fall back to others: two groups, the first with priority."""
     resources: dict[str, PositiveInt] = {}
@@ -79,6 +83,7 @@ class JobConfig(Config):
     """A command that runs once on a cluster of its own."""
 
     entrypoint: str
+    """Shell command that the job runs."""
     retries: Annotated[int, Field(ge=0)] = 2
     """Each is a new cluster and the same command: runs go on where their name and storage stay."""
     deadline_s: Seconds = 86_400
@@ -90,9 +95,11 @@ class JobConfig(Config):
     keep_failed_s: Annotated[int, Field(ge=0)] = 3600
     """Time for which its head stays after a failure, so that somebody can look into its logs."""
     runtime_env: dict[str, Any] = {}
+    """Ray's runtime environment of the job, such as `env_vars` or `working_dir`."""
     schedule: str | None = None
     """Five fields of cron: a job by the clock, with a cluster of its own each time."""
     time_zone: str | None = None
+    """Time zone of `schedule`, such as `Europe/Berlin`; that of KubeRay's operator when not given."""
     keep_record_s: Annotated[int, Field(ge=0)] = 7 * 86_400
     """With `schedule`: time for which an ended RayJob stays to be looked at. Nothing else takes them away."""
 
@@ -126,9 +133,11 @@ class ClusterConfig(Config):
     """A Ray cluster on Kubernetes."""
 
     name: Name
+    """Name of the cluster, and the first part of the names of its resources."""
     image: str
     """With marl-ray installed, the same version as here."""
     ray_version: str = "2.60.0"
+    """Version of Ray in the image."""
     head: NodeConfig = NodeConfig()
     """It runs no user's work, on machines that are not taken away."""
     groups: dict[Name, GroupConfig] = Field(min_length=1)
@@ -138,9 +147,13 @@ class ClusterConfig(Config):
     queue: Name | None = None
     """Kueue's local queue: all pods begin together, when there is room."""
     priority_class: Name | None = None
+    """Priority class of the pods."""
     service_account: Name | None = None
+    """Service account of the pods."""
     pull_secrets: tuple[Name, ...] = ()
+    """Secrets with which the image is pulled."""
     env: dict[str, str] = {}
+    """Environment variables of all pods."""
     secrets: tuple[Name, ...] = ()
     """Secrets whose keys become environment variables, such as those of S3."""
     volumes: tuple[VolumeConfig, ...] = ()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from marl_ray.config.base import Config
+from marl_ray.config.base import Config, words
 from marl_ray.errors import MarlRayError, one_line
 
 C = TypeVar("C", bound=Config)
@@ -109,7 +109,7 @@ def _explain(error: Any, key: str) -> str:
         return f"unknown key {key!r}"
     if error["type"] == "missing":
         return f"missing key {key!r}"
-    message = error["msg"].removeprefix("Value error, ")
+    message = words(error)
     shown = repr(error["input"])
     explained = len(shown) > 60 or isinstance(error["input"], Mapping) or str(error["input"]) in message
     suffix = "" if explained else f", got {shown}"

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from marl_ray.config.base import Config
 from marl_ray.config.load import parse_config, read_yaml
-from marl_ray.config.run.run import RunConfig
+from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.run.sections import NAME_PATTERN
 from marl_ray.config.run.unread_knobs import drop_unread, hyper_keys, is_hyper, is_read, names_algorithm
 from marl_ray.errors import MarlRayError
@@ -73,6 +73,7 @@ class SearchConfig(Config):
     """`grid`: every combination once. `random`: drawn from the space, for every combination of its `grid` keys. `tpe`:
     Optuna's tree-structured Parzen estimator; with several metrics, towards their Pareto front."""
     seed: NonNegativeInt = 0
+    """Seed of the draws."""
     startup: PositiveInt = 10
     """`tpe`: configurations drawn at random before the estimator is asked."""
 
@@ -141,6 +142,7 @@ class MetricConfig(Config):
     """Any metric that a run reports. Those of `eval/` are of whole episodes from fixed starts; a trial is evaluated at its
     end and at every decision point of the scheduler, however often else."""
     mode: Literal["max", "min"] = "max"
+    """Direction: the largest or the smallest value is the best."""
     window: PositiveInt = 1
     """Number of last reports that are averaged: reports of iterations, or of evaluations for a metric of `eval/`."""
 
@@ -170,6 +172,8 @@ class SweepConfig(Config):
     """Dotted keys of the run config and their values."""
     search: SearchConfig = SearchConfig()
     scheduler: SchedulerConfig = Fifo()
+    """Rule by which configurations stop early or copy each other: `kind` is `fifo` (none does), `asha`, `median`, `pbt` or
+    `pb2`, and each kind has keys of its own."""
     seeds: tuple[NonNegativeInt, ...] = Field((0, 1, 2), min_length=1)
     """Seeds of every configuration: a list, or their number. They train side by side and count as one trial."""
     metric: tuple[MetricConfig, ...] = Field((MetricConfig(),), min_length=1)

@@ -117,7 +117,7 @@ class GameRules:
             yield GameStep(state, tuple(actions), self.move(state, tuple(actions)))
 
 
-class TinyGame(ParallelEnv):
+class TinyGame(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # PettingZoo has no types
     """The game as an environment. An agent sees the state and its number among the agents of its policy."""
 
     metadata = {"name": "tiny_game", "render_modes": []}

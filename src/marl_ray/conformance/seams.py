@@ -14,7 +14,7 @@ from marl_ray.algorithms import algorithm_of
 from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
 from marl_ray.conformance.games import POLICIES, STATES, GameRules
 from marl_ray.conformance.trial import Trial, local, own_rows, reads, write_back
-from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.prepared_batch import raw_violations
 from marl_ray.trajectories import Trajectories
 
@@ -143,7 +143,8 @@ def aim_reference(learner: Learner) -> list[list[list[float]]]:
         for parameter in reference.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
         outputs = reference.infer(own_rows(GameRules())).double().softmax(-1)
-    return outputs.reshape(STATES, 1, 2).transpose(0, 1).tolist()
+    tables: list[list[list[float]]] = outputs.reshape(STATES, 1, 2).transpose(0, 1).tolist()
+    return tables
 
 
 def tilt(learner: Learner) -> None:

@@ -22,14 +22,15 @@ from marl_ray.conformance.games import LENGTH, POLICIES, STATES, GameRules
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.policies.actor_critic.networks import Network
+from marl_ray.rollout.protocol import BatchCollector
 from marl_ray.rollout.rng import team_order
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
-from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.loop import build_collector
-from marl_ray.training.team.team import build_team
-from marl_ray.training.team.team_update import update_team
+from marl_ray.training.team.assembly import build_team
+from marl_ray.training.team.joint_update import update_team
 from marl_ray.trajectories import Trajectories
 
 STILL = 1e-30
@@ -168,7 +169,7 @@ class Trial:
         stop = [chr(byte) for byte in range(128)]
         return {"agents": [f"{name}_*"], "model": model, "generation": {"max_tokens": 2, "stop": stop}}
 
-    def _collector(self, state: Any = None) -> Any:
+    def _collector(self, state: dict[str, Any] | None = None) -> BatchCollector:
         return build_collector(self.config, self.env, self.team.agents, 0, 1, state)
 
     def _prepare(self, number: int, learner: Learner) -> None:

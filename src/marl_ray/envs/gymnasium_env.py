@@ -13,7 +13,7 @@ PREFIX = "gymnasium."
 AGENT = "agent"
 
 
-class SingleAgent(ParallelEnv[str, Any, Any]):
+class SingleAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo has no types
     """A Gymnasium environment whose only agent is called `agent`; spaces, rewards, ends and infos are its own."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str):

@@ -41,7 +41,7 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
         return env
     if is_text(env):
         raise MarlRayError(f"constraints: hard_limit needs actions that can be masked; those of {config.id} are texts")
-    from marl_ray.envs.budget.budget import HardBudget
+    from marl_ray.envs.budget.hard_budget import HardBudget
 
     return HardBudget(env, limits)
 
@@ -108,7 +108,7 @@ def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
 
 
 def _gridworld(config: EnvConfig) -> Callable[..., Any]:
-    from marl_ray.envs.gridworld.gridworld import IDS, Gridworld
+    from marl_ray.envs.gridworld.environment import IDS, Gridworld
 
     if config.id not in IDS:
         raise MarlRayError(f"env.id: {config.id!r} is unknown{_suggest(config.id, IDS)}")
@@ -133,7 +133,7 @@ def _imported(env_id: str) -> Callable[..., Any]:
     except Exception as error:  # whatever the user's module raises while it loads
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise MarlRayError(f"env.id: cannot import {module_name!r} of {env_id!r} ({reason})") from error
-    make = getattr(module, name, None)
+    make: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(make):
         made = (
             "not callable; expected what returns an environment"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.experiments.assignment.rendezvous import staged_weights
 
 
@@ -56,7 +56,7 @@ RETREATS = frozenset({Action.PAUSE, Action.ROLLBACK, Action.STOP})
 """Actions that only take traffic from treatments. They are as right on a later epoch, so they need not name one."""
 
 
-class StaleEpochError(MarlRayError):
+class StaleEpochError(FieldError):
     """A change was decided on an epoch that is over; read the experiment again and decide anew."""
 
 

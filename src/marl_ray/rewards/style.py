@@ -134,6 +134,6 @@ def _ruff() -> str:
     except ImportError as error:
         raise MarlRayError("style: needs ruff; install marl-ray[rewards] or set its weight to 0") from error
     try:
-        return ruff.find_ruff_bin()
+        return str(ruff.find_ruff_bin())
     except FileNotFoundError as error:
         raise MarlRayError(f"style: ruff has no binary here: {one_line(error)}") from error

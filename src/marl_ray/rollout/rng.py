@@ -37,7 +37,7 @@ def permutation(seed: int, iteration: int, epoch: int, size: int) -> np.ndarray:
 
 def team_order(seed: int, iteration: int, size: int) -> list[int]:
     """Order in which a sequential algorithm updates the policies of a team."""
-    return permutation(seed, iteration, (1 << (COPIES_BITS + ATTEMPT_BITS)) - 1, size).tolist()
+    return list(map(int, permutation(seed, iteration, (1 << (COPIES_BITS + ATTEMPT_BITS)) - 1, size)))
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:

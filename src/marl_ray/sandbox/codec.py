@@ -278,14 +278,16 @@ def _bounded_scan(text: str) -> tuple[Any, int]:
     digits."""
     recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
     if recursion <= _SAFE_RECURSION and 0 < digits <= _DIGITS:
-        return _scan(text, 0)
+        value, end = _scan(text, 0)
+        return value, end
     frame, depth = sys._getframe(), 0
     while frame.f_back:
         frame, depth = frame.f_back, depth + 1
     sys.setrecursionlimit(min(recursion, depth + _SAFE_RECURSION))
     sys.set_int_max_str_digits(_DIGITS)
     try:
-        return _scan(text, 0)
+        value, end = _scan(text, 0)
+        return value, end
     finally:
         sys.setrecursionlimit(recursion)
         sys.set_int_max_str_digits(digits)

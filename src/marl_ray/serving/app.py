@@ -8,7 +8,7 @@ from typing import Any
 from ray import serve
 
 from marl_ray.config import GatewayConfig, parse_config
-from marl_ray.experiments.store.store import ExperimentStore
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.arms.remote import host
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.loading import check_configured

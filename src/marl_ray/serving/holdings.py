@@ -9,7 +9,7 @@ import numpy as np
 
 from marl_ray.config import ArmConfig, ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.store import AssignmentState, ExperimentStore
+from marl_ray.experiments.store.experiment_store import AssignmentState, ExperimentStore
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.external.arm import ExternalArm
 from marl_ray.serving.arms.external.model import ExternalModel

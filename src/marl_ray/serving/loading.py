@@ -12,8 +12,8 @@ from weakref import WeakValueDictionary
 from marl_ray.config import ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import ExperimentRecord, ExperimentStatus
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import OPEN, AssignmentState
-from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.policies.actor_critic.spaces import space_to_json
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import REGISTRY, pinned

@@ -16,8 +16,8 @@ from prometheus_client.core import Metric
 from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.store.experiment_store import ExperimentStore, StoreError
 from marl_ray.experiments.store.notices import Notices
-from marl_ray.experiments.store.store import ExperimentStore, StoreError
 from marl_ray.serving.arms.response_cache import make_cache
 from marl_ray.serving.evidence.webhook import Webhook
 from marl_ray.serving.holdings import Holdings, Host

@@ -12,8 +12,8 @@ from typing import Any
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import ExperimentStatus
+from marl_ray.experiments.store.experiment_store import AssignmentState, StoreError
 from marl_ray.experiments.store.notices import Notices
-from marl_ray.experiments.store.store import AssignmentState, StoreError
 from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.evidence.rollout_control import config_of, decide
 from marl_ray.serving.evidence.webhook import Webhook

@@ -10,11 +10,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from marl_ray.training.collectives import world
-from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.policy_learner import Learner
 
 WEIGHTS = "weights"
 
@@ -23,7 +24,7 @@ def save(folder: Path, learners: dict[str, Learner], state: dict[str, Any], envs
     """Write this worker's part of a checkpoint into `folder`; every worker calls it, with the same `state`."""
     rank, _ = world()
     folder.mkdir(parents=True, exist_ok=True)
-    dcp.save(_sharded(learners), storage_writer=dcp.FileSystemWriter(folder / WEIGHTS))
+    state_dict_saver.save(_sharded(learners), storage_writer=FileSystemWriter(folder / WEIGHTS))
     (folder / f"envs-{rank}.json").write_text(json.dumps(envs))
     if rank == 0:
         run_state = state | {"learners": {name: learner.state.plain() for name, learner in learners.items()}}
@@ -36,7 +37,7 @@ def load(folder: Path, learners: dict[str, Learner], own_hyper: bool = False) ->
     An optimiser's state and a learner's hold hyper-parameters too. With `own_hyper` the learners keep their own.
     """
     sharded = _sharded(learners)
-    dcp.load(sharded, storage_reader=dcp.FileSystemReader(folder / WEIGHTS))
+    state_dict_loader.load(sharded, storage_reader=FileSystemReader(folder / WEIGHTS))
     for name, learner in learners.items():
         part, policy = sharded[name], learner.policy
         set_state_dict(

@@ -2,10 +2,10 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pettingzoo import ParallelEnv
@@ -16,6 +16,7 @@ from marl_ray.envs.copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
 from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.protocol import BatchCollector, CollectedBatch
 from marl_ray.training import checkpoint
 from marl_ray.training.collectives import gather, world
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
@@ -23,8 +24,11 @@ from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_st
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.imitation.warm_start import warm_start
 from marl_ray.training.learner.prepared_batch import CostStats
-from marl_ray.training.team.team import build_team, export_bundle
-from marl_ray.training.team.team_update import update_team
+from marl_ray.training.team.assembly import build_team, export_bundle
+from marl_ray.training.team.joint_update import update_team
+
+if TYPE_CHECKING:  # importing it takes seconds, and actor-critics do not need it
+    from marl_ray.rollout.served.collector import Block
 
 BUNDLE = "bundle"
 """Folder of a checkpoint that holds the bundle, where the checkpoint was the best so far."""
@@ -191,10 +195,12 @@ class Run:
                 steps += confirmed.steps
         return metrics, steps
 
-    def _response_metrics(self, batch: Any) -> Metrics:
+    def _response_metrics(self, batch: CollectedBatch) -> Metrics:
         """Metrics of the responses of all workers; keeps the transcripts."""
+        from marl_ray.rollout.text.collector import TextBatch
         from marl_ray.training.team.language import response_metrics
 
+        assert isinstance(batch, TextBatch)
         metrics, self.transcripts = response_metrics(batch)
         return metrics
 
@@ -277,10 +283,10 @@ def build_collector(
     agents: dict[str, list[str]],
     rank: int,
     workers: int,
-    state: Any = None,
-    data: Any = None,
-) -> Any:
-    """The collector (Collector or TextCollector) of one worker's share of the environment copies, or of the run's `data`."""
+    state: Mapping[str, Any] | None = None,
+    data: "Mapping[str, Sequence[Block]] | None" = None,
+) -> BatchCollector:
+    """The collector of one worker's share of the environment copies, or of the run's `data`."""
     own = config.train.env_copies // workers
     copies = range(rank * own, (rank + 1) * own)
     refills = {
@@ -317,7 +323,7 @@ def _fresh_state(run_id: str | None, policies: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _group_metrics(config: RunConfig, collector: Any, names: Sequence[str]) -> Metrics:
+def _group_metrics(config: RunConfig, collector: BatchCollector, names: Sequence[str]) -> Metrics:
     """Metrics of policies whose algorithms compare groups: how the members of all workers' groups differed."""
     compared = [name for name in names if config.spec_of(name).groups and not config.spec_of(name).greedy]
     if not compared:

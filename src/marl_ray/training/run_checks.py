@@ -33,7 +33,7 @@ def _check_environment(config: RunConfig) -> None:
     from marl_ray.envs.copies import warm_up
     from marl_ray.envs.registry import check_costs, make_env
     from marl_ray.training.imitation.warm_start import read_decisions
-    from marl_ray.training.team.team import build_models, team_agents
+    from marl_ray.training.team.assembly import build_models, team_agents
 
     warm_up(config.env, config.constraints)
     env = make_env(config.env, config.constraints)

@@ -19,8 +19,8 @@ from marl_ray.algorithms.constraints.trust_region import (
     unflatten,
 )
 from marl_ray.config import NetworkConfig
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic, Prepared
 from marl_ray.policies.actor_critic.distributions import Categorical, Gaussian
+from marl_ray.policies.actor_critic.policy import ActorCritic, Prepared
 
 BOX = np.ones(2, dtype=np.float32)
 HEADS = {

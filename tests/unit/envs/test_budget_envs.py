@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pettingzoo import ParallelEnv
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-from marl_ray.envs.budget.budget import LEVELS, HardBudget, affordable
 from marl_ray.envs.budget.dag import (
     EFFORTS,
     TASKS,
@@ -23,6 +22,7 @@ from marl_ray.envs.budget.dag import (
     best_constant_reward,
     best_expected_reward,
 )
+from marl_ray.envs.budget.hard_budget import LEVELS, HardBudget, affordable
 from marl_ray.envs.gymnasium_env import single_agent
 from marl_ray.errors import MarlRayError
 

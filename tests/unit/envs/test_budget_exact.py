@@ -15,7 +15,7 @@ from budget_exact import States, Worth, score  # a script's neighbour
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.budget.dag import EFFORTS, TASKS
 from marl_ray.envs.registry import make_env
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.policy import ActorCritic
 
 CONFIG = Path(__file__).parents[3] / "jobs/configs/budget_dag.yaml"
 

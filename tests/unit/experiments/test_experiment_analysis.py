@@ -19,7 +19,7 @@ from marl_ray.experiments.designs.analysis import Units, compare, imbalance
 from marl_ray.experiments.designs.planning import plan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import harm
-from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
 
 
 def made(n: int = 900, epochs: int = 1, seed: int = 0) -> Units:

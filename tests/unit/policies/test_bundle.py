@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import space_from_json, space_to_json
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_bundle, save_bundle
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
 from marl_ray.policies.actor_critic.distributions import distribution_of
 from marl_ray.policies.actor_critic.networks import OneHotLinear
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import (
     joint_space,
     row_dtype,

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from marl_ray.config import NetworkConfig
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.stacked import Stack, stackable
 from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, load_bundle, save_bundle
 from marl_ray.policies.bundles.manifest import Lineage

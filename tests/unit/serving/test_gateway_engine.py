@@ -15,7 +15,7 @@ from toy_serving.gateways import SEES, bearer, make_bundle, serving, until, wind
 
 from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
-from marl_ray.experiments.store.store import ExperimentStore
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.logs.act_log import read_decisions
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")

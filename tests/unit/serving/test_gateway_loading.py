@@ -14,8 +14,8 @@ from toy_serving.gateways import act, bearer, make_bundle, serving, until, windo
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState
-from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving import loading
 from marl_ray.serving.loading import check_configured, needed
 from marl_ray.serving.routing.endpoints import DRAIN_S

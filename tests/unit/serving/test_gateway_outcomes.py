@@ -10,7 +10,7 @@ from toy_serving.gateways import act, gateway_config, make_bundle, serving, wind
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.store import ExperimentStore, StoreError
+from marl_ray.experiments.store.experiment_store import ExperimentStore, StoreError
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.http import fields
 from marl_ray.serving.logs.exposures import ExposureLog

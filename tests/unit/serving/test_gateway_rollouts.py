@@ -11,7 +11,7 @@ from toy_serving.gateways import SEES, act, bearer, gateway_config, serving, unt
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import ExperimentStatus
-from marl_ray.experiments.store.store import StoreError
+from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving import store_follower
 from marl_ray.serving.evidence.rollout_control import decide
 

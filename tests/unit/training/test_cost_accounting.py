@@ -12,7 +12,7 @@ from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
 from marl_ray.training.learner.prepared_batch import CostStats, updated_norms
 from marl_ray.training.single_process import process_group
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.assembly import Team
 
 
 def team_of(run: RunConfig) -> Team:

@@ -18,7 +18,7 @@ from marl_ray.training.evaluation.held_out import solved_shares
 from marl_ray.training.imitation.fine_tuning import padded
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group, train_alone
-from marl_ray.training.team.team import team_agents
+from marl_ray.training.team.assembly import team_agents
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
 TUNED = "warm_start={data: environment, count: 64, batch: 16, epochs: 8, lr: 0.003}"
@@ -138,7 +138,6 @@ TEAM = "team={speaker: {model: {preset: tiny-0.2m, context: 32}, generation: {ma
         (["team.speaker.model.context=4"], "team.speaker: the first prompt: 2 tokens and .*max_tokens=4 exceed"),
         (["team.speaker.model={path: /no/such}"], "model.path '/no/such'"),
         (["team.speaker.model={preset: tiny-0.2m, lora: {targets: [nothing]}}"], "no .*layer is named 'nothing'"),
-        (["team.speaker.generation.engine=vllm"], "team.speaker.generation.engine=vllm: its weights cannot follow"),
         (["team.speaker.bundle=/no/such"], "bundle '/no/such' has no readable bundle.json"),
         (["train.curriculum=nothing"], "train.curriculum=nothing: expected easiest_first"),
         (["warm_start.data=/no/such.jsonl"], "/no/such.jsonl: cannot be read"),

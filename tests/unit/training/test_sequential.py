@@ -9,7 +9,7 @@ from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
 from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.single_process import process_group
-from marl_ray.training.team.team_update import update_team
+from marl_ray.training.team.joint_update import update_team
 
 
 @pytest.mark.parametrize("algorithm", ["happo", "macpo", "mappo_lagrangian"])

@@ -10,8 +10,8 @@ from toys.runs import short
 from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
 from marl_ray.training.learner import trust_region_step
-from marl_ray.training.learner.learner import Learner
 from marl_ray.training.learner.minibatches import Shape, minibatches
+from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.prepared_batch import CostStats, prepare
 from marl_ray.training.learner.trained_policy import UpdateState
 from marl_ray.training.single_process import process_group

@@ -49,6 +49,7 @@ class NetworkConfig(Config):
     hidden: tuple[PositiveInt, ...] = Field((64, 64), min_length=1)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
+    """Activation function of the hidden layers."""
     normalize: bool = True
     """Layer norm over vector observations, as MAPPO has it. It keeps entries of different scale apart from each other, and
     loses their common size: turn it off where there are few entries and their size matters."""
@@ -157,6 +158,7 @@ class ResourcesConfig(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where the cluster has a GPU for every worker."""
     cpus_per_worker: PositiveFloat = 1.0
+    """Logical CPUs that Ray reserves for each worker."""
     threads_per_worker: PositiveInt = 1
     """Torch threads of each worker."""
     mixed_precision: Literal["auto", "none", "bf16"] = "auto"
@@ -200,6 +202,7 @@ class TrackingConfig(Config):
     uri: str | None = None
     """Tracking URI; when not given that of MLFLOW_TRACKING_URI, or else `sqlite:///STORAGE/mlflow.db`."""
     experiment: str = "marl-ray"
+    """MLflow experiment that the run is logged to."""
     register_as: str | None = None
     """Name in the MLflow model registry for the best bundle; the run's name when not given."""
     also: tuple[Literal["tensorboard", "wandb"], ...] = ()

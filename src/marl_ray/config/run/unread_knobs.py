@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marl_ray.config.run.algorithms import spec_of
-from marl_ray.config.run.run import RunConfig
+from marl_ray.config.run.run_config import RunConfig
 from marl_ray.errors import MarlRayError
 
 DEFAULT_ALGORITHM: str = RunConfig.model_fields["algorithm"].default

@@ -157,6 +157,7 @@ class ExperimentConfig(Config):
     """Arms that compete for units (sessions): a control and treatments."""
 
     name: str = Name
+    """Name of the experiment, for good: its units and its audit log are kept under it."""
     endpoint: str | None = Field(None, pattern=NAME_PATTERN)
     """The name that clients act on, kept from one experiment to the next; the experiment's name when not given."""
     arms: dict[ArmName, ArmConfig] = Field(min_length=1)
@@ -307,6 +308,7 @@ class RateLimitConfig(Config):
     """Requests of one API key (of all clients together, where there are no keys), per replica."""
 
     per_s: PositiveFloat
+    """Requests per second, in the long run."""
     burst: PositiveInt = 100
     """Requests that may come at once after a quiet time."""
 
@@ -319,6 +321,7 @@ class CacheConfig(Config):
     entries: PositiveInt = 100_000
     """With `memory:`: most answers that are kept; the least recently used answer goes first."""
     ttl_s: PositiveFloat = 300.0
+    """Seconds for which an answer is kept."""
 
 
 class WebhookConfig(Config):
@@ -338,6 +341,7 @@ class GatewayConfig(Config):
     alone."""
 
     experiments: list[ExperimentConfig] = []
+    """Experiments that exist from the start; others are created over HTTP."""
     holdouts: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Annotated[float, Field(ge=0, lt=1)]] = {}
     """Endpoint -> share of its units that no experiment there gets, by a hash of both: they meet the newest experiment's
     control, and what all experiments bring together is measured against them."""
@@ -349,6 +353,7 @@ class GatewayConfig(Config):
     max_batch: PositiveInt = 64
     """Observations of one arm that share one forward pass."""
     max_body_bytes: PositiveInt = 1_000_000
+    """Largest body of a request, in bytes; larger ones are answered with 413."""
     max_batch_requests: PositiveInt = 256
     """Requests in one `/batch`."""
     request_timeout_s: PositiveFloat = 10.0
@@ -377,6 +382,7 @@ class GatewayConfig(Config):
     replicas: Replicas = 1
     """Replicas of the gateway, or `[least, most]`, as the load asks for."""
     cpus_per_replica: PositiveFloat = 1.0
+    """Logical CPUs that Ray reserves for each replica."""
 
     @model_validator(mode="after")
     def _distinct_names(self) -> "GatewayConfig":

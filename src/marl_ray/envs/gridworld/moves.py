@@ -63,14 +63,14 @@ def uses_object(grid: np.ndarray, agents: np.ndarray, i: int, action: int) -> bo
     if action in (LEFT, RIGHT, DONE):
         return False
     if action == DROP:
-        return agents[i, CARRYING] != EMPTY
+        return bool(agents[i, CARRYING] != EMPTY)
     dx, dy = STEP[agents[i, DIR]]
     x, y = agents[i, X] + dx, agents[i, Y] + dy
     if not (0 <= x < grid.shape[0] and 0 <= y < grid.shape[1]):
         return True
     kind = grid[x, y, 0]
     if action == FORWARD:
-        return kind == DOOR and grid[x, y, 2] == OPEN
+        return bool(kind == DOOR and grid[x, y, 2] == OPEN)
     if action == PICKUP:
         return agents[i, CARRYING] == EMPTY and kind in (KEY, BALL, BOX)
     if action == TOGGLE:

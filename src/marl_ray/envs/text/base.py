@@ -64,7 +64,7 @@ class Task(Protocol):
 T = TypeVar("T", bound=Task)
 
 
-class TextEnv(AECEnv[str, str, str], ABC):
+class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo has no types
     """Base of text environments. A subclass says what happens in `begin` and `act`, and there calls `ask` or `finish` last.
 
     Observation and action of every agent: a str (`AnyText`). The prompt of the agent whose turn it is says all it needs.

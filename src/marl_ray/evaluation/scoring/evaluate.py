@@ -12,9 +12,9 @@ from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
 from marl_ray.evaluation.data_files import BenchmarkData, load
 from marl_ray.evaluation.pass_at_k import possible_ks
+from marl_ray.evaluation.scoring.local_scoring import ResultRow, Scorer, ScoringJob, What
 from marl_ray.evaluation.scoring.report import MARKDOWN, REPORT, make_report, markdown
 from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_whole
-from marl_ray.evaluation.scoring.scoring import ResultRow, Scorer, ScoringJob, What
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
 from marl_ray.sandbox import Level
 

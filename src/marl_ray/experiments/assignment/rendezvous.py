@@ -13,7 +13,7 @@ are drawn in groups of as many consecutive ones as there are arms, by stratified
 random order pi, and block j gets u_j = (pi_j + e_j) / size with e_j uniform. Each u_j is uniform by itself, so an arm's
 chance is exactly its share, and this chance is logged. Together the u_j lie in different strata, so with equal weights
 every group has every arm once, and with other weights no arm can have a long run of luck. Groups are independent of
-each other, which the statistics (`clusters`) rely on.
+each other, which the statistics (`unit_clusters`) rely on.
 """
 
 import hashlib

@@ -12,8 +12,8 @@ import numpy as np
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.designs.adjustment import cuped, holm, ratio_summary, summarise
 from marl_ray.experiments.designs.fixed_size import WelchTest, welch
-from marl_ray.experiments.statistics.clusters import stratified
 from marl_ray.experiments.statistics.intervals import Interval, Summary
+from marl_ray.experiments.statistics.unit_clusters import stratified
 
 IMBALANCE = 0.001
 """P-value below which arms differ in a covariate by more than chance explains."""
@@ -35,7 +35,8 @@ class Units:
         return {int(e): summarise(values[self._has_value(values, arm, e)]) for e in np.unique(self.epochs)}
 
     def _has_value(self, values: np.ndarray, arm: str, epoch: int) -> np.ndarray:
-        return (self.arms == arm) & (self.epochs == epoch) & ~np.isnan(values)
+        having: np.ndarray = (self.arms == arm) & (self.epochs == epoch) & ~np.isnan(values)
+        return having
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 It optimises and proves nothing. Under such weights an arm's plain mean of outcomes is biased (an unlucky start is never
 corrected, because traffic leaves). So arms are compared within epochs, in which weights are constant
-(`clusters.stratified`), or by bets on the chances that were in force (`bets`), which stay exact.
+(`unit_clusters.stratified`), or by bets on the chances that were in force (`bets`), which stay exact.
 """
 
 import math
@@ -57,7 +57,8 @@ def _chances_of_largest(means: np.ndarray, deviations: np.ndarray) -> np.ndarray
     for i in range(len(means)):
         others = np.delete(below, i, axis=0).prod(0)
         chances[i] = ((others[1:] + others[:-1]) / 2 * np.diff(below[i])).sum()
-    return chances / chances.sum()
+    chances /= chances.sum()
+    return chances
 
 
 def thompson_weights(arms: Mapping[str, Summary], floor: float, higher_is_better: bool = True) -> dict[str, float]:

@@ -9,10 +9,10 @@ from marl_ray.experiments.assignment.rendezvous import block_group, block_span
 from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.evidence.running_sums import NONE, Design, Exposed, Judged, Moments, Totals, Valued, merged
 from marl_ray.experiments.statistics.bets import BetEvidence, End
-from marl_ray.experiments.statistics.clusters import Blocks, block_summaries, stratified, summary_of
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
 from marl_ray.experiments.statistics.sequential import scaled
+from marl_ray.experiments.statistics.unit_clusters import Blocks, block_summaries, stratified, summary_of
 from marl_ray.experiments.store.units import NO_OUTCOME, ArmSummary
 
 Counts = dict[int, dict[str, int]]

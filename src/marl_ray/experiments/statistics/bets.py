@@ -99,7 +99,8 @@ class Capital:
     def log_evidence(self) -> np.ndarray:
         """(D,) ln K against each null."""
         most = self.logs.max(0)
-        return most + np.log(np.exp(self.logs - most).mean(0))
+        evidence: np.ndarray = most + np.log(np.exp(self.logs - most).mean(0))
+        return evidence
 
 
 @dataclass(frozen=True, slots=True)

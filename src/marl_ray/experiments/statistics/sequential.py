@@ -29,7 +29,7 @@ on, as `benchmarks/experiments.py` measures for rare, heavy-tailed, skewed and a
   Brownian motion even while the shares of traffic change (a ramp), when the number of outcomes is no such clock.
 - Units are assigned at random, one by one: drift that both arms share, and outcomes like those before them, do not
   correlate with the arm. Where units of one arm depend on each other (a policy with memory between sessions), a variance
-  does not show it: assign clusters or blocks instead (`clusters`).
+  does not show it: assign clusters of units or blocks instead (`unit_clusters`).
 """
 
 import math

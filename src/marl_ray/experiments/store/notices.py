@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store import schema
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AuditEntry
-from marl_ray.experiments.store.store import ExperimentStore
 
 TOLD = (Action.ROLLBACK, Action.PROMOTE, Action.NEXT_STAGE)
 """Changes that a webhook hears of: those that a gateway makes by itself, whoever made this one."""

@@ -40,7 +40,7 @@ class Exposure:
     assignment: Assignment
     at: float
     cluster: str | None = None
-    """The cluster or block that was assigned, or None if the unit itself was."""
+    """The cluster of units or the block that was assigned, or None if the unit itself was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     distinct = rows[representative]
     if torch.equal(distinct[index], rows):
         return distinct, index
-    return torch.unique(rows, dim=0, return_inverse=True)
+    distinct, index = torch.unique(rows, dim=0, return_inverse=True)
+    return distinct, index
 
 
 def _hashes(rows: Tensor) -> Tensor:

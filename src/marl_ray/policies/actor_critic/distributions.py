@@ -146,7 +146,8 @@ class Gaussian:
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = outputs.chunk(2, -1)
         normal = torch.special.ndtri(noise.double().clamp(1e-12, 1 - 1e-12)).to(mean.dtype)
-        return (mean + log_std.exp() * normal).reshape(-1, *self.shape)
+        actions: Tensor = mean + log_std.exp() * normal
+        return actions.reshape(-1, *self.shape)
 
     def mode(self, outputs: Tensor) -> Tensor:
         return outputs.chunk(2, -1)[0].reshape(-1, *self.shape)
@@ -161,7 +162,8 @@ class Gaussian:
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def to_env(self, actions: Tensor) -> np.ndarray:
-        return np.clip(actions.cpu().numpy(), self.low, self.high)
+        within: np.ndarray = np.clip(actions.cpu().numpy(), self.low, self.high)
+        return within
 
 
 def distribution_of(space: spaces.Space[Any]) -> Distribution:

@@ -60,7 +60,8 @@ class VectorLinear(nn.Module):
         return rows.float(), None
 
     def forward(self, values: Tensor, columns: None = None) -> Tensor:
-        return self.linear(self.norm(values.to(self.linear.weight.dtype)))
+        outputs: Tensor = self.linear(self.norm(values.to(self.linear.weight.dtype)))
+        return outputs
 
 
 class ImageLinear(nn.Module):
@@ -83,7 +84,8 @@ class ImageLinear(nn.Module):
 
     def forward(self, values: Tensor, columns: None = None) -> Tensor:
         images = values.to(self.linear.weight.dtype).reshape(-1, *self.shape).permute(0, 3, 1, 2)
-        return self.linear(self.convolutions(images).flatten(1))
+        outputs: Tensor = self.linear(self.convolutions(images).flatten(1))
+        return outputs
 
 
 def first_layer(
@@ -127,9 +129,11 @@ class Network(nn.Module):
 
     def forward(self, values: Tensor, columns: Tensor | None = None) -> Tensor:
         """Outputs (N, out) in float32 from prepared values, or from raw categorical rows without gradients."""
-        return self.rest(self.first(values, columns)).float()
+        outputs: Tensor = self.rest(self.first(values, columns))
+        return outputs.float()
 
     def infer(self, rows: Tensor) -> Tensor:
         """Outputs (N, out) from raw rows, without gradients."""
         with torch.no_grad():
-            return self(rows if self.categorical else self.prepare(rows)[0])
+            outputs: Tensor = self(rows if self.categorical else self.prepare(rows)[0])
+        return outputs

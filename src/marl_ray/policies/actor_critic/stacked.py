@@ -36,7 +36,8 @@ class _OneHot:
     def __call__(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
         index = torch.from_numpy(rows + self._offsets[which])
         sums: np.ndarray = functional.embedding_bag(index, self._table, mode="sum").numpy()
-        return sums + self._biases[which]
+        sums += self._biases[which]
+        return sums
 
 
 class _Vector:
@@ -68,8 +69,9 @@ class _Linear:
 
     def __call__(self, hidden: np.ndarray, which: np.ndarray) -> np.ndarray:
         if len(self._weights) == 1:
-            return hidden @ self._weights[0] + self._biases
-        outputs: np.ndarray = np.matmul(hidden, self._weights)[which, np.arange(len(which))] + self._biases[which]
+            outputs: np.ndarray = hidden @ self._weights[0] + self._biases
+            return outputs
+        outputs = np.matmul(hidden, self._weights)[which, np.arange(len(which))] + self._biases[which]
         return outputs
 
 

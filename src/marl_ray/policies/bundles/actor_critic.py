@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from marl_ray.config import NetworkConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.actor_critic.distributions import Distribution, distribution_of
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.spaces import consists_of, row_dtype, space_from_json, space_to_json, to_row
@@ -121,7 +121,7 @@ class Bundle(Described):
         return bounds
 
     def check(self, agent: str, observation: Any) -> np.ndarray:
-        """Convert one observation from outside to an array; raises MarlRayError naming what the agent expects."""
+        """Convert one observation from outside to an array; raises FieldError naming what the agent expects."""
         categories = self._categories.get(agent)
         if categories is not None and isinstance(observation, list):
             # The usual case: integers that are bytes, in one comparison. An array of a list takes three times as long.
@@ -131,8 +131,9 @@ class Bundle(Described):
                 row = np.empty(0, np.uint8)
             if len(row) == len(categories) and np.count_nonzero(row < categories) == len(row):
                 return row
+        field = f"observations.{agent}"
         if agent not in self.agents:
-            raise MarlRayError(f"observations.{agent}: unknown agent, expected one of {', '.join(self.agents)}")
+            raise FieldError(field, f"unknown agent, expected one of {', '.join(self.agents)}")
         space = self.policies[self.agents[agent]].observation_space
         expected = f"an array of shape {list(space.shape or ())}"
         if isinstance(space, spaces.MultiDiscrete | spaces.Discrete | spaces.MultiBinary):
@@ -144,40 +145,41 @@ class Bundle(Described):
             if array.dtype.kind not in "iufb":
                 raise ValueError
         except ValueError:
-            raise MarlRayError(f"observations.{agent}: expected {expected}") from None
+            raise FieldError(field, f"expected {expected}") from None
         if array.shape != (space.shape or ()):
-            raise MarlRayError(f"observations.{agent}: expected {expected}, got shape {list(array.shape)}")
+            raise FieldError(field, f"expected {expected}, got shape {list(array.shape)}")
         with np.errstate(over="ignore"):  # too large is infinite here
             single = array.astype(np.float32)
         if not np.isfinite(single).all():
-            raise MarlRayError(f"observations.{agent}: expected {expected}, got NaN or infinity")
+            raise FieldError(field, f"expected {expected}, got NaN or infinity")
         if agent in self._bounds:
             low, high = self._bounds[agent]
             outside = (single < low) | (single > high)
             if outside.any():
                 at = tuple(np.argwhere(outside)[0].tolist())
-                raise MarlRayError(
-                    f"observations.{agent}: expected {expected} within its bounds, got {single[at]:g} at {list(at)}, where "
-                    f"they are {low[at]:g} and {high[at]:g}"
+                raise FieldError(
+                    field,
+                    f"expected {expected} within its bounds, got {single[at]:g} at {list(at)}, where they are "
+                    f"{low[at]:g} and {high[at]:g}",
                 )
         if isinstance(space, spaces.Box):
             if array.dtype.kind == "f" and np.issubdtype(space.dtype, np.integer) and (single % 1 != 0).any():
-                raise MarlRayError(f"observations.{agent}: expected {expected} of integers, got fractional numbers")
+                raise FieldError(field, f"expected {expected} of integers, got fractional numbers")
         else:
             if array.dtype.kind == "f":
-                raise MarlRayError(f"observations.{agent}: expected {expected}, got fractional numbers")
+                raise FieldError(field, f"expected {expected}, got fractional numbers")
             if not space.contains(array.astype(space.dtype)) or (array != array.astype(space.dtype)).any():
-                raise MarlRayError(f"observations.{agent}: expected {expected}, got a category out of range")
+                raise FieldError(field, f"expected {expected}, got a category out of range")
         return array
 
     def check_mask(self, agent: str, mask: Any) -> np.ndarray:
-        """Convert one action mask from outside to a bool array; raises MarlRayError naming what the agent expects."""
-        space = self.policies[self.agents[agent]].action_space
+        """Convert one action mask from outside to a bool array; raises FieldError naming what the agent expects."""
+        space, field = self.policies[self.agents[agent]].action_space, f"action_masks.{agent}"
         if not isinstance(space, spaces.Discrete):
-            raise MarlRayError(f"action_masks.{agent}: expected none, the agent's actions are not Discrete")
+            raise FieldError(field, "expected none, the agent's actions are not Discrete")
         flags = mask if isinstance(mask, list) else []
         if len(flags) != space.n or not all(flag in (0, 1) for flag in flags) or not any(flags):
-            raise MarlRayError(f"action_masks.{agent}: expected {space.n} numbers 0 or 1, at least one of them 1")
+            raise FieldError(field, f"expected {space.n} numbers 0 or 1, at least one of them 1")
         return np.array(flags, bool)
 
     def act(

@@ -146,7 +146,8 @@ def _attend(
 
 def _laid(tokens: Tensor, places: Tensor) -> Tensor:
     """(S, heads, width) as (N, heads, L, width)."""
-    return tokens.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
+    laid: Tensor = tokens.index_select(0, places.flatten()).unflatten(0, places.shape)
+    return laid.transpose(1, 2)
 
 
 AttentionInterface.register(NAME, _attend)

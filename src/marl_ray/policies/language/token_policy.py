@@ -72,6 +72,8 @@ class TokenPolicy(nn.Module):
         self.tokenizer, self.config, self.generation = tokenizer, config, generation
         self.base = config.path
         """Path of the weights without adapters; None if they were drawn at random."""
+        self.version = 0
+        """Number of `refresh`es that this sampling copy has had: one for each update."""
         self._logits = logits_shape(lm)
         self.end_tokens = end_tokens(lm, tokenizer)
         """Tokens that end a response."""
@@ -139,7 +141,7 @@ class TokenPolicy(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """Float32 logits (N, V) of last hidden states (N, H), scaled and capped as some architectures do."""
         shape = self._logits
-        logits = self.lm.get_output_embeddings()(states).float() * shape.factor
+        logits: Tensor = self.lm.get_output_embeddings()(states).float() * shape.factor
         if shape.cap is not None:
             logits = (logits / shape.cap).tanh() * shape.cap
         return logits[..., : shape.width]
@@ -166,7 +168,9 @@ class TokenPolicy(nn.Module):
     def order(self, prompts: Tensor, mask: Tensor) -> Tensor:
         """(R,) numbers: responses with like ones cost less in one pass of `evaluate`."""
         if self.packs:  # a prompt is read once, and there is no padding
-            return torch.unique(prompts, dim=0, return_inverse=True)[1]
+            _, numbers = torch.unique(prompts, dim=0, return_inverse=True)
+            assert isinstance(numbers, Tensor)
+            return numbers
         return (prompts >= 0).sum(1) + mask.sum(1)
 
     def reference_evaluate(self, prompts: Tensor, responses: Tensor, mask: Tensor) -> Tensor:
@@ -348,6 +352,7 @@ def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
     targets = dict(plain.named_parameters())
     for name, value in zip(trainable, unsharded(trainable.values()), strict=True):
         targets[name].copy_(value)
+    plain.version += 1
 
 
 def save_merged(policy: TokenPolicy, folder: str | Path) -> None:

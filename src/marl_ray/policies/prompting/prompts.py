@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from jinja2 import TemplateError
 
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import FieldError, MarlRayError, one_line
 
 Message = Mapping[str, Any]
 LEAST_LEFT = 0.5
@@ -72,7 +72,7 @@ def encode_prompt(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
     """
     ids = _read(tokenizer, text, chat)
     if not ids:
-        raise MarlRayError("prompt: expected at least one token, got an empty text and no chat template")
+        raise FieldError("prompt", "expected at least one token, got an empty text and no chat template")
     return ids
 
 
@@ -138,7 +138,7 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Map
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
     for message in messages:
         if message["role"] in facts.left_out:
-            raise MarlRayError(f"prompt: the chat template leaves out what the role {message['role']} says")
+            raise FieldError("prompt", f"the chat template leaves out what the role {message['role']} says")
     return _encode_marked(tokenizer, facts, _framed(tokenizer, messages, tools))
 
 
@@ -170,7 +170,7 @@ def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **
     try:
         text: str = tokenizer.apply_chat_template(given, tokenize=False, **settings)
     except (TemplateError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise MarlRayError(f"prompt: the chat template refuses these messages: {one_line(error)}") from error
+        raise FieldError("prompt", f"the chat template refuses these messages: {one_line(error)}") from error
     return text
 
 

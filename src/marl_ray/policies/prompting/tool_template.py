@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from marl_ray.agents.lenient_json import decode
 from marl_ray.agents.named_arguments import in_marks
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError
 from marl_ray.policies.engines.decoding.json_guide import GuideState, framed
 from marl_ray.policies.engines.decoding.stop_strings import special_tokens
 from marl_ray.policies.prompting.prompts import SHOWN, Message, encode_chat, rendered, uses_template
@@ -68,18 +68,18 @@ def encode_tool_chat(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], chat: bool | None
 ) -> list[int]:
     """Encode as `encode_chat` does, with messages that may have `tool_calls` (their arguments as objects) or the role
-    `tool`, for a model that may call `tools`. Raises MarlRayError naming `tools` or `prompt` where the template would
+    `tool`, for a model that may call `tools`. Raises FieldError naming `tools` or `prompt` where the template would
     leave any of them out."""
     called, answered = any("tool_calls" in m for m in messages), any(m["role"] == "tool" for m in messages)
     if not (tools or called or answered):
         return encode_chat(tokenizer, messages)
     facts = _facts(tokenizer) if uses_template(tokenizer, chat) else None
     if tools and not (facts and facts.tools):
-        raise MarlRayError("tools: the chat template of this policy shows its model no tools")
+        raise FieldError("tools", "the chat template of this policy shows its model no tools")
     if called and not (facts and facts.calls):
-        raise MarlRayError("prompt: the chat template leaves out tool_calls")
+        raise FieldError("prompt", "the chat template leaves out tool_calls")
     if answered and not (facts and facts.results):
-        raise MarlRayError("prompt: the chat template leaves out what the role tool says")
+        raise FieldError("prompt", "the chat template leaves out what the role tool says")
     return encode_chat(tokenizer, messages, tools)
 
 

@@ -10,8 +10,8 @@ from pettingzoo import ParallelEnv
 from torch import Tensor
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
 from marl_ray.policies.actor_critic.networks import Network
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import row_dtype, row_size
 from marl_ray.trajectories import Trajectories
 

@@ -41,7 +41,7 @@ import sys
 sys.path.insert(0, sys.argv.pop())  # this very package, whatever else is installed under its name
 import marl_ray
 del sys.path[0]
-from marl_ray.sandbox.server.server import main
+from marl_ray.sandbox.server.fork_server import main
 main()
 """
 
@@ -72,7 +72,7 @@ class Process:
     def hello(self) -> dict[str, Any]:
         """The process's first message; raises MarlRayError if it cannot start."""
         try:
-            return json.loads(self.receive(time.monotonic() + START_S))
+            return dict(json.loads(self.receive(time.monotonic() + START_S)))
         except ProcessDied:
             text = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace").strip()
             last = text.splitlines()[-1] if text else f"no answer in {START_S:.0f} s"

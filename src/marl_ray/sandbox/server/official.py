@@ -41,7 +41,7 @@ class WriteOnlyStringIO(io.StringIO):
         return False
 
 
-class _RedirectStdin(contextlib._RedirectStream):
+class _RedirectStdin(contextlib._RedirectStream[WriteOnlyStringIO]):
     _stream = "stdin"
 
 

@@ -115,6 +115,8 @@ class Refusal:
     field: str | None
     message: str
     retry_after_s: float | None = None
+    too_long: bool = False
+    """True if prompt and response do not fit the model's context together."""
 
 
 class Reply(Protocol):

@@ -85,7 +85,7 @@ async def answer_of(send: Callable[[], Any]) -> Any:
 class RemoteArm:
     """An arm behind a handle; requests share its calls."""
 
-    def __init__(self, bundle: Bundle, handle: DeploymentHandle, deadline_s: float, replicas: int):
+    def __init__(self, bundle: Bundle, handle: DeploymentHandle[Any], deadline_s: float, replicas: int):
         self.bundle = bundle
         # What crosses is arrays and numbers, which plain pickle (between processes of one application) packs in a fraction
         # of cloudpickle's time.

@@ -46,7 +46,7 @@ class TextHost:
 class RemoteTextArm:
     """An arm behind a handle."""
 
-    def __init__(self, bundle: TokenBundle, handle: DeploymentHandle, deadline_s: float):
+    def __init__(self, bundle: TokenBundle, handle: DeploymentHandle[Any], deadline_s: float):
         """`deadline_s` is the host's own for a token; a host that says nothing at all gets half of it more."""
         self.bundle = bundle
         self._writing = on_loop(

@@ -105,7 +105,8 @@ class RedisCache:
         self._under_way = 0
 
     async def get(self, key: bytes) -> bytes | None:
-        return await self._ask(lambda: self._redis.get(PREFIX + key))
+        stored: bytes | None = await self._ask(lambda: self._redis.get(PREFIX + key))
+        return stored
 
     async def put(self, key: bytes, value: bytes) -> None:
         """At most the deadline, as `get`; it need not be waited for."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from marl_ray.config.run.model import GenerationConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.engines.decoding.decoder import Decoder
@@ -149,6 +149,10 @@ class TextBatcher:
         _deliver([(writing, closed) for writing in (*rows, *waiting)])
 
 
+class _TooLongError(FieldError):
+    """A prompt and its response do not fit the model's context together."""
+
+
 class _Model:
     """One language model of an arm and the rows that it writes; all but `encode` belongs to the arm's thread."""
 
@@ -166,14 +170,14 @@ class _Model:
         self.rows: dict[int, _Writing] = {}
 
     def encode(self, request: TextRequest) -> list[int]:
-        """Token ids of a prompt; MarlRayError if it has none, or one that no model of these knows."""
+        """Token ids of a prompt; FieldError if it has none, or one that no model of these knows."""
         chat, tokenizer, prompt = self._policy.config.chat, self.tokenizer, request.prompt
         if isinstance(prompt, str):
             return encode_prompt(tokenizer, prompt, False if request.raw else chat)
         if isinstance(prompt[0], int):
             ids: list[int] = [*prompt]
             if max(ids) >= len(tokenizer):
-                raise MarlRayError(f"prompt: expected token ids below {len(tokenizer)}, got {max(ids)}")
+                raise FieldError("prompt", f"expected token ids below {len(tokenizer)}, got {max(ids)}")
             return ids
         messages: Messages = (*prompt,)
         if not uses_template(tokenizer, chat) and not request.tools:
@@ -185,7 +189,7 @@ class _Model:
         return NamedToken(self.tokenizer.decode([token]), self._token_bytes.bytes_of(token))
 
     def guide(self, request: TextRequest) -> GuideState | None:
-        """The grammar that the response must follow, None without one; MarlRayError if this tokenizer cannot write
+        """The grammar that the response must follow, None without one; FieldError if this tokenizer cannot write
         it."""
         if not request.json_object and not request.must_call:
             return None
@@ -193,17 +197,17 @@ class _Model:
         try:
             guides_of(self.tokenizer)
         except MarlRayError as error:
-            raise MarlRayError(f"{field}: {error}") from None
+            raise FieldError(field, str(error)) from None
         if request.json_object:
             return OBJECT
         return call_guide(self.tokenizer, request.must_call)
 
     def check_bias(self, request: TextRequest) -> None:
-        """Raise MarlRayError if the request biases a token that the model does not have."""
+        """Raise FieldError if the request biases a token that the model does not have."""
         vocabulary = self._policy.lm.get_input_embeddings().weight.shape[0]
         largest = max((number for number, _ in request.bias.tokens), default=0) if request.bias is not None else 0
         if largest >= vocabulary:
-            raise MarlRayError(f"logit_bias: expected token ids below {vocabulary}, got {largest}")
+            raise FieldError("logit_bias", f"expected token ids below {vocabulary}, got {largest}")
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
         """See `ScoringArm.score`; on the arm's scoring thread."""
@@ -218,7 +222,7 @@ class _Model:
         return len(own), float(evaluated.log_probs.sum())
 
     def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
-        """The settings for the request; MarlRayError if prompt and response do not fit the context."""
+        """The settings for the request; _TooLongError if prompt and response do not fit the context."""
         context = self._policy.config.context
         # A default may be shortened by a long prompt, what was asked for may not.
         room = max(1, min(self.generation.max_tokens, context - prompt_tokens))
@@ -226,8 +230,8 @@ class _Model:
         own = {"stop": ()} if request.json_object or request.must_call else {}
         settings: GenerationConfig = self.generation.model_copy(update={"max_tokens": room, **own, **request.changes})
         if prompt_tokens + settings.max_tokens > context:
-            raise MarlRayError(
-                f"prompt: {prompt_tokens} tokens and max_tokens={settings.max_tokens} exceed the context of {context}"
+            raise _TooLongError(
+                "prompt", f"{prompt_tokens} tokens and max_tokens={settings.max_tokens} exceed the context of {context}"
             )
         return settings
 
@@ -333,11 +337,11 @@ class _Writing:
             model.check_bias(request)
             self.generation = model.settings(request, len(ids))
             if not ids:
-                raise MarlRayError("prompt: expected at least one token")
+                raise FieldError("prompt", "expected at least one token")
+        except FieldError as error:
+            return Refusal(400, error.field, error.message, too_long=isinstance(error, _TooLongError))
         except MarlRayError as error:
-            field, _, message = str(error).partition(": ")
-            known = field in ("prompt", "tools", "tool_choice", "response_format", "logit_bias")
-            return Refusal(400, field if known else "prompt", message if known else str(error))
+            return Refusal(400, "prompt", str(error))
         self.prompt = Prompt(tuple(ids), request.seed, request.greedy, guide, request.top, request.bias)
         if request.hide_stop:
             self._text = Detokenizer(model.tokenizer, self.generation.stop)

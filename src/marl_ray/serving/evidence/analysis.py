@@ -15,7 +15,7 @@ from marl_ray.experiments.designs.fixed_size import WelchTest, welch
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import ExperimentRecord
 from marl_ray.experiments.statistics.intervals import Interval
-from marl_ray.experiments.store.store import ExperimentStore
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.evidence.questions import ENDS, HARM, PROMOTION, ask, bounded_difference, excluding
 from marl_ray.serving.evidence.rollout_control import config_of
 

@@ -28,7 +28,7 @@ from marl_ray.experiments.lifecycle import (
     advance,
 )
 from marl_ray.experiments.statistics.missing_outcomes import ALARM, ReportingTest, unequal_reporting
-from marl_ray.experiments.store.store import ExperimentStore
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.evidence.questions import (
     HARM,
     PROMOTION,

@@ -10,9 +10,10 @@ from typing import Any, cast
 import numpy as np
 import orjson
 
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass
+from marl_ray.serving.arms.protocol import Arm
 from marl_ray.serving.arms.response_cache import cache_key
 from marl_ray.serving.handlers.writing import (
     Exchanges,
@@ -26,7 +27,7 @@ from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
 from marl_ray.serving.logs.act_log import LoggedAct
 from marl_ray.serving.routing.assignment import SessionArm
-from marl_ray.serving.routing.router import Arm, Router
+from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
 ACT_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "observations", "action_masks", "mode"})
@@ -207,9 +208,8 @@ def _check_observations(
     try:
         observations = {agent: bundle.check(agent, observation) for agent, observation in given.items()}
         return observations, {agent: bundle.check_mask(agent, mask) for agent, mask in given_masks.items()}
-    except MarlRayError as error:
-        field, _, message = str(error).partition(": ")
-        raise RequestError(400, field, message) from None
+    except FieldError as error:
+        raise RequestError(400, error.field, error.message) from None
 
 
 def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, Any]:

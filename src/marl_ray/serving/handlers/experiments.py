@@ -2,17 +2,19 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import ValidationError
 
 from marl_ray.config import ExperimentConfig
+from marl_ray.config.base import words
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
-from marl_ray.experiments.store.store import StoreError
+from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.evidence.report import curves, describe
 from marl_ray.serving.evidence.rollout_control import findings
 from marl_ray.serving.http.protocol import Request, RequestError, Response
@@ -24,6 +26,7 @@ PLOT_S, PLOT_TIMES = 5.0, 20.0
 """Curves are read again after this time, and after so many times as long as reading them took."""
 REASON_LENGTH = 1_000
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
+T = TypeVar("T")
 
 
 def path_part(request: Request, part: int = 3) -> str:
@@ -81,7 +84,7 @@ def _config(data: dict[str, Any]) -> ExperimentConfig:
         raise RequestError(400, "body", "expected an ExperimentConfig, got JSON that is nested too deeply") from None
     except ValidationError as error:
         first = error.errors()[0]
-        field, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        field, message = ".".join(map(str, first["loc"])), words(first)
         if not field:  # what concerns several keys names them itself
             field, _, message = message.partition(": ")
         raise RequestError(400, field, message) from None
@@ -179,11 +182,11 @@ async def changed(service: Service, router: Router, actor: str, action: str, dat
     return await tried(service, action, write)
 
 
-async def tried(service: Service, field: str, function: Any) -> Any:
+async def tried(service: Service, field: str, function: Callable[[], T]) -> T:
     try:
         return await service.in_thread(function)
     except StaleEpochError as error:
-        raise RequestError(409, "epoch", str(error).removeprefix("epoch: ")) from None
+        raise RequestError(409, error.field, error.message) from None
     except (StoreError, RequestError):
         raise
     except MarlRayError as error:

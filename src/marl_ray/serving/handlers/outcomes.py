@@ -12,8 +12,8 @@ import orjson
 
 from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store.experiment_store import OutcomeConflictError, Recorded, Report, UnknownUnitError
 from marl_ray.experiments.store.reports import METRIC_LENGTH
-from marl_ray.experiments.store.store import OutcomeConflictError, Recorded, Report, UnknownUnitError
 from marl_ray.serving.http.fields import is_identifier, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
 from marl_ray.serving.routing.router import Router

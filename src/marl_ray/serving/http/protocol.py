@@ -43,6 +43,10 @@ class RequestError(MarlRayError):
         return orjson.dumps({"error": {"field": self.field, "message": str(self)}})
 
 
+class TooLongError(RequestError):
+    """A refusal of a prompt that does not fit the model's context together with its response."""
+
+
 class ClientGoneError(Exception):
     """The client hung up before it had its answer; there is nobody to answer."""
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.experiments.store.store import ExperimentStore, Outcome
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Outcome
 from marl_ray.serving.logs import text_rows
 from marl_ray.serving.logs.act_log import (
     Logged,

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.exc import DataError, IntegrityError
 
 from marl_ray.errors import one_line
-from marl_ray.experiments.store.store import ExperimentStore, Exposure, StoreError
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, StoreError
 from marl_ray.serving.logs.spool import Spool
 
 FLUSH_INTERVAL_S = 0.1

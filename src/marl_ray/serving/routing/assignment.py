@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from marl_ray.config import BreakerConfig
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.experiments.assignment.rendezvous import Assignment, held_out
-from marl_ray.experiments.store.store import StoreError
+from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.metrics import Metrics
 from marl_ray.serving.routing.breaker import Breaker

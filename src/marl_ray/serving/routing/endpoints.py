@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from marl_ray.experiments.lifecycle import ExperimentStatus
-from marl_ray.serving.arms.protocol import TextArm
+from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.routing.router import Arm, Router
+from marl_ray.serving.routing.router import Router
 
 DRAIN_S = 3600.0
 """Seconds in which sessions of an experiment that is over, or that has a successor, may finish with their arms."""

@@ -9,8 +9,8 @@ from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment.population import Attributes, Population
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables, draw, in_layer
 from marl_ray.experiments.lifecycle import ExperimentStatus
+from marl_ray.experiments.store.experiment_store import AssignmentState, Exposure, StoreError
 from marl_ray.experiments.store.records import Past
-from marl_ray.experiments.store.store import AssignmentState, Exposure, StoreError
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.exposures import ExposureLog
@@ -32,7 +32,7 @@ class UnitArm(NamedTuple):
 
     assignment: Assignment
     cluster: str | None = None
-    """The cluster or block of time that was assigned with it, for its exposure."""
+    """The cluster of units or the block of time that was assigned with it, for its exposure."""
     sure: bool = True
     """The store knows of no other arm, as far as this replica can tell."""
 

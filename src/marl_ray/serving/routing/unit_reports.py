@@ -11,7 +11,7 @@ from itertools import islice
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.store import ExperimentStore, Report, StoreError
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Report, StoreError
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.router import REMEMBERED
 

@@ -15,6 +15,7 @@ from marl_ray.config import RunConfig
 from marl_ray.envs.copies import make_batch
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, WholeEpisode
+from marl_ray.rollout.protocol import BatchCollector
 from marl_ray.training.collectives import gather, world
 from marl_ray.training.learner.prepared_batch import Diverged
 
@@ -47,7 +48,9 @@ class Evaluation(NamedTuple):
 class Evaluator:
     """Evaluates the team of a run; every worker takes part in every call."""
 
-    def __init__(self, config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]], collector: Any):
+    def __init__(
+        self, config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]], collector: BatchCollector
+    ):
         """`collector` is training's; that of a text environment plays its evaluations too."""
         self.config, self.env, self.agents, self.collector = config, env, agents, collector
         self.arena: Arena | None = None
@@ -66,8 +69,10 @@ class Evaluator:
         sampled: Sequence[EpisodeResult]
         greedy: Sequence[EpisodeResult]
         if config.language:
+            from marl_ray.rollout.text.collector import TextCollector
             from marl_ray.training.evaluation.held_out import play_held_out, solved_shares
 
+            assert isinstance(self.collector, TextCollector)
             drawn, chosen = play_held_out(config, self.collector, players, kind, kind == SCORED)
             sampled, greedy = drawn, chosen
             extra = solved_shares(drawn, chosen, config.evaluation.samples)

@@ -8,7 +8,7 @@ from marl_ray.envs.copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, WholeEpisode
-from marl_ray.training.team.team import build_models, team_agents
+from marl_ray.training.team.assembly import build_models, team_agents
 
 
 def play_bundle(

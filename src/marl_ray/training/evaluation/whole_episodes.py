@@ -6,9 +6,10 @@ are averaged: an ended episode is held back until the episodes that began before
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marl_ray.config import RunConfig
+from marl_ray.rollout.protocol import BatchCollector, BatchEpisode, CollectedBatch
 from marl_ray.training.collectives import gather
 
 
@@ -25,9 +26,9 @@ class EndedEpisode(NamedTuple):
     """Policy -> its own decisions in the whole episode."""
 
     @classmethod
-    def from_episode(cls, episode: Any) -> "EndedEpisode":
-        """Make it from an Episode or a TextEpisode."""
-        return cls(*(getattr(episode, field) for field in cls._fields))
+    def from_episode(cls, episode: BatchEpisode) -> "EndedEpisode":
+        """Keep the fields that both families of policies have."""
+        return cls(episode.start, episode.copy, episode.ret, episode.costs, episode.length, episode.decisions)
 
 
 def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list[EndedEpisode], list[EndedEpisode]]:
@@ -48,7 +49,7 @@ def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
 
 
 def gather_episodes(
-    config: RunConfig, batch: Any, collector: Any
+    config: RunConfig, batch: CollectedBatch, collector: BatchCollector
 ) -> tuple[list[EndedEpisode], list[tuple[int, int]], int]:
     """Gather from all workers the episodes that have ended, (start, steps played) of those that have not, and the steps.
 

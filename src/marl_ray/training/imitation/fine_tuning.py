@@ -21,7 +21,7 @@ from marl_ray.training.imitation.warm_start import BEFORE, fit_all
 from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
 from marl_ray.training.learner.prepared_batch import Diverged
 from marl_ray.training.learner.trained_policy import TrainedPolicy
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.assembly import Team
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
 FASTER = 10

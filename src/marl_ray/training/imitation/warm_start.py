@@ -24,16 +24,16 @@ from marl_ray.algorithms.advantages.returns import reward_to_go
 from marl_ray.algorithms.losses.value_losses import clipped_value_loss
 from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.actor_critic.actor_critic import Prepared
+from marl_ray.policies.actor_critic.policy import Prepared
 from marl_ray.policies.actor_critic.spaces import joint_space, row_dtype, row_size
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.served.acts import Logged, read_logged
 from marl_ray.training.collectives import total, world
-from marl_ray.training.learner.learner import Learner
 from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
+from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.prepared_batch import Diverged
 from marl_ray.training.learner.trained_policy import TrainedPolicy
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.assembly import Team
 
 
 class Fit(Protocol):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marl_ray.policies.actor_critic.actor_critic import Prepared
+from marl_ray.policies.actor_critic.policy import Prepared
 from marl_ray.rollout.rng import permutation
 
 

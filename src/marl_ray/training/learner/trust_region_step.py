@@ -19,8 +19,8 @@ from marl_ray.algorithms.constraints.trust_region import (
     unflatten,
 )
 from marl_ray.algorithms.losses.ratios import token_ratio
-from marl_ray.policies.actor_critic.actor_critic import Prepared
-from marl_ray.policies.actor_critic.distributions import Categorical
+from marl_ray.policies.actor_critic.distributions import Categorical, Distribution
+from marl_ray.policies.actor_critic.policy import Prepared
 from marl_ray.training.collectives import total
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy
@@ -37,7 +37,7 @@ def constrained_weights(
     `trust_region` bounds the mean KL divergence of the step (nats).
     """
     actor, hyper = policy.rollout_model.actor, policy.hyper
-    distribution = policy.rollout_model.distribution
+    distribution: Distribution = policy.rollout_model.distribution
     batch = prepared.batch
     rows: Prepared = prepared.inputs.actor
     mask = prepared.mask.flatten().cpu()
@@ -53,7 +53,8 @@ def constrained_weights(
 
     def outputs(at: Parameters) -> Tensor:
         """Normalised outputs (N, P) of every decision."""
-        return distribution.normalize(spread.spread(functional_call(actor, dict(at), (values, columns))), allowed)
+        raw: Tensor = functional_call(actor, dict(at), (values, columns))
+        return distribution.normalize(spread.spread(raw), allowed)
 
     def surrogates(at: Parameters) -> tuple[Tensor, Tensor, Tensor]:
         """Reward loss, cost surrogates (K,) and outputs; this worker's part of the means."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from marl_ray.training.collectives import gather
-from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 
 SHARE = 0.85

@@ -63,7 +63,7 @@ def build_text_collector(
     agents: Mapping[str, Sequence[str]],
     copies: range,
     plan: CollectPlan,
-    state: Any = None,
+    state: Mapping[str, Any] | None = None,
     data: Mapping[str, Sequence[Block]] | None = None,
 ) -> TextCollector:
     """The collector of one worker's share of the environment copies; of its share of `data` where there are any."""

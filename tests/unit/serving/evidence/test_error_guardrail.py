@@ -12,7 +12,7 @@ from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.lifecycle import RolloutStep
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import harm
-from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
 from marl_ray.serving.evidence.rollout_control import ERRORS, config_of, decide, findings
 
 # Ray's own models, at import.

@@ -25,7 +25,7 @@ from marl_ray.experiments.lifecycle import (
     weights_of,
 )
 from marl_ray.experiments.statistics.bets import BettingTest, Claim
-from marl_ray.experiments.store.store import ExperimentStore
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.evidence.rollout_control import decide
 
 THOMPSON: dict[str, Any] = {"strategy": "thompson", "reweigh_s": 1e-3, "floor": 0.1}

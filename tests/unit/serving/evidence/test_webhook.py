@@ -21,8 +21,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store import notices as queue
 from marl_ray.experiments.store import schema
+from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.notices import Notices
-from marl_ray.experiments.store.store import ExperimentStore
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.evidence.webhook import LONGEST_PAUSE_S, Webhook
 

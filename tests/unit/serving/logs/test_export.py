@@ -18,7 +18,7 @@ from stores.migrated import migrated
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.store.store import ExperimentStore, Exposure
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure
 from marl_ray.serving.logs import export as export_module
 from marl_ray.serving.logs.act_log import ActLog, LoggedAct, LoggedText, read_decisions
 from marl_ray.serving.logs.export import ExportSummary, export

@@ -8,7 +8,7 @@ import pytest
 from stores.clocked_experiments import WINDOW, Clock, clock, opened, store
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.store.store import ExperimentStore, Exposure, Report, StoreError
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report, StoreError
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.unit_reports import UnitReports
 

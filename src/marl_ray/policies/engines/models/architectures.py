@@ -7,7 +7,7 @@ of encoder-decoders count positions from the batch's first token, recurrent laye
 
 from typing import Any, Literal, NamedTuple
 
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]  # not in its __all__
 
 from marl_ray.errors import MarlRayError
 

@@ -29,7 +29,7 @@ class _Column(DynamicLayer):
     """One layer of a cache whose last column is to be written."""
 
     def __init__(self, cache: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers'
         self._columns = cache
 
     def get_seq_length(self) -> int:
@@ -56,7 +56,7 @@ class ForwardModel:
     def decode(self, ids: Tensor, positions: Tensor, cache: Tensor, hidden: Tensor | None) -> Tensor:
         layers: list[Any] = [_Column(cache[:, layer]) for layer in range(self.shape.layers)]
         seen = None if hidden is None else (hidden[:, 0, 0] == 0).long()
-        logits = self._lm(
+        logits: Tensor = self._lm(
             input_ids=ids[:, None],
             attention_mask=seen,
             position_ids=positions[:, None],

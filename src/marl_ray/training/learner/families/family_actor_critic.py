@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic, Prepared
+from marl_ray.policies.actor_critic.policy import ActorCritic, Prepared
 from marl_ray.training.collectives import world
 from marl_ray.training.learner.families.family import Copies, Outputs
 from marl_ray.training.learner.minibatches import Cut, Shape
@@ -136,4 +136,5 @@ def log_ratio(rollout: ActorCritic, batch: Trajectories) -> Tensor:
     allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
     outputs = distribution.normalize(rollout.actor.infer(batch.observations.flatten(0, 1)), allowed)
     new = distribution.log_prob(outputs, batch.actions.flatten(0, 1)).reshape(batch.mask.shape)
-    return torch.where(batch.mask, new - batch.log_probs, 0.0).unflatten(0, (-1, batch.agents)).sum(1)
+    ratios: Tensor = torch.where(batch.mask, new - batch.log_probs, 0.0).unflatten(0, (-1, batch.agents)).sum(1)
+    return ratios

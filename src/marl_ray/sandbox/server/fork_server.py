@@ -22,6 +22,7 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from marl_ray.sandbox.confinement import kernel, landlock, run_folder, semaphores
 from marl_ray.sandbox.confinement.seccomp import Filter
@@ -206,7 +207,7 @@ def _failure(body: Callable[[], object]) -> str:
 
 
 def _confinement(
-    options: dict, spaces: bool, why: str
+    options: dict[str, Any], spaces: bool, why: str
 ) -> tuple[child.Confinement, run_folder.MountedFolder | run_folder.NumberedFolders, Level, str]:
     """The best this host allows, the folders of its runs, its level, and why it is not better."""
     base = options["folder"]
@@ -288,7 +289,7 @@ def _settle(spaces: bool) -> None:
     gc.freeze()
 
 
-def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> None:
+def _serve(control: socket.socket, options: dict[str, Any], spaces: bool, why: str) -> None:
     sacrifice, numbers = sacrifice_of(), process_numbers()
     _warm(options["warm"])
     semaphores.install()
@@ -314,7 +315,7 @@ def _serve(control: socket.socket, options: dict, spaces: bool, why: str) -> Non
         confinement = _renewed(confinement, folders)
 
 
-def _judge(control: socket.socket, options: dict) -> None:
+def _judge(control: socket.socket, options: dict[str, Any]) -> None:
     """Run trusted tests; this process is confined all the same, because values of the candidate pass through."""
     from marl_ray.sandbox.server import judge
 

@@ -59,7 +59,7 @@ LASTING = [int(kind) for kind in (Type.empty, Type.wall, Type.floor, Type.goal, 
 ONE = np.zeros(1, np.int64)
 
 
-class World(MultiGridEnv):
+class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
     """Base behind a package environment: same dynamics, flat observations, all randomness from `reset(seed)`.
 
     The package's class comes first: `type(name, (package_class, World), {})`.
@@ -139,21 +139,23 @@ class World(MultiGridEnv):
             self.start = None if self.varies else self.rows.copy()
 
     def place_obj(self, *args: Any, max_tries: float = MAX_TRIES, **kwargs: Any) -> tuple[int, int]:
-        return super().place_obj(*args, max_tries=min(max_tries, MAX_TRIES), **kwargs)
+        x, y = super().place_obj(*args, max_tries=min(max_tries, MAX_TRIES), **kwargs)
+        return x, y
 
     def gen_obs(self) -> np.ndarray:
         """Row of every agent, (agents, len(nvec)) int8; the layout is `Gridworld`'s observation."""
         agent, count = self.agents[0], self.num_agents
-        rows = np.empty((1, count, len(self.nvec)), np.int8)
+        rows = np.empty((count, len(self.nvec)), np.int8)
         everyone, mission = np.ones((1, count), bool), np.array([self.mission_index])
         state = self.cells[None], self.rows[None], everyone, self.ended[None], mission
-        observe(ONE, *state, np.arange(count), agent.view_size, bool(agent.see_through_walls), rows)
-        return rows[0]
+        observe(ONE, *state, np.arange(count), agent.view_size, bool(agent.see_through_walls), rows[None])
+        return rows
 
     def get_full_render(self, *args: Any) -> np.ndarray:
         self.__dict__["gen_obs"] = super().gen_obs  # drawing wants the package's dictionaries
         try:
-            return super().get_full_render(*args)
+            picture: np.ndarray = super().get_full_render(*args)
+            return picture
         finally:
             del self.gen_obs
 
@@ -209,7 +211,7 @@ class World(MultiGridEnv):
             there.toggle(self, agent, cell)
 
 
-class Gridworld(ParallelEnv[str, np.ndarray, int]):
+class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # PettingZoo has no types
     """A MultiGrid environment with agents `agent_0` ... `agent_{n-1}`.
 
     Observation: MultiDiscrete, int8. Type (11), colour (6) and state (4, also an agent's direction) of every cell of

@@ -22,7 +22,7 @@ TOLERANCE = 1e-6
 """Amount by which rounding may exceed a limit; once per episode, not once per step."""
 
 
-class HardBudget(BaseParallelWrapper[str, Any, Any]):
+class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # PettingZoo has no types
     """No episode's cost, summed over agents, passes a limit, if the environment tells its costs ahead.
 
     Read from the infos of reset and step, for the S cost signals of `limits`:
@@ -209,7 +209,8 @@ def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] 
 def _undominated(rows: np.ndarray) -> np.ndarray:
     """Indices of the rows (n, S) that no other row is at most equal to in every column; the first of equal ones."""
     if rows.shape[1] == 1:
-        return rows.argmin(0)
+        least: np.ndarray = rows.argmin(0)
+        return least
     no_worse = (rows[:, None] <= rows).all(-1)
     first = np.arange(len(rows))[:, None] < np.arange(len(rows))
     return np.flatnonzero(~(no_worse & (~no_worse.T | first)).any(0))

@@ -1,4 +1,4 @@
-"""Statistics of clusters and blocks: one observation is the mean of a cluster's units, whatever their number.
+"""Statistics of clusters of units and of blocks: one observation is the mean of a cluster's units, whatever their number.
 
 Units of one cluster share a match, a server, an hour. Counted one by one they look like far more evidence than they
 are, and one bad evening would roll back an arm that is no worse. Clusters are assigned at random, so they are

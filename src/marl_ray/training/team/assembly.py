@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pettingzoo import ParallelEnv
@@ -15,12 +15,16 @@ from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.envs.registry import is_text
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.actor_critic.actor_critic import ActorCritic
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_actor_critics, save_bundle
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.training.learner.learner import Learner
+from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.tracking.mlflow_run import uri_of
+
+if TYPE_CHECKING:  # importing them takes seconds, and actor-critics do not need them
+    from marl_ray.policies.engines.base import Engine
+    from marl_ray.rollout.text.responses import TokenPlayer
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,10 @@ class Team:
     models: Mapping[str, Any]
     """ActorCritic or TokenPolicy."""
     learners: dict[str, Learner]
-    engines: Mapping[str, Any] = field(default_factory=dict)
+    engines: "Mapping[str, Engine]" = field(default_factory=dict)
     """Policy -> the engine that samples from it; empty for actor-critics."""
 
-    def players(self) -> dict[str, Any]:
+    def players(self) -> "dict[str, Player] | dict[str, TokenPlayer]":
         """The current models, engines and normalisers, as a collector takes them."""
         norms = {
             name: (self.learners[name].state.value_norm, self.learners[name].state.cost_norms)
@@ -133,6 +137,7 @@ def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_prec
             config.whole_episodes,
             config.train.micro_batch,
             config.data is not None,
+            config.language and config.data is None and config.team[name].generation.engine == "vllm",
         )
         for name, model in models.items()
         if not config.team[name].frozen

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
-from marl_ray.config.base import Config
+from marl_ray.config.base import Config, words
 from marl_ray.config.run.algorithms import ADAM, READ_WITH, Spec, spec_of
 from marl_ray.config.run.family_defaults import family_defaults
 from marl_ray.config.run.hyper import AlgorithmConfig, GivenHyper
@@ -37,6 +37,7 @@ class RunConfig(Config):
     name: str = Name
     """Name of the run. The same name under the same storage resumes it."""
     seed: NonNegativeInt = 0
+    """Seed of the weights, the environments and the sampled actions."""
     algorithm: AlgorithmReference = "mappo"
     """Algorithm of every policy that does not name its own: a name that `marl-ray algorithms` lists, or
     `package.module:NAME` of an `Algorithm` of your own."""
@@ -77,7 +78,7 @@ class RunConfig(Config):
                 first = error.errors()[0]
                 own = first["loc"] and first["loc"][0] in self.team[name].hyper
                 key = ".".join([*(["team", name] if own else []), "hyper", *map(str, first["loc"])])
-                raise ValueError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from error
+                raise ValueError(f"{key}: {words(first)}") from error
             if not self.team[name].frozen:  # which has no algorithm
                 self._check_policy(name, hyper)
         self._check_models()
@@ -130,11 +131,6 @@ class RunConfig(Config):
                 raise ValueError(
                     f"team.{name}: {self.algorithm_of(name)} trains actor-critics, not language models; "
                     "`marl-ray algorithms` says which do both"
-                )
-            if self.team[name].generation.engine == "vllm" and not self.team[name].frozen:
-                raise ValueError(
-                    f"team.{name}.generation.engine=vllm: its weights cannot follow training; expected torch or "
-                    "transformers, or frozen: true"
                 )
 
     def _check_data(self) -> None:

@@ -190,7 +190,7 @@ class ExperimentStore(EvidenceStore):
             if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
             if epoch is not None and epoch != stored.epoch:
-                raise StaleEpochError(f"epoch: {action} was decided on epoch {epoch}, {name!r} is at {stored.epoch}")
+                raise StaleEpochError("epoch", f"{action} was decided on epoch {epoch}, {name!r} is at {stored.epoch}")
             if action not in RETREATS:
                 allowed_arms(connection, name, stored.config, stored.config["arms"])
             now = time.time()
@@ -219,7 +219,7 @@ class ExperimentStore(EvidenceStore):
             if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
             if epoch != stored.epoch:
-                raise StaleEpochError(f"epoch: weights were decided on epoch {epoch}, {name!r} is at {stored.epoch}")
+                raise StaleEpochError("epoch", f"weights were decided on epoch {epoch}, {name!r} is at {stored.epoch}")
             allowed_arms(connection, name, stored.config, stored.config["arms"])
             now = time.time()
             record = replace(stored, state=reallocated(stored.state, stored.plan, weights, now))

@@ -12,10 +12,10 @@ from scipy import stats
 
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable, block_group, block_of, block_span, draw
 from marl_ray.experiments.designs.adjustment import summarise
-from marl_ray.experiments.statistics.clusters import block_summaries, stratified, summary_of
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import unequal_reporting
 from marl_ray.experiments.statistics.sequential import harm, promotion
+from marl_ray.experiments.statistics.unit_clusters import block_summaries, stratified, summary_of
 
 START = 1.7e9
 MOMENTS = st.floats(0, 4e9)

@@ -1,0 +1,134 @@
+"""The reference of config keys: a Markdown page made from the JSON schemas of the configs, for docs/config.md."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from marl_ray.config.base import Config
+from marl_ray.config.cluster import ClusterConfig
+from marl_ray.config.run.run_config import RunConfig
+from marl_ray.config.serving.gateway import ExperimentConfig, GatewayConfig
+from marl_ray.config.sweep import SweepConfig
+
+CONFIGS: dict[str, type[Config]] = {
+    "run": RunConfig,
+    "sweep": SweepConfig,
+    "experiment": ExperimentConfig,
+    "gateway": GatewayConfig,
+    "cluster": ClusterConfig,
+}
+"""Kind, as the command line names it -> config."""
+PURPOSES = {
+    "run": "`marl-ray train CONFIG`, `marl-ray submit train CONFIG`; described in [training.md](training.md).",
+    "sweep": "`marl-ray sweep CONFIG`; described in [sweeps.md](sweeps.md).",
+    "experiment": "`POST /v1/experiments`, `experiments` of a gateway; described in [experiments.md](experiments.md).",
+    "gateway": "`args` of the application in a Serve config; described in [serving.md](serving.md).",
+    "cluster": "`marl-ray cluster render CONFIG`, `--cluster CONFIG`; described in [clusters.md](clusters.md).",
+}
+INTRODUCTION = """\
+# Config keys
+
+`marl-ray config reference` writes this page from the configs themselves; a test compares the two. A dotted key is a path
+in the YAML file, and an override on the command line (`train.total_steps=5000`). `NAME` stands for a name of your choice,
+`[]` for each entry of a list. A key without a default is required. Unknown keys are refused, and so are keys that the
+chosen algorithm or family of policies does not read. `marl-ray train CONFIG --dry-run` prints a run's config with all
+defaults; `marl-ray config schema KIND` prints the JSON schema that editors complete and check YAML with.
+"""
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+_WORDS = {"string": "text", "object": "mapping", "array": "list"}
+
+Schema = Mapping[str, Any]
+
+
+class KeyRow(NamedTuple):
+    """A row of a table of keys."""
+
+    key: str
+    type: str
+    default: str
+    description: str
+
+
+def reference_page() -> str:
+    """The page, in Markdown."""
+    return "\n".join([INTRODUCTION, *(_section(kind) for kind in CONFIGS)])
+
+
+def key_rows(kind: str) -> list[KeyRow]:
+    """Every key of a config of this kind, those of its parts after them."""
+    schema = CONFIGS[kind].model_json_schema()
+    return list(_rows(schema, schema["$defs"], ""))
+
+
+def _section(kind: str) -> str:
+    purpose = " ".join((CONFIGS[kind].__doc__ or "").split())
+    lines = [f"## {kind.capitalize()}", "", f"{purpose} Read by {PURPOSES[kind]}", ""]
+    lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for row in key_rows(kind):
+        cells = (f"`{row.key}`", row.type, row.default, row.description)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _rows(group: Schema, parts: Mapping[str, Schema], prefix: str) -> Iterator[KeyRow]:
+    """The rows of a group's keys. A group among them is followed by its own keys."""
+    for name, field in group["properties"].items():
+        key = f"{prefix}{name}"
+        inner = [] if "const" in field else list(_groups(field, parts, key))
+        description = field.get("description") or next((part.get("description", "") for _, part in inner), "")
+        default = f"`{json.dumps(field['default'])}`" if "default" in field else ""
+        if inner and default != "`null`" and "anyOf" not in field:
+            default = ""  # its keys have their own
+        if name in group.get("required", ()):
+            default = "required"
+        yield KeyRow(key, _type(field), default, " ".join(description.split()))
+        for path, part in inner:
+            kind = part["properties"].get("kind", {}).get("const")
+            for row in _rows(part, parts, f"{path}."):
+                if kind is None:
+                    yield row
+                elif row.key != f"{path}.kind":
+                    yield row._replace(description=f"`kind: {kind}`. {row.description}")
+
+
+def _groups(field: Schema, parts: Mapping[str, Schema], path: str) -> Iterator[tuple[str, Schema]]:
+    """(path, schema) of the groups of keys that a field holds; configs with a section of their own are left out."""
+    if "$ref" in field:
+        name = field["$ref"].removeprefix("#/$defs/")
+        if name not in _SECTIONS:
+            yield path, parts[name]
+    for other in (*field.get("anyOf", ()), *field.get("oneOf", ())):
+        yield from _groups(other, parts, path)
+    if isinstance(field.get("items"), Mapping):
+        yield from _groups(field["items"], parts, f"{path}[]")
+    for values in _values(field):
+        yield from _groups(values, parts, f"{path}.NAME")
+
+
+def _values(field: Schema) -> list[Schema]:
+    """The schema of a mapping's values, if it has one."""
+    given = [*field.get("patternProperties", {}).values(), field.get("additionalProperties")]
+    return [values for values in given if isinstance(values, Mapping)]
+
+
+def _type(field: Schema) -> str:
+    """The type of a field, in words."""
+    if "$ref" in field:
+        kind = _SECTIONS.get(field["$ref"].removeprefix("#/$defs/"))
+        return "group" if kind is None else f"[{kind}](#{kind})"
+    if "anyOf" in field or "oneOf" in field:
+        return " or ".join(dict.fromkeys(map(_type, field.get("anyOf") or field["oneOf"])))
+    if "enum" in field or "const" in field:
+        return ", ".join(f"`{value}`" for value in field.get("enum") or [field["const"]])
+    if "prefixItems" in field:
+        return f"[{', '.join(map(_type, field['prefixItems']))}]"
+    if isinstance(field.get("items"), Mapping) and field["items"]:
+        return f"list of {_type(field['items'])}"
+    if values := _values(field):
+        return f"mapping of names to {_type(values[0])}"
+    kind = str(field.get("type", "any value"))
+    bounds = [f"{sign} {field[bound]:g}" for bound, sign in _BOUNDS.items() if bound in field]
+    return " ".join([_WORDS.get(kind, kind), " and ".join(bounds)]).strip()
+
+
+_SECTIONS = {model.__name__: kind for kind, model in CONFIGS.items()}

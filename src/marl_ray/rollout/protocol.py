@@ -1,0 +1,59 @@
+"""The interface through which a run collects batches, whichever family of policies plays.
+
+`rollout.actor_critic.collector.Collector` and `rollout.text.collector.TextCollector` have it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.trajectories import Trajectories
+
+
+class BatchEpisode(Protocol):
+    """The fields of a finished episode that do not depend on the family; `Episode` and `TextEpisode` explain them."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def copy(self) -> int: ...
+    @property
+    def ret(self) -> float: ...
+    @property
+    def costs(self) -> tuple[float, ...]: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def decisions(self) -> dict[str, int]: ...
+
+
+class CollectedBatch(Protocol):
+    """A gathered batch; `Batch` and `TextBatch` explain the fields."""
+
+    @property
+    def trajectories(self) -> dict[str, Trajectories]: ...
+    @property
+    def episodes(self) -> Sequence[BatchEpisode]: ...
+    @property
+    def steps(self) -> int: ...
+
+
+class BatchCollector(Protocol):
+    """Plays this worker's share of the environment copies, batch by batch."""
+
+    @property
+    def group_sums(self) -> Mapping[str, GroupSums]:
+        """Policy -> how its scores differed among the members of the last batch's groups."""
+
+    @property
+    def running(self) -> list[tuple[int, int]]:
+        """(start, steps played) of the episodes that the next batch goes on with."""
+
+    def collect(self, players: Mapping[str, Any], iteration: int) -> CollectedBatch:
+        """Play one batch. `players` are policy -> `Player` or `TokenPlayer`, as the collector's family has them."""
+
+    def state(self) -> dict[str, Any]:
+        """Plain data from which other collectors, on any number of workers, continue bit for bit."""
+
+    def close(self) -> None:
+        """Close the environment copies."""
