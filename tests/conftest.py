@@ -14,6 +14,8 @@ import pytest
 import sqlalchemy as sa
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run side by side, and compute little
+# Tests that wait for Ray's workers are the longest, and Ray lets all others go first.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's own spelling
 os.environ["PYTHONPATH"] = (
     f"{Path(__file__).parent / 'every_process'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
 )

@@ -141,6 +141,7 @@ def test_a_job_trains_what_the_command_trains(ray_cluster: LocalRay, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two trainings and a gateway, each with a Ray of its own
 def test_a_gateway_on_this_machine_serves_what_was_trained_and_takes_the_next_bundle(tmp_path):
     """Train, serve, deploy, as the README says."""
     for kind in ("ippo", "mappo"):
