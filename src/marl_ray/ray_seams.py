@@ -42,6 +42,24 @@ def cpus_here() -> float:
     return float(get_num_cpus(override_docker_cpu_warning=True))
 
 
+def answers(address: str, seconds: float) -> bool:
+    """True once a Ray cluster takes connections at `address` (HOST:PORT), False if none does for `seconds`.
+
+    `ray.init` takes no deadline, and tries for minutes without a word.
+    """
+    import grpc
+    from ray._private.gcs_utils import create_gcs_channel
+
+    channel = create_gcs_channel(address)
+    try:
+        grpc.channel_ready_future(channel).result(timeout=seconds)
+    except grpc.FutureTimeoutError:
+        return False
+    finally:
+        channel.close()
+    return True
+
+
 def poll_often() -> None:
     """Let the next TorchTrainer of this process look after its workers every POLL_S, unless the user says otherwise.
 

@@ -13,9 +13,11 @@ from kube.kubox import URL, kubeconfig, kubox, play, trouble
 from kube.stories import STORIES, kind_of
 from processes.command_line import marl_ray
 
+from marl_ray.cluster.kuberay import submission
 from marl_ray.cluster.kuberay.client import resources
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
-from marl_ray.cluster.kuberay.manifests.rendering import render
+from marl_ray.cluster.kuberay.deletion import POLICIES
+from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
 from marl_ray.cluster.kuberay.state import pod_troubles
 from marl_ray.config import parse_config, read_yaml
 from marl_ray.config.cluster import ClusterConfig, JobConfig
@@ -46,6 +48,12 @@ JOB: dict[str, Any] = {
         "rayClusterSpec": {"headGroupSpec": {"rayStartParams": {}, "template": HEAD}},
     },
 }
+GATEWAY = {
+    "name": "gateway",
+    "image": "marl-ray:1",
+    "groups": {"gateway": {"replicas": 2}},
+    "service": {"serve": {"applications": []}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +75,7 @@ def test_a_story_ends_with_a_status_and_a_message(cluster, story):
     status, words = ENDS.get(story, (0, ""))
     waited = marl_ray("cluster", "wait", resource_of(story), "--timeout-s", "4")
     assert waited.returncode == status, waited
-    assert words in waited.stdout.splitlines()[-1]
+    assert words in (waited.stderr if status == LATE else waited.stdout).splitlines()[-1]
     stands = marl_ray("cluster", "status", resource_of(story))
     assert stands.returncode == (0 if status == LATE else status)
     assert words.rpartition("s: ")[2] in stands.stdout
@@ -105,6 +113,13 @@ def test_manifests_are_applied_checked_and_deleted(cluster, tmp_path):
         assert marl_ray("cluster", "apply", good).stdout == "rayjob/mine applied\n"
     assert marl_ray("cluster", "delete", "rayjob/mine", "--timeout-s", "10").returncode == 0
     assert resources.read(cluster, "RayJob", "mine") is None
+    for again in range(2):  # also where the resource alone has gone before
+        (tmp_path / "all.yaml").write_text(to_yaml(render(parse_config(ClusterConfig, GATEWAY))))
+        assert marl_ray("cluster", "apply", tmp_path / "all.yaml").returncode == 0
+        if again:
+            resources.delete(cluster, "RayService", "gateway")
+        assert marl_ray("cluster", "delete", "rayservice/gateway", "--timeout-s", "10").returncode == 0
+        assert not [one for kind in POLICIES for one in resources.list_all(cluster, *kind, "marl-ray/cluster=gateway")]
     missing = marl_ray("cluster", "delete", "rayjob/mine")
     assert missing.returncode == 2 and "delete rayjob/mine: there is none in default" in missing.stderr
 
@@ -147,7 +162,10 @@ WRONG = [
     (("status", "rayjob/x", "--context", "none"), "--context none: the kubeconfig has kubox"),
     (("logs", "rayservice/x"), "expected a rayjob"),
     (("logs", "rayjob/x"), "no pod that submits it"),
-    (("apply", "missing.yaml"), "missing.yaml: No such file"),
+    (("apply", "missing.yaml"), "'missing.yaml' cannot be read: [Errno 2] No such file"),
+    (("apply", "Makefile"), "Makefile: not valid YAML at line"),
+    (("delete", "rayjob/../x"), "delete rayjob/../x: there is none in default"),
+    (("delete", "rayjob/x?dryRun=All"), "there is none in default"),
 ]
 
 
@@ -214,3 +232,17 @@ def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
     while resources.read(cluster, "ConfigMap", f"{story}-files", "v1") is not None:
         assert time.monotonic() < end, "the job's files outlive it"
         time.sleep(0.1)
+
+
+def test_a_run_that_no_operator_starts_is_given_up(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(submission, "OPERATOR_S", 0.5)
+    config = tmp_path / "cluster.yaml"
+    job = {"entrypoint": "-", "start_deadline_s": 1}
+    config.write_text(yaml.safe_dump(GATEWAY | {"name": "alone", "service": None, "job": job}))
+    submitted = marl_ray(
+        "submit", "train", "jobs/configs/multigrid_mappo.yaml", "storage=/runs", "--kuberay", config,
+        "--submission-id", "alone",
+    )  # fmt: skip
+    assert submitted.returncode == LATE
+    assert "RayJob alone did not start within 1.5 s: waiting (New)" in submitted.stderr.splitlines()[-1]
+    resources.delete(cluster, "RayJob", "alone")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from marl_ray.cluster import jobs
+from marl_ray.cluster import jobs, local
 from marl_ray.cluster.local import LocalRay, _processes_of, local_ray
 from marl_ray.errors import MarlRayError
 
@@ -144,3 +145,14 @@ def test_workers_talk_over_loopback(ray_cluster: LocalRay) -> None:
 
     storage = RunConfig(name="gloo", storage_path=str(ray_cluster.temp_dir / "results"))
     assert TorchTrainer(loop, scaling_config=ScalingConfig(num_workers=2), run_config=storage).fit().error is None
+
+
+def test_a_cluster_that_does_not_answer_is_named_in_time(monkeypatch):
+    """Nobody listens there, or somebody who is no Ray and says nothing."""
+    monkeypatch.setattr(local, "CONNECT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for address in ("127.0.0.1:9", f"127.0.0.1:{silent.getsockname()[1]}"):
+            monkeypatch.setenv("RAY_ADDRESS", address)
+            said = f"RAY_ADDRESS: no cluster at '{address}' answers within 0.5 s"
+            with pytest.raises(MarlRayError, match=said), local.ray_here():
+                raise AssertionError("it is not there")

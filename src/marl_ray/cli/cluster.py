@@ -4,7 +4,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -31,6 +31,18 @@ def register(app: typer.Typer) -> None:
     app.add_typer(cluster_app, name="cluster")
 
 
+@contextlib.contextmanager
+def _late() -> Iterator[None]:
+    """Tell of a deadline that has passed in one line, and exit with LATE."""
+    from marl_ray.cluster.kuberay.client.waiting import DeadlinePassed
+
+    try:
+        yield
+    except DeadlinePassed as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(LATE) from None
+
+
 def submit_to_kuberay(
     kind: Literal["train", "sweep"],
     config: Path,
@@ -40,19 +52,15 @@ def submit_to_kuberay(
     context: str | None,
     namespace: str | None,
 ) -> int:
-    """Run as a RayJob on a cluster of its own; the entrypoint's exit status, LATE where it did not start in time."""
+    """Run as a RayJob on a cluster of its own; the entrypoint's exit status. Exits with LATE at the deadline."""
     from marl_ray.cluster.kuberay.client.connection import connect
-    from marl_ray.cluster.kuberay.client.waiting import DeadlinePassed
     from marl_ray.cluster.kuberay.submission import submit
     from marl_ray.config.cluster import ClusterConfig
     from marl_ray.config.load import load_config
 
     settings = load_config(ClusterConfig, cluster)
-    try:
+    with _late():
         return submit(connect(context=context, namespace=namespace), kind, config, overrides, settings, name)
-    except DeadlinePassed as error:
-        print(f"error: {error}", file=sys.stderr)
-        return LATE
 
 
 @cluster_app.command()
@@ -134,7 +142,7 @@ def wait(
     namespace: Namespace = None,
 ) -> None:
     """Wait until a resource is ready (a RayJob: has succeeded). Exit with 1 if it fails, with 124 at the deadline."""
-    from marl_ray.cluster.kuberay.client.waiting import GOALS, DeadlinePassed
+    from marl_ray.cluster.kuberay.client.waiting import GOALS
     from marl_ray.cluster.kuberay.client.waiting import wait as wait_for
     from marl_ray.cluster.kuberay.state.phases import Phase
 
@@ -142,11 +150,8 @@ def wait(
     if until and until not in list(Phase):
         raise MarlRayError(f"--for {until}: expected one of {', '.join(Phase)}")
     goals = (Phase(until),) if until else GOALS[kind]
-    try:
+    with _late():
         state = wait_for(connection, kind, name, goals, timeout_s, lambda state: _say(resource, state))
-    except DeadlinePassed as error:
-        print(f"error: {error}")
-        raise typer.Exit(LATE) from None
     raise typer.Exit(0 if state.phase in goals else _exit_status(state) or FAILED)
 
 
@@ -179,21 +184,13 @@ def delete(
     context: Context = None,
     namespace: Namespace = None,
 ) -> None:
-    """Delete a resource and what it owns, and wait until it is gone."""
-    from marl_ray.cluster.kuberay.client import resources
-    from marl_ray.cluster.kuberay.client.waiting import DeadlinePassed
-    from marl_ray.cluster.kuberay.client.waiting import wait as wait_for
-    from marl_ray.cluster.kuberay.state.phases import Phase
+    """Delete a resource and what it owns, wait until all is gone, and delete the policies rendered beside it."""
+    from marl_ray.cluster.kuberay.deletion import delete_all
 
     connection, kind, name = _connect_to(resource, context, namespace)
-    if not resources.delete(connection, kind, name):
-        raise MarlRayError(f"delete {resource}: there is none in {connection.namespace}")
-    if timeout_s:
-        try:
-            wait_for(connection, kind, name, (Phase.GONE,), timeout_s, lambda state: _say(resource, state))
-        except DeadlinePassed as error:
-            print(f"error: {error}")
-            raise typer.Exit(LATE) from None
+    with _late():
+        if not delete_all(connection, kind, name, timeout_s, lambda state: _say(resource, state)):
+            raise MarlRayError(f"delete {resource}: there is none in {connection.namespace}")
 
 
 def _connect_to(resource: str, context: str | None, namespace: str | None) -> tuple["Connection", "ResourceKind", str]:
@@ -219,15 +216,12 @@ def _exit_status(state: "ResourceState") -> int:
 
 
 def _manifests(file: Path) -> list[dict[str, Any]]:
-    import yaml
+    from marl_ray.cluster.manifests import is_manifest, read_documents
 
-    try:
-        documents = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise MarlRayError(f"{file}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise MarlRayError(f"{file}: {' '.join(str(error).split())}") from None
-    manifests = [document for document in documents if document is not None]
-    if not all(isinstance(document, dict) for document in manifests):
-        raise MarlRayError(f"{file}: expected objects")
-    return manifests
+    documents = read_documents(file)
+    if not documents:
+        raise MarlRayError(f"{file}: expected manifests, got nothing")
+    for document in documents:
+        if not is_manifest(document):
+            raise MarlRayError(f"{file}: expected manifests with apiVersion, kind and metadata.name")
+    return documents

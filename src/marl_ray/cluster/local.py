@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -19,8 +20,10 @@ from typing import Any
 import psutil
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.ray_seams import loopback_only, reload_ray_settings
+from marl_ray.ray_seams import answers, loopback_only, reload_ray_settings
 
+CONNECT_S = 30.0
+"""Seconds that the cluster of RAY_ADDRESS has to answer."""
 SHUTDOWN_S = 30.0
 """Seconds that Ray's own shutdown may take before its processes are ended by pid."""
 EXIT_S = 10.0
@@ -54,10 +57,14 @@ def ray_here() -> Iterator[None]:
         return
     import ray
 
+    address = os.environ["RAY_ADDRESS"]
+    # `auto` and the like are looked up, and a client's ray:// has a deadline of its own.
+    if re.fullmatch(r"[^/\s]+:\d+", address) and not answers(address, CONNECT_S):
+        raise MarlRayError(f"RAY_ADDRESS: no cluster at {address!r} answers within {CONNECT_S:g} s")
     try:
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, RuntimeError) as error:
-        raise MarlRayError(f"RAY_ADDRESS: no cluster at {os.environ['RAY_ADDRESS']!r}: {one_line(error)}") from error
+        raise MarlRayError(f"RAY_ADDRESS: no cluster at {address!r}: {one_line(error)}") from error
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]{0,45}[a-z0-9]
 """A name as Kubernetes takes it, short enough for what KubeRay appends."""
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|K|M|G|T)?$")]
 """An amount of memory, such as 8Gi."""
+Folder = Annotated[str, StringConstraints(pattern=r"^/[^:]+$")]
 Seconds = Annotated[int, Field(ge=1)]
 
 
@@ -18,11 +19,11 @@ class NodeConfig(Config):
     """The size of a pod. Requests equal limits, so nothing else is promised its memory."""
 
     cpus: PositiveFloat = 2
-    """CPUs of a pod."""
+    """CPUs of a pod, of which Ray counts the next whole number."""
     memory: Quantity = "8Gi"
     """Memory of a pod."""
     shm: Quantity | None = None
-    """Size of `/dev/shm`, where Ray keeps its objects; a third of the memory where not given. It counts as memory."""
+    """Bound of `/dev/shm`, where Ray keeps its objects; it counts as memory, which bounds it where this is not given."""
     node_selector: dict[str, str] = {}
     """Labels that a machine must have to run the pod."""
     tolerations: tuple[dict[str, Any], ...] = ()
@@ -38,10 +39,10 @@ class GroupConfig(NodeConfig):
     """NVIDIA GPUs of a pod."""
     spot: bool = False
     """Prefer machines that may be taken away, and fall back to others: two groups, the first with priority."""
-    resources: dict[str, PositiveFloat] = {}
-    """Custom resources that the group's nodes tell Ray of."""
-    idle_timeout_s: Seconds = 300
-    """Seconds that a pod stays while it is not needed; longer than a restart, so that one does not lose its nodes."""
+    resources: dict[str, PositiveInt] = {}
+    """Custom resources that the group's nodes tell Ray of; Ray's autoscaler takes whole numbers alone."""
+    idle_timeout_s: Seconds | None = None
+    """Seconds that a pod stays while it is not needed; 300 where not given, longer than a restart takes."""
 
     @model_validator(mode="after")
     def _check(self) -> "GroupConfig":
@@ -64,10 +65,18 @@ class RedisConfig(Config):
 class VolumeConfig(Config):
     """Storage that all pods share."""
 
-    claim: Name
+    claim: Name | None = None
     """A PersistentVolumeClaim that many nodes may write."""
-    path: Annotated[str, StringConstraints(pattern=r"^/[^:]+$")]
-    """Absolute path at which the pods mount it."""
+    host: Folder | None = None
+    """Or a folder of every machine: a network file system that is mounted there, or a cluster of one machine."""
+    path: Folder
+    """Path at which pods see it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "VolumeConfig":
+        if (self.claim is None) == (self.host is None):
+            raise ValueError("claim, host: expected one of them")
+        return self
 
 
 class JobConfig(Config):
@@ -75,22 +84,24 @@ class JobConfig(Config):
 
     entrypoint: str
     """Shell command that the job runs."""
-    retries: Annotated[int, Field(ge=0)] = 0
+    retries: Annotated[int, Field(ge=0)] = 2
     """Each is a new cluster and the same command: runs go on where their name and storage stay."""
-    deadline_s: Seconds | None = None
+    deadline_s: Seconds = 86_400
     """From its beginning to its end, all tries together."""
     start_deadline_s: Seconds = 1800
     """Longest time for its cluster to come up."""
     keep_s: Annotated[int, Field(ge=0)] = 300
     """Time for which its cluster stays after a success."""
     keep_failed_s: Annotated[int, Field(ge=0)] = 3600
-    """Time for which its cluster stays after a failure, so that somebody can look into it."""
+    """Time for which its head stays after a failure, so that somebody can look into its logs."""
     runtime_env: dict[str, Any] = {}
     """Ray's runtime environment of the job, such as `env_vars` or `working_dir`."""
     schedule: str | None = None
     """Five fields of cron: a job by the clock, with a cluster of its own each time."""
     time_zone: str | None = None
     """Time zone of `schedule`, such as `Europe/Berlin`; that of KubeRay's operator when not given."""
+    keep_record_s: Annotated[int, Field(ge=0)] = 7 * 86_400
+    """With `schedule`: time for which an ended RayJob stays to be looked at. Nothing else takes them away."""
 
     @model_validator(mode="after")
     def _check(self) -> "JobConfig":
@@ -98,6 +109,10 @@ class JobConfig(Config):
             raise ValueError(f"schedule: expected five fields of cron, got {self.schedule!r}")
         if self.time_zone is not None and self.schedule is None:
             raise ValueError("time_zone: expected beside schedule")
+        if self.schedule is None and "keep_record_s" in self.model_fields_set:
+            raise ValueError("keep_record_s: expected beside schedule")
+        if self.schedule is not None and self.keep_record_s < max(self.keep_s, self.keep_failed_s):
+            raise ValueError("keep_record_s: expected as long as keep_s and keep_failed_s, or longer")
         return self
 
 
@@ -106,6 +121,10 @@ class ServiceConfig(Config):
 
     serve: dict[str, Any]
     """The Serve config, as `serve deploy` takes it."""
+    api_keys_secret: Name | None = None
+    """Secret with the key keys.yaml, which the gateway finds at /etc/marl-ray/keys.yaml."""
+    spool_size: Quantity = "1Gi"
+    """Bound of /var/lib/marl-ray/spool, where exposures wait while the database is away."""
     delete_old_after_s: Seconds = 120
     """Time for which a replaced cluster stays; longer than its pods take to end."""
 
@@ -139,7 +158,7 @@ class ClusterConfig(Config):
     """Secrets whose keys become environment variables, such as those of S3."""
     volumes: tuple[VolumeConfig, ...] = ()
     files: Name | None = None
-    """A ConfigMap whose keys all pods see as files in /etc/marl-ray/files."""
+    """A ConfigMap whose keys all pods see as files in /etc/marl-ray."""
     user: Annotated[int, Field(ge=1)] = 1000
     """Number of the user in the image; root is refused."""
     drain_s: Seconds = 60
@@ -151,7 +170,12 @@ class ClusterConfig(Config):
     def _check(self) -> "ClusterConfig":
         if self.job is not None and self.service is not None:
             raise ValueError("job, service: expected one of them at most")
+        if self.files is not None and self.service is not None and self.service.api_keys_secret is not None:
+            raise ValueError("files, service.api_keys_secret: expected one of them, as both are /etc/marl-ray")
         longest = max(map(len, self.groups))
         if any(group.spot for group in self.groups.values()) and longest > 36:
             raise ValueError("groups: expected names of at most 36 characters where a group is spot")
+        both = sorted(name for name in self.groups if self.groups[name].spot and f"{name}-fallback" in self.groups)
+        if both:
+            raise ValueError(f"groups: {both[0]}-fallback is what the spot group {both[0]} falls back to")
         return self

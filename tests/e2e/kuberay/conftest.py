@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(4 * START_S))
 
 
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
+@contextmanager
+def _site() -> Iterator[Site]:
     image, namespace, storage = settings()
     made = Site(connect(namespace=namespace), image, storage)
-    yield made
-    made.clean_up()
+    try:
+        yield made
+    finally:
+        made.clean_up()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    """Gone with its test, so that one cluster at a time asks for a small machine."""
+    with _site() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lasting_site() -> Iterator[Site]:
+    """Gone with the last test of its file."""
+    with _site() as made:
+        yield made

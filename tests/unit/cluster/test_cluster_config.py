@@ -8,8 +8,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes.command_line import marl_ray
+from ray.autoscaler._private.kuberay.autoscaling_config import _get_custom_resources
 
-from marl_ray.cluster.kuberay.manifests.pods import MARGIN_S, SPOT, bytes_of
+from marl_ray.cluster.kuberay.manifests.pods import MARGIN_S, PAUSE_S, SPOT
 from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
 from marl_ray.cluster.manifests import lint_manifest
 from marl_ray.config.cluster import ClusterConfig
@@ -21,6 +22,7 @@ BASE: dict[str, Any] = {
     "name": "train",
     "image": "registry.example.com/marl-ray:0.1.0",
     "groups": {"learners": {"replicas": 2, "gpus": 1}, "rollouts": {"replicas": [0, 8], "spot": True}},
+    "volumes": [{"claim": "runs", "path": "/runs"}],
 }
 JOB = {"job": {"entrypoint": "marl-ray train config.yaml"}}
 SERVICE = {"service": {"serve": {"applications": []}}}
@@ -42,7 +44,8 @@ def cluster_of(resource: dict[str, Any]) -> dict[str, Any]:
 def test_what_is_rendered_has_no_finding(parts, kind):
     resource, *others = rendered(parts)
     assert resource["kind"] == kind
-    assert {one["kind"] for one in others} == {"PodDisruptionBudget", "NetworkPolicy"}
+    budgets = {"PodDisruptionBudget"} if kind == "RayService" else set()
+    assert {one["kind"] for one in others} == {"NetworkPolicy"} | budgets
     assert [finding for one in (resource, *others) for finding in lint_manifest(one, kind)] == []
 
 
@@ -54,6 +57,10 @@ def test_a_job_by_the_clock_has_the_job_inside():
         "0 3 * * *",
         "Europe/Rome",
     )
+    rules = clock["spec"]["jobTemplate"]["deletionStrategy"]["deletionRules"]
+    taken_away = [rule for rule in rules if rule["policy"] == "DeleteSelf"]
+    assert [rule["condition"]["ttlSeconds"] for rule in taken_away] == [604800, 604800]
+    del rules[-2:]
     assert clock["spec"]["jobTemplate"] == job["spec"]
 
 
@@ -68,33 +75,63 @@ def test_every_pod_is_confined_drains_and_gets_what_it_asks_for(parts):
         assert spec["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert container["resources"]["requests"] == container["resources"]["limits"]
-        assert spec["terminationGracePeriodSeconds"] == 45 + MARGIN_S
-        assert {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "45"} in container["env"]
         mounts = {one["name"] for one in container["volumeMounts"]}
-        assert mounts == {one["name"] for one in spec["volumes"]} >= {"shm", "tmp"}
+        assert mounts == {one["name"] for one in spec["volumes"]} >= {"tmp"}
+    for template in templates[: 1 + len(cluster["workerGroupSpecs"])]:
+        spec, [container] = template["spec"], template["spec"]["containers"]
+        assert spec["terminationGracePeriodSeconds"] == PAUSE_S + 45 + MARGIN_S
+        assert {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "45"} in container["env"]
+        assert "shared-memory" in {one["name"] for one in spec["volumes"]}
 
 
 def test_the_head_does_no_work_and_stays_and_spot_groups_fall_back():
-    [resource, budget, _] = rendered()
+    [resource, _] = rendered()
     cluster = resource["spec"]
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0" and cluster["authOptions"] == {"mode": "token"}
     groups = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
-    assert list(groups) == ["learners", "rollouts-spot", "rollouts"]
-    assert [groups[name].get("priority") for name in groups] == [None, 10, 0]
+    assert list(groups) == ["learners", "rollouts", "rollouts-fallback"]
+    assert [groups[name].get("priority") for name in groups] == [None, 10, 1]
     assert (groups["learners"]["minReplicas"], groups["learners"]["maxReplicas"]) == (2, 2)
     assert (groups["rollouts"]["minReplicas"], groups["rollouts"]["maxReplicas"]) == (0, 8)
+    assert groups["learners"]["replicas"] == 2 and "replicas" not in groups["rollouts"]  # it is the autoscaler's
     terms = {name: _terms(group["template"]) for name, group in groups.items()}
-    assert len(terms["rollouts-spot"]) == len(SPOT)  # any cloud's mark will do
+    assert len(terms["rollouts"]) == len(SPOT)  # any cloud's mark will do
     for template in (
         cluster["headGroupSpec"]["template"],
         groups["learners"]["template"],
-        groups["rollouts"]["template"],
+        groups["rollouts-fallback"]["template"],
     ):
         [term] = _terms(template)
         assert {one["operator"] for one in term["matchExpressions"]} == {"NotIn"}
-    assert budget["spec"]["minAvailable"] == 1 and budget["metadata"]["name"] == "train-learners"
-    assert cluster["autoscalerOptions"] == {"version": "v2"}
+    assert cluster["autoscalerOptions"]["version"] == "v2"
     assert all(group["template"]["spec"]["restartPolicy"] == "Never" for group in groups.values())
+
+
+def test_the_autoscaler_reads_the_resources_of_a_group():
+    """Ray's own parser, which takes whole numbers alone."""
+    group = {"replicas": [0, 2], "cpus": 0.5, "resources": {"rollout": 2}}
+    [resource, *_] = rendered({"groups": {"rollouts": group}})
+    [written] = resource["spec"]["workerGroupSpecs"]
+    assert _get_custom_resources({}, written["rayStartParams"], "rollouts") == {"rollout": 2}
+    with pytest.raises(MarlRayError, match=r"groups.rollouts.resources.rollout"):
+        rendered({"groups": {"rollouts": group | {"resources": {"rollout": 0.5}}}})
+
+
+def test_the_pods_of_a_gateway_have_a_budget_keys_and_a_spool():
+    service = SERVICE["service"] | {"api_keys_secret": "keys"}
+    [resource, budget, _] = rendered({"groups": {"gateway": {"replicas": 3}}, "service": service})
+    assert budget["spec"]["minAvailable"] == 2 and budget["metadata"]["name"] == "train-gateway"
+    [group] = resource["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    assert budget["spec"]["selector"]["matchLabels"].items() <= group["template"]["metadata"]["labels"].items()
+    mounts = {one["mountPath"]: one["name"] for one in group["template"]["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts["/etc/marl-ray"] == "api-keys" and mounts["/var/lib/marl-ray/spool"] == "spool"
+
+
+def test_storage_is_a_claim_or_a_folder_of_every_machine():
+    [resource, *_] = rendered({"volumes": [{"host": "/mnt/runs", "path": "/runs"}, {"claim": "data", "path": "/data"}]})
+    volumes = {one["name"]: one for one in resource["spec"]["headGroupSpec"]["template"]["spec"]["volumes"]}
+    assert volumes["storage"]["hostPath"] == {"path": "/mnt/runs", "type": "Directory"}
+    assert volumes["storage-1"]["persistentVolumeClaim"] == {"claimName": "data"}
 
 
 def _terms(template: dict[str, Any]) -> list[dict[str, Any]]:
@@ -120,6 +157,21 @@ WRONG = [
     (JOB | SERVICE, "job, service: expected one of them at most"),
     ({"job": {"entrypoint": "x", "schedule": "daily"}}, "job: schedule: expected five fields of cron"),
     ({"job": {"entrypoint": "x", "time_zone": "UTC"}}, "job: time_zone: expected beside schedule"),
+    ({"job": {"entrypoint": "x", "keep_record_s": 9}}, "job: keep_record_s: expected beside schedule"),
+    (
+        {"job": {"entrypoint": "x", "schedule": "0 3 * * *", "keep_record_s": 9}},
+        "job: keep_record_s: expected as long as keep_s",
+    ),
+    ({"volumes": [{"path": "/runs"}]}, "volumes.0: claim, host: expected one of them"),
+    ({"volumes": [{"claim": "a", "host": "/a", "path": "/runs"}]}, "volumes.0: claim, host: expected one of them"),
+    (
+        {"files": "f", "service": {"serve": {}, "api_keys_secret": "k"}},
+        "files, service.api_keys_secret: expected one of them",
+    ),
+    (
+        {"groups": {"a": {"replicas": [0, 1], "spot": True}, "a-fallback": {}}},
+        "groups: a-fallback is what the spot group a falls back to",
+    ),
 ]
 
 
@@ -151,10 +203,6 @@ def test_any_config_renders_to_what_the_linter_takes(groups, parts):
     manifests = rendered({"groups": groups}, parts)
     assert list(yaml.safe_load_all(to_yaml(manifests))) == manifests
     assert [finding for one in manifests for finding in lint_manifest(one, "x")] == []
-
-
-def test_amounts_of_memory():
-    assert [bytes_of(text) for text in ("1Ki", "8Gi", "1.5M", "7")] == [1024, 8 * 2**30, 1_500_000, 7]
 
 
 def test_the_command_prints_manifests_of_the_shipped_config(tmp_path):

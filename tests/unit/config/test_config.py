@@ -360,7 +360,6 @@ def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides: li
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["team.a.generation.engine=vllm"], "team.a.generation.engine=vllm: its weights cannot follow training"),
         (["algorithm=mappo"], "team.a: mappo trains actor-critics, not language models"),
         (["train.rollout=steps"], "train.rollout=steps"),
         (["train.total_steps=0"], "train.total_steps=0: expected `warm_start`"),

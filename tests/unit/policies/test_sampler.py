@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -441,8 +442,8 @@ def test_transformers_continuous_batching_gives_the_same_responses(policy: Token
 
 
 def test_vllm_asks_for_what_it_needs(policy: TokenPolicy) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("a GPU is there")
+    if find_spec("vllm") is not None:
+        pytest.skip("vLLM is installed")
     wanted = TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="vllm"))
-    with pytest.raises(MarlRayError, match="GPU and the package vllm"):
+    with pytest.raises(MarlRayError, match="expected the package vllm"):
         make_engine(wanted)

@@ -138,7 +138,6 @@ TEAM = "team={speaker: {model: {preset: tiny-0.2m, context: 32}, generation: {ma
         (["team.speaker.model.context=4"], "team.speaker: the first prompt: 2 tokens and .*max_tokens=4 exceed"),
         (["team.speaker.model={path: /no/such}"], "model.path '/no/such'"),
         (["team.speaker.model={preset: tiny-0.2m, lora: {targets: [nothing]}}"], "no .*layer is named 'nothing'"),
-        (["team.speaker.generation.engine=vllm"], "team.speaker.generation.engine=vllm: its weights cannot follow"),
         (["team.speaker.bundle=/no/such"], "bundle '/no/such' has no readable bundle.json"),
         (["train.curriculum=nothing"], "train.curriculum=nothing: expected easiest_first"),
         (["warm_start.data=/no/such.jsonl"], "/no/such.jsonl: cannot be read"),

@@ -21,7 +21,9 @@ preRunningDeadlineSeconds: {{ $job.preRunningDeadlineSeconds }}
 {{- if $job.onCluster }}
 {{- else if and (not .keepRecordSeconds) (or $root.Values.kueue.queue $job.suspend) }}
 # What may be suspended, as Kueue does until there is room, must end its cluster this way.
-suspend: {{ $job.suspend }}
+{{- if $job.suspend }}
+suspend: true
+{{- end }}
 shutdownAfterJobFinishes: true
 ttlSecondsAfterFinished: {{ $job.keepSucceededSeconds }}
 {{- else }}

@@ -135,15 +135,13 @@ spec:
         {{- end }}
       {{- end }}
       volumeMounts:
-        - {name: tmp, mountPath: /tmp}             # Ray's own folder, /tmp/ray, and everything's caches
         - {name: shared-memory, mountPath: /dev/shm}
         {{- if $values.storage.claim.enabled }}
         - {name: storage, mountPath: {{ $values.storage.claim.mountPath }}}
         {{- end }}
         {{- with .mounts }}{{ . | nindent 8 }}{{ end }}
+        - {name: tmp, mountPath: /tmp}   # Ray's own folder, /tmp/ray, and everything's caches
   volumes:
-    - name: tmp
-      emptyDir: {sizeLimit: {{ default "50Gi" $group.tmpSize }}}
     # In memory, so it counts as the container's, whose limit bounds it: Ray's object store would otherwise spill to disk.
     - name: shared-memory
       emptyDir: {medium: Memory{{ with $group.sharedMemory }}, sizeLimit: {{ . }}{{ end }}}
@@ -152,6 +150,8 @@ spec:
       persistentVolumeClaim: {claimName: {{ default (printf "%s-storage" (include "marl-ray.fullname" .root)) $values.storage.claim.existing }}}
     {{- end }}
     {{- with .volumes }}{{ . | nindent 4 }}{{ end }}
+    - name: tmp
+      emptyDir: {sizeLimit: {{ default "50Gi" $group.tmpSize }}}
 {{- end }}
 
 {{- define "marl-ray.rayAnnotations" -}}

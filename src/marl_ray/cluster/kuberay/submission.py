@@ -26,6 +26,8 @@ from marl_ray.errors import MarlRayError
 WEEK_S = 7 * 24 * 3600.0
 LOG_S = 20.0
 """Longest time for the rest of a log once its job has ended."""
+OPERATOR_S = 120.0
+"""Time beyond the job's own `start_deadline_s`, by which the operator fails a job that does not start, if there is one."""
 PAUSE_S = 1.0
 INTERRUPTED = 130
 
@@ -44,15 +46,17 @@ def submit(
     A `name` that is there already is joined. The config is validated here before anything is sent. Ctrl-C asks whether the
     job is to end. Raises MarlRayError for wrong configs, and where the API refuses or stays away.
     """
+    if cluster.service is not None or (cluster.job is not None and cluster.job.schedule is not None):
+        raise MarlRayError("--kuberay: expected the config of a cluster without service and job.schedule")
     config = read_config(kind, config_path, overrides)
     refuse_relative_paths(config)
     name = name or f"{cluster.name}-{secrets.token_hex(3)}"
+    own = (cluster.job or JobConfig(entrypoint="-")).model_copy(
+        update={"entrypoint": shlex.join(["marl-ray", kind, f"{FILES}/config.yaml"])}
+    )
     if read(connection, "RayJob", name) is None:
-        own = (cluster.job or JobConfig(entrypoint="-")).model_copy(
-            update={"entrypoint": shlex.join(["marl-ray", kind, f"{FILES}/config.yaml"])}
-        )
         _create(connection, cluster.model_copy(update={"name": name, "job": own, "files": f"{name}-files"}), config)
-    return _follow(connection, name, timeout_s)
+    return _follow(connection, name, timeout_s, own.start_deadline_s + OPERATOR_S)
 
 
 def _create(connection: Connection, cluster: ClusterConfig, config: RunConfig | SweepConfig) -> None:
@@ -76,12 +80,14 @@ def owned(manifest: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, An
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [dict(owner)]}}
 
 
-def _follow(connection: Connection, name: str, timeout_s: float) -> int:
+def _follow(connection: Connection, name: str, timeout_s: float, start_s: float) -> int:
     ended = threading.Event()
     printer = threading.Thread(target=_print_log, args=(connection, name, ended), daemon=True)
     printer.start()
     try:
-        state = wait(connection, "RayJob", name, (Phase.SUCCEEDED,), timeout_s, lambda state: _say(name, state))
+        state = wait(
+            connection, "RayJob", name, (Phase.SUCCEEDED,), timeout_s, lambda state: _say(name, state), start_s
+        )
         ended.set()
         printer.join(LOG_S)
     except KeyboardInterrupt:

@@ -60,7 +60,7 @@ class AlgorithmConfig(Config):
     """RLOO: one ratio per decision (verl), or the whole sequence's product (TRL)."""
     importance_cap: PositiveFloat | None = None
     """Truncated importance sampling: bound of the weight pi_old / pi_behaviour, for experience that another engine or
-    older weights gathered; null trusts the behaviour's log-probabilities."""
+    older weights gathered; null trusts the behaviour's log-probabilities, but for 2 where vLLM samples in bfloat16."""
     aggregation: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length"] = (
         "token-mean"
     )

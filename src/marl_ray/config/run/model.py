@@ -62,4 +62,4 @@ class GenerationConfig(Config):
     stop: tuple[str, ...] = ()
     """A response ends with the token that completes one of these, special tokens included; end tokens always end it."""
     engine: Literal["torch", "transformers", "vllm"] = "torch"
-    """Decoder: the built-in batched one; transformers' continuous batching; vLLM (GPU, an extra)."""
+    """Decoder: the built-in batched one; transformers' continuous batching; vLLM (an extra)."""

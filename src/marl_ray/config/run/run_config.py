@@ -132,11 +132,6 @@ class RunConfig(Config):
                     f"team.{name}: {self.algorithm_of(name)} trains actor-critics, not language models; "
                     "`marl-ray algorithms` says which do both"
                 )
-            if self.team[name].generation.engine == "vllm" and not self.team[name].frozen:
-                raise ValueError(
-                    f"team.{name}.generation.engine=vllm: its weights cannot follow training; expected torch or "
-                    "transformers, or frozen: true"
-                )
 
     def _check_data(self) -> None:
         """Refuse keys that do not go with `data`, or that do not go without it."""

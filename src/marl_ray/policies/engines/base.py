@@ -54,6 +54,8 @@ class Completion:
     log_probs: list[float]
     ended: bool
     """True if an end token or a stop string has ended the response; False if `max_tokens` has."""
+    version: int = 0
+    """`TokenPolicy.version` of the weights that sampled all of its tokens."""
 
 
 class Engine(Protocol):

@@ -52,7 +52,8 @@ class TorchEngine:
             ):  # by quarters: every addition reads prompts in a pass of its own
                 begun += len(decoder.add(prompts[begun : begun + free], seed, generation))
             if not len(decoder):
-                return [Completion(*parts) for parts in zip(ids, log_probs, ended, strict=True)]
+                version = self._policy.version
+                return [Completion(*parts, version) for parts in zip(ids, log_probs, ended, strict=True)]
             for token in decoder.step():
                 ids[token.handle].append(token.id)
                 log_probs[token.handle].append(token.log_prob)

@@ -173,4 +173,4 @@ class PagedEngine:
         at = first_stop(self._policy.tokenizer, generation.stop, ids) if generation.stop else None
         length = len(ids) if at is None else at + 1
         ended = at is not None or ids[-1] in self._policy.end_tokens
-        return Completion(ids[:length], log_probs[:length], ended)
+        return Completion(ids[:length], log_probs[:length], ended, self._policy.version)

@@ -156,6 +156,15 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
+def bare_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The module's state without its adapters, by the names of the bare model; not copies."""
+    return {
+        name.replace(".base_layer.", "."): value.detach()
+        for name, value in module.state_dict().items()
+        if ".lora_" not in name
+    }
+
+
 def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folder: Path) -> None:
     """Write a folder that `peft.PeftModel.from_pretrained(model, folder)` reads; `base` names the bare model."""
     layers = adapted(module)

@@ -72,6 +72,8 @@ class TokenPolicy(nn.Module):
         self.tokenizer, self.config, self.generation = tokenizer, config, generation
         self.base = config.path
         """Path of the weights without adapters; None if they were drawn at random."""
+        self.version = 0
+        """Number of `refresh`es that this sampling copy has had: one for each update."""
         self._logits = logits_shape(lm)
         self.end_tokens = end_tokens(lm, tokenizer)
         """Tokens that end a response."""
@@ -350,6 +352,7 @@ def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
     targets = dict(plain.named_parameters())
     for name, value in zip(trainable, unsharded(trainable.values()), strict=True):
         targets[name].copy_(value)
+    plain.version += 1
 
 
 def save_merged(policy: TokenPolicy, folder: str | Path) -> None:

@@ -238,6 +238,12 @@ class TextCollector:
         if not prompts:
             return
         completions = player.engine.generate(prompts, self.seed)
+        written = {completion.version for completion in completions}
+        if written != {policy.version}:
+            raise MarlRayError(
+                f"generation.engine={policy.generation.engine}: responses are of versions {sorted(written)} of the weights, "
+                f"expected {policy.version}"
+            )
         for (copy, shortened), number, prompt, completion in zip(prompted, numbers, prompts, completions, strict=True):
             response = policy.tokenizer.decode(
                 completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False

@@ -43,6 +43,7 @@ class Learner:
         by_episode: bool = False,
         micro_batch: int | None = None,
         served: bool = False,
+        other_engine: bool = False,
     ):
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker.
 
@@ -59,6 +60,7 @@ class Learner:
             by_episode,
             micro_batch,
             served,
+            other_engine,
         )
         self.state = UpdateState.fresh(self.policy)
         self.trust_region = hyper.trust_region

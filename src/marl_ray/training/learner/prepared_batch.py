@@ -136,12 +136,15 @@ def prepare(
             "sizes": torch.stack([counts(cut.take(mask, shape.agents)) for epoch in plan for cut in epoch]),
             "all": counts(mask),
             "left_out": left_out.sum().double(),
+            "engine_gap": moments((old.log_probs - batch.log_probs).abs(), mask),
         }
     )
     check_finite(where, sums["bad"])
     metrics: dict[str, float] = {}
     if hyper.kl_coef:
         metrics["reference_kl"] = _mean(sums["divergence"])
+    if policy.other_engine:
+        metrics["engine/log_prob_gap"] = _mean(sums["engine_gap"])
     if spec.groups and batch.prompts is not None:
         rows = float(sums["left_out"]) + float(sums["all"][1])
         metrics["left_out"] = float(sums["left_out"]) / max(rows, 1.0)
@@ -164,7 +167,7 @@ def prepare(
     if factor is not None:
         per_row = factor.to(policy.device).repeat_interleave(shape.agents, 0)
         advantages, cost_adv = advantages * per_row, cost_adv * per_row[..., None]
-    cap = hyper.importance_cap
+    cap = policy.importance_cap
     prepared = PreparedBatch(
         batch,
         shape,
@@ -215,7 +218,8 @@ def _old_outputs(
     values = state.value_norm.normalize(batch.values)
     cost_values = normalised(state.cost_norms, batch.cost_values) if policy.budgets else batch.cost_values
     # A single gradient step starts at the old weights and computes their outputs itself; only these need them before it.
-    if not policy.recomputes or not (sum(map(len, plan)) > 1 or hyper.importance_cap is not None or hyper.kl_coef):
+    needed = policy.importance_cap is not None or policy.other_engine or hyper.kl_coef
+    if not policy.recomputes or not (sum(map(len, plan)) > 1 or needed):
         return OldOutputs(batch.log_probs, values, cost_values)
     now = evaluate_all(policy, inputs, batch, batch.mask if hyper.kl_coef else mask, shape, plan[0])
     return OldOutputs(

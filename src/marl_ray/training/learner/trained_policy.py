@@ -19,6 +19,8 @@ from marl_ray.training.learner.families import family_actor_critic
 from marl_ray.training.learner.families.family import Copies, PolicyFamily
 from marl_ray.training.learner.optimizers import optimizer_of
 
+ENGINE_CAP = 2.0
+"""`importance_cap` where another engine samples in fewer digits than the learner computes with (verl's and TRL's bound)."""
 LEARNED = ("value", "first_moment", "second_moment", "updates", "integral", "error", "costs")
 """The fields of a multiplier that an update changes; the other fields are settings."""
 
@@ -57,6 +59,8 @@ class TrainedPolicy:
     """Environment copies (responses, for a language model) that share a forward and backward pass; None: all."""
     served: bool
     """Other policies wrote the batches. Ratios are then to the probabilities that these policies recorded."""
+    other_engine: bool
+    """An engine with code of its own for the model samples, so its log-probabilities are compared with the learner's."""
 
     @classmethod
     def set_up(
@@ -71,6 +75,7 @@ class TrainedPolicy:
         by_episode: bool,
         micro_batch: int | None,
         served: bool,
+        other_engine: bool,
     ) -> "TrainedPolicy":
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker, and shard it."""
         named, family = algorithm_of(algorithm), family_of(model)
@@ -91,6 +96,7 @@ class TrainedPolicy:
             by_episode,
             micro_batch,
             served,
+            other_engine,
         )
 
     @property
@@ -131,7 +137,15 @@ class TrainedPolicy:
         """True if the learner evaluates old log-probabilities and values itself, and does not take the recorded ones."""
         if self.served:
             return self.algorithm.spec.pairs  # whose rows have none
-        return self.algorithm.spec.recompute or self.hyper.importance_cap is not None or not self.samples_alike
+        apart = self.other_engine or not self.samples_alike
+        return self.algorithm.spec.recompute or self.importance_cap is not None or apart
+
+    @property
+    def importance_cap(self) -> float | None:
+        """Bound of the weights of truncated importance sampling; None for none."""
+        if self.hyper.importance_cap is None and self.other_engine and not self.samples_alike:
+            return ENGINE_CAP
+        return self.hyper.importance_cap
 
     @property
     def pass_copies(self) -> int | None:

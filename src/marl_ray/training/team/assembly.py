@@ -141,6 +141,7 @@ def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_prec
             config.whole_episodes,
             config.train.micro_batch,
             config.data is not None,
+            config.language and config.data is None and config.team[name].generation.engine == "vllm",
         )
         for name, model in models.items()
         if not config.team[name].frozen

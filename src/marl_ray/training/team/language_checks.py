@@ -36,8 +36,8 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
     models = {}
     for name, members in agents.items():
         policy = config.team[name]
-        if policy.generation.engine == "vllm" and (find_spec("vllm") is None or config.resources.device == "cpu"):
-            raise MarlRayError(f"team.{name}.generation.engine=vllm: expected the package vllm and a GPU")
+        if policy.generation.engine == "vllm" and find_spec("vllm") is None:
+            raise MarlRayError(f"team.{name}.generation.engine=vllm: expected the package vllm (marl-ray[vllm])")
         assert policy.model is not None
         models[name] = _model(policy.model, uri_of(config))
         where, engine = f"team.{name}.model.path {policy.model.path!r}", policy.generation.engine

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import urllib3
+import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
@@ -26,6 +27,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Pauses between tries."""
 PASSING = (429, 500, 502, 503, 504)
 """Statuses that a later try may not meet."""
+
+_NO_KUBECONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
+"""Errors of the package about a file of another kind."""
 
 Query = Mapping[str, str | int | bool]
 Result = TypeVar("Result")
@@ -92,7 +96,7 @@ class Connection:
         answer = self._send(method, path, query, body, content_type, READ_S).read()
         try:
             return dict(json.loads(answer or b"{}"))
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise MarlRayError(f"{self.server}: expected JSON from a Kubernetes API ({one_line(error)})") from None
 
     def _send(
@@ -107,7 +111,7 @@ class Connection:
         )
         try:
             response = self.api.call_api(*request, _request_timeout=(CONNECT_S, read_s))
-        except ApiException as error:  # TLS
+        except (ApiException, urllib3.exceptions.LocationValueError) as error:  # TLS; no URL
             raise MarlRayError(f"{self.server}: {one_line(error)}") from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _Unreachable(one_line(error)) from error
@@ -153,6 +157,10 @@ def connect(kubeconfig: str | None = None, context: str | None = None, namespace
         if kubeconfig is not None or context is not None:
             raise MarlRayError(f"kubeconfig {kubeconfig or '~/.kube/config'}: {one_line(error)}") from None
         return _of_the_pod(namespace)
+    except _NO_KUBECONFIG as error:
+        raise MarlRayError(
+            f"kubeconfig {kubeconfig or '~/.kube/config'}: expected a kubeconfig ({one_line(error)})"
+        ) from None
     chosen = current if context is None else next((one for one in contexts if one["name"] == context), None)
     if chosen is None:
         names = ", ".join(one["name"] for one in contexts)
@@ -160,9 +168,9 @@ def connect(kubeconfig: str | None = None, context: str | None = None, namespace
     configuration = client.Configuration()
     try:
         config.load_kube_config(kubeconfig, chosen["name"], configuration, persist_config=False)
-    except (config.ConfigException, OSError) as error:
+    except (config.ConfigException, *_NO_KUBECONFIG) as error:
         raise MarlRayError(f"kubeconfig, context {chosen['name']}: {one_line(error)}") from None
-    return Connection(client.ApiClient(configuration), namespace or chosen["context"].get("namespace") or "default")
+    return _connection(configuration, namespace or chosen["context"].get("namespace") or "default")
 
 
 def _of_the_pod(namespace: str | None) -> Connection:
@@ -175,4 +183,9 @@ def _of_the_pod(namespace: str | None) -> Connection:
         ) from None
     own = Path("/run/secrets/kubernetes.io/serviceaccount/namespace")
     name = namespace or (own.read_text().strip() if own.is_file() else "default")
-    return Connection(client.ApiClient(configuration), name)
+    return _connection(configuration, name)
+
+
+def _connection(configuration: client.Configuration, namespace: str) -> Connection:
+    configuration.retries = False  # `patiently` tries again, and says nothing on the way
+    return Connection(client.ApiClient(configuration), namespace)

@@ -22,7 +22,7 @@ def submitter_of(connection: Connection, name: str) -> tuple[str, str] | None:
     cluster = (job.get("status") or {}).get("rayClusterName")
     if not pods and cluster and (job["spec"].get("submissionMode") == "SidecarMode"):
         pods = list_all(connection, "Pod", "v1", labels=f"ray.io/cluster={cluster},ray.io/node-type=head")
-    candidates = [pod for pod in pods if _container(pod) is not None]
+    candidates = [pod for pod in pods if _container(pod, SUBMITTER)]
     newest = max(candidates, key=lambda pod: pod["metadata"]["creationTimestamp"], default=None)
     return None if newest is None else (newest["metadata"]["name"], SUBMITTER)
 
@@ -64,15 +64,12 @@ def _order(stamp: str) -> tuple[str, str]:
     return match[1], (match[2] or "").ljust(9, "0")
 
 
-def _container(pod: Object) -> Object | None:
+def _container(pod: Object, name: str) -> Object:
+    """The status of a container, empty where it has none yet."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    return next((one for one in statuses if one["name"] == SUBMITTER), None)
+    return next((one for one in statuses if one["name"] == name), {})
 
 
 def _has_ended(connection: Connection, pod: str, container: str) -> bool:
     found_pod = read(connection, "Pod", pod, "v1")
-    if found_pod is None:
-        return True
-    statuses = (found_pod.get("status") or {}).get("containerStatuses") or ()
-    own: Object = next((one for one in statuses if one["name"] == container), {})
-    return "terminated" in (own.get("state") or {})
+    return found_pod is None or "terminated" in (_container(found_pod, container).get("state") or {})

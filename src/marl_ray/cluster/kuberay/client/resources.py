@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
+from urllib.parse import quote
 
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
 from marl_ray.errors import MarlRayError
@@ -14,8 +15,15 @@ RAY = "ray.io/v1"
 @lru_cache(maxsize=64)
 def _kinds(connection: Connection, api_version: str) -> Mapping[str, tuple[str, bool]]:
     """Kind -> name in paths and whether it lies in a namespace, of one version of an API."""
-    answer = connection.request("GET", f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}")
+    answer = connection.request("GET", _root(api_version))
+    if answer.get("kind") != "APIResourceList":
+        raise MarlRayError(f"{connection.server}: expected a Kubernetes API, which lists its resources")
     return {one["kind"]: (one["name"], one["namespaced"]) for one in answer["resources"] if "/" not in one["name"]}
+
+
+def _root(api_version: str) -> str:
+    """Kubernetes' oldest group has no name, and a path of its own."""
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 
 def path_of(connection: Connection, api_version: str, kind: str, name: str | None = None) -> str:
@@ -30,9 +38,8 @@ def path_of(connection: Connection, api_version: str, kind: str, name: str | Non
         hint = "; is KubeRay's operator installed, with its CRDs?" if api_version == RAY else ""
         raise MarlRayError(f"the cluster {connection.server} knows no {kind} of {api_version}{hint}")
     plural, namespaced = kinds[kind]
-    root = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
-    inside = f"/namespaces/{connection.namespace}" if namespaced else ""
-    return f"{root}{inside}/{plural}" + (f"/{name}" if name else "")
+    inside = f"/namespaces/{quote(connection.namespace, safe='')}" if namespaced else ""
+    return f"{_root(api_version)}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")
 
 
 def read(connection: Connection, kind: str, name: str, api_version: str = RAY) -> dict[str, Any] | None:
@@ -64,9 +71,11 @@ def apply(
     `force` takes over fields that others have set. Raises RequestRefused for unknown fields, wrong values and conflicts, and
     MarlRayError for a manifest without name or of another namespace.
     """
-    kind, metadata = manifest.get("kind"), manifest.get("metadata") or {}
-    if not kind or not manifest.get("apiVersion") or not metadata.get("name"):
-        raise MarlRayError("a manifest needs apiVersion, kind and metadata.name")
+    kind, api_version, metadata = (manifest.get(key) for key in ("kind", "apiVersion", "metadata"))
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not (name and all(isinstance(text, str) for text in (kind, api_version, name))):
+        raise MarlRayError("a manifest needs apiVersion, kind and metadata.name, each a text")
+    assert isinstance(kind, str) and isinstance(metadata, Mapping)
     if metadata.get("namespace", connection.namespace) != connection.namespace:
         raise MarlRayError(
             f"{kind} {metadata['name']}: metadata.namespace is {metadata['namespace']}, "
@@ -74,7 +83,7 @@ def apply(
         )
     query: dict[str, str | bool] = {"fieldManager": MANAGER, "fieldValidation": "Strict", "force": force}
     query |= {"dryRun": "All"} if dry_run else {}
-    path = path_of(connection, manifest["apiVersion"], kind, metadata["name"])
+    path = path_of(connection, manifest["apiVersion"], kind, name)
     try:
         return connection.request("PATCH", path, query, dict(manifest), "application/apply-patch+yaml")
     except RequestRefused as error:

@@ -78,4 +78,6 @@ def _until_changed(connection: Connection, kind: str, name: str, version: str, s
     except RequestRefused as error:
         if error.status != EXPIRED:
             raise
+    except (ValueError, LookupError, TypeError):
+        pass  # half a line of a connection that broke
     time.sleep(max(0.0, min(1.0, end - time.monotonic())))  # a server that cannot watch is not asked without pause

@@ -67,10 +67,13 @@ class WorkerGroup(_Part):
     """Pods of one kind."""
 
     group_name: str
-    replicas: int
+    replicas: int | None = None
+    """None where the autoscaler has the say: what is applied again must not put the number back."""
     min_replicas: int
     max_replicas: int
     ray_start_params: dict[str, str]
+    labels: dict[str, str]
+    """Labels that Ray's scheduler knows the nodes by."""
     template: PodTemplate
     idle_timeout_seconds: int | None = None
     priority: int | None = None
@@ -86,6 +89,8 @@ class RayClusterSpec(_Part):
     """A Ray cluster, by itself or inside of a job or a service."""
 
     ray_version: str
+    upgrade_strategy: dict[str, Literal["Recreate", "None"]] | None = None
+    """Only a cluster that stands alone has one."""
     head_group_spec: HeadGroup
     worker_group_specs: list[WorkerGroup]
     auth_options: Mapping | None = None
@@ -101,6 +106,7 @@ class RayJobSpec(_Part):
     ray_cluster_spec: RayClusterSpec
     submission_mode: Literal["K8sJobMode"] = "K8sJobMode"
     submitter_pod_template: PodTemplate
+    submitter_config: dict[str, int]
     backoff_limit: int
     active_deadline_seconds: int | None = None
     pre_running_deadline_seconds: int | None = None

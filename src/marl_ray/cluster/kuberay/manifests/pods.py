@@ -1,16 +1,16 @@
 """Pods of a Ray cluster: sizes, confinement, drains, and where they may run."""
 
-import re
 from typing import Any
 
 from marl_ray.cluster.kuberay.manifests.models import Container, Metadata, PodSpec, PodTemplate
 from marl_ray.config.cluster import ClusterConfig, GroupConfig, NodeConfig
 
 LABEL = "marl-ray/cluster"
-"""Label of all pods of a cluster; KubeRay's own labels are for its Services."""
-ROLE = "marl-ray/group"
-MARGIN_S = 30
-"""Between the end of Ray's drain and the moment at which Kubernetes kills a pod."""
+"""Label of all that belongs to a cluster; KubeRay's own labels are for its Services."""
+ROLE = "marl-ray/role"
+"""Label of a pod: `head`, `submitter`, or the name of its group, be it on spot machines or on others."""
+PAUSE_S, MARGIN_S = 5, 25
+"""Before Ray's drain, in which Services forget the pod; after it, until Kubernetes kills the pod."""
 SPOT = (
     ("karpenter.sh/capacity-type", "spot"),
     ("eks.amazonaws.com/capacityType", "SPOT"),
@@ -18,66 +18,53 @@ SPOT = (
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 )
 """Labels by which clouds mark machines that they may take away."""
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
-    f"{letter}i": 1024 ** (number + 1) for number, letter in enumerate("KMGT")
+FILES = "/etc/marl-ray"
+"""Folder of a submission's files, or of a gateway's keys, in its pods."""
+SPOOL = "/var/lib/marl-ray/spool"
+"""Folder of a gateway's exposures while their database is away."""
+CONFINED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
 }
-FOLDERS = {"tmp": "/tmp", "run": "/var/run/marl-ray"}
-"""Folders that a pod may write, as its image is read-only: Ray's sessions, caches of libraries, spools."""
-FILES = "/etc/marl-ray/files"
-"""Folder of a submission's files in its pods."""
+"""Security context of every container. `/tmp`, which Ray and caches of libraries write, is a volume."""
 
 
-def pod_of(config: ClusterConfig, node: NodeConfig, group: str, spot: bool = False) -> PodTemplate:
-    """The pod of the head (`group` is `head`) or of a group."""
-    head, scales = group == "head", isinstance(node, GroupConfig) and isinstance(node.replicas, tuple)
-    container = Container(
-        name="ray-head" if head else "ray-worker",
-        image=config.image,
-        resources=_resources(node),
-        env=_environment(config),
-        env_from=[{"secretRef": {"name": name}} for name in config.secrets] or None,
-        ports=_ports(head),
-        volume_mounts=[
-            {"name": "shm", "mountPath": "/dev/shm"},
-            *({"name": name, "mountPath": path} for name, path in FOLDERS.items()),
-            *({"name": volume.claim, "mountPath": volume.path} for volume in config.volumes),
-            *([{"name": "files", "mountPath": FILES, "readOnly": True}] if config.files is not None else []),
-        ],
-        security_context={
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        # Without it a pod that ends is cut off before it has left the Service's endpoints.
-        lifecycle={"preStop": {"exec": {"command": ["sleep", "5"]}}},
-    )
+def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = False) -> PodTemplate:
+    """The pod of the head (`role` is `head`) or of a group."""
+    head, scales = role == "head", any_scales(config)
+    volumes = _volumes(config, node)
     spec = PodSpec(
-        containers=[container],
-        volumes=[
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _shm(node)}},
-            *({"name": name, "emptyDir": {}} for name in FOLDERS),
-            *({"name": one.claim, "persistentVolumeClaim": {"claimName": one.claim}} for one in config.volumes),
-            *([{"name": "files", "configMap": {"name": config.files}}] if config.files is not None else []),
+        containers=[
+            Container(
+                name="ray-head" if head else "ray-worker",
+                image=config.image,
+                resources=resources_of(node),
+                env=_environment(config),
+                env_from=[{"secretRef": {"name": name}} for name in config.secrets] or None,
+                ports=_ports(config, head),
+                volume_mounts=[mount for mount, _ in volumes],
+                security_context=CONFINED,
+                # Services forget the pod meanwhile; it still answers. Then SIGTERM makes Ray drain.
+                lifecycle={"preStop": {"exec": {"command": ["sleep", str(PAUSE_S)]}}},
+            )
         ],
-        security_context={
-            "runAsNonRoot": True,
-            "runAsUser": config.user,
-            "fsGroup": config.user,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        volumes=[volume for _, volume in volumes],
+        security_context=security_of(config),
         service_account_name=config.service_account,
-        automount_service_account_token=None if head and any_scales(config) else False,
-        image_pull_secrets=[{"name": name} for name in config.pull_secrets] or None,
-        termination_grace_period_seconds=config.drain_s + MARGIN_S,
-        restart_policy="Never" if any_scales(config) else None,  # version 2 of the autoscaler wants it
+        # The autoscaler, in the head pod, asks the API server for workers; nothing else needs it.
+        automount_service_account_token=head and scales,
+        image_pull_secrets=pull_secrets_of(config),
+        termination_grace_period_seconds=PAUSE_S + config.drain_s + MARGIN_S,
+        restart_policy="Never" if scales else None,  # version 2 of the autoscaler wants it
         priority_class_name=config.priority_class,
         node_selector=node.node_selector or None,
-        tolerations=[*node.tolerations] + ([_TOLERATION] if spot else []) or None,
-        affinity=_affinity(head or not (scales and spot), spot),
-        topology_spread_constraints=None if head else _spread(config, group),
+        tolerations=_tolerations(config, node, spot) or None,
+        affinity=_affinity(config, node, spot),
+        topology_spread_constraints=None if head else _spread(config, role),
     )
-    metadata = Metadata(labels={LABEL: config.name, ROLE: group}, annotations=_SCRAPED | (_KEPT if not spot else {}))
-    return PodTemplate(metadata=metadata, spec=spec)
+    annotations = _SCRAPED | (_KEPT if _costs_a_restart(config, node, head) else {})
+    return PodTemplate(metadata=Metadata(labels={LABEL: config.name, ROLE: role}, annotations=annotations), spec=spec)
 
 
 def any_scales(config: ClusterConfig) -> bool:
@@ -85,58 +72,123 @@ def any_scales(config: ClusterConfig) -> bool:
     return any(isinstance(group.replicas, tuple) for group in config.groups.values())
 
 
-def bytes_of(quantity: str) -> int:
-    """Bytes of an amount of memory, such as 8Gi."""
-    match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", quantity)
-    assert match is not None
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-_SCRAPED = {"prometheus.io/scrape": "true", "prometheus.io/port": "8080"}
-"""Ray's metrics agent."""
-_KEPT = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""Whoever tidies up machines leaves these pods alone: they end with their cluster."""
-_TOLERATION = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
-
-
-def _resources(node: NodeConfig) -> dict[str, dict[str, str]]:
-    amounts = {"cpu": f"{node.cpus:g}", "memory": node.memory}
+def resources_of(node: NodeConfig) -> dict[str, dict[str, str]]:
+    """Requests equal limits, so nothing else is promised the same memory."""
+    cpus = f"{node.cpus:g}" if node.cpus == int(node.cpus) else f"{round(1000 * node.cpus)}m"
+    amounts = {"cpu": cpus, "memory": node.memory}
     if isinstance(node, GroupConfig) and node.gpus:
-        amounts["nvidia.com/gpu"] = str(node.gpus)
+        amounts[_GPU] = str(node.gpus)
     return {"requests": amounts, "limits": dict(amounts)}
 
 
-def _shm(node: NodeConfig) -> str:
-    return node.shm or f"{bytes_of(node.memory) // 3 // 2**20}Mi"
+def security_of(config: ClusterConfig) -> dict[str, Any]:
+    """Security context of every pod."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": config.user,
+        "runAsGroup": config.user,
+        "fsGroup": config.user,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def pull_secrets_of(config: ClusterConfig) -> list[dict[str, str]] | None:
+    return [{"name": name} for name in config.pull_secrets] or None
+
+
+_GPU = "nvidia.com/gpu"
+_SCRAPED = {"prometheus.io/scrape": "true", "prometheus.io/port": "8080"}
+"""Ray's metrics agent."""
+_KEPT = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+"""Whoever tidies up machines leaves these pods alone."""
+_SPOT_TOLERATIONS = [
+    {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
+    {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot", "effect": "NoSchedule"},
+]
+Mounted = tuple[dict[str, Any], dict[str, Any]]
+"""A mount of a container, and the volume of its pod."""
+
+
+def _volumes(config: ClusterConfig, node: NodeConfig) -> list[Mounted]:
+    memory = {"medium": "Memory"} | ({"sizeLimit": node.shm} if node.shm else {})
+    # In memory, for Ray's object store would otherwise spill to disk.
+    volumes = [_mounted("shared-memory", "/dev/shm", {"emptyDir": memory})]
+    for number, one in enumerate(config.volumes):
+        source: dict[str, Any] = {"hostPath": {"path": one.host, "type": "Directory"}}
+        if one.claim is not None:
+            source = {"persistentVolumeClaim": {"claimName": one.claim}}
+        volumes.append(_mounted(f"storage-{number}" if number else "storage", one.path, source))
+    if config.files is not None:
+        volumes.append(_mounted("config", FILES, {"configMap": {"name": config.files}}, read_only=True))
+    if config.service is not None:
+        if config.service.api_keys_secret is not None:
+            items = [{"key": "keys.yaml", "path": "keys.yaml"}]
+            secret = {"secretName": config.service.api_keys_secret, "items": items}
+            volumes.append(_mounted("api-keys", FILES, {"secret": secret}, read_only=True))
+        # Lives as long as the pod, so it survives a replica's crash.
+        volumes.append(_mounted("spool", SPOOL, {"emptyDir": {"sizeLimit": config.service.spool_size}}))
+    return [*volumes, _mounted("tmp", "/tmp", {"emptyDir": {"sizeLimit": "50Gi"}})]
+
+
+def _mounted(name: str, path: str, source: dict[str, Any], read_only: bool = False) -> Mounted:
+    return {"name": name, "mountPath": path} | ({"readOnly": True} if read_only else {}), {"name": name} | source
 
 
 def _environment(config: ClusterConfig) -> list[dict[str, Any]]:
-    own = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(config.drain_s), "HOME": FOLDERS["tmp"]} | config.env
-    return [{"name": name, "value": value} for name, value in own.items()]
+    own = {
+        "HOME": "/tmp",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(config.drain_s),
+        # How often a training run asks whether one of its nodes drains.
+        "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "2",
+    }
+    return [{"name": name, "value": value} for name, value in (own | config.env).items()]
 
 
-def _ports(head: bool) -> list[dict[str, Any]]:
-    ports = {"serve": 8000, "metrics": 8080}
-    if head:
-        ports |= {"gcs-server": 6379, "dashboard": 8265}
+def _ports(config: ClusterConfig, head: bool) -> list[dict[str, Any]]:
+    ports = {"gcs-server": 6379, "dashboard": 8265, "as-metrics": 44217, "dash-metrics": 44227} if head else {}
+    ports |= ({"serve": 8000} if config.service is not None else {}) | {"metrics": 8080}
     return [{"name": name, "containerPort": port} for name, port in ports.items()]
 
 
-def _affinity(stays: bool, spot: bool) -> dict[str, Any] | None:
-    """Machines that stay, or machines of the spot market; machines without any mark are of the first kind."""
+def _costs_a_restart(config: ClusterConfig, node: NodeConfig, head: bool) -> bool:
+    """A pod whose move to another machine costs a run a restart. Replicas of a gateway may move one by one."""
+    fixed = isinstance(node, GroupConfig) and not isinstance(node.replicas, tuple)
+    return config.service is None and (head or fixed)
+
+
+def _anywhere(config: ClusterConfig, node: NodeConfig) -> bool:
+    """Replicas of a gateway may be lost one by one, so machines of both kinds will do; `spot` asks for one kind first."""
+    return config.service is not None and isinstance(node, GroupConfig) and not node.spot
+
+
+def _tolerations(config: ClusterConfig, node: NodeConfig, spot: bool) -> list[dict[str, Any]]:
+    gpus = isinstance(node, GroupConfig) and node.gpus
+    return [
+        *(_SPOT_TOLERATIONS if spot or _anywhere(config, node) else []),
+        *([{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}] if gpus else []),
+        *node.tolerations,
+    ]
+
+
+def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> dict[str, Any] | None:
+    """Machines of the spot market, or machines that stay; those without any mark are of the second kind."""
     if spot:
         terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in SPOT]
-    elif stays:
+    elif _anywhere(config, node):
+        return None
+    else:
         marks = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in SPOT]
         terms = [{"matchExpressions": marks}]
-    else:
-        return None
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
-def _spread(config: ClusterConfig, group: str) -> list[dict[str, Any]]:
-    """Over machines and zones where there is a choice, so that one that is lost takes few pods."""
-    selector = {"matchLabels": {LABEL: config.name, ROLE: group}}
-    keys = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+def _spread(config: ClusterConfig, role: str) -> list[dict[str, Any]]:
+    """Over machines where there is a choice, so that one that is lost takes one pod; a gateway's over zones, too.
+
+    Learners talk too much with each other for several zones.
+    """
+    keys = ["kubernetes.io/hostname"] + (["topology.kubernetes.io/zone"] if config.service is not None else [])
+    selector = {"matchLabels": {LABEL: config.name, ROLE: role}}
     common = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": selector}
     return [{"topologyKey": key} | common for key in keys]

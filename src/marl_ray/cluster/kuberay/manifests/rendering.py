@@ -1,14 +1,16 @@
 """From the short config to manifests: a RayCluster, or what has one inside, and what guards its pods."""
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from marl_ray.cluster.kuberay.manifests.models import (
+    Container,
     FaultTolerance,
     HeadGroup,
     Metadata,
+    PodSpec,
     PodTemplate,
     RayClusterSpec,
     RayCronJobSpec,
@@ -17,12 +19,27 @@ from marl_ray.cluster.kuberay.manifests.models import (
     Resource,
     WorkerGroup,
 )
-from marl_ray.cluster.kuberay.manifests.pods import LABEL, ROLE, any_scales, pod_of
-from marl_ray.config.cluster import ClusterConfig, GroupConfig, JobConfig
+from marl_ray.cluster.kuberay.manifests.pods import (
+    CONFINED,
+    LABEL,
+    ROLE,
+    any_scales,
+    pod_of,
+    pull_secrets_of,
+    resources_of,
+    security_of,
+)
+from marl_ray.config.cluster import ClusterConfig, GroupConfig, JobConfig, NodeConfig
 
-SPOT_PRIORITY = 10
-"""Priority of a group on spot machines; the same group on others has 0."""
-SPOT_SUFFIX = "-spot"
+SPOT_PRIORITY, FALLBACK_PRIORITY = 10, 1
+"""The autoscaler tries the group on spot machines first, then the one that it falls back to."""
+FALLBACK = "-fallback"
+IDLE_S = 300
+"""Seconds that a pod stays while it is not needed: longer than a restart, so that one does not lose its nodes."""
+HELPER = NodeConfig(cpus=0.5, memory="512Mi")
+"""Size of the autoscaler's container and of the pod that submits a job."""
+SUBMISSIONS = 2
+"""Further tries of the pod that submits a job."""
 OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
 
 
@@ -38,8 +55,9 @@ def to_yaml(manifests: list[dict[str, Any]]) -> str:
 
 
 def _resource(config: ClusterConfig) -> Resource:
-    labels = {LABEL: config.name} | ({"kueue.x-k8s.io/queue-name": config.queue} if config.queue else {})
-    metadata, cluster = Metadata(name=config.name, labels=labels), cluster_spec(config)
+    by_clock = config.job is not None and config.job.schedule is not None  # what it makes carries no labels to queue by
+    queue = {"kueue.x-k8s.io/queue-name": config.queue} if config.queue and not by_clock else {}
+    metadata, cluster = Metadata(name=config.name, labels={LABEL: config.name} | queue), cluster_spec(config)
     if config.service is not None:
         service = RayServiceSpec(
             serve_config_v2=yaml.safe_dump(config.service.serve, sort_keys=False),
@@ -69,95 +87,131 @@ def cluster_spec(config: ClusterConfig) -> RayClusterSpec:
         redis = FaultTolerance(redis_address=config.redis.address, redis_password=password)
     return RayClusterSpec(
         ray_version=config.ray_version,
-        auth_options={"mode": "token"} if config.token else None,
+        # A changed specification does not end the running cluster and all its work.
+        upgrade_strategy={"type": "None"} if config.job is None and config.service is None else None,
+        auth_options={"mode": "token"} if config.token else {"mode": "disabled"},
         enable_in_tree_autoscaling=True if scales else None,
-        autoscaler_options={"version": "v2"} if scales else None,
+        autoscaler_options=_autoscaler() if scales else None,
         gcs_fault_tolerance_options=redis,
         head_group_spec=HeadGroup(ray_start_params={"num-cpus": "0"}, template=pod_of(config, config.head, "head")),
         worker_group_specs=groups,
     )
 
 
+def _autoscaler() -> dict[str, Any]:
+    """KubeRay puts it into the head pod; what it shares with Ray there lies in `/tmp/ray`."""
+    return {
+        "version": "v2",
+        "idleTimeoutSeconds": IDLE_S,
+        "resources": resources_of(HELPER),
+        "securityContext": CONFINED,
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+
+
 def _groups(config: ClusterConfig, name: str, group: GroupConfig) -> list[WorkerGroup]:
     """One group, or of a spot group two that offer Ray the same: the one on spot machines is taken first."""
     least, most = group.replicas if isinstance(group.replicas, tuple) else (group.replicas, group.replicas)
     parameters = {"resources": f"'{json.dumps(group.resources)}'"} if group.resources else {}
-    scales = isinstance(group.replicas, tuple)
+    market = {} if config.service is not None and not group.spot else {"ray.io/market-type": "on-demand"}
 
-    def made(name: str, least: int, template: PodTemplate, priority: int | None) -> WorkerGroup:
+    def made(group_name: str, least: int, spot: bool, priority: int | None) -> WorkerGroup:
         return WorkerGroup(
-            group_name=name,
-            replicas=least,
+            group_name=group_name,
+            replicas=least if least == most else None,
             min_replicas=least,
             max_replicas=most,
             ray_start_params=parameters,
-            template=template,
-            idle_timeout_seconds=group.idle_timeout_s if scales else None,
+            labels={ROLE: name} | ({"ray.io/market-type": "spot"} if spot else market),
+            template=pod_of(config, group, name, spot),
+            idle_timeout_seconds=group.idle_timeout_s if isinstance(group.replicas, tuple) else None,
             priority=priority,
         )
 
     if not group.spot:
-        return [made(name, least, pod_of(config, group, name), None)]
-    spot = made(f"{name}{SPOT_SUFFIX}", least, pod_of(config, group, f"{name}{SPOT_SUFFIX}", spot=True), SPOT_PRIORITY)
-    return [spot, made(name, 0, pod_of(config, group, name), 0)]
+        return [made(name, least, False, None)]
+    return [made(name, least, True, SPOT_PRIORITY), made(f"{name}{FALLBACK}", 0, False, FALLBACK_PRIORITY)]
 
 
 def _job_spec(config: ClusterConfig, job: JobConfig, cluster: RayClusterSpec) -> RayJobSpec:
+    queued = config.queue is not None and job.schedule is None  # KubeRay gives what a clock makes no labels
     return RayJobSpec(
         entrypoint=job.entrypoint,
         ray_cluster_spec=cluster,
         submitter_pod_template=_submitter(config),
+        submitter_config={"backoffLimit": SUBMISSIONS},
         backoff_limit=job.retries,
         active_deadline_seconds=job.deadline_s,
         pre_running_deadline_seconds=job.start_deadline_s,
         # A queue suspends jobs, which KubeRay allows only for those that shut their cluster down themselves.
-        shutdown_after_job_finishes=True if config.queue else None,
-        ttl_seconds_after_finished=job.keep_s if config.queue else None,
-        deletion_strategy=None if config.queue else {"deletionRules": _rules(job)},
+        shutdown_after_job_finishes=True if queued else None,
+        ttl_seconds_after_finished=job.keep_s if queued else None,
+        deletion_strategy=None if queued else {"deletionRules": _rules(job, any_scales(config))},
         runtime_env_yaml=yaml.safe_dump(job.runtime_env) if job.runtime_env else None,
     )
 
 
-def _rules(job: JobConfig) -> list[dict[str, Any]]:
-    return [
-        _rule("jobStatus", "SUCCEEDED", job.keep_s),
-        _rule("jobStatus", "FAILED", job.keep_failed_s),
-        _rule("jobDeploymentStatus", "Failed", job.keep_failed_s),
-    ]
+def _rules(job: JobConfig, scales: bool) -> list[dict[str, Any]]:
+    """`Failed` stands for every failure, also for a deadline. Workers hold the machines that cost, the head has the logs.
+
+    What a clock makes is taken away at last; any other RayJob stays and says what came of it.
+    """
+    succeeded, failed = {"jobStatus": "SUCCEEDED"}, {"jobDeploymentStatus": "Failed"}
+    rules = [_rule("DeleteCluster", succeeded, job.keep_s)]
+    if not scales:  # an autoscaler would make them again
+        rules.append(_rule("DeleteWorkers", failed, 0))
+    rules.append(_rule("DeleteCluster", failed, job.keep_failed_s))
+    if job.schedule is not None:
+        rules += [_rule("DeleteSelf", condition, job.keep_record_s) for condition in (succeeded, failed)]
+    return rules
 
 
-def _rule(what: Literal["jobStatus", "jobDeploymentStatus"], value: str, seconds: int) -> dict[str, Any]:
-    """A cluster goes so long after its job's end. The RayJob itself stays and says what came of it."""
-    return {"policy": "DeleteCluster", "condition": {what: value, "ttlSeconds": seconds}}
+def _rule(policy: str, condition: dict[str, str], seconds: int) -> dict[str, Any]:
+    return {"policy": policy, "condition": {**condition, "ttlSeconds": seconds}}
 
 
 def _submitter(config: ClusterConfig) -> PodTemplate:
-    """KubeRay's submitter, confined like the others."""
-    template = pod_of(config, config.head, "head").model_copy(deep=True)
-    [container] = template.spec.containers
-    amounts = {"cpu": "500m", "memory": "512Mi"}
-    container.name, container.resources = "ray-job-submitter", {"requests": amounts, "limits": dict(amounts)}
-    container.ports = container.lifecycle = None
-    template.spec.restart_policy, template.spec.affinity = "Never", None
-    template.spec.automount_service_account_token = False
-    template.metadata = Metadata(labels={LABEL: config.name, ROLE: "submitter"})
-    return template
+    """KubeRay's submitter, confined like the others. It only talks to the head, so it gets nothing of theirs."""
+    container = Container(
+        name="ray-job-submitter",  # without a command: KubeRay gives it
+        image=config.image,
+        resources=resources_of(HELPER),
+        env=[{"name": "HOME", "value": "/tmp"}],
+        volume_mounts=[{"name": "tmp", "mountPath": "/tmp"}],
+        security_context=CONFINED,
+    )
+    spec = PodSpec(
+        containers=[container],
+        volumes=[{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}],
+        security_context=security_of(config),
+        automount_service_account_token=False,
+        image_pull_secrets=pull_secrets_of(config),
+        restart_policy="Never",
+    )
+    return PodTemplate(metadata=Metadata(labels={LABEL: config.name, ROLE: "submitter"}), spec=spec)
 
 
 def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
-    """A PodDisruptionBudget for each group of several pods that stay: drained machines take one of them at a time.
+    """A PodDisruptionBudget for each group of a gateway that has several pods: drained machines take one of them at a time.
 
     KubeRay makes none. `maxUnavailable` would not work: Kubernetes knows the size of a Deployment, not of a RayCluster.
+    Learners have none: a run that loses two of them at once starts again once, not twice.
     """
     return [
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": {"name": f"{config.name}-{name}", "labels": {LABEL: config.name}},
-            "spec": {"minAvailable": least - 1, "selector": {"matchLabels": {LABEL: config.name, ROLE: name}}},
+            "spec": {
+                "minAvailable": least - 1,
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+                "selector": {"matchLabels": {LABEL: config.name, ROLE: name}},
+            },
         }
         for name, group in config.groups.items()
-        if (least := group.replicas[0] if isinstance(group.replicas, tuple) else group.replicas) > 1
+        if config.service is not None
+        and (least := group.replicas[0] if isinstance(group.replicas, tuple) else group.replicas) > 1
     ]
 
 
@@ -182,7 +236,7 @@ def _network_policy(config: ClusterConfig) -> dict[str, Any]:
                 {"from": [own]},
                 {"from": [operator], "ports": ports(8265, 8000)},
                 {"from": [clients], "ports": ports(8000, 8265)},
-                {"from": [monitoring], "ports": ports(8080)},
+                {"from": [monitoring], "ports": ports(8080, 44217, 44227)},
             ],
         },
     }

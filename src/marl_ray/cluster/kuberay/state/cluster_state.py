@@ -9,11 +9,7 @@ REFUSED = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClus
 
 
 def cluster_state(view: View, now: float) -> ResourceState:
-    """The state of a RayCluster at `now`, seconds since 1970."""
-    if view.resource is None:
-        return ResourceState(Phase.GONE, "NotFound", f"there is no RayCluster {view.name}")
-    if view.resource["metadata"].get("deletionTimestamp"):
-        return ResourceState(Phase.WAITING, "Deleting", "its pods end")
+    """The state of a RayCluster that is there, at `now`, seconds since 1970."""
     status = view.status
     refused = refusal(view, REFUSED)
     if refused is not None and not status.get("state"):

@@ -9,9 +9,8 @@ REFUSED = ("InvalidRayCronJobSpec", "InvalidSchedule")
 
 
 def cron_job_state(view: View, now: float) -> ResourceState:
-    """The state of a RayCronJob; `now` is not needed."""
-    if view.resource is None:
-        return ResourceState(Phase.GONE, "NotFound", f"there is no RayCronJob {view.name}")
+    """The state of a RayCronJob that is there; `now` is not needed."""
+    assert view.resource is not None
     if view.resource["spec"].get("suspend"):
         return ResourceState(Phase.SUSPENDED, "Suspended", "it makes no RayJob until it is resumed")
     refused = refusal(view, REFUSED)

@@ -14,11 +14,7 @@ _STATUS = re.compile(r"failed with exit code (\d+)")
 
 
 def job_state(view: View, now: float) -> ResourceState:
-    """The state of a RayJob at `now`, seconds since 1970."""
-    if view.resource is None:
-        return ResourceState(Phase.GONE, "NotFound", f"there is no RayJob {view.name}")
-    if view.resource["metadata"].get("deletionTimestamp"):
-        return ResourceState(Phase.WAITING, "Deleting", "its cluster ends")
+    """The state of a RayJob that is there, at `now`, seconds since 1970."""
     status, deployment = view.status, view.status.get("jobDeploymentStatus") or "New"
     message = first_line(status.get("message"))
     match deployment:

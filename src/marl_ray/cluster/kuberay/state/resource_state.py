@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from marl_ray.cluster.kuberay.state.cluster_state import cluster_state
 from marl_ray.cluster.kuberay.state.cron_job_state import cron_job_state
 from marl_ray.cluster.kuberay.state.job_state import job_state
-from marl_ray.cluster.kuberay.state.phases import ResourceState
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.service_state import service_state
 from marl_ray.cluster.kuberay.state.view import ResourceKind, View
 
@@ -17,6 +17,18 @@ STATES: Mapping[ResourceKind, Callable[[View, float], ResourceState]] = {
 }
 
 
+ENDS = {
+    "RayCluster": "its pods end",
+    "RayCronJob": "it makes no further RayJob",
+    "RayJob": "its cluster ends",
+    "RayService": "its clusters end",
+}
+
+
 def resource_state(view: View, now: float) -> ResourceState:
     """The state of the resource at `now`, seconds since 1970."""
+    if view.resource is None:
+        return ResourceState(Phase.GONE, "NotFound", f"there is no {view.kind} {view.name}")
+    if view.resource["metadata"].get("deletionTimestamp"):
+        return ResourceState(Phase.WAITING, "Deleting", ENDS[view.kind])
     return STATES[view.kind](view, now)

@@ -11,11 +11,7 @@ BROKEN = ("DEPLOY_FAILED",)
 
 
 def service_state(view: View, now: float) -> ResourceState:
-    """The state of a RayService at `now`, seconds since 1970."""
-    if view.resource is None:
-        return ResourceState(Phase.GONE, "NotFound", f"there is no RayService {view.name}")
-    if view.resource["metadata"].get("deletionTimestamp"):
-        return ResourceState(Phase.WAITING, "Deleting", "its clusters end")
+    """The state of a RayService that is there, at `now`, seconds since 1970."""
     status = view.status
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
     if conditions.get("Suspended", {}).get("status") == "True":

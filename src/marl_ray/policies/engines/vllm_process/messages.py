@@ -1,0 +1,63 @@
+"""What is said between an engine and vLLM's process; plain data, and no torch module that vLLM would have to know."""
+
+from dataclasses import dataclass
+
+from marl_ray.policies.engines.vllm_process.shared_weights import Layout
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What vLLM is started with."""
+
+    folder: str
+    """A folder with the model's `config.json`; weights come through the shared memory."""
+    dtype: str
+    """`float32` or `bfloat16`."""
+    context: int
+    """Most tokens of a prompt and its response together."""
+    processed: bool
+    """Log-probabilities are of the distribution after temperature, top-k and top-p, and not of the model's own."""
+    weights: Layout
+    adapter_rank: int = 0
+    """Greatest rank of the adapters; 0 for a model without adapters."""
+    adapters: int = 1
+    """Adapters that one batch may mix."""
+    memory_share: float = 0.5
+    """Share of a GPU's memory that vLLM may take."""
+    cache_gib: int = 1
+    """Memory for keys and values on a CPU."""
+    tensor_parallel: int = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """A response to begin."""
+
+    handle: int
+    ids: tuple[int, ...]
+    """The prompt's token ids."""
+    temperature: float
+    """0 takes the most likely token."""
+    top_k: int
+    """0 samples among all."""
+    top_p: float
+    max_tokens: int
+    ends: tuple[int, ...]
+    """Tokens that end the response."""
+    seed: int
+    adapter: int = 0
+    """Number of the adapter, as it was loaded; 0 for none."""
+    top: int = 0
+    """Number of the most likely tokens that are returned beside each token."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A token that vLLM has sampled."""
+
+    handle: int
+    id: int
+    log_prob: float
+    version: int
+    """Version of the weights that sampled it."""
+    top: tuple[tuple[int, float], ...] = ()

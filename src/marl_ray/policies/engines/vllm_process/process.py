@@ -1,0 +1,107 @@
+"""The other end of vLLM's process: it starts the process, asks it, and never waits for it without a deadline."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from multiprocessing.connection import Connection
+from typing import Any
+
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.vllm_process.messages import Settings
+
+START_S = 600.0
+"""Seconds until vLLM has built its model."""
+ANSWER_S = 300.0
+"""Seconds until any other answer: a step, and the loading of weights. The first steps compile kernels."""
+CLOSE_S = 10.0
+"""Seconds that a process has for its end."""
+SERVER = "marl_ray.policies.engines.vllm_process.server"
+
+
+class EngineLost(MarlRayError):
+    """vLLM's process has died or does not answer; a new one may."""
+
+
+class EngineRefused(MarlRayError):
+    """vLLM's process has answered with an error."""
+
+
+class VllmProcess:
+    """One process of vLLM. Pickles pass between it and its parent alone, over a socket without a name."""
+
+    def __init__(self, settings: Settings, threads: int) -> None:
+        """Start vLLM with `threads` threads on a CPU. Raises EngineRefused or EngineLost where it cannot start."""
+        ours, theirs = socket.socketpair()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", SERVER, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env=os.environ | _environment(settings, threads),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # an interrupt of the terminal is the parent's affair
+            )
+        self._connection = Connection(ours.detach())
+        self._end = weakref.finalize(self, _end, self._process, self._connection)
+        self.ask("start", settings, deadline_s=START_S)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
+        """Call a method of the server. A process that is lost once is ended and stays lost."""
+        limit = ANSWER_S if deadline_s is None else deadline_s
+        try:
+            self._connection.send((method, arguments))
+            if not self._connection.poll(limit):
+                raise EngineLost(f"generation.engine=vllm: no answer to `{method}` in {limit:g} s")
+            good, value = self._connection.recv()
+        except EngineLost:
+            self.close()
+            raise
+        except (OSError, EOFError):
+            self.close()
+            raise EngineLost(f"generation.engine=vllm: its process died in `{method}`: {self._last_words()}") from None
+        if not good:
+            raise EngineRefused(f"generation.engine=vllm: {value}")
+        return value
+
+    def close(self) -> None:
+        """End the process; twice does nothing."""
+        self._end()
+
+    def _last_words(self) -> str:
+        size = os.fstat(self._output.fileno()).st_size
+        text = os.pread(self._output.fileno(), 1 << 14, max(0, size - (1 << 14))).decode("utf-8", "replace").strip()
+        code = self._process.returncode
+        return f"status {code}" + (f", {text.splitlines()[-1]}" if text else "")
+
+
+def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
+    with contextlib.suppress(OSError):
+        connection.close()  # which ends the process, where it still reads
+    # A step under way is nobody's any more, and workers of a tensor-parallel engine are of the same session.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, 9)
+    process.wait(CLOSE_S)
+
+
+def _environment(settings: Settings, threads: int) -> dict[str, str]:
+    return {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(threads),
+    }

@@ -1,0 +1,150 @@
+"""The process in which vLLM runs: `python -m marl_ray.policies.engines.vllm_process.server DESCRIPTOR`.
+
+vLLM's engine core runs in this very process, so that nothing of it outlives it. Messages are (name of a method, arguments),
+answers (True, value) or (False, one line of an error).
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from marl_ray.errors import named
+from marl_ray.policies.engines.vllm_process.messages import Request, Sampled, Settings
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The greatest ranks that vLLM has kernels for."""
+DOOR = "marl_ray.policies.engines.vllm_process.weight_door.WeightDoor"
+
+
+class Server:
+    """vLLM's engine, the responses in the making, and the version of the weights that write them."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._adapters: dict[int, Any] = {}
+        self._written_by: dict[int, int] = {}
+        """Response -> the version of what writes it: the adapter's where it has one, else that of the weights."""
+
+    def start(self, settings: Settings) -> None:
+        """Load vLLM with random weights; `load` replaces them."""
+        from vllm import LLM
+
+        self._settings = settings
+        rank = settings.adapter_rank
+        adapters: dict[str, Any] = {
+            "enable_lora": True,
+            "max_lora_rank": next(known for known in RANKS if known >= rank),
+            "max_loras": settings.adapters,
+        }
+        self._llm = LLM(
+            model=settings.folder,
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            dtype=settings.dtype,  # type: ignore[arg-type]
+            max_model_len=settings.context,
+            gpu_memory_utilization=settings.memory_share,
+            tensor_parallel_size=settings.tensor_parallel,
+            enable_prefix_caching=True,
+            enforce_eager=True,
+            disable_log_stats=True,
+            logprobs_mode="processed_logprobs" if settings.processed else "raw_logprobs",
+            worker_extension_cls=DOOR,
+            **(adapters if rank else {}),
+        )
+        self._engine = self._llm.llm_engine
+
+    def load(self, version: int) -> None:
+        """Take the weights of `version` from the shared memory.
+
+        Raises RuntimeError for a version that is not newer, and where responses are being written, which would be of
+        two versions.
+        """
+        if version <= self._version:
+            raise RuntimeError(f"weights of version {version} arrived twice: version {self._version} is loaded")
+        if self._engine.has_unfinished_requests():
+            raise RuntimeError(f"weights of version {version} arrived while responses are being written")
+        self._llm.collective_rpc("load_shared", args=(self._settings.weights, version))
+        # Keys and values of the old weights would be read for prompts that begin alike.
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("the cache of prompts could not be emptied")
+        self._version = version
+
+    def load_adapter(self, number: int, folder: str) -> None:
+        """Load adapter `number` (1 or more) from a folder that peft wrote; responses with it are of that version."""
+        from vllm.lora.request import LoRARequest
+
+        request = LoRARequest(f"adapter-{number}", number, folder)
+        if not self._engine.add_lora(request):
+            raise RuntimeError(f"vLLM did not take the adapter in {folder}")
+        self._adapters[number] = request
+
+    def drop_adapter(self, number: int) -> None:
+        self._engine.remove_lora(number)
+        del self._adapters[number]
+
+    def add(self, requests: Sequence[Request]) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        for request in requests:
+            settings = SamplingParams(
+                temperature=request.temperature,
+                top_k=request.top_k,
+                top_p=request.top_p,
+                max_tokens=request.max_tokens,
+                stop_token_ids=list(request.ends),
+                ignore_eos=True,  # the model's own end tokens are among `ends`
+                detokenize=False,
+                seed=request.seed,
+                logprobs=request.top,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            self._engine.add_request(
+                str(request.handle),
+                {"prompt_token_ids": list(request.ids)},
+                settings,
+                lora_request=self._adapters[request.adapter] if request.adapter else None,
+            )
+            self._written_by[request.handle] = request.adapter or self._version
+
+    def step(self) -> list[Sampled]:
+        """The next tokens of all responses."""
+        sampled = []
+        for output in self._engine.step():
+            [answer] = output.outputs
+            for token, places in zip(answer.token_ids, answer.logprobs or (), strict=True):
+                likely = sorted((place.rank, number, place.logprob) for number, place in places.items())
+                top = tuple((number, log_prob) for rank, number, log_prob in likely if rank <= len(places))
+                handle, wanted = int(output.request_id), len(places) > 1
+                version = self._written_by[handle]
+                sampled.append(Sampled(handle, token, places[token].logprob, version, top if wanted else ()))
+            if output.finished:
+                del self._written_by[int(output.request_id)]
+        return sampled
+
+    def remove(self, handles: Sequence[int]) -> None:
+        """Give responses up before their end."""
+        self._engine.abort_request([str(handle) for handle in handles])
+        for handle in handles:
+            del self._written_by[handle]
+
+
+def main() -> None:
+    connection = Connection(int(sys.argv[1]))
+    server = Server()
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:  # nobody asks any more
+            os._exit(0)
+        try:
+            answer = True, getattr(server, method)(*arguments)
+        except Exception as error:
+            answer = False, named(error)
+        connection.send(answer)
+
+
+if __name__ == "__main__":
+    main()

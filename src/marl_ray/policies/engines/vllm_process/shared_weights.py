@@ -1,0 +1,95 @@
+"""Weights in memory that two processes share, in the order of one writer and any number of readers that take turns."""
+
+import math
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marl_ray.errors import MarlRayError
+
+ALIGNED = 64
+"""Every tensor begins at a multiple of this many bytes."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies in the shared memory."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes from the beginning."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a reader needs in order to find the tensors; plain data."""
+
+    path: str
+    size: int
+    entries: tuple[Entry, ...]
+
+
+class SharedWeights:
+    """The writer's end: memory without a name in any folder, so that nothing is left behind, however a process ends.
+
+    The memory begins with two numbers: the version whose writing has begun and the version that is whole.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Room for these tensors; they are not written yet."""
+        entries, offset = [], ALIGNED
+        for name, tensor in tensors.items():
+            entries.append(Entry(name, tensor.dtype, tuple(tensor.shape), offset))
+            offset += math.ceil(tensor.nbytes / ALIGNED) * ALIGNED
+        self._descriptor = os.memfd_create("marl-ray-weights")
+        os.ftruncate(self._descriptor, offset)
+        self.layout = Layout(f"/proc/{os.getpid()}/fd/{self._descriptor}", offset, tuple(entries))
+        self._memory = _mapped(self.layout)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def write(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write tensors of the same names, shapes and types, from any device.
+
+        Raises MarlRayError where one is missing or differs.
+        """
+        for entry in self.layout.entries:
+            tensor = tensors.get(entry.name)
+            if tensor is None or (tensor.dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
+                found = "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+                raise MarlRayError(f"weights: expected {entry.name} {entry.dtype} {list(entry.shape)}, got {found}")
+        header = self._memory[:16].view(torch.int64)
+        header[0] = version
+        for entry in self.layout.entries:
+            _view(self._memory, entry).copy_(tensors[entry.name].detach())
+        header[1] = version
+
+
+def read(layout: Layout, version: int) -> Iterator[tuple[str, Tensor]]:
+    """The tensors as they lie in the shared memory; a reader copies what it keeps.
+
+    Raises MarlRayError where the memory does not hold this version as a whole.
+    """
+    memory = _mapped(layout)
+    begun, whole = memory[:16].view(torch.int64).tolist()
+    if (begun, whole) != (version, version):
+        raise MarlRayError(f"weights: expected version {version}, got {whole} and a part of {begun}")
+    for entry in layout.entries:
+        yield entry.name, _view(memory, entry)
+
+
+def _mapped(layout: Layout) -> Tensor:
+    return torch.from_file(layout.path, shared=True, size=layout.size, dtype=torch.uint8)
+
+
+def _view(memory: Tensor, entry: Entry) -> Tensor:
+    return memory[entry.offset : entry.offset + entry.nbytes].view(entry.dtype).view(entry.shape)

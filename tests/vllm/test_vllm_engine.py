@@ -1,0 +1,112 @@
+"""vLLM samples from the weights that the policy has, with the log-probabilities that the policy has."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from toy_vllm import Sampled
+
+from marl_ray.config.run.model import GenerationConfig, LoraConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import Completion, Prompt
+from marl_ray.policies.engines.torch_engine import TorchEngine
+
+PROMPTS = [Prompt(tuple(range(40 + i, 60 + 2 * i)), stream=i) for i in range(8)]
+EXACT = 1e-5
+"""Greatest difference of log-probabilities in float32."""
+
+
+def gap(one: Sampled, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> float:
+    """Greatest difference from the policy's own log-probabilities, from a full pass for each response."""
+    differences = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        rows = [torch.tensor([ids]) for ids in (prompt.ids, completion.ids)]
+        with torch.no_grad():
+            scores = one.plain.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool)).log_probs[0]
+        differences += (scores - torch.tensor(completion.log_probs)).abs().tolist()
+    return max(differences)
+
+
+def test_log_probs_are_the_policys_before_and_after_every_update(sampled):
+    before = sampled.engine.generate(PROMPTS, 7)
+    assert gap(sampled, PROMPTS, before) < EXACT
+    for update in range(2):
+        sampled.update(update)
+        after = sampled.engine.generate(PROMPTS, 7)
+        assert gap(sampled, PROMPTS, after) < EXACT
+        assert {answer.version for answer in after} == {sampled.plain.version}
+        assert [answer.ids for answer in after] != [answer.ids for answer in before]
+        before = after
+
+
+def test_a_response_depends_on_its_stream_and_seed_and_not_on_the_batch(sampled):
+    together = sampled.engine.generate(PROMPTS, 3)
+    assert [sampled.engine.generate([prompt], 3)[0].ids for prompt in PROMPTS[:2]] == [own.ids for own in together[:2]]
+    assert sampled.engine.generate(PROMPTS, 4) != together
+    twins = sampled.engine.generate([PROMPTS[0], Prompt(PROMPTS[0].ids, stream=99)], 3)
+    assert twins[0].ids == together[0].ids != twins[1].ids
+
+
+def test_the_most_likely_tokens_are_those_of_the_built_in_decoder(sampled):
+    greedy = [Prompt(prompt.ids, prompt.stream, greedy=True) for prompt in PROMPTS]
+    generation = GenerationConfig(max_tokens=16)
+    own = TorchEngine(sampled.plain).generate(greedy, 0, generation)
+    other = sampled.engine.generate(greedy, 0, generation)
+    assert [(answer.ids, answer.ended) for answer in other] == [(answer.ids, answer.ended) for answer in own]
+
+
+@pytest.mark.parametrize("changes", [{"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5, "temperature": 2.0}])
+def test_log_probs_are_of_the_whole_distribution_at_the_temperature(sampled, changes):
+    """`Sampled` has temperature 1, at which the policy's own evaluation scores."""
+    generation = GenerationConfig(max_tokens=12, **changes)
+    answers = sampled.engine.generate(PROMPTS, 5, generation)
+    if generation.temperature == 1:
+        assert gap(sampled, PROMPTS, answers) < EXACT
+    if generation.top_k:
+        for prompt, answer in zip(PROMPTS, answers, strict=True):
+            for end, token in enumerate(answer.ids):
+                ids = torch.tensor([[*prompt.ids, *answer.ids[:end]]])
+                with torch.no_grad():
+                    logits = sampled.plain.lm(ids).logits[0, -1]
+                assert token in logits.topk(generation.top_k).indices
+
+
+def test_a_response_ends_with_an_end_token_a_stop_string_or_its_length(sampled):
+    wanted = sampled.engine.generate(PROMPTS, 1, GenerationConfig(max_tokens=20))
+    at = next(place for place, token in enumerate(wanted[0].ids) if 32 < token < 127)  # its byte is its text
+    stopped = sampled.engine.generate(PROMPTS, 1, GenerationConfig(max_tokens=20, stop=(chr(wanted[0].ids[at]),)))
+    assert stopped[0].ids == wanted[0].ids[: at + 1] and stopped[0].ended
+    for answer in wanted:
+        ends = [token in sampled.plain.end_tokens for token in answer.ids]
+        assert not any(ends[:-1]) and answer.ended == ends[-1]
+        assert answer.ended or len(answer.ids) == 20
+    [one] = sampled.engine.generate(PROMPTS[:1], 1, GenerationConfig(max_tokens=1))
+    assert one.ids == wanted[0].ids[:1]
+
+
+def test_a_stream_is_the_response(sampled):
+    generation = GenerationConfig(max_tokens=9)
+    [answer] = sampled.engine.generate(PROMPTS[:1], 2, generation)
+    tokens = list(sampled.engine.stream(PROMPTS[0], 2, generation))
+    assert [token.id for token in tokens] == answer.ids and tokens[-1].finish is not None
+
+
+def test_a_prompt_above_the_context_is_refused_and_the_engine_goes_on(sampled):
+    with pytest.raises(MarlRayError, match="exceed"):
+        sampled.engine.generate([Prompt(tuple(range(1, 120)), 0)], 0)
+    assert len(sampled.engine.generate(PROMPTS, 0)) == len(PROMPTS)
+
+
+def test_adapters_follow_training_without_the_weights_below_them():
+    one = Sampled(LoraConfig(rank=4, alpha=16))
+    try:
+        base = one.engine.generate(PROMPTS, 7)
+        assert gap(one, PROMPTS, base) < EXACT
+        for update in range(2):
+            one.update(update)
+            answers = one.engine.generate(PROMPTS, 7)
+            assert gap(one, PROMPTS, answers) < EXACT
+            assert {answer.version for answer in answers} == {update + 1}
+            assert [answer.log_probs for answer in answers] != [answer.log_probs for answer in base]
+    finally:
+        one.engine.close()
