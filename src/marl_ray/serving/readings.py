@@ -1,8 +1,8 @@
 """Readings: reports, charts and pages, which take the database and a processor, and must not slow acts and outcomes.
 
-Readers have threads of their own. What several ask for at the same time is made once, after the last of them has asked, so
-nobody reads less than was stored before the question; and then it rests for some times as long as it took, so that readers
-without pause take a part of one processor and no more.
+Readers have threads of their own. If several ask for the same reading at the same time, it is made once, after the last
+of them has asked, so everybody reads all that was stored before the question. Then the reading pauses for a multiple of
+the time that it took. So readers who ask without pause take only a part of one processor.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Compare episodes with the budgets of a run: shares within them, certified bounds, and the score that chooses a policy.
 
-A policy keeps a budget if its mean cost of an episode does not exceed it. How many single episodes do is another question,
-which constraints on the mean say nothing about, so it is reported beside them.
+A policy keeps a budget if its mean cost of an episode does not exceed it. That says nothing about single episodes, so the
+share of episodes within the budget is reported beside the mean.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Eight sub-tasks to be paid for from one budget, and its exact solutions.
 
-The smallest problem in which a soft and a hard budget have different answers, and both are known. The sub-tasks form a
-chain: the plan is fixed and only the effort on each is to be chosen, as when an orchestrator picks a model per sub-task.
+This is the smallest problem in which a soft and a hard budget have different solutions, and both are known. The sub-tasks
+form a chain. The plan is fixed, and only the effort on each sub-task is chosen, as when an orchestrator picks a model for
+each.
 """
 
 import math

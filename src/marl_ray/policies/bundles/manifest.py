@@ -1,4 +1,4 @@
-"""`bundle.json`, a bundle's description of itself; bundles are written in one piece, found and checked."""
+"""`bundle.json`, the description of a bundle, and the functions that write a bundle atomically, find it and check it."""
 
 import hashlib
 import json

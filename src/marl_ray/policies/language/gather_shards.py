@@ -1,4 +1,4 @@
-"""Sharded tensors whole again, many in one exchange: that of a small model takes its latency, not its bytes."""
+"""Gather sharded tensors, many in one exchange: with a small model an exchange costs its latency, not its bytes."""
 
 import math
 from collections.abc import Iterable, Iterator

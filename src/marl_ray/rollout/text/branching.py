@@ -1,11 +1,12 @@
 """Answers to one prompt at later turns, for algorithms that compare the members of a group.
 
-All members of a group read the same prompt at their first turn. From then on each goes its own way, so that nothing says
-whether a later answer was a good one. Here the group's first episode is the trunk: before each of its next turns its state
-is kept, and every other member continues it from there with an answer of its own, to an end of its own. So a group forms at
-every such turn (AT-GRPO, arXiv 2510.11062, algorithm 1), whose scores are what each answer brought until the end of an
-episode. AT-GRPO scores an answer by what its own step pays, and goes on with the best one; where rewards come at the end
-that tells nothing, and from the best one on the states are no longer those that the policy comes to.
+All members of a group read the same prompt at their first turn only. Their later prompts differ, so later answers have
+nothing to be compared with. Branching makes the group's first episode the trunk. It keeps the trunk's state before each
+of its next turns, and every other member continues from that state with its own answer to its own end. So every such turn
+has a group of answers to one prompt (AT-GRPO, arXiv 2510.11062, algorithm 1). The score of an answer is the sum of the
+rewards from it to the end of its episode. AT-GRPO itself scores an answer by the reward of its own step and continues
+with the best answer. That score says nothing if rewards come at the end, and after the best answer the states are no
+longer those that the policy reaches.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""Actor-critics in this process: requests that are there at the same time share a forward pass; none waits for company."""
+"""Actor-critics in this process. Requests that wait at the same time share a forward pass; none waits for others."""
 
 import asyncio
 import math

@@ -1,7 +1,7 @@
 """Requests that share calls of another process: a call costs many times what a request in it costs.
 
-Nobody waits for company: a request goes at once while few enough calls are under way. Those that come meanwhile go together
-as soon as one ends, so a call has the more requests the busier the other side is.
+A request goes out at once if few enough calls are under way; it never waits for others. Otherwise it is queued, and all
+queued requests go out in one call as soon as a call ends. So calls grow with the load of the other side.
 """
 
 import asyncio

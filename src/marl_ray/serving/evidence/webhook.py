@@ -1,7 +1,8 @@
 """Tells another service of every rollback, promotion and stage: `webhook` of the gateway's config.
 
-At least once: an entry of the audit log is sent until the other side answers 2xx, or until the deadline. A thread sends, so
-no decision waits for it; the store sees to it that of several replicas one does (`experiments.notices`).
+Delivery is at least once: a thread sends an entry of the audit log until the other side answers 2xx, or until the
+deadline. No decision waits for it. If there are several replicas, the store lets one of them send
+(`experiments.notices`).
 """
 
 import hashlib

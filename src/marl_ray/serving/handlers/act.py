@@ -1,4 +1,4 @@
-"""Requests for actions: `/v1/act`, `/batch`, which is many of them, and `/v1/assign`, for clients that compute actions
+"""Requests for actions: `/v1/act`; `/batch`, which holds many of them; `/v1/assign`, for clients that compute actions
 themselves."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Requests that tell how sessions went: `/v1/outcomes`, and `/v1/outcomes/batch`, which is many of them."""
+"""Requests that report how sessions went: `/v1/outcomes`, and `/v1/outcomes/batch`, which holds many of them."""
 
 import asyncio
 import math

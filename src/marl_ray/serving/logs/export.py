@@ -1,7 +1,7 @@
 """The export: it joins the decision log with the outcomes and writes trajectories as Parquet, which runs can train on.
 
 A row is one decision sequence of `marl_ray.trajectories`: one agent's decisions in one unit (session), T steps. All lists
-but `agent`'s own values have T entries. Of language models a row is one response (`text_rows`).
+but `agent`'s own values have T entries. For language models a row is one response (`text_rows`).
 """
 
 import itertools

@@ -1,13 +1,14 @@
 """Exposure logging off the hot path: a bounded queue that a thread writes to the store in batches, and a spool on disk for
 the time that the database is away.
 
-Only exposures may ever wait. An outcome is acknowledged when it is in the database, and there it needs its exposure: who
-takes outcomes calls `flush` first, and refuses the outcome when that fails.
+Exposures may wait, outcomes may not. An outcome is acknowledged once it is in the database, which needs the exposure of
+its unit. So the handler of outcomes calls `flush` first, and refuses the outcome if that fails.
 
-What `kill -9` can lose: while the database answers, the exposures of the last 50 ms and those that are just being written.
-When the database goes away, those of the first second; after that, again those of the last 50 ms, and at most one batch
-(1,000) in the hands of a write that hangs. All others are on disk, and the next process that uses the folder delivers them.
-A session whose exposure was lost is exposed again by its next request: to the same arm, unless the weights have changed.
+What `kill -9` can lose: while the database answers, the exposures of the last 50 ms and those that are just being
+written. When the database goes away, those of the first second; after that, again those of the last 50 ms, and at most
+one batch (1,000) in the hands of a write that hangs. All others are on disk, and the next process that uses the folder
+delivers them. A session whose exposure was lost is exposed again by its next request: to the same arm, unless the weights
+have changed.
 """
 
 import logging

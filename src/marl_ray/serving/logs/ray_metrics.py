@@ -1,7 +1,7 @@
 """A replica's numbers for Ray's metrics agents, from which Prometheus scrapes those of every replica.
 
-Nothing of it is on the way of a request: a thread reads the counters every few seconds and tells Ray how far they have
-come. Histograms become counters by bucket, because Ray's own keep no sums: it makes them of the buckets' midpoints.
+No request waits for this: a thread reads the counters every few seconds and reports their increase to Ray. A histogram
+becomes one counter per bucket, because Ray's own histograms keep no sums and estimate them from the buckets' midpoints.
 """
 
 import logging

@@ -1,7 +1,8 @@
 """The page for people: experiments as HTML, from plain data.
 
-No script, no cookie, nothing from elsewhere. Every change carries the admin key in its form, hence nothing that a
-foreign page could ride on. A page with a form never reloads by itself; the live one does, and has none.
+The page has no script and no cookie, and loads nothing from elsewhere. Every change carries the admin key in its form, so
+a foreign page cannot make changes in a user's name. A page with a form never reloads by itself; the live page does, and
+has no form.
 """
 
 from collections.abc import Mapping, Sequence

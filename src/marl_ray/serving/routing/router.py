@@ -34,7 +34,7 @@ class UnitArm(NamedTuple):
     cluster: str | None = None
     """The cluster of units or the block of time that was assigned with it, for its exposure."""
     sure: bool = True
-    """The store knows of no other arm, as far as this replica can tell."""
+    """True if no other replica can have assigned the unit to another arm."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
-"""The queue of what a replica itself reports of units: failures of their arm, and what external arms charged for them.
+"""The queue of a replica's own reports about units: failures of their arm, and the price of external arms' responses.
 
-Requests add to the queue and never wait for the database. Every replica adds what it has spent itself, because the requests
-of one session reach any of them. A session whose arm failed may never report an outcome, so its failure is written here.
+Requests add to the queue and never wait for the database. The requests of one session may reach any replica, so each replica
+reports its own spending. A session whose arm failed may never report an outcome, so its failure is written here.
 """
 
 import logging

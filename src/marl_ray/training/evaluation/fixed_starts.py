@@ -1,7 +1,7 @@
 """Evaluations while a team trains: whole episodes from starts that stay the same for the whole run.
 
-What selects a bundle, stops a trial or is drawn comes from here. Means over training episodes that have ended by some moment
-favour short episodes, and lag behind the weights.
+Evaluations select the bundle, stop trials and make the curves of reports. Means over training episodes are no good for
+that: they favour short episodes, which end first, and they lag behind the weights.
 """
 
 import math

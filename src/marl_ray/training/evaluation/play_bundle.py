@@ -1,11 +1,13 @@
 """Play whole episodes of a trained team from fixed starts, for benchmarks and comparisons."""
 
 from pathlib import Path
+from typing import cast
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import RunConfig
 from marl_ray.envs.copies import make_batch
 from marl_ray.envs.registry import make_env
+from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, WholeEpisode
 from marl_ray.training.team.assembly import build_models, team_agents
@@ -23,7 +25,7 @@ def play_bundle(
     env = make_env(config.env, config.constraints)
     agents = team_agents(config, env)
     models = build_models(config.model_copy(update={"team": team}), env, agents)
-    players = {name: Player(model, agents[name], ValueNorm()) for name, model in models.items()}
+    players = {name: Player(cast(ActorCritic, model), agents[name], ValueNorm()) for name, model in models.items()}
     copies = min(config.train.env_copies, episodes)
     envs = make_batch(config.env, copies, list(agents.values()), config.signals, config.constraints)
     arena = Arena(env, envs, agents, copies, seed, config.signals, steps)

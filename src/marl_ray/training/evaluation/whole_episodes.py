@@ -1,8 +1,9 @@
 """Hold back training episodes from averages until every episode that began no later has ended.
 
-Of episodes that have ended by some moment the short ones are too many: in a gridworld quick successes end first, and a team
-that succeeds in one episode of seven seems to in six. Of episodes that began before some moment none is missing, so these
-are averaged: an ended episode is held back until the episodes that began before it, or with it, have ended too.
+Among the episodes that have ended by some moment, short ones are over-represented. In a gridworld quick successes end
+first, so a team that succeeds in one of seven episodes seems to succeed in six of seven. Among the episodes that began
+before some moment none is missing. So an ended episode is held back until all episodes that began before it, or with it,
+have ended too.
 """
 
 from collections.abc import Iterable, Sequence

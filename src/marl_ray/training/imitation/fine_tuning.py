@@ -1,10 +1,11 @@
-"""Begin with demonstrations: supervised fine-tuning of a team of language models before the first iteration.
+"""Supervised fine-tuning of a team of language models on demonstrations, before the first iteration.
 
     max  mean over tokens of log pi(response token | prompt, response before it)
 
-by policy over the demonstrations of its agents, in what begins and ends a turn (`marl_ray.policies.prompting.turn_ends`), at
-the temperature at which it will sample. A gradient step is on `warm_start.batch` demonstrations over all workers; each takes
-every n-th of them by length, in passes of `train.micro_batch`, so that the gradients are the same for any number of workers.
+for each policy over the demonstrations of its agents, within the tokens that begin and end a turn
+(`policies.prompting.turn_ends`), at the temperature at which the policy will sample. A gradient step is on
+`warm_start.batch` demonstrations over all workers; each takes every n-th of them by length, in passes of
+`train.micro_batch`, so that the gradients are the same for any number of workers.
 """
 
 import math

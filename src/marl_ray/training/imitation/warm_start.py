@@ -1,12 +1,12 @@
-"""Begin where serving is: imitate the decisions that were logged, before the first iteration.
+"""Warm start of actor-critics: imitate logged decisions before the first iteration.
 
 Filtered behaviour cloning (Chen et al. 2021, arXiv 2106.01345, section 5.1, "percentile behaviour cloning"): the actor
-maximises the log-likelihood of what was done in the best units by outcome,
+maximises the log-likelihood of the actions in the units with the best outcomes,
 
     max  sum log pi(a | s)   over the decisions of the best `top` of the units,
 
-and the critic is fitted to the discounted rewards that followed, in all units: in the best alone it would learn that luck
-is to come. Every worker reads all data and takes every n-th decision of a minibatch, so that the gradients are the same for
+and the critic is fitted to the discounted rewards that followed, in all units: from the best alone it would learn to expect
+luck. Every worker reads all data and takes every n-th decision of a minibatch, so that the gradients are the same for
 any number of workers.
 """
 

@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from pettingzoo import ParallelEnv
@@ -24,7 +24,10 @@ from marl_ray.training.tracking.mlflow_run import uri_of
 
 if TYPE_CHECKING:  # importing them takes seconds, and actor-critics do not need them
     from marl_ray.policies.engines.base import Engine
+    from marl_ray.policies.language.token_policy import TokenPolicy
     from marl_ray.rollout.text.responses import TokenPlayer
+
+    PolicyModel = ActorCritic | TokenPolicy
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,7 @@ class Team:
     """Policies by name: the agents each plays, its rollout model, and its learner unless it is frozen."""
 
     agents: dict[str, list[str]]
-    models: Mapping[str, Any]
-    """ActorCritic or TokenPolicy."""
+    models: "Mapping[str, PolicyModel]"
     learners: dict[str, Learner]
     engines: "Mapping[str, Engine]" = field(default_factory=dict)
     """Policy -> the engine that samples from it; empty for actor-critics."""
@@ -49,11 +51,13 @@ class Team:
         if self.engines:
             from marl_ray.rollout.text.responses import TokenPlayer
 
+            language = cast("Mapping[str, TokenPolicy]", self.models)
             return {
                 name: TokenPlayer(model, self.engines[name], self.agents[name], *norms[name])
-                for name, model in self.models.items()
+                for name, model in language.items()
             }
-        return {name: Player(model, self.agents[name], *norms[name]) for name, model in self.models.items()}
+        small = cast(Mapping[str, ActorCritic], self.models)
+        return {name: Player(model, self.agents[name], *norms[name]) for name, model in small.items()}
 
 
 def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
@@ -83,7 +87,7 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
     return agents
 
 
-def build_models(config: RunConfig, env: Any, agents: dict[str, list[str]]) -> Mapping[str, Any]:
+def build_models(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> "Mapping[str, PolicyModel]":
     """ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle` where given."""
     if config.language:
         from marl_ray.training.team.language import build_policies
@@ -124,7 +128,7 @@ def _load_weights(config: RunConfig, name: str, members: list[str], model: Actor
 def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_precision: bool) -> Team:
     """Models and learners on this worker; every worker takes part."""
     agents = team_agents(config, env)
-    models: Mapping[str, Any] = build_models(config, env, agents)
+    models = build_models(config, env, agents)
     learners = {
         name: Learner(
             model,
@@ -145,11 +149,13 @@ def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_prec
     if not config.language:
         return Team(agents, models, learners)
     from marl_ray.policies.engines.sampler import make_engine
-    from marl_ray.policies.language.token_policy import plain_copy
+    from marl_ray.policies.language.token_policy import TokenPolicy, plain_copy
     from marl_ray.training.team.gpu_pass_limit import limit_passes
 
     sampling = {
-        name: learners[name].policy.rollout_model if name in learners else plain_copy(model.to(mesh.device_type))
+        name: learners[name].policy.rollout_model
+        if name in learners
+        else plain_copy(cast(TokenPolicy, model).to(mesh.device_type))
         for name, model in models.items()
     }
     limit_passes(learners.values())
@@ -175,14 +181,15 @@ def export_bundle(
         if config.language:
             from marl_ray.policies.bundles.language import save_token_bundle
 
-            save_token_bundle(temporary, agents, team.models, lineage).rename(folder)
+            language = cast("Mapping[str, TokenPolicy]", team.models)
+            save_token_bundle(temporary, agents, language, lineage).rename(folder)
             return
         parts = {
             name: PolicyParts(
                 config.team[name].network,
                 env.observation_space(members[0]),
                 env.action_space(members[0]),
-                team.models[name].actor.state_dict(),
+                cast(ActorCritic, team.models[name]).actor.state_dict(),
             )
             for name, members in team.agents.items()
         }

@@ -1,7 +1,7 @@
 """An arm that is a model behind an OpenAI-compatible URL: every response is one streamed chat completion there.
 
-Whatever a request asks for that such an API knows is passed on. Tokens are told by their number alone, so `Piece.ids` is
-empty. A response that is given up has no price, because the other side tells the number of tokens at the end only.
+The arm passes on every option of a request that such an API knows. The API reports only how many tokens it wrote, so
+`Piece.ids` is empty. It reports the number at the end of a response, so a response that is given up has no price.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Fields that requests of OpenAI's paths share, and what is done with those that ask for what cannot be done.
+"""Fields that requests of OpenAI's paths share, and the treatment of fields that the gateway cannot obey.
 
 A field whose value would change the answer is obeyed, or refused by name. Hints for the provider (how to bill, store or
 cache) change nothing here and are ignored. Names that OpenAI's API does not have are refused, as OpenAI refuses them.
