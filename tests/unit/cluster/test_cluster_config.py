@@ -1,7 +1,7 @@
 """From the short config of a cluster to manifests that KubeRay takes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from processes.command_line import marl_ray
 from ray.autoscaler._private.kuberay.autoscaling_config import _get_custom_resources
 
+from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.manifests.pods import MARGIN_S, PAUSE_S, SPOT
 from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
+from marl_ray.cluster.kuberay.submission import submit
 from marl_ray.cluster.manifests import lint_manifest
 from marl_ray.config.cluster import ClusterConfig
 from marl_ray.config.load import parse_config
@@ -212,3 +214,9 @@ def test_the_command_prints_manifests_of_the_shipped_config(tmp_path):
     [job, *_] = yaml.safe_load_all(shown.stdout)
     assert (job["kind"], job["spec"]["backoffLimit"]) == ("RayJob", 2)
     assert marl_ray("cluster", "lint", tmp_path / "all.yaml").returncode == 0
+
+
+@pytest.mark.parametrize("parts", [SERVICE, {"job": {"entrypoint": "x", "schedule": "0 3 * * *"}}])
+def test_a_run_is_submitted_to_no_gateway_and_by_no_clock(tmp_path, parts):
+    with pytest.raises(MarlRayError, match=r"--kuberay: expected the config of a cluster without service"):
+        submit(cast(Connection, None), "train", tmp_path, (), parse_config(ClusterConfig, BASE | parts))
