@@ -164,8 +164,9 @@ WRONG = [
     (("logs", "rayjob/x"), "no pod that submits it"),
     (("apply", "missing.yaml"), "'missing.yaml' cannot be read: [Errno 2] No such file"),
     (("apply", "Makefile"), "Makefile: not valid YAML at line"),
-    (("delete", "rayjob/../x"), "delete rayjob/../x: there is none in default"),
-    (("delete", "rayjob/x?dryRun=All"), "there is none in default"),
+    (("delete", "rayjob/../x"), "rayjob/../x: expected KIND/NAME"),
+    (("wait", "rayjob/x", "--timeout-s", "nan"), "--timeout-s nan: expected 0 or more"),
+    (("delete", "rayjob/x", "--timeout-s", "-1"), "--timeout-s -1: expected 0 or more"),
 ]
 
 

@@ -1,6 +1,7 @@
 """The commands of clusters on Kubernetes: apply manifests, look at KubeRay's resources, wait for them, read logs, delete."""
 
 import contextlib
+import re
 import signal
 import sys
 import time
@@ -147,6 +148,7 @@ def wait(
     from marl_ray.cluster.kuberay.state.phases import Phase
 
     connection, kind, name = _connect_to(resource, context, namespace)
+    _check_seconds(timeout_s)
     if until and until not in list(Phase):
         raise MarlRayError(f"--for {until}: expected one of {', '.join(Phase)}")
     goals = (Phase(until),) if until else GOALS[kind]
@@ -188,6 +190,7 @@ def delete(
     from marl_ray.cluster.kuberay.deletion import delete_all
 
     connection, kind, name = _connect_to(resource, context, namespace)
+    _check_seconds(timeout_s)
     with _late():
         if not delete_all(connection, kind, name, timeout_s, lambda state: _say(resource, state)):
             raise MarlRayError(f"delete {resource}: there is none in {connection.namespace}")
@@ -199,9 +202,14 @@ def _connect_to(resource: str, context: str | None, namespace: str | None) -> tu
 
     kind, _, name = resource.partition("/")
     kinds = {one.lower(): one for one in get_args(ResourceKind)}
-    if kind.lower() not in kinds or not name:
-        raise MarlRayError(f"{resource}: expected KIND/NAME, KIND one of {', '.join(kinds)}")
+    if kind.lower() not in kinds or not re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", name):
+        raise MarlRayError(f"{resource}: expected KIND/NAME, KIND one of {', '.join(kinds)}, NAME of a-z, 0-9 and -")
     return connect(context=context, namespace=namespace), kinds[kind.lower()], name
+
+
+def _check_seconds(timeout_s: float) -> None:
+    if not timeout_s >= 0:  # no number is not less than 0, and is never over
+        raise MarlRayError(f"--timeout-s {timeout_s:g}: expected 0 or more")
 
 
 def _say(resource: str, state: "ResourceState") -> None:

@@ -1,8 +1,10 @@
 """Check KubeRay manifests before any cluster sees them: the CRD's schema, and the rules that no schema can say."""
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,21 @@ _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s$]+@|[?&]password=[^$]", re.IG
 
 
 def read_documents(path: str | Path) -> list[Any]:
-    """All documents of a YAML file, empty ones left out. Raises MarlRayError naming the file and the line."""
+    """All documents of a YAML file, empty ones left out. Raises MarlRayError naming the file, and the line where it can.
+
+    They hold what JSON holds: YAML also knows sets, bytes, and anchors that lead to themselves.
+    """
     try:
-        return _parse(Path(path).read_text(encoding="utf-8"))
+        documents = _parse(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise MarlRayError(f"{str(path)!r} cannot be read: {one_line(error)}") from error
     except yaml.YAMLError as error:
         raise MarlRayError(f"{path}: {_yaml_error(error)}") from error
+    try:
+        json.dumps(documents, allow_nan=False, default=_date)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MarlRayError(f"{path}: expected what JSON can hold: {one_line(error)}") from None
+    return documents
 
 
 def is_manifest(document: Any) -> bool:
@@ -247,6 +257,13 @@ def _explain(error: ValidationError) -> Iterator[Finding]:
 
 def _parse(text: str) -> list[Any]:
     return [document for document in yaml.load_all(text, Loader) if document is not None]
+
+
+def _date(value: Any) -> str:
+    """A date without quotes, which its reader takes as text."""
+    if isinstance(value, date):
+        return value.isoformat()
+    raise TypeError(f"got {type(value).__name__} {value!r:.40}")
 
 
 def _yaml_error(error: yaml.YAMLError) -> str:

@@ -1,6 +1,7 @@
 """A gateway as a RayService on a real cluster: it comes up, acts, survives its head, is upgraded under load, and goes."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ from kuberay_cluster import END_S, RUN_S, START_S, WORKER, Site, until
 from marl_ray.cluster.kuberay.client.resources import delete
 from marl_ray.cluster.kuberay.state.phases import Phase
 
+WITHOUT_HEAD_S = 90.0
+"""Longer than a worker goes on without the head that it knew: whoever answers then belongs to the new one."""
 LOAD = """
 import json, time, urllib.request
 url, done, failed, row, told = "http://{service}-serve-svc:8000/v1/act", 0, 0, 0, 0
@@ -143,6 +146,7 @@ def test_a_lost_head_is_replaced_and_the_gateway_acts_again(lasting_site: Site, 
         client.goes_on(20, START_S)
         assert delete(site.connection, "Pod", head["metadata"]["name"], "v1")
         until(another, START_S, "another head that is ready")
+        time.sleep(WITHOUT_HEAD_S)
         assert site.wait("RayService", name, Phase.READY).phase is Phase.READY
         client.goes_on(50, RUN_S)
 

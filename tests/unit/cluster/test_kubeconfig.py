@@ -71,7 +71,7 @@ def server(status: int, text: str, tmp_path) -> Iterator[Connection]:
 @pytest.mark.parametrize(
     "status, text, words",
     [
-        (401, '{"message": "Unauthorized"}', "Unauthorized"),
+        (401, '{"message": "Unauthorized"}', "http://127.0.0.1:.* takes no such credentials: Unauthorized"),
         (403, '{"message": "rayjobs is forbidden:\\nUser x"}', "rayjobs is forbidden: User x"),
         (200, "<html>", "expected JSON from a Kubernetes API"),
         (200, "[1, 2]", "expected JSON from a Kubernetes API"),
@@ -103,5 +103,5 @@ def test_names_are_no_paths(tmp_path):
     with server(200, kinds, tmp_path) as connection:
         assert path_of(connection, "ray.io/v1", "RayJob", "../x?y").endswith("/rayjobs/..%2Fx%3Fy")
         for wrong in ({"kind": "RayJob"}, {"kind": "RayJob", "apiVersion": "ray.io/v1", "metadata": "x"}):
-            with pytest.raises(MarlRayError, match=r"a manifest needs apiVersion, kind and metadata.name"):
+            with pytest.raises(MarlRayError, match=r"RayJob: expected apiVersion, kind and metadata.name"):
                 apply(connection, wrong)

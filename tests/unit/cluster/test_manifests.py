@@ -282,6 +282,15 @@ def test_files_that_are_no_yaml_are_named(tmp_path):
         read_documents(tmp_path / "none.yaml")
 
 
+@pytest.mark.parametrize("text", ["a: !!binary aGVsbG8=", "a: !!set {b}", "a: .nan", "a: &a [*a]"])
+def test_what_json_cannot_hold_is_refused(tmp_path, text):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(MarlRayError, match=r"x\.yaml: expected what JSON can hold: ") as caught:
+        read_documents(path)
+    assert "\n" not in str(caught.value)
+
+
 def test_equal_parts_of_a_schema_are_stored_once():
     part = {
         "type": "object",

@@ -25,6 +25,8 @@ LOST_S = 60.0
 """Time for which the API may be out of reach before a command gives up."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Pauses between tries."""
+UNAUTHORIZED = 401
+"""Status for a token that is wrong or has expired."""
 PASSING = (429, 500, 502, 503, 504)
 """Statuses that a later try may not meet."""
 
@@ -118,7 +120,8 @@ class Connection:
         if response.status in PASSING:
             raise _Unreachable(f"{response.status} {_message(response)}")
         if not 200 <= response.status < 300:
-            raise RequestRefused(response.status, _message(response))
+            hint = f"{self.server} takes no such credentials: " if response.status == UNAUTHORIZED else ""
+            raise RequestRefused(response.status, f"{hint}{_message(response)}")
         return response
 
 

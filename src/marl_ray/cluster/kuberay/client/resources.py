@@ -74,7 +74,7 @@ def apply(
     kind, api_version, metadata = (manifest.get(key) for key in ("kind", "apiVersion", "metadata"))
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not (name and all(isinstance(text, str) for text in (kind, api_version, name))):
-        raise MarlRayError("a manifest needs apiVersion, kind and metadata.name, each a text")
+        raise MarlRayError(f"{kind or 'manifest'}: expected apiVersion, kind and metadata.name, each a text")
     assert isinstance(kind, str) and isinstance(metadata, Mapping)
     if metadata.get("namespace", connection.namespace) != connection.namespace:
         raise MarlRayError(
