@@ -42,7 +42,7 @@ class Server:
             model=settings.folder,
             skip_tokenizer_init=True,
             load_format="dummy",
-            dtype=settings.dtype,  # type: ignore[arg-type]
+            dtype=settings.dtype,
             max_model_len=settings.context,
             gpu_memory_utilization=settings.memory_share,
             tensor_parallel_size=settings.tensor_parallel,
