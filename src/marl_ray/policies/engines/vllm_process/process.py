@@ -1,6 +1,7 @@
 """The other end of vLLM's process: it starts the process, asks it, and never waits for it without a deadline."""
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -48,8 +49,15 @@ class VllmProcess:
                 start_new_session=True,  # an interrupt of the terminal is the parent's affair
             )
         self._connection = Connection(ours.detach())
+        self.handles = itertools.count()
+        """Numbers of the responses, each used once."""
         self._end = weakref.finalize(self, _end, self._process, self._connection)
         self.ask("start", settings, deadline_s=START_S)
+
+    @property
+    def lost(self) -> bool:
+        """True once it was ended, here or because it did not answer."""
+        return not self._end.alive
 
     @property
     def pid(self) -> int:

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from marl_ray.errors import named
 from marl_ray.policies.engines.vllm_process.messages import Request, Sampled, Settings
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The greatest ranks that vLLM has kernels for."""
+LINE = 400
+"""Most characters of an error, which vLLM's settings report over several lines."""
 DOOR = "marl_ray.policies.engines.vllm_process.weight_door.WeightDoor"
 
 
@@ -142,7 +143,7 @@ def main() -> None:
         try:
             answer = True, getattr(server, method)(*arguments)
         except Exception as error:
-            answer = False, named(error)
+            answer = False, f"{type(error).__name__}: {' '.join(str(error).split())[:LINE]}"
         connection.send(answer)
 
 

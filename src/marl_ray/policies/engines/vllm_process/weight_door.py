@@ -11,5 +11,5 @@ class WeightDoor:
     model_runner: Any
 
     def load_shared(self, layout: Layout, version: int) -> None:
-        """Replace all weights of this worker's part of the model."""
-        self.model_runner.reload_weights(weights_iterator=read(layout, version))
+        """Replace all weights of this worker's part of the model; where they are refused, the old ones stay."""
+        self.model_runner.reload_weights(weights_iterator=list(read(layout, version)))
