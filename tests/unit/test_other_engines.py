@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from toy_collectors import ALONE, Scripted, collector, players
-from toy_text_envs import Alone
+from toy_text_envs import Echo
 from toy_texts import config
 
 from marl_ray.config.run.model import GenerationConfig
@@ -67,4 +67,4 @@ class Late(Scripted):
 
 def test_responses_of_another_version_train_nobody():
     with pytest.raises(MarlRayError, match=r"responses are of versions \[1\] of the weights, expected 0"):
-        collector(Alone, ALONE).collect(players(ALONE, Late()), 0)
+        collector(Echo, ALONE).collect(players(ALONE, Late()), 0)

@@ -57,7 +57,7 @@ def gae_by_row(
     dtype = torch.promote_types(rewards.dtype, values.dtype)
     advantages, returns = (torch.empty(signals[0].shape, dtype=dtype) for _ in range(2))
     arrays = [x.contiguous().numpy() for x in signals]
-    _rows(*arrays, *flags, gamma, lam, advantages.numpy(), returns.numpy())  # type: ignore[call-arg, arg-type]
+    _rows(*arrays, *flags, gamma, lam, advantages.numpy(), returns.numpy())
     return advantages.reshape(rewards.shape), returns.reshape(rewards.shape)
 
 

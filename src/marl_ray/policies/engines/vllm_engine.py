@@ -14,7 +14,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
-from marl_ray.policies.engines.vllm_process.messages import Settings
+from marl_ray.policies.engines.vllm_process.messages import VllmSettings
 from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
 from marl_ray.policies.engines.vllm_process.shared_weights import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
@@ -51,7 +51,7 @@ class VllmEngine:
         policy.lm.config.save_pretrained(self._folder.name)
         self._process: VllmProcess | None = None
         self._version = 0
-        """Of the weights that the process has; counts every hand-over."""
+        """The version of the weights that the process has; counts every hand-over."""
         self._held: Any = None
         """The state of the policy's weights when they were handed over."""
 
@@ -146,9 +146,9 @@ class VllmEngine:
         self._version, self._held = version, state
         return self._process
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> VllmSettings:
         policy = self._policy
-        return Settings(
+        return VllmSettings(
             self._folder.name,
             str(policy.lm.dtype).removeprefix("torch."),
             policy.config.context,

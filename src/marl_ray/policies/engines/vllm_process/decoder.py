@@ -7,7 +7,7 @@ from typing import Any, Literal
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.engines.decoding.stop_strings import StopStrings
-from marl_ray.policies.engines.vllm_process.messages import Request, Sampled
+from marl_ray.policies.engines.vllm_process.messages import Sampled, VllmRequest
 from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
 from marl_ray.policies.language.philox import token_uniforms
 
@@ -35,7 +35,7 @@ class VllmDecoder:
         numbers = token_uniforms(seed, [prompt.stream for prompt in prompts], 1)[:, 0]
         handles = [next(self._process.handles) for _ in prompts]
         requests = [
-            Request(
+            VllmRequest(
                 handle,
                 prompt.ids,
                 0.0 if prompt.greedy else generation.temperature,
