@@ -9,14 +9,14 @@ import pytest
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.vllm_process import process
-from marl_ray.policies.engines.vllm_process.messages import Request
+from marl_ray.policies.engines.vllm_process.messages import VllmRequest
 from marl_ray.policies.engines.vllm_process.process import EngineLost, EngineRefused, VllmProcess
 
 PROMPTS = [Prompt(tuple(range(40, 60)), stream=i) for i in range(4)]
 
 
-def request(handle: int) -> Request:
-    return Request(handle, (5, 6, 7), 1.0, 0, 1.0, 8, (257,), 1)
+def request(handle: int) -> VllmRequest:
+    return VllmRequest(handle, (5, 6, 7), 1.0, 0, 1.0, 8, (257,), 1)
 
 
 def test_a_process_that_dies_is_replaced_and_its_responses_are_written_again(sampled):

@@ -62,12 +62,15 @@ class Holdings:
         config = experiment.arms[arm]
         if isinstance(bundle, ExternalModel):
             return ExternalArm(bundle, config, self.config.request_timeout_s / 2)
+        if config.engine != "torch" and not is_text(bundle):
+            where = f"experiments.{experiment.name}.arms.{arm}.engine={config.engine}"
+            raise MarlRayError(f"{where}: {config.reference!r} holds actor-critics, expected language models")
         if experiment.placement == "replica":
             if is_text(bundle):
                 from marl_ray.serving.arms.text import TextBatcher  # transformers takes seconds to import
 
                 # An arm that hangs must leave time for the control to answer in its stead.
-                return TextBatcher(bundle, self.config.max_batch, self.config.request_timeout_s / 2)
+                return TextBatcher(bundle, self.config.max_batch, self.config.request_timeout_s / 2, config.engine)
             passes = self._passes.setdefault(experiment.name, Passes(self.config.max_batch, self._noise))
             return ArmBatcher(bundle, passes)
         if self._host is None:

@@ -1,6 +1,6 @@
 """Config of the arms of an experiment; each arm answers for a share of its units."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -54,6 +54,8 @@ class ArmConfig(Config):
     price: PriceConfig | None = None
     """With `url`: price of its tokens. All units of the experiment then have the metric `cost_usd`, but for those with a
     response whose tokens the server does not count."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """With `bundle` of language models: the built-in decoder, or vLLM (an extra) in a process of its own."""
     weight: Weight = 1.0
     """Share of the units, relative to the other arms' weights; 0, or from 1e-6 to 1e6."""
     replicas: Replicas = 1
@@ -80,4 +82,6 @@ class ArmConfig(Config):
         for name in ("model", "api_key_env", "deadline_s", "price"):
             if self.url is None and getattr(self, name) is not None:
                 raise ValueError(f"{name}: only read with url, not with bundle")
+        if self.url is not None and self.engine != "torch":
+            raise ValueError("engine: only read with bundle, not with url")
         return self

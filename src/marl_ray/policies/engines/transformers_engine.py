@@ -59,7 +59,7 @@ class _Draw(ContinuousBatchingLogitsProcessor):
         self._rows = [int(request.state.request_id) for request in requests_with_new_token]
         return torch.tensor(self._rows, dtype=torch.int32)
 
-    def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:  # type: ignore[override]  # says FloatTensor
+    def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Any:
         uniforms = np.array([self._uniforms[row, len(self.ids[row])] for row in self._rows])
         flags = [self._prompts[row].greedy for row in self._rows]
         config, device = self._generation, scores.device

@@ -12,13 +12,12 @@ from torch import Tensor
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
-from marl_ray.policies.engines.decoding.stop_strings import StopStrings
 from marl_ray.policies.engines.models.architectures import check_architecture
-from marl_ray.policies.engines.vllm_process.messages import Request, Sampled, Settings
+from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
+from marl_ray.policies.engines.vllm_process.messages import VllmSettings
 from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
 from marl_ray.policies.engines.vllm_process.shared_weights import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
-from marl_ray.policies.language.philox import token_uniforms
 
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
@@ -37,19 +36,22 @@ class VllmEngine:
     A process that dies or falls silent is replaced once in a call, and all its responses are written again.
     """
 
-    def __init__(self, policy: "TokenPolicy") -> None:
+    def __init__(self, policy: "TokenPolicy", processed: bool | None = None) -> None:
+        """`processed`: vLLM reports log-probabilities after temperature, top-k and top-p, and not the model's own; when
+        not given, where the policy's temperature is not 1. Raises MarlRayError without the package, or for an
+        architecture that it is not trusted with."""
         if find_spec("vllm") is None:
             raise MarlRayError("generation.engine=vllm: expected the package vllm (marl-ray[vllm])")
         config = policy.config
         check_architecture(policy.lm.config, "vllm", config.context, f"model.path {config.path!r}")
         self._policy = policy
-        self._processed = policy.generation.temperature != 1
+        self._processed = policy.generation.temperature != 1 if processed is None else processed
         self._weights = SharedWeights(bare_weights(policy.lm))
         self._folder = tempfile.TemporaryDirectory(prefix="marl-ray-vllm-")
         policy.lm.config.save_pretrained(self._folder.name)
         self._process: VllmProcess | None = None
         self._version = 0
-        """Of the weights that the process has; counts every hand-over."""
+        """The version of the weights that the process has; counts every hand-over."""
         self._held: Any = None
         """The state of the policy's weights when they were handed over."""
 
@@ -64,6 +66,12 @@ class VllmEngine:
             self._process.close()
             self._process = None
 
+    def decoder(self) -> VllmDecoder:
+        """An empty decoder on the policy's weights as they are now; while one writes, they must stay so."""
+        process, policy = self._follow(), self._policy
+        adapter = self._version if policy.config.lora is not None else 0
+        return VllmDecoder(process, policy.tokenizer, policy.end_tokens, self._version, adapter)
+
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:
@@ -72,48 +80,9 @@ class VllmEngine:
         if not prompts:
             return []
         try:
-            return self._generate(prompts, seed, generation)
+            ids, log_probs, ended = self._generate(prompts, seed, generation)
         except EngineLost:
-            self.close()
-            return self._generate(prompts, seed, generation)
-
-    def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
-        """All tokens at once, when the last one is there."""
-        [completion] = self.generate([prompt], seed, generation)
-        last = len(completion.ids) - 1
-        for place, (token, log_prob) in enumerate(zip(completion.ids, completion.log_probs, strict=True)):
-            yield Token(0, token, log_prob, ("stop" if completion.ended else "length") if place == last else None)
-
-    def _generate(self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig) -> list[Completion]:
-        process = self._follow()
-        ids: list[list[int]] = [[] for _ in prompts]
-        log_probs: list[list[float]] = [[] for _ in prompts]
-        ended = [False] * len(prompts)
-        stops = StopStrings(self._policy.tokenizer, generation.stop) if generation.stop else None
-        process.ask("add", self._requests(prompts, seed, generation))
-        writing = set(range(len(prompts)))
-        while writing:
-            sampled: list[Sampled] = process.ask("step")
-            done = []
-            for token in sampled:
-                if token.version != self._version:
-                    raise EngineLost(
-                        f"generation.engine=vllm: it samples with version {token.version} of the weights, expected "
-                        f"{self._version}"
-                    )
-                ids[token.handle].append(token.id)
-                log_probs[token.handle].append(token.log_prob)
-            new = [token.handle for token in sampled]
-            held = stops.completed([ids[row] for row in new]) if stops and new else [False] * len(new)
-            for row, stopped in zip(new, held, strict=True):
-                by_itself = ids[row][-1] in self._policy.end_tokens
-                if stopped and not by_itself and len(ids[row]) < generation.max_tokens:
-                    done.append(row)  # of the others vLLM itself knows that they are done
-                ended[row] = stopped or by_itself
-                if ended[row] or len(ids[row]) == generation.max_tokens:
-                    writing.discard(row)
-            if done:
-                process.ask("remove", done)
+            ids, log_probs, ended = self._generate(prompts, seed, generation)
         if not self._exact(generation):
             log_probs = [
                 score
@@ -123,22 +92,32 @@ class VllmEngine:
         version = self._policy.version
         return [Completion(*parts, version) for parts in zip(ids, log_probs, ended, strict=True)]
 
-    def _requests(self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig) -> list[Request]:
-        numbers = token_uniforms(seed, [prompt.stream for prompt in prompts], 1)[:, 0]
-        return [
-            Request(
-                row,
-                prompt.ids,
-                0.0 if prompt.greedy else generation.temperature,
-                generation.top_k,
-                generation.top_p,
-                generation.max_tokens,
-                tuple(sorted(self._policy.end_tokens)),
-                int(number * 2**52),
-                self._version if self._policy.config.lora is not None else 0,
-            )
-            for row, (prompt, number) in enumerate(zip(prompts, numbers, strict=True))
-        ]
+    def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
+        """All tokens at once, when the last one is there."""
+        [completion] = self.generate([prompt], seed, generation)
+        last = len(completion.ids) - 1
+        for place, (token, log_prob) in enumerate(zip(completion.ids, completion.log_probs, strict=True)):
+            yield Token(0, token, log_prob, ("stop" if completion.ended else "length") if place == last else None)
+
+    def _generate(
+        self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
+    ) -> tuple[list[list[int]], list[list[float]], list[bool]]:
+        ids: list[list[int]] = [[] for _ in prompts]
+        log_probs: list[list[float]] = [[] for _ in prompts]
+        ended = [False] * len(prompts)
+        try:
+            decoder = self.decoder()
+            rows = {handle: row for row, handle in enumerate(decoder.add(prompts, seed, generation))}
+            while len(decoder):
+                for token in decoder.step():
+                    row = rows[token.handle]
+                    ids[row].append(token.id)
+                    log_probs[row].append(token.log_prob)
+                    ended[row] = token.finish == "stop"
+        except BaseException:
+            self.close()  # responses that nobody waits for would be written on
+            raise
+        return ids, log_probs, ended
 
     def _exact(self, generation: GenerationConfig) -> bool:
         """True if vLLM's log-probabilities are those of the whole distribution at the generation's temperature."""
@@ -148,7 +127,7 @@ class VllmEngine:
 
     def _follow(self) -> VllmProcess:
         """The process, with the policy's weights as they are now."""
-        if self._process is None:
+        if self._process is None or self._process.lost:
             self._process, self._held = VllmProcess(self._settings(), torch.get_num_threads()), None
         state = _state(self._policy)
         if self._held == state:
@@ -167,9 +146,9 @@ class VllmEngine:
         self._version, self._held = version, state
         return self._process
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> VllmSettings:
         policy = self._policy
-        return Settings(
+        return VllmSettings(
             self._folder.name,
             str(policy.lm.dtype).removeprefix("torch."),
             policy.config.context,

@@ -114,7 +114,7 @@ def host(
 ) -> RemoteArm | TextArm:
     """Start the arm's application if it does not run yet, wait until it does, and return the arm. Raises
     MarlRayError."""
-    name = f"arm-{bundle.digest[:16]}"
+    name = f"arm-{bundle.digest[:16]}" + ("" if size.engine == "torch" else f"-{size.engine}")
     states = serve.status().applications
     if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):
         kind: type = ArmHost
@@ -131,7 +131,8 @@ def host(
             ray_actor_options={"num_cpus": size.cpus, "num_gpus": size.gpus},
         )(kind)
         # Two gateway replicas that come here together start it twice, which Serve makes one.
-        application = make.bind(reference, bundle.digest, tracking_uri, max_batch, deadline_s)
+        more = (size.engine,) if is_text(bundle) else ()
+        application = make.bind(reference, bundle.digest, tracking_uri, max_batch, deadline_s, *more)
         serve.run_many([serve.RunTarget(application, name, None)], wait_for_applications_running=False)
     deadline = time.monotonic() + START_S
     while (status := serve.status().applications[name]).status != "RUNNING":

@@ -12,17 +12,25 @@ from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.serving.arms.call_batching import on_loop
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
 from marl_ray.serving.arms.protocol import Piece, Refusal, TextRequest
-from marl_ray.serving.arms.text import TextBatcher
+from marl_ray.serving.arms.text import ArmEngine, TextBatcher
 from marl_ray.serving.http.deadlines import Deadlines
 
 
 class TextHost:
     """One replica of one arm. It computes with as many threads as Ray gives it CPUs."""
 
-    def __init__(self, reference: str, digest: str, tracking_uri: str | None, max_batch: int, deadline_s: float):
+    def __init__(
+        self,
+        reference: str,
+        digest: str,
+        tracking_uri: str | None,
+        max_batch: int,
+        deadline_s: float,
+        engine: ArmEngine,
+    ):
         bundle = load_bundle(reference, tracking_uri, digest)
         assert isinstance(bundle, TokenBundle)
-        self._batcher = TextBatcher(bundle, max_batch, deadline_s)
+        self._batcher = TextBatcher(bundle, max_batch, deadline_s, engine)
 
     async def write(self, request: TextRequest) -> AsyncIterator[Piece | Refusal | ArmError]:
         """Yield all pieces, or the arm's failure as the last one; cancelling the call gives the response up."""

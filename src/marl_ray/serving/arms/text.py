@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,6 +23,9 @@ from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.decoding.json_guide import OBJECT, GuideState, guides_of
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES, cached_model
+from marl_ray.policies.engines.vllm_engine import VllmEngine
+from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
+from marl_ray.policies.engines.vllm_process.process import EngineLost
 from marl_ray.policies.prompting.prompts import encode_prompt, encode_text, uses_template
 from marl_ray.policies.prompting.token_bytes import TokenBytes
 from marl_ray.policies.prompting.tool_template import call_guide, encode_tool_chat
@@ -35,6 +38,7 @@ WAITING = 256
 CLOSE_S = 10.0
 """Seconds that closing waits for the step under way."""
 
+ArmEngine = Literal["torch", "vllm"]
 Arrived = Token | ArmError | Refusal
 _log = logging.getLogger(__name__)
 
@@ -42,7 +46,7 @@ _log = logging.getLogger(__name__)
 class TextBatcher:
     """Writes the responses of one arm."""
 
-    def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float):
+    def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float, engine: ArmEngine = "torch"):
         """At most `max_batch` responses are written at once, fewer where the memory for their caches is less; one that
         waits longer than `patience_s` for its turn is refused, and one that gets no token for as long has failed. Loads
         all models. Raises MarlRayError for one that cannot be decoded here."""
@@ -50,11 +54,11 @@ class TextBatcher:
         self.step_number = new_pass()
         """The number of the step that is under way, or was the last one."""
         self._patience_s = patience_s
-        self._models = {name: _Model(policy) for name, policy in bundle.policies.items()}
+        self._models = {name: _Model(policy, engine) for name, policy in bundle.policies.items()}
         device = next(iter(bundle.policies.values())).device
         memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
         largest = sum(model.bytes_per_row for model in self._models.values())
-        self._room = max(1, min(max_batch, memory // largest))
+        self._room = max(1, min(max_batch, memory // max(1, largest)))
         self._wake = threading.Condition()
         # Shared with the thread, under the lock:
         self._waiting: deque[_Writing] = deque()
@@ -88,6 +92,8 @@ class TextBatcher:
         self._scorer.shutdown(wait=False, cancel_futures=True)
         if self._thread is not None:
             self._thread.join(CLOSE_S)
+        for model in self._models.values():
+            model.close()
 
     def join(self, writing: "_Writing") -> bool:
         """Queue a response; False if the queue is full."""
@@ -156,18 +162,39 @@ class _TooLongError(FieldError):
 class _Model:
     """One language model of an arm and the rows that it writes; all but `encode` belongs to the arm's thread."""
 
-    def __init__(self, policy: Any):
+    def __init__(self, policy: Any, engine: ArmEngine):
         self._policy = policy
-        self._cached = cached_model(policy)
+        # Log-probabilities of a stream cannot be computed again when its last token is there.
+        self._vllm = VllmEngine(policy, processed=True) if engine == "vllm" else None
+        self._cached = cached_model(policy) if self._vllm is None else None
         self.tokenizer, self.generation = policy.tokenizer, policy.generation
         self._token_bytes = TokenBytes(policy.tokenizer)
-        self.bytes_per_row: int = self._cached.shape.bytes_per_token * policy.config.context
+        per_token = self._cached.shape.bytes_per_token if self._cached is not None else 0  # vLLM minds its own memory
+        self.bytes_per_row: int = per_token * policy.config.context
         self.clear()
+        self._begun()
+        if self._vllm is not None:  # its first steps compile kernels, which no client shall wait for
+            self._vllm.generate([Prompt((0,), 0)], 0, GenerationConfig(max_tokens=2))
 
     def clear(self) -> None:
-        """Begin with an empty batch."""
-        self._decoder = Decoder(self._cached, self.tokenizer, self._policy.end_tokens)
+        """Begin with an empty batch, after a failure in a new process of vLLM."""
+        self._decoder: Decoder | VllmDecoder | None = None
         self.rows: dict[int, _Writing] = {}
+        self.close()
+
+    def close(self) -> None:
+        """End the process of vLLM, where there is one."""
+        if self._vllm is not None:
+            self._vllm.close()
+
+    def _begun(self) -> Decoder | VllmDecoder:
+        """The batch's decoder. Raises MarlRayError where vLLM cannot start."""
+        if self._decoder is None and self._vllm is not None:
+            self._decoder = self._vllm.decoder()
+        elif self._decoder is None:
+            assert self._cached is not None
+            self._decoder = Decoder(self._cached, self.tokenizer, self._policy.end_tokens)
+        return self._decoder
 
     def encode(self, request: TextRequest) -> list[int]:
         """Token ids of a prompt; FieldError if it has none, or one that no model of these knows."""
@@ -194,6 +221,8 @@ class _Model:
         if not request.json_object and not request.must_call:
             return None
         field = "response_format" if request.json_object else "tool_choice"
+        if self._vllm is not None:
+            raise FieldError(field, "an arm with engine=vllm writes no JSON on demand")
         try:
             guides_of(self.tokenizer)
         except MarlRayError as error:
@@ -203,7 +232,9 @@ class _Model:
         return call_guide(self.tokenizer, request.must_call)
 
     def check_bias(self, request: TextRequest) -> None:
-        """Raise FieldError if the request biases a token that the model does not have."""
+        """Raise FieldError if the request biases a token that the model does not have, or if vLLM writes."""
+        if self._vllm is not None and request.bias is not None:
+            raise FieldError("logit_bias", "an arm with engine=vllm takes neither biases nor penalties")
         vocabulary = self._policy.lm.get_input_embeddings().weight.shape[0]
         largest = max((number for number, _ in request.bias.tokens), default=0) if request.bias is not None else 0
         if largest >= vocabulary:
@@ -241,7 +272,7 @@ class _Model:
             groups.setdefault(writing.generation, []).append(writing)
         for generation, group in groups.items():
             # The request's seed is the stream of a common one, so that prompts can be read together.
-            handles = self._decoder.add([writing.prompt for writing in group], 0, generation)
+            handles = self._begun().add([writing.prompt for writing in group], 0, generation)
             self.rows.update(zip(handles, group, strict=True))
             for writing in group:
                 writing.joined = True
@@ -250,7 +281,7 @@ class _Model:
         """Draw the next token of every row; a row with logits that are not finite gets its failure instead."""
         arrived: list[tuple[_Writing, Arrived]] = []
         not_finite: list[int] = []
-        for token in self._decoder.step(not_finite):
+        for token in self._begun().step(not_finite):
             arrived.append((self.rows[token.handle], token))
             if token.finish is not None:
                 del self.rows[token.handle]
@@ -263,7 +294,8 @@ class _Model:
         handle = next((handle for handle, other in self.rows.items() if other is writing), None)
         if handle is not None:
             del self.rows[handle]
-            self._decoder.remove(handle)
+            with contextlib.suppress(EngineLost):  # which the next step reports
+                self._begun().remove(handle)
 
 
 class _Writing:

@@ -14,20 +14,20 @@ from marl_ray.errors import MarlRayError
 Engine = Literal["torch", "transformers", "vllm"]
 
 _PAGED = """
-afmoe apertus arcee aria_text beam biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm ernie4_5 ernie4_5_moe
-exaone4 exaone_moe flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe got_ocr2 gpt-sw3 gpt2
-gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe
-hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1 laguna lfm2 llama mellum minimax_m2 minimax_m3_vl_text
-ministral ministral3 mistral mixtral nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe
-qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma
+afmoe apertus arcee aria_text biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm ernie4_5 ernie4_5_moe exaone4
+exaone_moe flex_olmo fuyu gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe got_ocr2 gpt-sw3 gpt2 gpt_neox gpt_oss
+granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3
+hyperclovax jais2 laguna lfm2 llama mellum minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral nanochat
+olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open
+starcoder2 vaultgemma
 """
 _DECODED = """
 bloom codegen diffllama doge falcon gpt_bigcode gpt_neo gptj hrm_text jetmoe moshi mpt nemotron stablelm xglm
 """
 _SCORED = """
-axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 deepseek_v4 falcon_h1 falcon_mamba gemma4 gemma4_text gemma4_unified
-gemma4_unified_text glm4_moe_lite glm_moe_dsa hy_v4 inkling2_text jamba kimi_linear lfm3 mamba mimo_v2_flash minicpm3
-minimax nemotron_h olmo_hybrid openai-gpt qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next rwkv youtu
+axk1 axk2 deepseek_v3 deepseek_v32 deepseek_v4 falcon_h1 falcon_mamba gemma4 gemma4_text gemma4_unified
+gemma4_unified_text glm4_moe_lite glm_moe_dsa hy_v4 jamba kimi_linear mamba mimo_v2_flash minicpm3 minimax nemotron_h
+olmo_hybrid openai-gpt qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next rwkv youtu
 """
 
 PAGED = frozenset(_PAGED.split())

@@ -1,1 +1,1 @@
-"""vLLM in a process of its own: what it is asked, how weights get there, and the process's end of both."""
+"""vLLM in a process of its own: both ends of the conversation with it, and the way of weights into it."""

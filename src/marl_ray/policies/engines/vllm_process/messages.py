@@ -1,13 +1,13 @@
-"""What is said between an engine and vLLM's process; plain data, and no torch module that vLLM would have to know."""
+"""The messages between an engine and vLLM's process; plain data."""
 
 from dataclasses import dataclass
 
-from marl_ray.policies.engines.vllm_process.shared_weights import Layout
+from marl_ray.policies.engines.vllm_process.shared_weights import WeightLayout
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What vLLM is started with."""
+class VllmSettings:
+    """The settings of a process of vLLM."""
 
     folder: str
     """A folder with the model's `config.json`; weights come through the shared memory."""
@@ -17,7 +17,7 @@ class Settings:
     """Most tokens of a prompt and its response together."""
     processed: bool
     """Log-probabilities are of the distribution after temperature, top-k and top-p, and not of the model's own."""
-    weights: Layout
+    weights: WeightLayout
     adapter_rank: int = 0
     """Greatest rank of the adapters; 0 for a model without adapters."""
     adapters: int = 1
@@ -30,7 +30,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Request:
+class VllmRequest:
     """A response to begin."""
 
     handle: int

@@ -1,6 +1,7 @@
 """The other end of vLLM's process: it starts the process, asks it, and never waits for it without a deadline."""
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.vllm_process.messages import Settings
+from marl_ray.policies.engines.vllm_process.messages import VllmSettings
 
 START_S = 600.0
 """Seconds until vLLM has built its model."""
@@ -33,23 +34,30 @@ class EngineRefused(MarlRayError):
 class VllmProcess:
     """One process of vLLM. Pickles pass between it and its parent alone, over a socket without a name."""
 
-    def __init__(self, settings: Settings, threads: int) -> None:
+    def __init__(self, settings: VllmSettings, threads: int) -> None:
         """Start vLLM with `threads` threads on a CPU. Raises EngineRefused or EngineLost where it cannot start."""
-        ours, theirs = socket.socketpair()
+        own_end, other_end = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
-        with theirs:
+        with other_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", SERVER, str(theirs.fileno())],
+                [sys.executable, "-m", SERVER, str(other_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
                 env=os.environ | _environment(settings, threads),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[other_end.fileno()],
                 start_new_session=True,  # an interrupt of the terminal is the parent's affair
             )
-        self._connection = Connection(ours.detach())
+        self._connection = Connection(own_end.detach())
+        self.handles = itertools.count()
+        """Numbers of the responses, each used once."""
         self._end = weakref.finalize(self, _end, self._process, self._connection)
         self.ask("start", settings, deadline_s=START_S)
+
+    @property
+    def lost(self) -> bool:
+        """True once it was ended, here or because it did not answer."""
+        return not self._end.alive
 
     @property
     def pid(self) -> int:
@@ -93,7 +101,7 @@ def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
     process.wait(CLOSE_S)
 
 
-def _environment(settings: Settings, threads: int) -> dict[str, str]:
+def _environment(settings: VllmSettings, threads: int) -> dict[str, str]:
     return {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

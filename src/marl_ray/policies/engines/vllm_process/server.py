@@ -7,14 +7,16 @@ answers (True, value) or (False, one line of an error).
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-from marl_ray.errors import named
-from marl_ray.policies.engines.vllm_process.messages import Request, Sampled, Settings
+from marl_ray.policies.engines.vllm_process.messages import Sampled, VllmRequest, VllmSettings
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The greatest ranks that vLLM has kernels for."""
+LINE = 400
+"""Most characters of an error, which vLLM's settings report over several lines."""
 DOOR = "marl_ray.policies.engines.vllm_process.weight_door.WeightDoor"
 
 
@@ -27,10 +29,8 @@ class Server:
         self._written_by: dict[int, int] = {}
         """Response -> the version of what writes it: the adapter's where it has one, else that of the weights."""
 
-    def start(self, settings: Settings) -> None:
+    def start(self, settings: VllmSettings) -> None:
         """Load vLLM with random weights; `load` replaces them."""
-        from vllm import LLM
-
         self._settings = settings
         rank = settings.adapter_rank
         adapters: dict[str, Any] = {
@@ -38,11 +38,11 @@ class Server:
             "max_lora_rank": next(known for known in RANKS if known >= rank),
             "max_loras": settings.adapters,
         }
-        self._llm = LLM(
+        self._llm: Any = import_module("vllm").LLM(
             model=settings.folder,
             skip_tokenizer_init=True,
             load_format="dummy",
-            dtype=settings.dtype,  # type: ignore[arg-type, unused-ignore]
+            dtype=settings.dtype,
             max_model_len=settings.context,
             gpu_memory_utilization=settings.memory_share,
             tensor_parallel_size=settings.tensor_parallel,
@@ -53,7 +53,7 @@ class Server:
             worker_extension_cls=DOOR,
             **(adapters if rank else {}),
         )
-        self._engine = self._llm.llm_engine
+        self._engine: Any = self._llm.llm_engine
 
     def load(self, version: int) -> None:
         """Take the weights of `version` from the shared memory.
@@ -73,9 +73,7 @@ class Server:
 
     def load_adapter(self, number: int, folder: str) -> None:
         """Load adapter `number` (1 or more) from a folder that peft wrote; responses with it are of that version."""
-        from vllm.lora.request import LoRARequest
-
-        request = LoRARequest(f"adapter-{number}", number, folder)
+        request = import_module("vllm.lora.request").LoRARequest(f"adapter-{number}", number, folder)
         if not self._engine.add_lora(request):
             raise RuntimeError(f"vLLM did not take the adapter in {folder}")
         self._adapters[number] = request
@@ -84,12 +82,10 @@ class Server:
         self._engine.remove_lora(number)
         del self._adapters[number]
 
-    def add(self, requests: Sequence[Request]) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
+    def add(self, requests: Sequence[VllmRequest]) -> None:
+        sampling = import_module("vllm.sampling_params")
         for request in requests:
-            settings = SamplingParams(
+            settings = sampling.SamplingParams(
                 temperature=request.temperature,
                 top_k=request.top_k,
                 top_p=request.top_p,
@@ -99,7 +95,7 @@ class Server:
                 detokenize=False,
                 seed=request.seed,
                 logprobs=request.top,
-                output_kind=RequestOutputKind.DELTA,
+                output_kind=sampling.RequestOutputKind.DELTA,
             )
             self._engine.add_request(
                 str(request.handle),
@@ -142,7 +138,7 @@ def main() -> None:
         try:
             answer = True, getattr(server, method)(*arguments)
         except Exception as error:
-            answer = False, named(error)
+            answer = False, f"{type(error).__name__}: {' '.join(str(error).split())[:LINE]}"
         connection.send(answer)
 
 

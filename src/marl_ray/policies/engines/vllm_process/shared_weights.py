@@ -17,7 +17,7 @@ ALIGNED = 64
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor lies in the shared memory."""
+    """The place of a tensor in the shared memory."""
 
     name: str
     dtype: torch.dtype
@@ -31,8 +31,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What a reader needs in order to find the tensors; plain data."""
+class WeightLayout:
+    """Everything that a reader needs in order to find the tensors; plain data."""
 
     path: str
     size: int
@@ -53,7 +53,7 @@ class SharedWeights:
             offset += math.ceil(tensor.nbytes / ALIGNED) * ALIGNED
         self._descriptor = os.memfd_create("marl-ray-weights")
         os.ftruncate(self._descriptor, offset)
-        self.layout = Layout(f"/proc/{os.getpid()}/fd/{self._descriptor}", offset, tuple(entries))
+        self.layout = WeightLayout(f"/proc/{os.getpid()}/fd/{self._descriptor}", offset, tuple(entries))
         self._memory = _mapped(self.layout)
         weakref.finalize(self, os.close, self._descriptor)
 
@@ -65,8 +65,8 @@ class SharedWeights:
         for entry in self.layout.entries:
             tensor = tensors.get(entry.name)
             if tensor is None or (tensor.dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
-                found = "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-                raise MarlRayError(f"weights: expected {entry.name} {entry.dtype} {list(entry.shape)}, got {found}")
+                arrived = "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+                raise MarlRayError(f"weights: expected {entry.name} {entry.dtype} {list(entry.shape)}, got {arrived}")
         header = self._memory[:16].view(torch.int64)
         header[0] = version
         for entry in self.layout.entries:
@@ -74,20 +74,20 @@ class SharedWeights:
         header[1] = version
 
 
-def read(layout: Layout, version: int) -> Iterator[tuple[str, Tensor]]:
+def read(layout: WeightLayout, version: int) -> Iterator[tuple[str, Tensor]]:
     """The tensors as they lie in the shared memory; a reader copies what it keeps.
 
     Raises MarlRayError where the memory does not hold this version as a whole.
     """
     memory = _mapped(layout)
-    begun, whole = memory[:16].view(torch.int64).tolist()
-    if (begun, whole) != (version, version):
-        raise MarlRayError(f"weights: expected version {version}, got {whole} and a part of {begun}")
+    begun, complete = memory[:16].view(torch.int64).tolist()
+    if (begun, complete) != (version, version):
+        raise MarlRayError(f"weights: expected version {version}, got {complete} and a part of {begun}")
     for entry in layout.entries:
         yield entry.name, _view(memory, entry)
 
 
-def _mapped(layout: Layout) -> Tensor:
+def _mapped(layout: WeightLayout) -> Tensor:
     return torch.from_file(layout.path, shared=True, size=layout.size, dtype=torch.uint8)
 
 

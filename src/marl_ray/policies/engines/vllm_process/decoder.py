@@ -1,0 +1,114 @@
+"""Responses that vLLM writes, with the methods of the built-in `Decoder`: rows join and leave between steps."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.policies.engines.base import Prompt, Token
+from marl_ray.policies.engines.decoding.stop_strings import StopStrings
+from marl_ray.policies.engines.vllm_process.messages import Sampled, VllmRequest
+from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
+from marl_ray.policies.language.philox import token_uniforms
+
+
+@dataclass
+class _Row:
+    generation: GenerationConfig
+    ids: list[int] = field(default_factory=list)
+
+
+class VllmDecoder:
+    """Responses in the making by one version of the weights. Prompts with a guide or a bias are not for it."""
+
+    def __init__(self, process: VllmProcess, tokenizer: Any, ends: Set[int], version: int, adapter: int = 0) -> None:
+        """`ends`: tokens that end a response; `version`: of the weights, or of `adapter`, that the process has."""
+        self._process, self._tokenizer, self._version, self._adapter = process, tokenizer, version, adapter
+        self._ends = tuple(sorted(ends))
+        self._rows: dict[int, _Row] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig) -> list[int]:
+        """Let responses to `prompts` begin; returns a handle per prompt."""
+        numbers = token_uniforms(seed, [prompt.stream for prompt in prompts], 1)[:, 0]
+        handles = [next(self._process.handles) for _ in prompts]
+        requests = [
+            VllmRequest(
+                handle,
+                prompt.ids,
+                0.0 if prompt.greedy else generation.temperature,
+                generation.top_k,
+                generation.top_p,
+                generation.max_tokens,
+                self._ends,
+                int(number * 2**52),
+                self._adapter,
+                prompt.top,
+            )
+            for handle, prompt, number in zip(handles, prompts, numbers, strict=True)
+        ]
+        self._process.ask("add", requests)
+        self._rows.update((handle, _Row(generation)) for handle in handles)
+        return handles
+
+    def step(self, not_finite: list[int] | None = None) -> list[Token]:
+        """The next token of every row. Rows that end with theirs are gone afterwards.
+
+        A row whose logits are not finite is given up, and its handle is appended to `not_finite`. Raises EngineLost where
+        the process dies, falls silent, or samples with another version.
+        """
+        sampled: list[Sampled] = self._process.ask("step") if self._rows else []
+        for token in sampled:
+            if token.version != self._version:
+                raise EngineLost(
+                    f"generation.engine=vllm: it samples with version {token.version} of the weights, expected "
+                    f"{self._version}"
+                )
+            self._rows[token.handle].ids.append(token.id)
+        stopped = self._stopped([token.handle for token in sampled])
+        tokens, given_up = [], []
+        for token in sampled:
+            row = self._rows[token.handle]
+            by_itself, cut = token.id in self._ends, len(row.ids) == row.generation.max_tokens
+            bad = token.log_prob != token.log_prob
+            if bad and not_finite is not None:
+                not_finite.append(token.handle)
+            else:
+                ended = by_itself or token.handle in stopped
+                finish: Literal["stop", "length"] | None = "stop" if ended else "length" if cut else None
+                tokens.append(Token(token.handle, token.id, token.log_prob, finish, token.top))
+            if by_itself or cut:
+                del self._rows[token.handle]  # vLLM knows that it is done
+            elif bad or token.handle in stopped:
+                given_up.append(token.handle)
+        self._give_up(given_up)
+        return tokens
+
+    def remove(self, handle: int) -> None:
+        """Give a row up before its end; KeyError if there is none of this handle."""
+        self._give_up([handle])
+
+    def _give_up(self, handles: Sequence[int]) -> None:
+        for handle in handles:
+            del self._rows[handle]
+        if handles:
+            self._process.ask("remove", handles)
+
+    def _stopped(self, handles: Sequence[int]) -> set[int]:
+        """Rows whose newest token completes a stop string."""
+        by_stops: dict[tuple[str, ...], list[int]] = {}
+        for handle in handles:
+            if stops := self._rows[handle].generation.stop:
+                by_stops.setdefault(stops, []).append(handle)
+        return {
+            handle
+            for stops, rows in by_stops.items()
+            for handle, held in zip(
+                rows,
+                StopStrings(self._tokenizer, stops).completed([self._rows[row].ids for row in rows]),
+                strict=True,
+            )
+            if held
+        }

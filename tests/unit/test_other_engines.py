@@ -1,0 +1,70 @@
+"""Responses of an engine with code of its own for the model: their log-probabilities are compared, their version checked."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from toy_collectors import ALONE, Scripted, collector, players
+from toy_text_envs import Echo
+from toy_texts import config
+
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.envs.registry import make_env
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import Completion, Prompt
+from marl_ray.training import loop
+from marl_ray.training.learner.minibatches import Shape, minibatches
+from marl_ray.training.learner.prepared_batch import CostStats, prepare
+from marl_ray.training.single_process import process_group
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+def prepared(shift: float, *overrides: str) -> tuple[Any, dict[str, float]]:
+    """The prepared batch and metrics of a learner whose engine reports log-probabilities that are off by `shift` nats."""
+    run = config(*overrides)
+    team = loop.build_team(run, make_env(run.env), loop.init_device_mesh("cpu", (1,)), False)
+    learner = team.learners["speaker"]
+    batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+    rows = batch.trajectories["speaker"]
+    rows = replace(rows, log_probs=rows.log_probs + shift)
+    policy = replace(learner.policy, other_engine=True)
+    shape = Shape(1, rows.mask.shape[1], 0, policy.family.bounds(rows, 1))
+    plan = [minibatches(0, 0, 0, 1, shape, True)]
+    ready, _, metrics = prepare(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")
+    return ready, metrics
+
+
+def test_the_gap_is_measured_and_the_learners_own_log_probs_are_the_old_ones():
+    ready, metrics = prepared(0.25)
+    assert metrics["engine/log_prob_gap"] == pytest.approx(0.25, abs=1e-5)
+    difference = (ready.behaviour_log_probs - ready.old.log_probs)[ready.mask]
+    assert torch.allclose(difference, torch.tensor(0.25), atol=1e-5)
+    assert ready.recomputed and ready.importance is None
+
+
+def test_where_it_samples_in_fewer_digits_its_tokens_are_weighed_up_to_a_bound():
+    ready, _ = prepared(-5.0, "team.speaker.model.dtype=bf16")
+    assert torch.all(ready.importance[ready.mask] == 2)
+    ready, _ = prepared(-5.0, "team.speaker.model.dtype=bf16", "hyper.importance_cap=3")
+    assert torch.all(ready.importance[ready.mask] == 3)
+
+
+class Late(Scripted):
+    """Answers with the weights after the first update."""
+
+    def generate(
+        self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
+    ) -> list[Completion]:
+        return [replace(answer, version=1) for answer in super().generate(prompts, seed, generation)]
+
+
+def test_responses_of_another_version_train_nobody():
+    with pytest.raises(MarlRayError, match=r"responses are of versions \[1\] of the weights, expected 0"):
+        collector(Echo, ALONE).collect(players(ALONE, Late()), 0)

@@ -1,0 +1,79 @@
+"""An arm whose responses vLLM writes."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+import torch
+from toy_gateways import with_gateway
+from toy_text_gateways import events, make_text_bundle, post, text_config
+
+from marl_ray.config import ArmConfig, parse_config
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.prompting.prompts import encode_prompt
+from marl_ray.serving.arms.errors import ArmError
+from marl_ray.serving.arms.protocol import TextRequest
+from marl_ray.serving.arms.text import TextBatcher
+
+# Ray's own models, at import.
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+
+
+def test_an_arm_streams_and_batches_beside_one_of_the_built_in_decoder(tmp_path):
+    bundle = make_text_bundle(tmp_path, 1, context=64)
+    config = text_config({"own": bundle, "other": make_text_bundle(tmp_path, 2, context=64)}, tmp_path)
+    experiment = config.experiments[0]
+    arms = experiment.arms | {"own": experiment.arms["own"].model_copy(update={"engine": "vllm"})}
+    config = config.model_copy(update={"experiments": (experiment.model_copy(update={"arms": arms}),)})
+    asked = [{"session_id": f"s{k}", "prompt": "a" * (1 + k), "seed": k, "max_tokens": 4 + k} for k in range(8)]
+
+    async def body(client):
+        together = await asyncio.gather(*(post(client, "/generate", one) for one in asked))
+        streamed = [await events(client, "/generate", one) for one in asked]
+        json_object = {"response_format": {"type": "json_object"}}
+        chat = {"model": "exp", "messages": [{"role": "user", "content": "hello"}]} | json_object
+        refused = [await client.post("/v1/chat/completions", json=chat | {"user": one["session_id"]}) for one in asked]
+        return together, streamed, refused
+
+    together, streamed, refused = with_gateway(config, body)
+    assert {whole["arm"] for whole in together} == {"own", "other"}
+    policy = load_bundle(bundle).policies["lm"]
+    for one, whole, parts, answer in zip(asked, together, streamed, refused, strict=True):
+        assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+        if whole["arm"] == "own":
+            prompt = torch.tensor([encode_prompt(policy.tokenizer, one["prompt"], True)])
+            ids = torch.tensor([whole["tokens"]])
+            scores = policy.evaluate(prompt, ids, torch.ones_like(ids, dtype=torch.bool), need_entropy=False).log_probs
+            assert whole["log_probs"] == pytest.approx(scores[0].tolist(), abs=1e-5)
+            assert len(parts) > 1
+            assert answer.status_code == 400 and "engine=vllm writes no JSON" in answer.text
+
+
+def test_responses_fail_with_their_engine_and_the_next_ones_are_written_by_another(tmp_path):
+    arm = TextBatcher(load_bundle(make_text_bundle(tmp_path, 1, context=64)), 4, 120.0, "vllm")
+    request = TextRequest("writer", "hello", 5)
+
+    async def ids() -> list[int]:
+        reply, pieces = arm.write(request), []
+        while not pieces or pieces[-1].finish is None:
+            pieces.append(await reply.next())
+        return [token for piece in pieces for token in piece.ids]
+
+    async def body() -> None:
+        wanted = await ids()
+        os.kill(arm.model("writer")._vllm.process.pid, signal.SIGKILL)
+        with pytest.raises(ArmError, match=r"generation\.engine=vllm: its process died"):
+            await ids()
+        assert await ids() == wanted
+
+    try:
+        asyncio.run(body())
+    finally:
+        arm.close()
+
+
+def test_an_external_arm_has_no_engine_of_ours():
+    with pytest.raises(MarlRayError, match="engine: only read with bundle"):
+        parse_config(ArmConfig, {"url": "https://x.y/v1", "model": "m", "engine": "vllm"})
