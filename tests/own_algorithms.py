@@ -1,9 +1,9 @@
 from pydantic import PositiveFloat
 
 from marl_ray.algorithms import Algorithm, Evaluated, PolicyLoss
+from marl_ray.algorithms.advantages.of_batch import gae_advantages
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
 from marl_ray.algorithms.losses.ratios import truncated_importance
-from marl_ray.algorithms.with_critic.ppo import gae_advantages
 from marl_ray.config import SPECS, AlgorithmConfig, Spec
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from toy_collectors import ALONE, Scripted, collector, players
-from toy_text_envs import Echo
-from toy_texts import config
+from toys.collectors import ALONE, Scripted, collector, players
+from toys.text_envs import Echo
+from toys.texts import config
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.envs.registry import make_env

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 import torch
-from toy_gateways import with_gateway
-from toy_text_gateways import events, make_text_bundle, post, text_config
+from toy_serving.gateways import with_gateway
+from toy_serving.text_gateways import events, make_text_bundle, post, text_config
 
 from marl_ray.config import ArmConfig, parse_config
 from marl_ray.errors import MarlRayError

@@ -1,6 +1,6 @@
 """Runs whose responses vLLM writes."""
 
-from toy_texts import TWO_AGENTS, config, trained
+from toys.texts import TWO_AGENTS, config, trained
 
 from marl_ray.training.single_process import train_alone
 

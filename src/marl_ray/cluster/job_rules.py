@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from marl_ray.cluster.operator_rules import Finding, groups
+from marl_ray.cluster.operator_rules import ManifestFault, groups
 
 SELECTOR = "ray.io/cluster"
 """Key of `clusterSelector` that names the cluster."""
@@ -15,7 +15,7 @@ _CLUSTER_ONLY = ("DeleteWorkers", "DeleteCluster")
 _LOCAL = ("emptyDir", "hostPath")
 
 
-def of_job(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     """Rules for a RayJob's own part, which stands at `where` (with a dot at its end). `advice_for_job` has the rest."""
     mode, selector = spec.get("submissionMode", "K8sJobMode"), spec.get("clusterSelector")
     modes = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
@@ -40,7 +40,7 @@ def of_job(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
     yield from _of_runtime_env(spec, where)
 
 
-def of_cron_job(spec: Mapping[str, Any]) -> Iterator[Finding]:
+def of_cron_job(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     """Rules for a RayCronJob's own part."""
     schedule = spec["schedule"]
     if not (schedule.startswith("@") or len(schedule.split()) == 5):
@@ -48,7 +48,9 @@ def of_cron_job(spec: Mapping[str, Any]) -> Iterator[Finding]:
     yield from of_job(spec["jobTemplate"], "spec.jobTemplate.")
 
 
-def _of_selector(spec: Mapping[str, Any], selector: Mapping[str, str], mode: str, where: str) -> Iterator[Finding]:
+def _of_selector(
+    spec: Mapping[str, Any], selector: Mapping[str, str], mode: str, where: str
+) -> Iterator[ManifestFault]:
     if not selector.get(SELECTOR):
         yield f"{where}clusterSelector", f"expected {SELECTOR} with the name of a RayCluster"
     if mode == "SidecarMode":
@@ -59,7 +61,7 @@ def _of_selector(spec: Mapping[str, Any], selector: Mapping[str, str], mode: str
         yield f"{where}backoffLimit", "expected 0 beside clusterSelector: a retry is a new cluster"
 
 
-def _of_sidecar(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def _of_sidecar(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     for key in ("submitterPodTemplate", "submitterConfig"):
         if spec.get(key):
             yield f"{where}{key}", "expected none in SidecarMode"
@@ -68,7 +70,7 @@ def _of_sidecar(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
         yield f"{where}rayClusterSpec.headGroupSpec.template.spec.restartPolicy", "expected Never in SidecarMode"
 
 
-def _of_deletion(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def _of_deletion(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     shuts_down, strategy = spec.get("shutdownAfterJobFinishes"), spec.get("deletionStrategy")
     if spec.get("ttlSecondsAfterFinished", 0) and not shuts_down:
         yield f"{where}ttlSecondsAfterFinished", "expected shutdownAfterJobFinishes: true beside it"
@@ -94,7 +96,7 @@ def _of_deletion(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
     yield from _of_rules(rules, at)
 
 
-def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[Finding]:
+def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[ManifestFault]:
     """One rule for each end and policy, and what is deleted first includes nothing that is deleted later."""
     seen: dict[tuple[str, str], dict[str, int]] = {}
     for k, rule in enumerate(rules):
@@ -113,7 +115,7 @@ def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[Finding]:
         policies[rule["policy"]] = after
 
 
-def _of_runtime_env(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def _of_runtime_env(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     try:
         runtime_env = yaml.safe_load(spec.get("runtimeEnvYAML", "") or "{}")
     except yaml.YAMLError as error:
@@ -123,7 +125,7 @@ def _of_runtime_env(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
         yield f"{where}runtimeEnvYAML", "expected a mapping of keys"
 
 
-def advice_for_job(spec: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def advice_for_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     """Advice about jobs that lose work: a retry is a new cluster, without the files that pods wrote to their own folders."""
     cluster = spec.get("rayClusterSpec")
     if not cluster or spec.get("backoffLimit", 0) <= 0 or "://" in spec.get("entrypoint", ""):

@@ -14,8 +14,8 @@ from jsonschema.exceptions import ValidationError
 
 from marl_ray.cluster import job_rules, operator_rules
 from marl_ray.cluster.crds import schemas
-from marl_ray.cluster.operator_rules import Finding, environment, groups, number
-from marl_ray.config.load import _Loader as Loader
+from marl_ray.cluster.operator_rules import ManifestFault, environment, groups, number
+from marl_ray.config.load import YamlLoader
 from marl_ray.errors import MarlRayError, one_line
 
 CLUSTER_AT = {
@@ -93,7 +93,7 @@ def replica_pods(document: Any) -> int:
     return int(workers) + (not _head_is_idle(cluster["headGroupSpec"]))
 
 
-def _findings(document: Any) -> Iterator[Finding]:
+def _findings(document: Any) -> Iterator[ManifestFault]:
     if not isinstance(document, Mapping):
         yield "", f"expected a mapping of keys at the top, got {type(document).__name__}"
         return
@@ -117,7 +117,7 @@ def _findings(document: Any) -> Iterator[Finding]:
         yield from _rules(document)
 
 
-def _rules(document: Mapping[str, Any]) -> Iterator[Finding]:
+def _rules(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
     cluster, where = _cluster(document)
     yield from operator_rules.of_metadata(document)
     if document["kind"] == "RayService":
@@ -134,7 +134,7 @@ def _rules(document: Mapping[str, Any]) -> Iterator[Finding]:
         yield path, f"{ADVICE}{message}"
 
 
-def _advice(document: Mapping[str, Any], cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def _advice(document: Mapping[str, Any], cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     """Findings about what KubeRay takes, and what runs badly or tells secrets."""
     if cluster:
         yield from _operations(cluster, where)
@@ -144,7 +144,7 @@ def _advice(document: Mapping[str, Any], cluster: Mapping[str, Any], where: str)
     yield from _secrets(document, "")
 
 
-def _serve_config_is_yaml(spec: Mapping[str, Any]) -> Iterator[Finding]:
+def _serve_config_is_yaml(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     try:
         documents = _parse(spec.get("serveConfigV2", ""))
     except yaml.YAMLError as error:
@@ -154,7 +154,7 @@ def _serve_config_is_yaml(spec: Mapping[str, Any]) -> Iterator[Finding]:
         yield "spec.serveConfigV2", f"expected one Serve config, got {len(documents)}"
 
 
-def _operations(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def _operations(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     """Findings about settings that run, but not well."""
     if not _head_is_idle(cluster["headGroupSpec"]):
         message = 'expected "0": work on the head takes the whole cluster down when it runs out of memory'
@@ -173,7 +173,7 @@ def _operations(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
         yield f"{where}autoscalerOptions.image", problem
 
 
-def _mounts(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def _mounts(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     """Mounts without a volume: KubeRay takes them, and Kubernetes refuses its pods."""
     for path, group in groups(cluster, where):
         pod = group["template"]["spec"]
@@ -198,7 +198,7 @@ def _moving_image(image: str) -> str:
     return ""
 
 
-def _secrets(part: Any, where: str) -> Iterator[Finding]:
+def _secrets(part: Any, where: str) -> Iterator[ManifestFault]:
     """Environment variables, at any depth, whose value is a secret in plain sight."""
     if isinstance(part, list):
         for k, item in enumerate(part):
@@ -230,7 +230,7 @@ def _cluster(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     return cluster, where
 
 
-def _explain(error: ValidationError) -> Iterator[Finding]:
+def _explain(error: ValidationError) -> Iterator[ManifestFault]:
     where = ".".join(map(str, error.absolute_path))
     schema, instance = error.schema, error.instance
     assert isinstance(schema, dict)
@@ -256,7 +256,7 @@ def _explain(error: ValidationError) -> Iterator[Finding]:
 
 
 def _parse(text: str) -> list[Any]:
-    return [document for document in yaml.load_all(text, Loader) if document is not None]
+    return [document for document in yaml.load_all(text, YamlLoader) if document is not None]
 
 
 def _date(value: Any) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-Finding = tuple[str, str]
+ManifestFault = tuple[str, str]
 """Path of a key, and the value expected there."""
 
 NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 37}
@@ -24,7 +24,7 @@ _MANAGED_BY = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
 _GCS_VARIABLES = {"REDIS_PASSWORD": "redisPassword", "RAY_REDIS_ADDRESS": "redisAddress"}
 
 
-def of_metadata(document: Mapping[str, Any]) -> Iterator[Finding]:
+def of_metadata(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
     """Rules for the name, the annotations and `managedBy`, which is a rule of the CRD, in a language of its own."""
     metadata, kind = document["metadata"], document["kind"]
     # The server appends five characters to `generateName`.
@@ -40,7 +40,7 @@ def of_metadata(document: Mapping[str, Any]) -> Iterator[Finding]:
         yield "spec.managedBy", f"expected one of {', '.join(_MANAGED_BY)}, got {managed_by!r}"
 
 
-def of_service(spec: Mapping[str, Any]) -> Iterator[Finding]:
+def of_service(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     """Rules for a RayService's own part."""
     cluster = spec.get("rayClusterConfig", {})
     if not cluster:
@@ -74,7 +74,7 @@ def of_service(spec: Mapping[str, Any]) -> Iterator[Finding]:
         yield f"{at}gatewayClassName", "expected a class of the Gateway API"
 
 
-def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where: str) -> Iterator[Finding]:
+def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where: str) -> Iterator[ManifestFault]:
     """Rules for the specification of a Ray cluster, which stands at `where` (with a dot at its end)."""
     head = cluster["headGroupSpec"]
     for path, group in groups(cluster, where):
@@ -86,7 +86,7 @@ def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where
     yield from _network_policy(cluster, where)
 
 
-def _group(group: Mapping[str, Any], path: str) -> Iterator[Finding]:
+def _group(group: Mapping[str, Any], path: str) -> Iterator[ManifestFault]:
     if not group["template"]["spec"].get("containers"):
         yield f"{path}template.spec.containers", "expected at least one"
     params = group.get("rayStartParams", {})
@@ -105,7 +105,7 @@ def _group(group: Mapping[str, Any], path: str) -> Iterator[Finding]:
 
 def _fault_tolerance(
     cluster: Mapping[str, Any], annotations: Mapping[str, str], variables: Mapping[str, Any], where: str
-) -> Iterator[Finding]:
+) -> Iterator[ManifestFault]:
     options = cluster.get("gcsFaultToleranceOptions")
     params, head = cluster["headGroupSpec"].get("rayStartParams", {}), f"{where}headGroupSpec."
     at = f"{head}template.spec.containers.0.env."
@@ -128,7 +128,7 @@ def _fault_tolerance(
         yield f"{where}gcsFaultToleranceOptions.storage", "expected none with Redis; it is for the backend rocksdb"
 
 
-def _autoscaling(cluster: Mapping[str, Any], variables: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def _autoscaling(cluster: Mapping[str, Any], variables: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     enabled, options = cluster.get("enableInTreeAutoscaling"), cluster.get("autoscalerOptions", {})
     variable = f"{where}headGroupSpec.template.spec.containers.0.env.{_AUTOSCALER_V2}"
     by_variable = variables.get(_AUTOSCALER_V2, {}).get("value") in ("1", "true")
@@ -157,7 +157,7 @@ def _autoscaling(cluster: Mapping[str, Any], variables: Mapping[str, Any], where
             yield f"{path}priority", f"expected a rayVersion of 2.56.0 or later, got {cluster.get('rayVersion')!r}"
 
 
-def _authentication(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def _authentication(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     options = cluster.get("authOptions", {})
     by_kubernetes = options.get("enableK8sTokenAuth")
     if options.get("mode") != "token":
@@ -172,7 +172,7 @@ def _authentication(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]
         yield f"{where}authOptions.secretName", "expected none beside enableK8sTokenAuth"
 
 
-def _network_policy(cluster: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def _network_policy(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     policy = cluster.get("networkPolicy", {})
     unused = {"DenyAllEgress": "ingressRules", "DenyAllIngress": "egressRules"}.get(policy.get("mode", "DenyAll"))
     named_groups = [(f"workerGroups.{k}", rules) for k, rules in enumerate(policy.get("workerGroups", []))]

@@ -16,7 +16,7 @@ from marl_ray.errors import MarlRayError, one_line
 C = TypeVar("C", bound=Config)
 
 
-class _Loader(yaml.SafeLoader):
+class YamlLoader(yaml.SafeLoader):
     """YAML 1.1 reads `3e-4` as text; every user means the number. Duplicate keys are refused, not overwritten."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -32,7 +32,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _FLOAT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+YamlLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
@@ -79,7 +79,7 @@ def config_hash(config: Config) -> str:
 
 def _parse_yaml(text: str, source: str) -> Any:
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, YamlLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""

@@ -1,5 +1,4 @@
-"""The things that a replica holds: its experiments, the arms that answer for them, and the bundles that these are made
-of."""
+"""One replica of the gateway keeps this in memory: its open experiments, their arms, and the bundles that it loaded."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -4,9 +4,9 @@ import pytest
 import torch
 from toys.runs import TWO_POLICIES, short
 
+from marl_ray.algorithms.advantages.of_batch import cost_advantages
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
-from marl_ray.algorithms.with_critic.ppo import cost_advantages
 from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training import loop

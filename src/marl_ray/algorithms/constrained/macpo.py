@@ -5,9 +5,9 @@ updated before it (`happo.py`), with central critics. A budget is the team's, an
 violation is recomputed with the cost that the earlier policies' steps are expected to have moved.
 """
 
+from marl_ray.algorithms.advantages.of_batch import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constrained.cpo import surrogate
-from marl_ray.algorithms.with_critic.ppo import gae_advantages
 from marl_ray.config import SPECS
 
 MACPO = Algorithm("macpo", SPECS["macpo"], gae_advantages, surrogate)

@@ -3,9 +3,9 @@
 Actors stay decentralised and are updated at once; every policy has the penalty of the team's violation.
 """
 
+from marl_ray.algorithms.advantages.of_batch import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.algorithms.with_critic.ppo import gae_advantages
 from marl_ray.config import SPECS
 
 MAP3O = Algorithm("map3o", SPECS["map3o"], gae_advantages, ppo_loss)

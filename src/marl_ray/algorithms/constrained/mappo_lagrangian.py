@@ -7,10 +7,10 @@ decisions an episode), where the authors' code mixes a per-decision mean with a 
 multipliers are damped by default (`multiplier_damping`, see `multipliers.Lagrange`).
 """
 
+from marl_ray.algorithms.advantages.of_batch import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Lagrange
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.algorithms.with_critic.ppo import gae_advantages
 from marl_ray.config import SPECS, AlgorithmConfig
 
 

@@ -7,9 +7,9 @@ same standard deviation, so that `penalty` (kappa) means the same for every pric
 whole minibatch over all workers; large minibatches keep it from flickering.
 """
 
+from marl_ray.algorithms.advantages.of_batch import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.algorithms.with_critic.ppo import gae_advantages
 from marl_ray.config import SPECS
 
 P3O = Algorithm("p3o", SPECS["p3o"], gae_advantages, ppo_loss)

@@ -5,10 +5,10 @@ the integral alone, the derivative part acts only on rising costs. P and J are n
 both over twenty batches (0.95): an error that is so late damps nothing.
 """
 
+from marl_ray.algorithms.advantages.of_batch import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import PID
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.algorithms.with_critic.ppo import gae_advantages
 from marl_ray.config import SPECS, AlgorithmConfig
 
 

@@ -9,10 +9,10 @@ is damped by default: the weight of C is lambda + `multiplier_damping` (J - d) /
 `multiplier_lr` is a tenth of the paper's 0.05. With `multiplier_damping` 0 the two are the paper's.
 """
 
+from marl_ray.algorithms.advantages.of_batch import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Lagrange
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.algorithms.with_critic.ppo import gae_advantages
 from marl_ray.config import SPECS, AlgorithmConfig
 
 

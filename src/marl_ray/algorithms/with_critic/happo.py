@@ -6,9 +6,9 @@ in an order drawn anew for every batch. M is the change that the policies alread
 probability; the learner multiplies it into the advantages (M > 0, so it goes through min and clip), and the loop keeps it.
 """
 
+from marl_ray.algorithms.advantages.of_batch import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.algorithms.with_critic.ppo import gae_advantages
 from marl_ray.config import SPECS
 
 HAPPO = Algorithm("happo", SPECS["happo"], gae_advantages, ppo_loss)

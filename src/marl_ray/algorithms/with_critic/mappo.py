@@ -6,9 +6,9 @@ normalised over the whole batch without dead agents, orthogonal weights with a s
 Unlike the paper's code the value bootstraps at a time limit.
 """
 
+from marl_ray.algorithms.advantages.of_batch import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.algorithms.with_critic.ppo import gae_advantages
 from marl_ray.config import SPECS
 
 MAPPO = Algorithm("mappo", SPECS["mappo"], gae_advantages, ppo_loss)

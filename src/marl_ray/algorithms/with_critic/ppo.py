@@ -6,30 +6,9 @@ with A from generalised advantage estimation (`gae.py`), h the Huber loss, H the
 observation.
 """
 
-from torch import Tensor
-
-from marl_ray.algorithms.advantages.gae import gae
+from marl_ray.algorithms.advantages.of_batch import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.config import SPECS, AlgorithmConfig
-from marl_ray.trajectories import Trajectories
-
-
-def gae_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
-    """GAE on the batch's own values; (B, T) advantages and returns."""
-    ends = (batch.mask, batch.terminated, batch.truncated)
-    return gae(batch.rewards, batch.values, batch.bootstrap, *ends, hyper.gamma, hyper.gae_lambda)
-
-
-def cost_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
-    """The same on costs, with their own critic, discount and lambda; (B, T, K) advantages and returns.
-
-    Costs are the team's: an agent's actions also count in the costs that arise after it is done, while others go on.
-    """
-    terminated = batch.terminated if batch.over is None else batch.over
-    truncated = batch.truncated if batch.over_cut is None else batch.over_cut
-    ends = (batch.mask, terminated, truncated)
-    return gae(batch.costs, batch.cost_values, batch.cost_bootstrap, *ends, hyper.cost_gamma, hyper.cost_gae_lambda)
-
+from marl_ray.config import SPECS
 
 PPO = Algorithm("ppo", SPECS["ppo"], gae_advantages, ppo_loss)

@@ -22,7 +22,7 @@ INGRESS = "Gateway"
 """Name of the deployment that takes the requests."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-Finding = tuple[str, str]
+ConfigFault = tuple[str, str]
 """Path of a key, and what was expected there."""
 
 _SECRET_NAME = re.compile(
@@ -54,7 +54,7 @@ def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | No
     manifest: how many pods may run replicas.
     """
     if not isinstance(data, Mapping):
-        findings: list[Finding] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
+        findings: list[ConfigFault] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
     else:
         try:
             plain = json.loads(json.dumps(data))
@@ -65,7 +65,7 @@ def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | No
     return [": ".join(filter(None, (source, (where + path).rstrip("."), message))) for path, message in findings]
 
 
-def _findings(data: dict[str, Any], pods: int | None) -> Iterator[Finding]:
+def _findings(data: dict[str, Any], pods: int | None) -> Iterator[ConfigFault]:
     from ray.serve.schema import ServeDeploySchema
 
     yield from _unknown_keys(data, ServeDeploySchema, "")
@@ -84,7 +84,7 @@ def _findings(data: dict[str, Any], pods: int | None) -> Iterator[Finding]:
             yield from _gateway(application, f"applications.{k}.", host, pods)
 
 
-def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | None) -> Iterator[Finding]:
+def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | None) -> Iterator[ConfigFault]:
     args = application.get("args", {})
     if not isinstance(args, dict):
         return  # Serve's own schema has reported it
@@ -159,14 +159,14 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _unknown_keys(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[Finding]:
+def _unknown_keys(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
     for part_model, part, path, _ in _models(data, model, where):
         yield from _unknown(part, part_model.model_fields, path)
         if "runtime_env" in part_model.model_fields and isinstance(part.get("runtime_env"), dict):
             yield from _runtime_env(part["runtime_env"], f"{path}runtime_env.")
 
 
-def _runtime_env(value: dict[str, Any], where: str) -> Iterator[Finding]:
+def _runtime_env(value: dict[str, Any], where: str) -> Iterator[ConfigFault]:
     from ray.runtime_env import RuntimeEnv, RuntimeEnvConfig
 
     yield from _unknown(value, RuntimeEnv.known_fields, where)
@@ -179,7 +179,7 @@ def _runtime_env(value: dict[str, Any], where: str) -> Iterator[Finding]:
             yield f"{where}env_vars.{name}", message
 
 
-def _unknown(part: dict[str, Any], known: Collection[str], where: str) -> Iterator[Finding]:
+def _unknown(part: dict[str, Any], known: Collection[str], where: str) -> Iterator[ConfigFault]:
     for key in (key for key in part if key not in known):
         close = difflib.get_close_matches(key, known, 1)
         yield where + key, "unknown key" + (f", did you mean {close[0]!r}?" if close else "")
@@ -193,7 +193,7 @@ def _without_unknown_keys(data: dict[str, Any], model: type[BaseModel]) -> dict[
     return copied
 
 
-def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[Finding]:
+def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
     """One finding for each key whose value pydantic refuses. The keys are known ones."""
     yield from _validate(data, model, where)
     # Serve types some parts as "any mapping, or this model", and looks at their values only when it deploys them.
@@ -203,7 +203,7 @@ def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> I
             yield from _validate(safe, part_model, path)
 
 
-def _validate(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[Finding]:
+def _validate(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
     seen = set()
     try:
         model.model_validate(copy.deepcopy(data))  # Serve's validators write into what they are given

@@ -22,7 +22,7 @@ ENDS: tuple[End, ...] = get_args(End)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TestResult:
     """The result of one test of one treatment now."""
 
     name: str
@@ -146,7 +146,7 @@ def ask(
     alpha: float,
     min_outcomes: int,
     excluding: bool = False,
-) -> Finding:
+) -> TestResult:
     """Test whether `HARM` or fitness for `PROMOTION` is proven of a treatment. With `excluding`, units that do not
     report the metric do not count in it, so a proof must hold at both ends of what they may have been (`reporting`)."""
     control, arms = plan.control, len(plan.weights)
@@ -170,7 +170,7 @@ def ask(
         evidence = question.plainly()
         # Of "treatment - 0.98 control", where the margin is a part of the control's mean.
         evidence = evidence._replace(gain=gain, bound=evidence.bound - (0.0 if relative is None else margin))
-    return Finding(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, evidence, missing)
+    return TestResult(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, evidence, missing)
 
 
 class ArmQuestion(NamedTuple):

@@ -11,7 +11,7 @@ from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan, advanc
 from marl_ray.experiments.statistics.intervals import Interval, Summary, verdict
 from marl_ray.experiments.statistics.sequential import mean_interval
 from marl_ray.experiments.store.units import NO_OUTCOME, ArmSummary
-from marl_ray.serving.evidence.questions import HARM, PROMOTION, Finding, ask, excluding, shown_outcome_of
+from marl_ray.serving.evidence.questions import HARM, PROMOTION, TestResult, ask, excluding, shown_outcome_of
 from marl_ray.serving.evidence.rollout_control import Findings, Reporting
 
 Series = Mapping[str, Iterable[tuple[float, Summary]]]
@@ -135,7 +135,7 @@ def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPla
     return Interval(below.test.gain, max(below.test.bound, -most), min(above.test.bound, most))
 
 
-def _test(finding: Finding) -> dict[str, Any]:
+def _test(finding: TestResult) -> dict[str, Any]:
     gain, bound, e_value, proven = finding.test
     return {
         "margin": finding.margin,
@@ -160,7 +160,7 @@ def _reporting(reporting: Reporting) -> dict[str, Any]:
     }
 
 
-def _guardrail(finding: Finding) -> dict[str, Any]:
+def _guardrail(finding: TestResult) -> dict[str, Any]:
     return {
         "name": finding.name,
         "arm": finding.arm,

@@ -32,8 +32,8 @@ from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.evidence.questions import (
     HARM,
     PROMOTION,
-    Finding,
     Measure,
+    TestResult,
     ask,
     excluding,
     guardrail_of,
@@ -90,11 +90,11 @@ class Findings:
     """All answers of one look at an experiment."""
 
     look: Look
-    harm: tuple[Finding, ...]
+    harm: tuple[TestResult, ...]
     """The tests of the outcome, by treatment."""
-    guardrails: tuple[Finding, ...]
+    guardrails: tuple[TestResult, ...]
     """The tests of guardrails, by treatment, then in the config's order."""
-    promotion: tuple[Finding, ...]
+    promotion: tuple[TestResult, ...]
     srm: Mismatch
     reporting: tuple[Reporting, ...]
     """The reporting of each metric whose missing values do not count, by metric, then treatment."""
@@ -127,7 +127,7 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
     """Test outcomes, guardrails and counts. The treatments share each alpha (Bonferroni)."""
     plan, excluded = record.plan, excluding(config)
 
-    def test_all(side: int, measure: Measure, alpha: float) -> tuple[Finding, ...]:
+    def test_all(side: int, measure: Measure, alpha: float) -> tuple[TestResult, ...]:
         share = alpha / len(plan.treatments) if plan.treatments else alpha
         rules: Any = {"alpha": share, "min_outcomes": config.min_outcomes, "excluding": measure.name in excluded}
         return tuple(ask(side, look, measure, arm, plan, **rules) for arm in plan.treatments)
@@ -181,7 +181,7 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
     return reports
 
 
-def _lack(look: Look, control: str, config: ExperimentConfig, rail: Finding) -> str | None:
+def _lack(look: Look, control: str, config: ExperimentConfig, rail: TestResult) -> str | None:
     """A sentence that says why a guardrail cannot judge the arm; None if it can."""
     if rail.name != "error" and rail.name not in look.reported:  # errors are the gateway's own to note
         return f"no client has sent {rail.name!r} of a session, which a guardrail asks for"

@@ -35,7 +35,7 @@ class EndedEpisode(NamedTuple):
 def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list[EndedEpisode], list[EndedEpisode]]:
     """(released, held back), each by start and copy; `running` are the starts of all episodes that have not ended.
 
-    What is released later began no earlier, whatever the order of the ends.
+    Episodes are released in the order in which they began, whatever the order in which they end.
     """
     earliest = min(running, default=None)
     in_order = sorted(ended, key=lambda episode: (episode.start, episode.copy))
@@ -44,8 +44,10 @@ def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list
 
 
 def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
-    """Starts of the (start, steps played) that hold others back: an episode of `most_steps` or more does so no longer, or
-    one that never ends would for ever."""
+    """Starts of running episodes, given as (start, steps played), that delay the release of episodes that began later.
+
+    An episode that has played `most_steps` is ignored: else one that never ends delays all others for ever.
+    """
     return [start for start, played in running if played < most_steps]
 
 

@@ -40,7 +40,7 @@ def descend(
         if (
             by_gradient
             and hyper.target_kl is not None
-            and float(total((sums - before)[4])) / len(epoch) > hyper.target_kl
+            and float(total((sums - before)[METRICS.index("kl")])) / len(epoch) > hyper.target_kl
         ):
             break
     means = dict(zip(METRICS, (total(sums) / max(steps, 1)).tolist(), strict=True))
@@ -93,7 +93,7 @@ def _step(
     critics = policy.critics if not spec.critic_first else []
     norms = clip_gradients([*trained, nn.ModuleList(critics)] if critics else trained, hyper.max_grad_norm)
     policy.optimizer.step()
-    metrics[-1] = norms[0] / world()[1]  # a norm is global already
+    metrics[METRICS.index("grad_norm")] = norms[0] / world()[1]  # a norm is global already
     if policy.algorithm.every_step and costs.means is not None and costs.episodes:
         shift = (total(moved) * costs.decisions).tolist()
         triples = zip(state.multipliers, costs.means, shift, strict=True)

@@ -33,7 +33,8 @@ class EvaluatedPass:
             policy.model, prepared.inputs, prepared.batch, mask, shape, cut
         )
         self.mask = mask & (not empty)
-        # Bit for bit: GSPO's clip is narrower than the rounding of bfloat16.
+        # Before the first step the present outputs are the old ones. Used again they make every ratio exactly 1; a second
+        # pass in bfloat16 would round by more than GSPO's clip range.
         unmoved = first and prepared.recomputed
 
         def old(now: Tensor | None, then: Tensor) -> Tensor:

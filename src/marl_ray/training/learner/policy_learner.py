@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from marl_ray.algorithms.with_critic.ppo import cost_advantages
+from marl_ray.algorithms.advantages.of_batch import cost_advantages
 from marl_ray.config import AlgorithmConfig, ConstraintConfig
 from marl_ray.training.collectives import total, world
 from marl_ray.training.learner import gradient_epochs, trust_region_step

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from marl_ray.algorithms.advantages.groups import compared
 from marl_ray.algorithms.advantages.normalization import moments, standardise
+from marl_ray.algorithms.advantages.of_batch import cost_advantages
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.algorithms.constraints.penalty import constraint_violation
 from marl_ray.algorithms.losses.aggregation import counts
 from marl_ray.algorithms.losses.kl import kl_estimate
 from marl_ray.algorithms.losses.ratios import truncated_importance
-from marl_ray.algorithms.with_critic.ppo import cost_advantages
 from marl_ray.config import AlgorithmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.training.collectives import totals
@@ -45,9 +45,9 @@ class OldOutputs(NamedTuple):
 
     log_probs: Tensor
     values: Tensor
-    """In the critic's own units: where the value clip takes nothing away."""
+    """(B, T), the critic's raw outputs, which are normalised. The value clip has its centre there."""
     cost_values: Tensor
-    """(B, T, K), in the cost critics' own units."""
+    """(B, T, K), likewise for the cost critics."""
 
 
 @dataclass(frozen=True)

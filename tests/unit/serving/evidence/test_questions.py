@@ -14,13 +14,13 @@ from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
 from marl_ray.experiments.statistics.sequential import harm, promotion, scaled
-from marl_ray.serving.evidence.questions import HARM, PROMOTION, Finding, Measure, ask
+from marl_ray.serving.evidence.questions import HARM, PROMOTION, Measure, TestResult, ask
 
 PLAN = RolloutPlan("c", {"c": 9.0, "t": 1.0})
 PLAIN = Measure("outcome", "higher", 0.02, False, None, None)
 
 
-def asked(side: int, treatment: Summary, control: Summary, measure: Measure = PLAIN) -> Finding:
+def asked(side: int, treatment: Summary, control: Summary, measure: Measure = PLAIN) -> TestResult:
     arms = {"t": treatment, "c": control}
     return ask(side, Look({"outcome": arms}, {"outcome": {1: arms}}), measure, "t", PLAN, alpha=0.05, min_outcomes=50)
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-Mapping = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 class _Part(BaseModel):
@@ -26,12 +26,12 @@ class Container(_Part):
     name: str
     image: str
     resources: dict[str, dict[str, str]]
-    env: list[Mapping] | None = None
-    env_from: list[Mapping] | None = None
-    ports: list[Mapping] | None = None
-    volume_mounts: list[Mapping] | None = None
-    security_context: Mapping | None = None
-    lifecycle: Mapping | None = None
+    env: list[JsonObject] | None = None
+    env_from: list[JsonObject] | None = None
+    ports: list[JsonObject] | None = None
+    volume_mounts: list[JsonObject] | None = None
+    security_context: JsonObject | None = None
+    lifecycle: JsonObject | None = None
     command: list[str] | None = None
 
 
@@ -39,8 +39,8 @@ class PodSpec(_Part):
     """The specification of a pod."""
 
     containers: list[Container]
-    volumes: list[Mapping] | None = None
-    security_context: Mapping | None = None
+    volumes: list[JsonObject] | None = None
+    security_context: JsonObject | None = None
     service_account_name: str | None = None
     automount_service_account_token: bool | None = None
     image_pull_secrets: list[dict[str, str]] | None = None
@@ -48,9 +48,9 @@ class PodSpec(_Part):
     restart_policy: Literal["Always", "OnFailure", "Never"] | None = None
     priority_class_name: str | None = None
     node_selector: dict[str, str] | None = None
-    tolerations: list[Mapping] | None = None
-    affinity: Mapping | None = None
-    topology_spread_constraints: list[Mapping] | None = None
+    tolerations: list[JsonObject] | None = None
+    affinity: JsonObject | None = None
+    topology_spread_constraints: list[JsonObject] | None = None
 
 
 class PodTemplate(_Part):
@@ -82,7 +82,7 @@ class WorkerGroup(_Part):
 
 class FaultTolerance(_Part):
     redis_address: str
-    redis_password: Mapping | None = None
+    redis_password: JsonObject | None = None
 
 
 class RayClusterSpec(_Part):
@@ -93,9 +93,9 @@ class RayClusterSpec(_Part):
     """Only a cluster that stands alone has one."""
     head_group_spec: HeadGroup
     worker_group_specs: list[WorkerGroup]
-    auth_options: Mapping | None = None
+    auth_options: JsonObject | None = None
     enable_in_tree_autoscaling: bool | None = None
-    autoscaler_options: Mapping | None = None
+    autoscaler_options: JsonObject | None = None
     gcs_fault_tolerance_options: FaultTolerance | None = None
 
 
@@ -112,7 +112,7 @@ class RayJobSpec(_Part):
     pre_running_deadline_seconds: int | None = None
     shutdown_after_job_finishes: bool | None = None
     ttl_seconds_after_finished: int | None = None
-    deletion_strategy: Mapping | None = None
+    deletion_strategy: JsonObject | None = None
     runtime_env_yaml: str | None = None
 
     model_config = ConfigDict(
@@ -148,6 +148,6 @@ class Resource(_Part):
     metadata: Metadata
     spec: RayClusterSpec | RayCronJobSpec | RayJobSpec | RayServiceSpec
 
-    def manifest(self) -> Mapping:
+    def manifest(self) -> JsonObject:
         """Plain data as the API takes it."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
