@@ -49,7 +49,7 @@ test-all: install  ## All tests, the slow ones too
 	$(PYTEST) -n 3 --dist loadfile
 
 # In an environment of its own, because vLLM brings fifty packages. The extra `vllm` itself, whose wheels are of CUDA, is
-# resolved and not installed.
+# resolved and not installed. pip lists what engine_requirements.py leaves out.
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 test-vllm:  ## Tests of the engine vLLM, on a CPU
@@ -57,7 +57,7 @@ test-vllm:  ## Tests of the engine vLLM, on a CPU
 		else echo "test-vllm: skipped, because vLLM's CPU build needs AVX2"; fi
 
 vllm-tests: $(VLLM_STAMP)
-	$(VLLM)/python tests/leave_nothing.py $(VLLM)/python -m pytest --durations=10 tests/vllm
+	$(VLLM)/python tests/leave_nothing.py $(VLLM)/python -m pytest -n 2 --dist loadfile --durations=10 tests/vllm
 
 $(VLLM_STAMP): pyproject.toml constraints.txt tests/engine_requirements.py
 	test -x $(VLLM)/python || $(PYTHON) -m venv .venv-vllm

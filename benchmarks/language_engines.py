@@ -24,7 +24,7 @@ from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.policies.engines.sampler import make_engine
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
 
-ENGINES = ("torch", "transformers", "vllm")
+ENGINES = ("torch", "vllm")
 WARM_UP = 2
 """First calls that are not counted; in them vLLM starts and compiles kernels."""
 
