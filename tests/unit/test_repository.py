@@ -1,5 +1,6 @@
 """The repository's own pages and settings name what exists: links, paths, commands, checks."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -76,3 +77,18 @@ def test_the_workflow_runs_what_ci_runs() -> None:
     assert (ROOT / ".ci/run").stat().st_mode & 0o100
     for form in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
         assert isinstance(yaml.safe_load(form.read_text()), dict)
+
+
+def test_what_a_test_imports_of_other_tests_is_there():
+    """Also for tests that other environments run, which nothing else collects here."""
+    tests = ROOT / "tests"
+    shared = {path.stem for path in tests.iterdir() if path.suffix == ".py" or path.is_dir()}
+    missing = []
+    for path in tests.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
+            if module and (module.split(".")[0] in shared or module.startswith("toy")):
+                places = (tests / module.replace(".", "/"), path.parent / module.replace(".", "/"))
+                if not any(place.with_suffix(".py").exists() or place.is_dir() for place in places):
+                    missing.append(f"{path.relative_to(ROOT)}: {module}")
+    assert missing == []
