@@ -441,6 +441,18 @@ def test_transformers_continuous_batching_gives_the_same_responses(policy: Token
     assert make_engine(policy).generate(prompts, 6, generation) == expected  # it leaves the model as it was
 
 
+def test_transformers_reads_more_prompts_than_fit_into_a_step(policy: TokenPolicy) -> None:
+    """2,160 tokens, of which a step reads 2,048: one prompt is read in two steps, and gets its first token in the second."""
+    paged = make_engine(
+        TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="transformers"))
+    )
+    generation = GenerationConfig(max_tokens=2)
+    prompts = [Prompt(tuple((7 * row + place) % 250 for place in range(60)), row) for row in range(36)]
+    assert ids_of(paged.generate(prompts, 6, generation)) == ids_of(
+        make_engine(policy).generate(prompts, 6, generation)
+    )
+
+
 def test_vllm_asks_for_what_it_needs(policy: TokenPolicy) -> None:
     if find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")

@@ -63,8 +63,9 @@ class _Draw(ContinuousBatchingLogitsProcessor):
         uniforms = np.array([self._uniforms[row, len(self.ids[row])] for row in self._rows])
         flags = [self._prompts[row].greedy for row in self._rows]
         config, device = self._generation, scores.device
+        # A prompt of which only a part fits into a step gets a row too, after those that get a token; nobody reads it.
         tokens, log_probs = draw(
-            scores,
+            scores[: len(self._rows)],
             torch.from_numpy(uniforms).to(device),
             torch.tensor(flags, device=device) if any(flags) else None,
             config.temperature,
@@ -74,7 +75,9 @@ class _Draw(ContinuousBatchingLogitsProcessor):
         for row, token, log_prob in zip(self._rows, tokens.tolist(), log_probs.tolist(), strict=True):
             self.ids[row].append(token)
             self.log_probs[row].append(log_prob)
-        return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
+        chosen = torch.zeros(len(scores), 1, dtype=torch.int64, device=device)
+        chosen[: len(tokens), 0] = tokens
+        return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
 
 
 class PagedEngine:
