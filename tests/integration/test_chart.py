@@ -154,6 +154,10 @@ def test_rendering_twice_gives_the_same(name: str):
             "services.a: expected another name, this one is of jobs",
         ),
         ({"jobs": {"a" * 40: {"entrypoint": "x"}}}, "expected a name of at most 47 characters with the release's"),
+        (
+            {"services": {"g": {"replicas": 3, "minAvailable": 3}}},
+            "services.g.minAvailable: expected less than replicas (3)",
+        ),
         ({"services": {"g": {"ingress": {"enabled": True}}}}, "services.g.ingress: expected host and tlsSecret"),
         ({"postgresql": {"enabled": False}}, "mlflow.existingDatabaseSecret: expected the database of MLflow"),
         (
@@ -263,6 +267,9 @@ def test_learners_are_a_gang_on_demand_and_rollouts_prefer_spot_but_can_fall_bac
     # Kueue suspends what it has no room for, which KubeRay allows with this alone.
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
     assert job["spec"]["shutdownAfterJobFinishes"] and "deletionStrategy" not in job["spec"]
+    on_cluster = {"cluster": {"enabled": True}, "jobs": {"on": {"entrypoint": "x", "onCluster": True}}}
+    [other] = [one for one in of_kind(documents(values_of("gpu-spot") | on_cluster), "RayJob")]
+    assert not {key for key in other["metadata"]["labels"] if "kueue" in key}  # its cluster is what Kueue admits
 
 
 @everywhere

@@ -247,3 +247,13 @@ kueue.x-k8s.io/queue-name: {{ . }}
 kueue.x-k8s.io/priority-class: {{ . }}
 {{- end }}
 {{- end }}
+
+{{/* (list $ SPEC): Kueue refuses a job or a cluster that scales unless it is marked so. A marked service could not be upgraded. */}}
+{{- define "marl-ray.elastic" -}}
+{{- $root := index . 0 -}}
+{{- $auto := mergeOverwrite (deepCopy $root.Values.ray.autoscaling) ((index . 1).autoscaling | default dict) -}}
+{{- if and $root.Values.kueue.queue $auto.enabled }}
+annotations:
+  kueue.x-k8s.io/elastic-job: "true"
+{{- end }}
+{{- end }}
