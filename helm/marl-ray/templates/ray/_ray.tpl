@@ -234,7 +234,7 @@ topologySpreadConstraints:
 {{- include "marl-ray.postgresEnv" (list .root (include "marl-ray.databaseSecret" .root)) | nindent 0 }}
 {{- end }}
 {{- range $name, $value := mergeOverwrite (deepCopy $ray.env) (.group.env | default dict) }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
+- {name: {{ $name | quote }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end }}
 
