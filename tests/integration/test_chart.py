@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,18 @@ def test_rendering_twice_gives_the_same(name: str):
             "services.a: expected another name, this one is of jobs",
         ),
         ({"jobs": {"a" * 40: {"entrypoint": "x"}}}, "expected a name of at most 47 characters with the release's"),
+        (
+            {"services": {"g": {"replicas": 3, "minAvailable": 3}}},
+            "services.g.minAvailable: expected less than replicas (3)",
+        ),
+        (
+            {"services": {"g": {"groups": {"gateway": {"replicas": 2}}}}},
+            "services.g.groups.gateway.replicas: expected services.g.replicas instead",
+        ),
+        (
+            {"storage": {"claim": {"enabled": True, "mountPath": "/tmp/"}}},
+            "storage.claim.mountPath: expected another path than /tmp/",
+        ),
         ({"services": {"g": {"ingress": {"enabled": True}}}}, "services.g.ingress: expected host and tlsSecret"),
         ({"postgresql": {"enabled": False}}, "mlflow.existingDatabaseSecret: expected the database of MLflow"),
         (
@@ -167,6 +180,14 @@ def test_wrong_values_are_refused_with_a_line_that_names_them(values: dict[str, 
     with pytest.raises(helm_python.HelmError) as refused:
         texts({**MINIMAL, **given})
     assert line in str(refused.value).strip().splitlines()[-1]
+
+
+def test_what_values_hold_reaches_the_shell_and_the_pods_as_it_is():
+    override = "env.kwargs={task: 'it''s'; $HOME}"
+    job = {"configFile": "x.yaml", "overrides": [override]}
+    [found] = of_kind(documents({**MINIMAL, "jobs": {"a": job}, "ray": {"env": {"on": "1"}}}), "RayJob")
+    assert override in shlex.split(found["spec"]["entrypoint"])
+    assert "on" in {one["name"] for one in pods(found["spec"]["rayClusterSpec"])[0]["spec"]["containers"][0]["env"]}
 
 
 def test_the_schema_knows_every_default_and_every_default_is_in_the_values():
@@ -263,6 +284,9 @@ def test_learners_are_a_gang_on_demand_and_rollouts_prefer_spot_but_can_fall_bac
     # Kueue suspends what it has no room for, which KubeRay allows with this alone.
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
     assert job["spec"]["shutdownAfterJobFinishes"] and "deletionStrategy" not in job["spec"]
+    on_cluster = {"cluster": {"enabled": True}, "jobs": {"on": {"entrypoint": "x", "onCluster": True}}}
+    [other] = of_kind(documents(values_of("gpu-spot") | on_cluster), "RayJob")
+    assert not {key for key in other["metadata"]["labels"] if "kueue" in key}  # its cluster is what Kueue admits
 
 
 @everywhere

@@ -235,6 +235,16 @@ def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
         time.sleep(0.1)
 
 
+def test_a_run_whose_files_are_refused_leaves_no_job(cluster):
+    trouble("fail?status=403&times=1&path=configmaps")
+    submitted = marl_ray(
+        "submit", "train", "jobs/configs/multigrid_mappo.yaml", "storage=/runs", "--kuberay", CLUSTER,
+        "--submission-id", "refused",
+    )  # fmt: skip
+    assert submitted.returncode == 2, submitted
+    assert resources.read(cluster, "RayJob", "refused") is None
+
+
 def test_a_run_that_no_operator_starts_is_given_up(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(submission, "OPERATOR_S", 0.5)
     config = tmp_path / "cluster.yaml"

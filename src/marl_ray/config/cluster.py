@@ -3,22 +3,25 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
+from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from marl_ray.config.base import Config
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$")]
+NAME = r"^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$"
+Name = Annotated[str, StringConstraints(pattern=NAME)]
 """A name as Kubernetes takes it, short enough for what KubeRay appends."""
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|K|M|G|T)?$")]
 """An amount of memory, such as 8Gi."""
 Folder = Annotated[str, StringConstraints(pattern=r"^/[^:]+$")]
 Seconds = Annotated[int, Field(ge=1)]
+OWN_PATHS = ("/dev/shm", "/tmp", "/etc/marl-ray", "/var/lib/marl-ray/spool")
+"""Folders of every pod that are volumes of its own; Kubernetes makes no pod that mounts two at one path."""
 
 
 class NodeConfig(Config):
     """The size of a pod. Requests equal limits, so nothing else is promised its memory."""
 
-    cpus: PositiveFloat = 2
+    cpus: Annotated[float, Field(ge=0.001, allow_inf_nan=False)] = 2
     """CPUs of a pod, of which Ray counts the next whole number."""
     memory: Quantity = "8Gi"
     """Memory of a pod."""
@@ -172,6 +175,13 @@ class ClusterConfig(Config):
             raise ValueError("job, service: expected one of them at most")
         if self.files is not None and self.service is not None and self.service.api_keys_secret is not None:
             raise ValueError("files, service.api_keys_secret: expected one of them, as both are /etc/marl-ray")
+        for name in ("head", "submitter"):
+            if name in self.groups:
+                raise ValueError(f"groups: expected another name than {name}, which pods of the cluster have")
+        paths = [*OWN_PATHS, *(one.path.rstrip("/") for one in self.volumes)]
+        taken = next((path for number, path in enumerate(paths) if path in paths[:number]), None)
+        if taken is not None:
+            raise ValueError(f"volumes: expected each path once, and not {', '.join(OWN_PATHS)}; got {taken}")
         longest = max(map(len, self.groups))
         if any(group.spot for group in self.groups.values()) and longest > 36:
             raise ValueError("groups: expected names of at most 36 characters where a group is spot")

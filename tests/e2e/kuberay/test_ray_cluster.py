@@ -58,7 +58,8 @@ def test_a_cluster_comes_up_and_leaves_nothing(site: Site) -> None:
 
 def test_a_group_scales_out_for_work_and_in_after_it(site: Site) -> None:
     name = site.name("scales")
-    group = {**WORKER, "replicas": [0, 2], "resources": {"rollout": 1}, "idle_timeout_s": 20}
+    # Beside the autoscaler and the submitter, of half a CPU each, two workers must have room on two CPUs.
+    group = {**WORKER, "cpus": 0.25, "replicas": [0, 2], "resources": {"rollout": 1}, "idle_timeout_s": 20}
     files = site.apply_files(name, scale_py=SCALE)
     job = {"entrypoint": "python /etc/marl-ray/scale.py", "retries": 0, "keep_s": 900}
     site.apply(site.config(name, groups={"rollouts": group}, job=job, files=files))

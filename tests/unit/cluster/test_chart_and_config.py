@@ -43,6 +43,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"jobs": {"a": {"entrypoint": "x"}}, "kueue": {"queue": "gpu"}},
         {"job": {"entrypoint": "x"}, "queue": "gpu"},
     ),
+    "RayJob in a queue with an autoscaler": (
+        {"jobs": {"a": {"entrypoint": "x", "autoscaling": {"enabled": True}}}, "kueue": {"queue": "gpu"}},
+        {"job": {"entrypoint": "x"}, "groups": CONFIG["groups"] | SCALES, "queue": "gpu"},
+    ),
     "RayCronJob": (
         {"cronJobs": {"a": {"entrypoint": "x", "schedule": "0 3 * * *", "timeZone": "Europe/Rome"}}},
         {"job": {"entrypoint": "x", "schedule": "0 3 * * *", "time_zone": "Europe/Rome"}},
@@ -103,6 +107,9 @@ def test_the_chart_and_a_config_render_the_same(case: str):
     assert _differences(_compared(of_chart["spec"]), _compared(of_config["spec"])) == []
     queue = {key: value for key, value in of_chart["metadata"]["labels"].items() if "kueue" in key}
     assert queue.items() <= of_config["metadata"]["labels"].items()
+    elastic = of_chart["metadata"].get("annotations", {})
+    assert elastic == of_config["metadata"].get("annotations", {})
+    assert bool(elastic) == (case == "RayJob in a queue with an autoscaler")
 
 
 def test_any_other_difference_is_seen():

@@ -155,6 +155,11 @@ WRONG = [
     ({"groups": {"a": {"replicas": 2, "spot": True}}}, "groups.a: spot: expected replicas: [least, most]"),
     ({"groups": {"a": {"memory": "8 GB"}}}, "groups.a.memory"),
     ({"groups": {"a": {"gpu": 1}}}, "groups.a.gpu"),
+    ({"groups": {"a": {"cpus": float("inf")}}}, "groups.a.cpus"),
+    ({"groups": {"a": {"cpus": 1e-6}}}, "groups.a.cpus"),
+    ({"groups": {"head": {}}}, "groups: expected another name than head"),
+    ({"volumes": [{"claim": "a", "path": "/tmp/"}]}, "volumes: expected each path once"),
+    ({"volumes": [{"claim": "a", "path": "/a"}, {"claim": "b", "path": "/a"}]}, "volumes: expected each path once"),
     ({"user": 0}, "user"),
     (JOB | SERVICE, "job, service: expected one of them at most"),
     ({"job": {"entrypoint": "x", "schedule": "daily"}}, "job: schedule: expected five fields of cron"),
@@ -220,3 +225,11 @@ def test_the_command_prints_manifests_of_the_shipped_config(tmp_path):
 def test_a_run_is_submitted_to_no_gateway_and_by_no_clock(tmp_path, parts):
     with pytest.raises(MarlRayError, match=r"--kuberay: expected the config of a cluster without service"):
         submit(cast(Connection, None), "train", tmp_path, (), parse_config(ClusterConfig, BASE | parts))
+
+
+@pytest.mark.parametrize("name", ["Train", "a" * 48, "a/b", "a\n"])
+def test_a_run_of_a_name_that_the_operator_refuses_is_not_submitted(tmp_path, name):
+    config = tmp_path / "run.yaml"
+    config.write_text("{name: x, algorithm: ppo, env: {id: gymnasium.CartPole-v1}, storage: /runs}")
+    with pytest.raises(MarlRayError, match=r"--submission-id .*expected a-z, 0-9 and -"):
+        submit(cast(Connection, None), "train", config, (), parse_config(ClusterConfig, BASE), name)

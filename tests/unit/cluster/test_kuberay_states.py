@@ -3,8 +3,9 @@
 import pytest
 from kube.stories import STORIES, states
 
-from marl_ray.cluster.kuberay.state.phases import Phase
-from marl_ray.cluster.kuberay.state.view import event_text, seconds_of
+from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
+from marl_ray.cluster.kuberay.state.resource_state import resource_state
+from marl_ray.cluster.kuberay.state.view import View, event_text, seconds_of
 
 ENDS = {
     "raycluster-autoscales": (Phase.READY, "Ready", "head and 0 of 0 workers are ready"),
@@ -82,6 +83,14 @@ def test_only_an_entrypoint_that_has_ended_has_an_exit_status():
     for story in ("rayjob-deadline", "rayjob-refused-by-the-operator", "rayservice-application-broken"):
         assert states(story)[-1].status is None
     assert {state.status for state in states("rayjob-retries-once")} == {None, 0}
+
+
+def test_a_job_that_somebody_stopped_has_not_succeeded():
+    """The operator says `Complete` of every end but FAILED."""
+    status = {"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED", "message": "Job was intentionally stopped."}
+    job = {"metadata": {"name": "x", "generation": 1}, "spec": {}, "status": status}
+    state = resource_state(View("RayJob", "x", job), 0.0)
+    assert state == ResourceState(Phase.FAILED, "Stopped", "Job was intentionally stopped.")
 
 
 def test_events_of_both_apis_are_read():

@@ -90,7 +90,7 @@ its RayJob: another one each time, and the same for a retry, which goes on with 
 {{- $words := list "marl-ray" $job.command (default "/etc/marl-ray/config.yaml" $job.configFile) -}}
 {{- $quoted := list -}}
 {{- range append (concat $words $job.overrides) (printf "storage=%s" (include "marl-ray.storageUri" .root)) -}}
-{{- $quoted = append $quoted (regexMatch "^[A-Za-z0-9_./:=@%+,-]+$" . | ternary . (squote .)) -}}
+{{- $quoted = append $quoted (regexMatch "^[A-Za-z0-9_./:=@%+,-]+$" . | ternary . (replace "'" "'\\''" . | squote)) -}}
 {{- end -}}
 {{- if .keepRecordSeconds }}{{ $quoted = append $quoted "name=${RAY_JOB_SUBMISSION_ID%-*}" }}{{ end -}}
 {{ join " " $quoted }}

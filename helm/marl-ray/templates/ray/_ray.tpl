@@ -234,7 +234,7 @@ topologySpreadConstraints:
 {{- include "marl-ray.postgresEnv" (list .root (include "marl-ray.databaseSecret" .root)) | nindent 0 }}
 {{- end }}
 {{- range $name, $value := mergeOverwrite (deepCopy $ray.env) (.group.env | default dict) }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
+- {name: {{ $name | quote }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end }}
 
@@ -245,5 +245,15 @@ kueue.x-k8s.io/queue-name: {{ . }}
 {{- end }}
 {{- with .Values.kueue.priorityClass }}
 kueue.x-k8s.io/priority-class: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* (list $ SPEC): Kueue refuses a job or a cluster that scales unless it is marked so. A marked service could not be upgraded. */}}
+{{- define "marl-ray.elastic" -}}
+{{- $root := index . 0 -}}
+{{- $auto := mergeOverwrite (deepCopy $root.Values.ray.autoscaling) ((index . 1).autoscaling | default dict) -}}
+{{- if and $root.Values.kueue.queue $auto.enabled }}
+annotations:
+  kueue.x-k8s.io/elastic-job: "true"
 {{- end }}
 {{- end }}

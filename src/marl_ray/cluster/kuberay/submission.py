@@ -1,6 +1,7 @@
 """Training runs and sweeps as RayJobs: the config travels in a ConfigMap, each job has a cluster of its own."""
 
 import json
+import re
 import secrets
 import shlex
 import sys
@@ -19,7 +20,7 @@ from marl_ray.cluster.kuberay.manifests.pods import FILES
 from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.config import RunConfig
-from marl_ray.config.cluster import ClusterConfig, JobConfig
+from marl_ray.config.cluster import NAME, ClusterConfig, JobConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 
@@ -29,6 +30,8 @@ LOG_S = 20.0
 OPERATOR_S = 120.0
 """Time beyond the job's own `start_deadline_s`, by which the operator fails a job that does not start, if there is one."""
 PAUSE_S = 1.0
+LONGEST = 40
+"""Characters of a cluster's name in the name of a job, which has seven more and must not be longer than 47."""
 INTERRUPTED = 130
 
 
@@ -50,7 +53,9 @@ def submit(
         raise MarlRayError("--kuberay: expected the config of a cluster without service and job.schedule")
     config = read_config(kind, config_path, overrides)
     refuse_relative_paths(config)
-    name = name or f"{cluster.name}-{secrets.token_hex(3)}"
+    name = name or f"{cluster.name[:LONGEST].rstrip('-')}-{secrets.token_hex(3)}"
+    if not re.fullmatch(NAME, name):
+        raise MarlRayError(f"--submission-id {name!r}: expected a-z, 0-9 and -, a letter first, 47 characters at most")
     own = (cluster.job or JobConfig(entrypoint="-")).model_copy(
         update={"entrypoint": shlex.join(["marl-ray", kind, f"{FILES}/config.yaml"])}
     )
@@ -69,6 +74,9 @@ def _create(connection: Connection, cluster: ClusterConfig, config: RunConfig | 
         "metadata": {"name": cluster.files},
         "data": {"config.yaml": text},
     }
+    # A job whose files are refused would wait for them, and a second submission would join it.
+    for manifest in (job, files, *others):
+        apply(connection, manifest, dry_run=True)
     made = apply(connection, job)
     owner = {key: made["metadata"][key] for key in ("name", "uid")} | {"apiVersion": "ray.io/v1", "kind": "RayJob"}
     for manifest in (files, *others):

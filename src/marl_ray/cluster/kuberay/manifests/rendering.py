@@ -57,7 +57,10 @@ def to_yaml(manifests: list[dict[str, Any]]) -> str:
 def _resource(config: ClusterConfig) -> Resource:
     by_clock = config.job is not None and config.job.schedule is not None  # what it makes carries no labels to queue by
     queue = {"kueue.x-k8s.io/queue-name": config.queue} if config.queue and not by_clock else {}
-    metadata, cluster = Metadata(name=config.name, labels={LABEL: config.name} | queue), cluster_spec(config)
+    # Kueue refuses what scales unless it is marked so, and a marked service could not be upgraded.
+    elastic = {"kueue.x-k8s.io/elastic-job": "true"} if queue and any_scales(config) and not config.service else None
+    metadata = Metadata(name=config.name, labels={LABEL: config.name} | queue, annotations=elastic)
+    cluster = cluster_spec(config)
     if config.service is not None:
         service = RayServiceSpec(
             serve_config_v2=yaml.safe_dump(config.service.serve, sort_keys=False),

@@ -18,6 +18,8 @@ def job_state(view: View, now: float) -> ResourceState:
     status, deployment = view.status, view.status.get("jobDeploymentStatus") or "New"
     message = first_line(status.get("message"))
     match deployment:
+        case "Complete" if status.get("jobStatus") == "STOPPED":  # the operator takes any end but FAILED for a success
+            return ResourceState(Phase.FAILED, "Stopped", message or "somebody stopped its entrypoint")
         case "Complete":
             return ResourceState(Phase.SUCCEEDED, "Complete", message, 0)
         case "Failed" | "ValidationFailed":
