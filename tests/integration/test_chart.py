@@ -167,6 +167,10 @@ def test_rendering_twice_gives_the_same(name: str):
             {"storage": {"claim": {"enabled": True, "mountPath": "/tmp/"}}},
             "storage.claim.mountPath: expected another path than /tmp/",
         ),
+        (
+            {"kueue": {"queue": "q"}, "services": {"g": {"autoscaling": {"enabled": True}}}},
+            "services.g.autoscaling.enabled: expected false, as Kueue takes no service that scales",
+        ),
         ({"services": {"g": {"ingress": {"enabled": True}}}}, "services.g.ingress: expected host and tlsSecret"),
         ({"postgresql": {"enabled": False}}, "mlflow.existingDatabaseSecret: expected the database of MLflow"),
         (

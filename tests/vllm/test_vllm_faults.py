@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,14 @@ def test_a_process_that_dies_is_replaced_and_its_responses_are_written_again(sam
     wanted = sampled.engine.generate(PROMPTS, 1)
     os.kill(sampled.engine.process.pid, signal.SIGKILL)
     assert sampled.engine.generate(PROMPTS, 1) == wanted
+
+
+def test_what_vllm_leaves_in_the_temporary_folder_goes_with_its_process(sampled, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    held = VllmProcess(sampled.engine._settings(), 1)
+    assert [*tmp_path.rglob("vllm*")]
+    held.close()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_process_that_falls_silent_is_a_named_error_and_is_ended(sampled, monkeypatch):

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from marl_ray.cluster.operator_rules import ManifestFault, groups
+from marl_ray.config.cluster import CRON
 
 SELECTOR = "ray.io/cluster"
 """Key of `clusterSelector` that names the cluster."""
@@ -43,7 +44,7 @@ def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
 def of_cron_job(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     """Rules for a RayCronJob's own part."""
     schedule = spec["schedule"]
-    if not (schedule.startswith("@") or len(schedule.split()) == 5):
+    if not (schedule.startswith("@") or CRON.fullmatch(" ".join(schedule.split()))):
         yield "spec.schedule", f"expected five fields of cron, got {schedule!r}"
     yield from of_job(spec["jobTemplate"], "spec.jobTemplate.")
 

@@ -14,6 +14,9 @@ Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|G
 """An amount of memory, such as 8Gi."""
 Folder = Annotated[str, StringConstraints(pattern=r"^/[^:]+$")]
 Seconds = Annotated[int, Field(ge=1)]
+_CRON = r"(\*|\?|\d+|[A-Za-z]{3})(-(\d+|[A-Za-z]{3}))?(/\d+)?"
+CRON = re.compile(rf"{_CRON}(,{_CRON})*( {_CRON}(,{_CRON})*){{4}}")
+"""Five fields of cron: numbers, names of days and months, ranges, steps, lists."""
 OWN_PATHS = ("/dev/shm", "/tmp", "/etc/marl-ray", "/var/lib/marl-ray/spool")
 """Folders of every pod that are volumes of its own; Kubernetes makes no pod that mounts two at one path."""
 
@@ -108,7 +111,7 @@ class JobConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> "JobConfig":
-        if self.schedule is not None and not re.fullmatch(r"\S+( \S+){4}", self.schedule):
+        if self.schedule is not None and not CRON.fullmatch(self.schedule):
             raise ValueError(f"schedule: expected five fields of cron, got {self.schedule!r}")
         if self.time_zone is not None and self.schedule is None:
             raise ValueError("time_zone: expected beside schedule")
@@ -182,6 +185,11 @@ class ClusterConfig(Config):
         taken = next((path for number, path in enumerate(paths) if path in paths[:number]), None)
         if taken is not None:
             raise ValueError(f"volumes: expected each path once, and not {', '.join(OWN_PATHS)}; got {taken}")
+        scaling = [name for name, group in self.groups.items() if isinstance(group.replicas, tuple)]
+        if self.queue is not None and self.service is not None and scaling:
+            raise ValueError(
+                f"groups.{scaling[0]}.replicas: expected one number, as Kueue takes no service that scales"
+            )
         longest = max(map(len, self.groups))
         if any(group.spot for group in self.groups.values()) and longest > 36:
             raise ValueError("groups: expected names of at most 36 characters where a group is spot")

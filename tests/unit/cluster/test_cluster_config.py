@@ -163,6 +163,8 @@ WRONG = [
     ({"user": 0}, "user"),
     (JOB | SERVICE, "job, service: expected one of them at most"),
     ({"job": {"entrypoint": "x", "schedule": "daily"}}, "job: schedule: expected five fields of cron"),
+    ({"job": {"entrypoint": "x", "schedule": "a b c d e"}}, "job: schedule: expected five fields of cron"),
+    (SERVICE | {"queue": "q", "groups": {"a": {"replicas": [1, 2]}}}, "groups.a.replicas: expected one number"),
     ({"job": {"entrypoint": "x", "time_zone": "UTC"}}, "job: time_zone: expected beside schedule"),
     ({"job": {"entrypoint": "x", "keep_record_s": 9}}, "job: keep_record_s: expected beside schedule"),
     (

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -37,6 +38,8 @@ class VllmProcess:
     def __init__(self, settings: VllmSettings, threads: int) -> None:
         """Start vLLM with `threads` threads on a CPU. Raises EngineRefused or EngineLost where it cannot start."""
         own_end, other_end = socket.socketpair()
+        # vLLM leaves files in the temporary folder, of which this one goes with the process.
+        folder = tempfile.mkdtemp(prefix="marl-ray-vllm-")
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
         with other_end:
             self._process = subprocess.Popen(
@@ -44,14 +47,14 @@ class VllmProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                env=os.environ | _environment(settings, threads),
+                env=os.environ | _environment(settings, threads) | {"TMPDIR": folder},
                 pass_fds=[other_end.fileno()],
                 start_new_session=True,  # an interrupt of the terminal is the parent's affair
             )
         self._connection = Connection(own_end.detach())
         self.handles = itertools.count()
         """Numbers of the responses, each used once."""
-        self._end = weakref.finalize(self, _end, self._process, self._connection)
+        self._end = weakref.finalize(self, _end, self._process, self._connection, folder)
         self.ask("start", settings, deadline_s=START_S)
 
     @property
@@ -92,13 +95,14 @@ class VllmProcess:
         return f"status {code}" + (f", {text.splitlines()[-1]}" if text else "")
 
 
-def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
+def _end(process: "subprocess.Popen[bytes]", connection: Connection, folder: str) -> None:
     with contextlib.suppress(OSError):
         connection.close()  # which ends the process, where it still reads
     # A step under way is nobody's any more, and workers of a tensor-parallel engine are of the same session.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
     process.wait(CLOSE_S)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _environment(settings: VllmSettings, threads: int) -> dict[str, str]:
