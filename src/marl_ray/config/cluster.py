@@ -17,7 +17,11 @@ Seconds = Annotated[int, Field(ge=1)]
 _CRON = r"(\*|\?|\d+|[A-Za-z]{3})(-(\d+|[A-Za-z]{3}))?(/\d+)?"
 CRON = re.compile(rf"{_CRON}(,{_CRON})*( {_CRON}(,{_CRON})*){{4}}")
 """Five fields of cron: numbers, names of days and months, ranges, steps, lists."""
-OWN_PATHS = ("/dev/shm", "/tmp", "/etc/marl-ray", "/var/lib/marl-ray/spool")
+FILES = "/etc/marl-ray"
+"""Folder of a submission's files, or of a gateway's keys, in its pods."""
+SPOOL = "/var/lib/marl-ray/spool"
+"""Folder of a gateway's exposures while their database is away."""
+OWN_PATHS = ("/dev/shm", "/tmp", FILES, SPOOL)
 """Folders of every pod that are volumes of its own; Kubernetes makes no pod that mounts two at one path."""
 
 
@@ -50,11 +54,22 @@ class GroupConfig(NodeConfig):
     idle_timeout_s: Seconds | None = None
     """Seconds that a pod stays while it is not needed; 300 where not given, longer than a restart takes."""
 
+    @property
+    def scales(self) -> bool:
+        """True if Ray's autoscaler decides how many pods there are."""
+        return isinstance(self.replicas, tuple)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Least and most pods."""
+        return self.replicas if isinstance(self.replicas, tuple) else (self.replicas, self.replicas)
+
     @model_validator(mode="after")
     def _check(self) -> "GroupConfig":
-        if isinstance(self.replicas, tuple) and self.replicas[0] > self.replicas[1]:
-            raise ValueError(f"replicas: expected least and most, got {list(self.replicas)}")
-        if self.spot and not isinstance(self.replicas, tuple):
+        least, most = self.bounds
+        if least > most:
+            raise ValueError(f"replicas: expected least and most, got {[least, most]}")
+        if self.spot and not self.scales:
             raise ValueError("spot: expected replicas: [least, most], between which pods may come and go")
         return self
 
@@ -185,7 +200,7 @@ class ClusterConfig(Config):
         taken = next((path for number, path in enumerate(paths) if path in paths[:number]), None)
         if taken is not None:
             raise ValueError(f"volumes: expected each path once, and not {', '.join(OWN_PATHS)}; got {taken}")
-        scaling = [name for name, group in self.groups.items() if isinstance(group.replicas, tuple)]
+        scaling = [name for name, group in self.groups.items() if group.scales]
         if self.queue is not None and self.service is not None and scaling:
             raise ValueError(
                 f"groups.{scaling[0]}.replicas: expected one number, as Kueue takes no service that scales"

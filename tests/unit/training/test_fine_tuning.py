@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from toys.texts import TWO_AGENTS, TWO_POLICIES, config
 
 from marl_ray.envs.registry import make_env
@@ -15,11 +13,10 @@ from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.rollout.text.episode import TextEpisode
 from marl_ray.training.evaluation.held_out import solved_shares
-from marl_ray.training.imitation.fine_tuning import padded
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.team.assembly import team_agents
-from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
+from marl_ray.training.texts.demonstrations import encode, read_demonstrations
 
 TUNED = "warm_start={data: environment, count: 64, batch: 16, epochs: 8, lr: 0.003}"
 
@@ -68,14 +65,6 @@ def test_adapters_are_tuned_and_the_model_below_them_is_not(tmp_path):
     rows = train_alone(config(lora, TUNED, "hyper.lr=0.01", "train.total_steps=8"), tmp_path)
     epochs = [row["warm_start/log_likelihood"] for row in rows if "iteration" not in row]
     assert epochs[-1] > epochs[0] + 0.1
-
-
-@given(
-    st.lists(st.tuples(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), min_size=1)), max_size=5)
-)
-def test_padding_keeps_every_token(pairs):
-    prompts, responses, mask = padded([Example(*pair) for pair in pairs])
-    assert [(p[p >= 0].tolist(), r[m].tolist()) for p, r, m in zip(prompts, responses, mask, strict=True)] == pairs
 
 
 def written(folder: Path, *lines: object) -> str:

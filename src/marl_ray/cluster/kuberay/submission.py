@@ -16,11 +16,10 @@ from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
 from marl_ray.cluster.kuberay.client.resources import apply, delete, read
 from marl_ray.cluster.kuberay.client.waiting import wait
-from marl_ray.cluster.kuberay.manifests.pods import FILES
 from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.config import RunConfig
-from marl_ray.config.cluster import NAME, ClusterConfig, JobConfig
+from marl_ray.config.cluster import FILES, NAME, ClusterConfig, JobConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 

@@ -23,6 +23,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.off_policy.acts import MOST_FEATURES, OffPolicyEstimate, cross_fitted, judged
 from marl_ray.experiments.statistics.off_policy import doubly_robust, snips
 from marl_ray.policies.bundles.language import TokenBundle
+from marl_ray.policies.language.padding import padded
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, read_served
 
@@ -101,17 +102,8 @@ def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, 
     ratios: dict[str, float] = {}
     for start in range(0, len(served), ROWS):
         part = served[start : start + ROWS]
-        width, steps = max(len(one.prompt_ids) for one in part), max(len(one.ids) for one in part)
-        prompts = torch.full((len(part), width), -1)
-        responses, mask = (
-            torch.zeros(len(part), steps, dtype=torch.int64),
-            torch.zeros(len(part), steps, dtype=torch.bool),
-        )
-        for row, one in enumerate(part):
-            prompts[row, width - len(one.prompt_ids) :] = torch.from_numpy(one.prompt_ids)
-            responses[row, : len(one.ids)] = torch.from_numpy(one.ids)
-            mask[row, : len(one.ids)] = True
-        prompts, responses, mask = (x.to(policy.device) for x in (prompts, responses, mask))
+        rows = padded([one.prompt_ids for one in part], [one.ids for one in part])
+        prompts, responses, mask = (x.to(policy.device) for x in rows)
         sums = policy.evaluate(prompts, responses, mask, need_entropy=False).log_probs.double().sum(1).tolist()
         ratios |= {
             one.where: total - float(one.log_probs.sum(dtype=np.float64)) for one, total in zip(part, sums, strict=True)

@@ -18,6 +18,7 @@ from marl_ray.policies.engines.vllm_process.messages import VllmSettings
 from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
 from marl_ray.policies.engines.vllm_process.shared_weights import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
+from marl_ray.policies.language.padding import padded
 
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
@@ -159,18 +160,9 @@ class VllmEngine:
 
     @torch.no_grad()
     def _score(self, prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> list[list[float]]:
-        before, after = max(len(prompt.ids) for prompt in prompts), max(map(len, responses))
-        ids = torch.full((len(prompts), before), -1)
-        answers = torch.zeros(len(prompts), after, dtype=torch.long)
-        mask = torch.zeros(len(prompts), after, dtype=torch.bool)
-        for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-            ids[row, before - len(prompt.ids) :] = torch.tensor(prompt.ids)
-            answers[row, : len(response)] = torch.tensor(response)
-            mask[row, : len(response)] = True
-        device = self._policy.device
-        scores: Tensor = self._policy.evaluate(
-            ids.to(device), answers.to(device), mask.to(device), need_entropy=False
-        ).log_probs
+        rows = padded([prompt.ids for prompt in prompts], responses)
+        ids, answers, mask = (x.to(self._policy.device) for x in rows)
+        scores: Tensor = self._policy.evaluate(ids, answers, mask, need_entropy=False).log_probs
         return [row[: len(response)] for row, response in zip(scores.tolist(), responses, strict=True)]
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.policies.engines.base import Engine
+from marl_ray.policies.language.padding import padded
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.rollout.text.episode import EpisodeTurn
 from marl_ray.trajectories import Trajectories
@@ -40,17 +41,12 @@ class ResponseRow(NamedTuple):
 def to_trajectories(player: TokenPlayer, rows: Sequence[ResponseRow], signals: int) -> Trajectories:
     """The batch of one policy; B = len(rows), which may be 0, T and P those of its longest response and prompt."""
     completions = [row.turn.completion for row in rows]
-    lengths = torch.tensor([len(completion.ids) for completion in completions], dtype=torch.int64)
-    batch, steps = len(rows), max([1, *lengths.tolist()])
-    width = max([1, *(len(row.turn.prompt) for row in rows)])
-    prompts = torch.full((batch, width), -1, dtype=torch.int64)
-    actions, log_probs = torch.zeros(batch, steps, dtype=torch.int64), torch.zeros(batch, steps)
-    for b, row in enumerate(rows):
-        prompts[b, width - len(row.turn.prompt) :] = torch.tensor(row.turn.prompt)
-        actions[b, : lengths[b]] = torch.tensor(row.turn.completion.ids)
-        log_probs[b, : lengths[b]] = torch.tensor(row.turn.completion.log_probs)
-    mask = torch.arange(steps) < lengths[:, None]
-    last = torch.arange(steps) == lengths[:, None] - 1
+    prompts, actions, mask = padded([row.turn.prompt for row in rows], [completion.ids for completion in completions])
+    batch, steps = mask.shape
+    log_probs = torch.zeros(batch, steps)
+    for b, completion in enumerate(completions):
+        log_probs[b, : len(completion.ids)] = torch.tensor(completion.log_probs)
+    last = torch.arange(steps) == mask.sum(1, keepdim=True) - 1
     ended = torch.tensor([completion.ended for completion in completions], dtype=torch.bool)[:, None]
     rewards = torch.tensor([row.turn.reward for row in rows], dtype=torch.float32)[:, None] * last
     costs = torch.zeros(batch, signals)

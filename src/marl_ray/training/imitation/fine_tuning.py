@@ -9,13 +9,14 @@ for each policy over the demonstrations of its agents, within the tokens that be
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from marl_ray.config import RunConfig, WarmStartConfig
+from marl_ray.policies.language.padding import padded
 from marl_ray.rollout.rng import permutation
 from marl_ray.training.collectives import from_first, total, world
 from marl_ray.training.imitation.warm_start import BEFORE, fit_all
@@ -82,7 +83,9 @@ class _Fit:
         likelihood = torch.zeros((), dtype=torch.float64, device=policy.device)
         self.optimizer.zero_grad(set_to_none=True)
         for start in range(0, most, size):
-            prompts, responses, mask = (x.to(policy.device) for x in padded(own[start : start + size]))
+            part = own[start : start + size]
+            rows = padded([example.prompt for example in part], [example.response for example in part])
+            prompts, responses, mask = (x.to(policy.device) for x in rows)
             likelihoods = policy.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()
             # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
             (-likelihoods / tokens * workers).backward()
@@ -90,17 +93,3 @@ class _Fit:
         clip_gradients([policy.actor], policy.hyper.max_grad_norm)
         self.optimizer.step()
         return likelihood
-
-
-def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad examples: prompts (R, P) on the right with -1 before them, responses (R, T), and their mask (R, T) bool."""
-    width = max([1, *(len(example.prompt) for example in examples)])
-    steps = max([1, *(len(example.response) for example in examples)])
-    prompts = torch.full((len(examples), width), -1)
-    responses = torch.zeros(len(examples), steps, dtype=torch.int64)
-    mask = torch.zeros(len(examples), steps, dtype=torch.bool)
-    for row, example in enumerate(examples):
-        prompts[row, width - len(example.prompt) :] = torch.tensor(example.prompt)
-        responses[row, : len(example.response)] = torch.tensor(example.response)
-        mask[row, : len(example.response)] = True
-    return prompts, responses, mask

@@ -136,8 +136,8 @@ def prepare(
             "sizes": torch.stack([counts(cut.take(mask, shape.agents)) for epoch in plan for cut in epoch]),
             "all": counts(mask),
             "left_out": left_out.sum().double(),
-            "engine_gap": moments((old.log_probs - batch.log_probs).abs(), mask),
         }
+        | ({"engine_gap": moments((old.log_probs - batch.log_probs).abs(), mask)} if policy.other_engine else {})
     )
     check_finite(where, sums["bad"])
     metrics: dict[str, float] = {}

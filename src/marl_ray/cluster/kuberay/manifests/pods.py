@@ -3,7 +3,7 @@
 from typing import Any
 
 from marl_ray.cluster.kuberay.manifests.models import Container, Metadata, PodSpec, PodTemplate
-from marl_ray.config.cluster import ClusterConfig, GroupConfig, NodeConfig
+from marl_ray.config.cluster import FILES, SPOOL, ClusterConfig, GroupConfig, NodeConfig
 
 LABEL = "marl-ray/cluster"
 """Label of all that belongs to a cluster; KubeRay's own labels are for its Services."""
@@ -18,10 +18,6 @@ SPOT = (
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 )
 """Labels by which clouds mark machines that they may take away."""
-FILES = "/etc/marl-ray"
-"""Folder of a submission's files, or of a gateway's keys, in its pods."""
-SPOOL = "/var/lib/marl-ray/spool"
-"""Folder of a gateway's exposures while their database is away."""
 CONFINED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -69,7 +65,7 @@ def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = Fals
 
 def any_scales(config: ClusterConfig) -> bool:
     """True where the number of pods of a group may change."""
-    return any(isinstance(group.replicas, tuple) for group in config.groups.values())
+    return any(group.scales for group in config.groups.values())
 
 
 def resources_of(node: NodeConfig) -> dict[str, dict[str, str]]:
@@ -153,7 +149,7 @@ def _ports(config: ClusterConfig, head: bool) -> list[dict[str, Any]]:
 
 def _costs_a_restart(config: ClusterConfig, node: NodeConfig, head: bool) -> bool:
     """A pod whose move to another machine costs a run a restart. Replicas of a gateway may move one by one."""
-    fixed = isinstance(node, GroupConfig) and not isinstance(node.replicas, tuple)
+    fixed = isinstance(node, GroupConfig) and not node.scales
     return config.service is None and (head or fixed)
 
 

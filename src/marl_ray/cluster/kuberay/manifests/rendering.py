@@ -115,7 +115,7 @@ def _autoscaler() -> dict[str, Any]:
 
 def _groups(config: ClusterConfig, name: str, group: GroupConfig) -> list[WorkerGroup]:
     """One group, or of a spot group two that offer Ray the same: the one on spot machines is taken first."""
-    least, most = group.replicas if isinstance(group.replicas, tuple) else (group.replicas, group.replicas)
+    least, most = group.bounds
     parameters = {"resources": f"'{json.dumps(group.resources)}'"} if group.resources else {}
     market = {} if config.service is not None and not group.spot else {"ray.io/market-type": "on-demand"}
 
@@ -128,7 +128,7 @@ def _groups(config: ClusterConfig, name: str, group: GroupConfig) -> list[Worker
             ray_start_params=parameters,
             labels={ROLE: name} | ({"ray.io/market-type": "spot"} if spot else market),
             template=pod_of(config, group, name, spot),
-            idle_timeout_seconds=group.idle_timeout_s if isinstance(group.replicas, tuple) else None,
+            idle_timeout_seconds=group.idle_timeout_s if group.scales else None,
             priority=priority,
         )
 
@@ -213,8 +213,7 @@ def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
             },
         }
         for name, group in config.groups.items()
-        if config.service is not None
-        and (least := group.replicas[0] if isinstance(group.replicas, tuple) else group.replicas) > 1
+        if config.service is not None and (least := group.bounds[0]) > 1
     ]
 
 

@@ -20,13 +20,10 @@ class VllmSettings:
     weights: WeightLayout
     adapter_rank: int = 0
     """Greatest rank of the adapters; 0 for a model without adapters."""
-    adapters: int = 1
-    """Adapters that one batch may mix."""
     memory_share: float = 0.5
     """Share of a GPU's memory that vLLM may take."""
     cache_gib: int = 1
     """Memory for keys and values on a CPU."""
-    tensor_parallel: int = 1
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ class Server:
         adapters: dict[str, Any] = {
             "enable_lora": True,
             "max_lora_rank": next(known for known in RANKS if known >= rank),
-            "max_loras": settings.adapters,
         }
         self._llm: Any = import_module("vllm").LLM(
             model=settings.folder,
@@ -45,7 +44,6 @@ class Server:
             dtype=settings.dtype,
             max_model_len=settings.context,
             gpu_memory_utilization=settings.memory_share,
-            tensor_parallel_size=settings.tensor_parallel,
             enable_prefix_caching=True,
             enforce_eager=True,
             disable_log_stats=True,
