@@ -24,7 +24,7 @@ from typing import Any
 
 from tables import spread
 
-from marl_ray.cluster.local import local_ray
+from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.registry import make_env
 from marl_ray.training.driver import train

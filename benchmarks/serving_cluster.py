@@ -20,7 +20,7 @@ import psutil
 import torch
 from gridworld import ROOT, run_config
 
-from marl_ray.cluster.local import free_port, local_ray
+from marl_ray.cluster.local_ray import free_port, local_ray
 from marl_ray.config import NetworkConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.policy import ActorCritic

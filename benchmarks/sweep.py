@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from marl_ray.cluster.local import local_ray
+from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig, combinations, load_sweep
 from marl_ray.tuning.reporting.records import SweepRecords

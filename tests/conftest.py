@@ -20,7 +20,7 @@ os.environ["PYTHONPATH"] = (
     f"{Path(__file__).parent / 'every_process'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
 )
 
-from marl_ray.cluster.local import LocalRay, local_ray
+from marl_ray.cluster.local_ray import LocalRay, local_ray
 
 # Speed is measured in benchmarks; a busy machine fails no test.
 hypothesis.settings.register_profile("untimed", deadline=None)

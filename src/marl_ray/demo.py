@@ -44,7 +44,7 @@ DEPLOY_S = 120.0
 
 def run_demo(folder: Path, episodes: int, keep: bool) -> None:
     """Train, serve, play, print the table, shut down. Everything written lies under `folder`/TIME."""
-    from marl_ray.cluster.local import local_ray
+    from marl_ray.cluster.local_ray import local_ray
     from marl_ray.envs.copies import warm_up
 
     absent = [str(path) for path in ARMS.values() if not path.is_file()]
@@ -108,7 +108,7 @@ def _train(config: Path, folder: Path, dashboard_url: str) -> None:
 
 
 def _deploy(folder: Path, dashboard_url: str) -> str:
-    from marl_ray.cluster.local import free_port
+    from marl_ray.cluster.local_ray import free_port
     from marl_ray.serving.client.deploy import deploy
 
     arms = {arm: {"bundle": f"models:/{load_config(RunConfig, path).name}/1"} for arm, path in ARMS.items()}

@@ -12,7 +12,7 @@ import yaml
 from processes.command_line import PROGRAM, ROOT, marl_ray, without_ray
 from toys.runs import mlflow_database
 
-from marl_ray.cluster.local import LocalRay, free_port
+from marl_ray.cluster.local_ray import LocalRay, free_port
 from marl_ray.config import SPECS
 from marl_ray.policies.bundles.actor_critic import Manifest
 

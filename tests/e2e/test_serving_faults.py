@@ -21,7 +21,7 @@ from processes.faults import CONTROLLER, PROXY, REPLICA, OwnRay, Postgres, own_r
 from processes.load_client import ACT, OUTCOME, Load, Sent, running
 from toy_serving.gateways import SEES, make_bundle
 
-from marl_ray.cluster.local import free_port
+from marl_ray.cluster.local_ray import free_port
 from marl_ray.experiments.store import schema
 
 SECRET = "admin's secret"

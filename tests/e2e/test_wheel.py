@@ -76,7 +76,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel: Path) 
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert sources == {name for name in held if name.startswith("marl_ray/")}
-    assert {"marl_ray/cluster/kuberay-v1.7.0.json", "marl_ray/serving/pages/style.css"} < sources
+    assert {"marl_ray/cluster/lint/kuberay-v1.7.0.json", "marl_ray/serving/pages/style.css"} < sources
     assert any(name.endswith("licenses/LICENSE") for name in held)
     assert "License-Expression: Apache-2.0" in metadata
 

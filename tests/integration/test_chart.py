@@ -16,8 +16,9 @@ from kubernetes import client
 from pydantic import ValidationError
 from ray._private.label_utils import parse_node_labels_string
 
-from marl_ray.cluster.crds import schemas
-from marl_ray.cluster.manifests import lint_manifest, replica_pods, serve_config
+from marl_ray.cluster.lint.documents import serve_config
+from marl_ray.cluster.lint.linter import lint_manifest, replica_pods
+from marl_ray.cluster.lint.schemas import schemas
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.serving.client.lint import lint_serve_config

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from processes.command_line import PROGRAM, ROOT, marl_ray
 
-from marl_ray.cluster.local import LocalRay
+from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, ModelAnswer
 from marl_ray.evaluation.data_files import ANY, load

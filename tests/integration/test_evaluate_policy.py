@@ -7,7 +7,7 @@ import pytest
 from toy_models.tokens import stirred
 
 from marl_ray.cli import main
-from marl_ray.cluster.local import LocalRay
+from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS

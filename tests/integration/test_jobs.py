@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from marl_ray.cluster import jobs
-from marl_ray.cluster.local import LocalRay
+from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 
 SLEEPER = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: exit('told'))\nprint('up')\ntime.sleep(120)\n"

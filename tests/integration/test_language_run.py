@@ -8,7 +8,7 @@ import pytest
 from processes.two_workers import two_workers
 from toys.texts import TWO_AGENTS, config, trained
 
-from marl_ray.cluster.local import LocalRay
+from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.driver import RunResult, train

@@ -12,8 +12,8 @@ import httpx
 import psutil
 import pytest
 
-from marl_ray.cluster import jobs, local
-from marl_ray.cluster.local import LocalRay, _processes_of, local_ray
+from marl_ray.cluster import jobs
+from marl_ray.cluster.local_ray import LocalRay, _processes_of, local_ray, ray_here
 from marl_ray.errors import MarlRayError
 
 # Starts a Ray, says what it consists of, and then ends in the way that argv[1] names.
@@ -22,7 +22,7 @@ import json, os, pathlib, signal, subprocess, sys, tempfile, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 before = {k: v for k, v in os.environ.items() if k.startswith(("RAY_", "GLOO_", "PATH"))}
 from marl_ray.cluster import jobs
-from marl_ray.cluster.local import _processes_of, local_ray
+from marl_ray.cluster.local_ray import _processes_of, local_ray
 nowhere = subprocess.DEVNULL
 stranger = subprocess.Popen(["sleep", "60"], stdout=nowhere, stderr=nowhere, start_new_session=True)
 try:
@@ -149,10 +149,10 @@ def test_workers_talk_over_loopback(ray_cluster: LocalRay) -> None:
 
 def test_a_cluster_that_does_not_answer_is_named_in_time(monkeypatch):
     """Nobody listens there, or somebody who is no Ray and says nothing."""
-    monkeypatch.setattr(local, "CONNECT_S", 0.5)
+    monkeypatch.setattr("marl_ray.cluster.local_ray.CONNECT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for address in ("127.0.0.1:9", f"127.0.0.1:{silent.getsockname()[1]}"):
             monkeypatch.setenv("RAY_ADDRESS", address)
             said = f"RAY_ADDRESS: no cluster at '{address}' answers within 0.5 s"
-            with pytest.raises(MarlRayError, match=said), local.ray_here():
+            with pytest.raises(MarlRayError, match=said), ray_here():
                 raise AssertionError("it is not there")

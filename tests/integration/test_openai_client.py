@@ -18,7 +18,7 @@ from toy_models.tokenizers import QWEN
 from toy_serving.gateways import write_keys
 from toy_serving.text_gateways import make_text_bundle, text_config
 
-from marl_ray.cluster.local import LocalRay
+from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.client.admin import deploy_bundle, lines
 from marl_ray.serving.client.deploy import deploy, undeploy

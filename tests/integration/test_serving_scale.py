@@ -15,7 +15,7 @@ import ray
 from ray import serve
 from toy_serving.gateways import SEES, make_bundle
 
-from marl_ray.cluster.local import LocalRay
+from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.serving.client.deploy import deploy, undeploy
 
 # Ray's own models, at import.

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from toys.runs import mlflow_database
 
 from marl_ray.cluster import jobs
-from marl_ray.cluster.local import LocalRay
+from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig, load_config, parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError

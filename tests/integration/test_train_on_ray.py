@@ -14,7 +14,7 @@ import pytest
 from processes.two_workers import two_workers
 from toys.runs import config, mlflow_database, trained
 
-from marl_ray.cluster.local import LocalRay
+from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle

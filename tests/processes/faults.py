@@ -26,7 +26,7 @@ CONTROLLER, PROXY, REPLICA = "ray::ServeController", "ray::ProxyActor", "ray::Se
 # Not in the tests' process: that one has a Ray already, which other tests share.
 CHILD = """
 import json, sys
-from marl_ray.cluster.local import local_ray
+from marl_ray.cluster.local_ray import local_ray
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.client.deploy import deploy
 with local_ray(num_cpus=2) as ray:

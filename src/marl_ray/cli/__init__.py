@@ -215,7 +215,7 @@ def demo(
 
 
 def _train_here(run: "RunConfig") -> "RunResult":
-    from marl_ray.cluster.local import ray_here
+    from marl_ray.cluster.local_ray import ray_here
     from marl_ray.ray_seams import cpus_here
     from marl_ray.training.cluster_capacity import check_cpus
     from marl_ray.training.driver import finished, say_kept

@@ -224,7 +224,7 @@ def _exit_status(state: "ResourceState") -> int:
 
 
 def _manifests(file: Path) -> list[dict[str, Any]]:
-    from marl_ray.cluster.manifests import is_manifest, read_documents
+    from marl_ray.cluster.lint.documents import is_manifest, read_documents
 
     documents = read_documents(file)
     if not documents:

@@ -237,7 +237,7 @@ def _progress() -> Any:
 
 @contextmanager
 def _ray() -> Iterator[None]:
-    from marl_ray.cluster.local import ray_here
+    from marl_ray.cluster.local_ray import ray_here
 
     with ray_here():
         yield

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from marl_ray.cluster.local import local_ray
+from marl_ray.cluster.local_ray import local_ray
 from marl_ray.serving.client.deploy import deploy
 from marl_ray.serving.client.lint import read_serve_config
 from marl_ray.serving.http.keys import new_key

@@ -47,14 +47,8 @@ def lint(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 for advice, too.")] = False,
 ) -> None:
     """Check Serve configs and KubeRay manifests: a line for each finding, exit 2 unless all of them are advice."""
-    from marl_ray.cluster.manifests import (
-        ADVICE,
-        is_manifest,
-        lint_manifest,
-        read_documents,
-        replica_pods,
-        serve_config,
-    )
+    from marl_ray.cluster.lint.documents import is_manifest, read_documents, serve_config
+    from marl_ray.cluster.lint.linter import ADVICE, lint_manifest, replica_pods
     from marl_ray.serving.client.lint import lint_serve_config
 
     findings: list[str] = []

@@ -115,7 +115,7 @@ def _list(loaded: "SweepConfig") -> None:
 
 
 def _sweep_here(loaded: "SweepConfig", retry: bool) -> "SweepResult":
-    from marl_ray.cluster.local import ray_here
+    from marl_ray.cluster.local_ray import ray_here
     from marl_ray.tuning.running.driver import check_sweep, run_sweep
 
     check_sweep(loaded)

@@ -1,1 +1,1 @@
-"""Ray clusters: a local one of marl-ray's own, jobs submitted to any, and checks of KubeRay manifests."""
+"""Ray clusters: local ones, those of KubeRay, the jobs that any of them runs, and checks of KubeRay manifests."""

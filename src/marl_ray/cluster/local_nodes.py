@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_ray.cluster.local import EXIT_S, LocalRay, local_ray
+from marl_ray.cluster.local_ray import EXIT_S, LocalRay, local_ray
 from marl_ray.errors import MarlRayError
 
 START_S = 120.0

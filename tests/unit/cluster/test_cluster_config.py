@@ -14,7 +14,7 @@ from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.manifests.pods import MARGIN_S, PAUSE_S, SPOT
 from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
 from marl_ray.cluster.kuberay.submission import submit
-from marl_ray.cluster.manifests import lint_manifest
+from marl_ray.cluster.lint.linter import lint_manifest
 from marl_ray.config.cluster import ClusterConfig
 from marl_ray.config.load import parse_config
 from marl_ray.errors import MarlRayError

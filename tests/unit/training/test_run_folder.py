@@ -147,7 +147,7 @@ def test_the_command_answers_before_ray_has_started_too(
 
     said = list[str]()
     (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}").given()))
-    at = "training.run_checks.check_run" if moment == "checks" else "cluster.local.ray_here"
+    at = "training.run_checks.check_run" if moment == "checks" else "cluster.local_ray.ray_here"
     monkeypatch.setattr(f"marl_ray.{at}", slow)
     with pytest.raises(SystemExit) as caught:
         main(["train", str(tmp_path / "run.yaml")])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from marl_ray.cluster.manifests import read_documents, serve_config
+from marl_ray.cluster.lint.documents import read_documents, serve_config
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.client.lint import lint_serve_config, read_serve_config
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from marl_ray.cluster.kuberay.manifests.rendering import render
-from marl_ray.cluster.manifests import lint_manifest
+from marl_ray.cluster.lint.linter import lint_manifest
 from marl_ray.config.cluster import ClusterConfig
 from marl_ray.config.load import parse_config
 

@@ -9,11 +9,12 @@ import pytest
 import yaml
 from processes.command_line import marl_ray
 
-from marl_ray.cluster.crds import minimise, schemas
-from marl_ray.cluster.manifests import is_manifest, lint_manifest, read_documents, replica_pods, serve_config
+from marl_ray.cluster.lint.documents import is_manifest, read_documents, serve_config
+from marl_ray.cluster.lint.linter import lint_manifest, replica_pods
+from marl_ray.cluster.lint.schemas import minimise, schemas
 from marl_ray.errors import MarlRayError
 
-PATH = Path(__file__).parents[3] / "cluster" / "kuberay" / "rayservice.yaml"
+PATH = Path(__file__).parents[4] / "cluster" / "kuberay" / "rayservice.yaml"
 DOCUMENTS = read_documents(PATH)
 SERVICE: dict[str, Any] = DOCUMENTS[0]
 CLUSTER = "spec.rayClusterConfig"

@@ -1,6 +1,7 @@
-"""KubeRay's schemas, in a form small enough to ship: made from its CRDs by this module, kept beside it as data.
+"""Reads the schemas of KubeRay's kinds from the JSON file beside this one, and makes that file from KubeRay's CRDs.
 
-python -m marl_ray.cluster.crds ray.io_rayclusters.yaml ray.io_rayjobs.yaml ray.io_rayservices.yaml > kuberay-v1.7.0.json
+The file is made again by `python -m marl_ray.cluster.lint.schemas CRD.yaml ... > kuberay-v1.7.0.json`, where the
+arguments are ray.io_rayclusters.yaml, ray.io_rayjobs.yaml, ray.io_rayservices.yaml and ray.io_raycronjobs.yaml.
 """
 
 import json

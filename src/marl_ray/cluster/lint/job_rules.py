@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from marl_ray.cluster.operator_rules import ManifestFault, groups
+from marl_ray.cluster.lint.parts import ManifestFault, groups
 from marl_ray.config.cluster import CRON
 
 SELECTOR = "ray.io/cluster"

@@ -1,15 +1,14 @@
-"""Rules that KubeRay's operator checks by its own code, and no schema; a manifest that breaks one would just hang.
+"""Rules for metadata and Ray clusters of any kind that KubeRay's operator (v1.7.0) checks by its own code, and no schema.
 
-They are the rules of v1.7.0 for RayService and for the Ray cluster inside any kind. Rules of alpha features that are
-off by default (RocksDB, TLS and the history server) are left out. Rules for jobs are in `job_rules`.
+The operator refuses a manifest that breaks one, so its cluster never starts. Rules of alpha features that are off by
+default (RocksDB, TLS and the history server) are left out.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-ManifestFault = tuple[str, str]
-"""Path of a key, and the value expected there."""
+from marl_ray.cluster.lint.parts import MOST, ManifestFault, environment, groups
 
 NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 37}
 """Kind -> greatest length of a name. KubeRay appends to names to make names of Services, which end at 63."""
@@ -17,15 +16,13 @@ _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 _DURATION = re.compile(r"\+?\d+|\+?((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))+")
-MOST = 2**31 - 1
-"""Default of `maxReplicas`."""
 _AUTOSCALER_V2 = "RAY_enable_autoscaler_v2"
 _MANAGED_BY = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
 _GCS_VARIABLES = {"REDIS_PASSWORD": "redisPassword", "RAY_REDIS_ADDRESS": "redisAddress"}
 
 
 def of_metadata(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
-    """Rules for the name, the annotations and `managedBy`, which is a rule of the CRD, in a language of its own."""
+    """Rules for the name, the annotations and `managedBy`. The CRD states the last in CEL, which the schemas leave out."""
     metadata, kind = document["metadata"], document["kind"]
     # The server appends five characters to `generateName`.
     longest = NAME_LENGTH[kind]
@@ -38,40 +35,6 @@ def of_metadata(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
     managed_by = document["spec"].get("managedBy", _MANAGED_BY[0])
     if managed_by not in _MANAGED_BY:
         yield "spec.managedBy", f"expected one of {', '.join(_MANAGED_BY)}, got {managed_by!r}"
-
-
-def of_service(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
-    """Rules for a RayService's own part."""
-    cluster = spec.get("rayClusterConfig", {})
-    if not cluster:
-        yield "spec.rayClusterConfig", "missing"
-    head_service = cluster.get("headGroupSpec", {}).get("headService", {})
-    if head_service.get("metadata", {}).get("name"):
-        at = "spec.rayClusterConfig.headGroupSpec.headService.metadata.name"
-        yield at, "expected none: while one cluster replaces another there are two such Services"
-    if cluster.get("authOptions", {}).get("enableK8sTokenAuth"):
-        yield "spec.rayClusterConfig.authOptions.enableK8sTokenAuth", "expected none: only a RayCluster may have it"
-    if cluster.get("upgradeStrategy", {}).get("type"):
-        at = "spec.rayClusterConfig.upgradeStrategy.type"
-        yield at, "expected spec.upgradeStrategy instead: this one is for a RayCluster that stands alone"
-    strategy = spec.get("upgradeStrategy", {})
-    kinds = ("NewCluster", "NewClusterWithIncrementalUpgrade", "None")
-    if strategy.get("type", "None") not in kinds:
-        yield "spec.upgradeStrategy.type", f"expected one of {', '.join(kinds)}, got {strategy['type']!r}"
-    if strategy.get("type") != kinds[1]:
-        return
-    if not cluster.get("enableInTreeAutoscaling"):
-        yield "spec.rayClusterConfig.enableInTreeAutoscaling", "expected true, which an incremental upgrade needs"
-    options, at = strategy.get("clusterUpgradeOptions", {}), "spec.upgradeStrategy.clusterUpgradeOptions."
-    surge, step = options.get("maxSurgePercent", 100), options.get("stepSizePercent")
-    if not 0 <= surge <= 100:
-        yield f"{at}maxSurgePercent", f"expected 0 to 100, got {surge}"
-    if step is None or not 0 <= step <= min(surge, 100):
-        yield f"{at}stepSizePercent", f"expected 0 to maxSurgePercent ({surge}), got {step}"
-    if options.get("intervalSeconds", 0) <= 0:
-        yield f"{at}intervalSeconds", "expected more than 0"
-    if not options.get("gatewayClassName"):
-        yield f"{at}gatewayClassName", "expected a class of the Gateway API"
 
 
 def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where: str) -> Iterator[ManifestFault]:
@@ -184,26 +147,6 @@ def _network_policy(cluster: Mapping[str, Any], where: str) -> Iterator[Manifest
         if rules["groupName"] not in group_names:
             message = f"expected one of {', '.join(group_names)}, got {rules['groupName']!r}"
             yield f"{where}networkPolicy.{name}.groupName", message
-
-
-def groups(cluster: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The head's group and the workers', each with its path (with a dot at its end)."""
-    yield f"{where}headGroupSpec.", cluster["headGroupSpec"]
-    for k, group in enumerate(cluster.get("workerGroupSpecs", [])):
-        yield f"{where}workerGroupSpecs.{k}.", group
-
-
-def environment(pod: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Variables of a pod's first container, which runs Ray, by name."""
-    return {entry["name"]: entry for container in pod.get("containers", [])[:1] for entry in container.get("env", [])}
-
-
-def number(text: Any, default: float) -> float:
-    """A number that stands as text in a manifest."""
-    try:
-        return default if text is None else float(text)
-    except ValueError:
-        return default
 
 
 def _ray_version(cluster: Mapping[str, Any]) -> tuple[int, int]:

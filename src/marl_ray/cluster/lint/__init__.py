@@ -1,0 +1,1 @@
+"""Checks of KubeRay manifests before any cluster sees them."""

@@ -1,0 +1,72 @@
+"""Advice about what KubeRay takes and what runs badly: work on the head, short drains, moving images, open secrets."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from marl_ray.cluster.lint import job_rules
+from marl_ray.cluster.lint.parts import ManifestFault, containers, environment, groups, head_is_idle, number
+
+DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+DRAIN_S = 30.0
+"""Ray's default of the drain timeout, in seconds."""
+GRACE_S = 30
+"""Kubernetes' default of `terminationGracePeriodSeconds`, in seconds."""
+
+_SECRET_NAME = re.compile(r"(PASSWORD|PASSWD|SECRET(_ACCESS)?|TOKEN|API_?KEY|PRIVATE_?KEY|CREDENTIALS?)(_KEY)?$", re.I)
+_PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s$]+@|[?&]password=[^$]", re.IGNORECASE)
+
+
+def advice(document: Mapping[str, Any], cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+    """Findings about what KubeRay takes, and what runs badly or tells secrets."""
+    if cluster:
+        yield from _operations(cluster, where)
+        if document["kind"] in ("RayJob", "RayCronJob"):
+            spec = document["spec"] if document["kind"] == "RayJob" else document["spec"]["jobTemplate"]
+            yield from job_rules.advice_for_job(spec, where.removesuffix("rayClusterSpec."))
+    yield from _secrets(document, "")
+
+
+def _operations(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+    """Findings about settings that run, but not well."""
+    if not head_is_idle(cluster["headGroupSpec"]):
+        message = 'expected "0": work on the head takes the whole cluster down when it runs out of memory'
+        yield f"{where}headGroupSpec.rayStartParams.num-cpus", message
+    for path, group in groups(cluster, where):
+        pod = group["template"]["spec"]
+        drain_s = number(environment(pod).get(DRAIN_VARIABLE, {}).get("value"), DRAIN_S)
+        grace_s = pod.get("terminationGracePeriodSeconds", GRACE_S)
+        if "workerGroupSpecs" in path and grace_s <= drain_s:
+            message = f"expected more than {drain_s:g}, the seconds that Ray drains ({DRAIN_VARIABLE}), got {grace_s}"
+            yield f"{path}template.spec.terminationGracePeriodSeconds", message
+        for at, container in containers(pod, path):
+            if problem := _moving_image(container.get("image", "")):
+                yield f"{at}image", problem
+    if problem := _moving_image(cluster.get("autoscalerOptions", {}).get("image", "of:operator")):
+        yield f"{where}autoscalerOptions.image", problem
+
+
+def _moving_image(image: str) -> str:
+    _, _, tag = image.rpartition("/")[2].partition(":")
+    if not image or (tag in ("", "latest") and "@sha256:" not in image):
+        return f"expected an image with a tag other than latest, or a digest, got {image!r}"
+    return ""
+
+
+def _secrets(part: Any, where: str) -> Iterator[ManifestFault]:
+    """Environment variables, at any depth, whose value is a secret in plain sight."""
+    if isinstance(part, list):
+        for k, item in enumerate(part):
+            yield from _secrets(item, f"{where}{k}.")
+    elif isinstance(part, Mapping):
+        name, value = part.get("name"), part.get("value")
+        # `$(NAME)` is another variable, which Kubernetes fills in.
+        if isinstance(name, str) and isinstance(value, str) and value and "$(" not in value:
+            if _SECRET_NAME.search(name):
+                yield f"{where}value", f"expected valueFrom.secretKeyRef for {name}, not a secret in plain sight"
+            elif _PASSWORD_IN_URL.search(value):
+                yield f"{where}value", f"expected no password in the URL of {name}; take it from a Secret"
+        if isinstance(part.get("redisPassword"), Mapping) and part["redisPassword"].get("value"):
+            yield f"{where}redisPassword.value", "expected valueFrom.secretKeyRef, not a password in plain sight"
+        for key, item in part.items():
+            yield from _secrets(item, f"{where}{key}.")

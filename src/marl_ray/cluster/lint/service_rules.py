@@ -1,0 +1,54 @@
+"""Rules for RayServices that KubeRay's operator (v1.7.0) checks by its own code, and no schema."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from marl_ray.cluster.lint.documents import parse_yaml, yaml_error
+from marl_ray.cluster.lint.parts import ManifestFault
+
+
+def of_service(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
+    """Rules for a RayService's own part."""
+    cluster = spec.get("rayClusterConfig", {})
+    if not cluster:
+        yield "spec.rayClusterConfig", "missing"
+    head_service = cluster.get("headGroupSpec", {}).get("headService", {})
+    if head_service.get("metadata", {}).get("name"):
+        at = "spec.rayClusterConfig.headGroupSpec.headService.metadata.name"
+        yield at, "expected none: while one cluster replaces another there are two such Services"
+    if cluster.get("authOptions", {}).get("enableK8sTokenAuth"):
+        yield "spec.rayClusterConfig.authOptions.enableK8sTokenAuth", "expected none: only a RayCluster may have it"
+    if cluster.get("upgradeStrategy", {}).get("type"):
+        at = "spec.rayClusterConfig.upgradeStrategy.type"
+        yield at, "expected spec.upgradeStrategy instead: this one is for a RayCluster that stands alone"
+    strategy = spec.get("upgradeStrategy", {})
+    kinds = ("NewCluster", "NewClusterWithIncrementalUpgrade", "None")
+    if strategy.get("type", "None") not in kinds:
+        yield "spec.upgradeStrategy.type", f"expected one of {', '.join(kinds)}, got {strategy['type']!r}"
+    if strategy.get("type") != kinds[1]:
+        return
+    if not cluster.get("enableInTreeAutoscaling"):
+        yield "spec.rayClusterConfig.enableInTreeAutoscaling", "expected true, which an incremental upgrade needs"
+    options, at = strategy.get("clusterUpgradeOptions", {}), "spec.upgradeStrategy.clusterUpgradeOptions."
+    surge, step = options.get("maxSurgePercent", 100), options.get("stepSizePercent")
+    if not 0 <= surge <= 100:
+        yield f"{at}maxSurgePercent", f"expected 0 to 100, got {surge}"
+    if step is None or not 0 <= step <= min(surge, 100):
+        yield f"{at}stepSizePercent", f"expected 0 to maxSurgePercent ({surge}), got {step}"
+    if options.get("intervalSeconds", 0) <= 0:
+        yield f"{at}intervalSeconds", "expected more than 0"
+    if not options.get("gatewayClassName"):
+        yield f"{at}gatewayClassName", "expected a class of the Gateway API"
+
+
+def of_serve_config(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
+    """`serveConfigV2` must be one YAML document."""
+    try:
+        documents = parse_yaml(spec.get("serveConfigV2", ""))
+    except yaml.YAMLError as error:
+        yield "spec.serveConfigV2", yaml_error(error)
+        return
+    if len(documents) != 1:
+        yield "spec.serveConfigV2", f"expected one Serve config, got {len(documents)}"
