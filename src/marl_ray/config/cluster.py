@@ -1,34 +1,45 @@
 """The short config of a Ray cluster on Kubernetes, and of what runs on it: a job, a service, or a job by the clock."""
 
-import re
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveInt, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from marl_ray.config.base import Config
+from marl_ray.config.kubernetes import (
+    MOST,
+    Command,
+    Count,
+    Folder,
+    Image,
+    Name,
+    Positive,
+    Quantity,
+    Queue,
+    RayResource,
+    Reference,
+    Seconds,
+    Variable,
+    Version,
+    is_schedule,
+)
 
-NAME = r"^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$"
-Name = Annotated[str, StringConstraints(pattern=NAME)]
-"""A name as Kubernetes takes it, short enough for what KubeRay appends."""
-Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|K|M|G|T)?$")]
-"""An amount of memory, such as 8Gi."""
-Folder = Annotated[str, StringConstraints(pattern=r"^/[^:]+$")]
-Seconds = Annotated[int, Field(ge=1)]
-_CRON = r"(\*|\?|\d+|[A-Za-z]{3})(-(\d+|[A-Za-z]{3}))?(/\d+)?"
-CRON = re.compile(rf"{_CRON}(,{_CRON})*( {_CRON}(,{_CRON})*){{4}}")
-"""Five fields of cron: numbers, names of days and months, ranges, steps, lists."""
 FILES = "/etc/marl-ray"
 """Folder of a submission's files, or of a gateway's keys, in its pods."""
 SPOOL = "/var/lib/marl-ray/spool"
 """Folder of a gateway's exposures while their database is away."""
 OWN_PATHS = ("/dev/shm", "/tmp", FILES, SPOOL)
 """Folders of every pod that are volumes of its own; Kubernetes makes no pod that mounts two at one path."""
+DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+OF_RAY = ("CPU", "GPU", "memory", "object_store_memory")
+"""Resources that Ray counts by itself."""
+CLOCK_LENGTH = 37
+"""Characters of the name of a RayCronJob, to which KubeRay appends the time."""
 
 
 class NodeConfig(Config):
     """The size of a pod. Requests equal limits, so nothing else is promised its memory."""
 
-    cpus: Annotated[float, Field(ge=0.001, allow_inf_nan=False)] = 2
+    cpus: Annotated[float, Field(ge=0.001, le=MOST, allow_inf_nan=False)] = 2
     """CPUs of a pod, of which Ray counts the next whole number."""
     memory: Quantity = "8Gi"
     """Memory of a pod."""
@@ -43,13 +54,13 @@ class NodeConfig(Config):
 class GroupConfig(NodeConfig):
     """Pods of one kind."""
 
-    replicas: PositiveInt | tuple[Annotated[int, Field(ge=0)], PositiveInt] = 1
+    replicas: Positive | tuple[Count, Positive] = 1
     """A fixed number, which comes up together; or least and most, between which Ray scales."""
-    gpus: Annotated[int, Field(ge=0)] = 0
+    gpus: Count = 0
     """NVIDIA GPUs of a pod."""
     spot: bool = False
     """Prefer machines that may be taken away, and fall back to others: two groups, the first with priority."""
-    resources: dict[str, PositiveInt] = {}
+    resources: dict[RayResource, Positive] = {}
     """Custom resources that the group's nodes tell Ray of; Ray's autoscaler takes whole numbers alone."""
     idle_timeout_s: Seconds | None = None
     """Seconds that a pod stays while it is not needed; 300 where not given, longer than a restart takes."""
@@ -71,22 +82,25 @@ class GroupConfig(NodeConfig):
             raise ValueError(f"replicas: expected least and most, got {[least, most]}")
         if self.spot and not self.scales:
             raise ValueError("spot: expected replicas: [least, most], between which pods may come and go")
+        own = next((name for name in OF_RAY if name in self.resources), None)
+        if own is not None:
+            raise ValueError(f"resources: expected another name than {own}, which Ray counts by itself")
         return self
 
 
 class RedisConfig(Config):
     """The Redis that keeps the head's state, so that a cluster outlives its head."""
 
-    address: str
-    """Such as redis://marl-ray-redis:6379."""
-    password_secret: Name | None = None
+    address: Annotated[str, Field(pattern=r"^(rediss?://)?[-.\[\]:A-Za-z0-9]+$")]
+    """Such as redis://marl-ray-redis:6379; the password is in a Secret."""
+    password_secret: Reference | None = None
     """Secret with the key `password`."""
 
 
 class VolumeConfig(Config):
     """Storage that all pods share."""
 
-    claim: Name | None = None
+    claim: Reference | None = None
     """A PersistentVolumeClaim that many nodes may write."""
     host: Folder | None = None
     """Or a folder of every machine: a network file system that is mounted there, or a cluster of one machine."""
@@ -103,30 +117,30 @@ class VolumeConfig(Config):
 class JobConfig(Config):
     """A command that runs once on a cluster of its own."""
 
-    entrypoint: str
+    entrypoint: Command
     """Shell command that the job runs."""
-    retries: Annotated[int, Field(ge=0)] = 2
+    retries: Count = 2
     """Each is a new cluster and the same command: runs go on where their name and storage stay."""
     deadline_s: Seconds = 86_400
     """From its beginning to its end, all tries together."""
     start_deadline_s: Seconds = 1800
     """Longest time for its cluster to come up."""
-    keep_s: Annotated[int, Field(ge=0)] = 300
+    keep_s: Count = 300
     """Time for which its cluster stays after a success."""
-    keep_failed_s: Annotated[int, Field(ge=0)] = 3600
+    keep_failed_s: Count = 3600
     """Time for which its head stays after a failure, so that somebody can look into its logs."""
     runtime_env: dict[str, Any] = {}
     """Ray's runtime environment of the job, such as `env_vars` or `working_dir`."""
     schedule: str | None = None
     """Five fields of cron: a job by the clock, with a cluster of its own each time."""
-    time_zone: str | None = None
+    time_zone: Annotated[str, Field(pattern=r"^[A-Za-z][-+/_A-Za-z0-9]*$")] | None = None
     """Time zone of `schedule`, such as `Europe/Berlin`; that of KubeRay's operator when not given."""
-    keep_record_s: Annotated[int, Field(ge=0)] = 7 * 86_400
+    keep_record_s: Count = 7 * 86_400
     """With `schedule`: time for which an ended RayJob stays to be looked at. Nothing else takes them away."""
 
     @model_validator(mode="after")
     def _check(self) -> "JobConfig":
-        if self.schedule is not None and not CRON.fullmatch(self.schedule):
+        if self.schedule is not None and not is_schedule(self.schedule):
             raise ValueError(f"schedule: expected five fields of cron, got {self.schedule!r}")
         if self.time_zone is not None and self.schedule is None:
             raise ValueError("time_zone: expected beside schedule")
@@ -142,7 +156,7 @@ class ServiceConfig(Config):
 
     serve: dict[str, Any]
     """The Serve config, as `serve deploy` takes it."""
-    api_keys_secret: Name | None = None
+    api_keys_secret: Reference | None = None
     """Secret with the key keys.yaml, which the gateway finds at /etc/marl-ray/keys.yaml."""
     spool_size: Quantity = "1Gi"
     """Bound of /var/lib/marl-ray/spool, where exposures wait while the database is away."""
@@ -155,9 +169,9 @@ class ClusterConfig(Config):
 
     name: Name
     """Name of the cluster, and the first part of the names of its resources."""
-    image: str
+    image: Image
     """With marl-ray installed, the same version as here."""
-    ray_version: str = "2.60.0"
+    ray_version: Version = "2.60.0"
     """Version of Ray in the image."""
     head: NodeConfig = NodeConfig()
     """It runs no user's work, on machines that are not taken away."""
@@ -165,22 +179,22 @@ class ClusterConfig(Config):
     token: bool = True
     """Guard dashboard and jobs by a token, which KubeRay makes."""
     redis: RedisConfig | None = None
-    queue: Name | None = None
+    queue: Queue | None = None
     """Kueue's local queue: all pods begin together, when there is room."""
-    priority_class: Name | None = None
+    priority_class: Reference | None = None
     """Priority class of the pods."""
-    service_account: Name | None = None
+    service_account: Reference | None = None
     """Service account of the pods."""
-    pull_secrets: tuple[Name, ...] = ()
+    pull_secrets: tuple[Reference, ...] = ()
     """Secrets with which the image is pulled."""
-    env: dict[str, str] = {}
+    env: dict[Variable, str] = {}
     """Environment variables of all pods."""
-    secrets: tuple[Name, ...] = ()
+    secrets: tuple[Reference, ...] = ()
     """Secrets whose keys become environment variables, such as those of S3."""
     volumes: tuple[VolumeConfig, ...] = ()
-    files: Name | None = None
+    files: Reference | None = None
     """A ConfigMap whose keys all pods see as files in /etc/marl-ray."""
-    user: Annotated[int, Field(ge=1)] = 1000
+    user: Positive = 1000
     """Number of the user in the image; root is refused."""
     drain_s: Seconds = 60
     """Time in which a pod that ends may finish its work; Kubernetes waits 30 s longer."""
@@ -191,6 +205,12 @@ class ClusterConfig(Config):
     def _check(self) -> "ClusterConfig":
         if self.job is not None and self.service is not None:
             raise ValueError("job, service: expected one of them at most")
+        if self.job is not None and self.job.schedule is not None and len(self.name) > CLOCK_LENGTH:
+            raise ValueError(
+                f"name: expected {CLOCK_LENGTH} characters at most with job.schedule, got {len(self.name)}"
+            )
+        if DRAIN_VARIABLE in self.env:
+            raise ValueError(f"env: expected drain_s instead of {DRAIN_VARIABLE}, for which Kubernetes must wait")
         if self.files is not None and self.service is not None and self.service.api_keys_secret is not None:
             raise ValueError("files, service.api_keys_secret: expected one of them, as both are /etc/marl-ray")
         for name in ("head", "submitter"):

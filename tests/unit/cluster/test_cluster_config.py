@@ -181,6 +181,38 @@ WRONG = [
         {"groups": {"a": {"replicas": [0, 1], "spot": True}, "a-fallback": {}}},
         "groups: a-fallback is what the spot group a falls back to",
     ),
+    # What a server takes, as it does not look into the templates of pods, and what then makes no pod
+    ({"image": ""}, "image: String should match"),
+    ({"image": "{{ x }}:1"}, "image: String should match"),
+    ({"ray_version": "2.x"}, "ray_version: String should match"),
+    ({"groups": {"a": {"memory": "0"}}}, "groups.a.memory: String should match"),
+    ({"groups": {"a": {"shm": "0.0Gi"}}}, "groups.a.shm: String should match"),
+    (SERVICE | {"service": {"serve": {}, "spool_size": "00"}}, "service.spool_size: String should match"),
+    ({"env": {"A B": "1"}}, "env.A B"),
+    ({"env": {"A=B": "1"}}, "env.A=B"),
+    ({"env": {"": "1"}}, "env."),
+    ({"env": {"1A": "1"}}, "env.1A"),
+    ({"env": {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "600"}}, "env: expected drain_s instead of RAY_GRACEFUL"),
+    ({"groups": {"a": {"resources": {"a'b": 1}}}}, "groups.a.resources.a'b"),
+    ({"groups": {"a": {"resources": {"CPU": 1}}}}, "groups.a: resources: expected another name than CPU"),
+    ({"redis": {"address": ""}}, "redis.address: String should match"),
+    ({"redis": {"address": "redis://:secret@x:1"}}, "redis.address: String should match"),
+    ({"volumes": [{"claim": "a", "path": "/a/../tmp"}]}, "volumes.0.path: expected an absolute path without . and .."),
+    ({"volumes": [{"claim": "a", "path": "//a"}]}, "volumes.0.path: expected an absolute path"),
+    ({"volumes": [{"claim": "a", "path": "/a\n"}]}, "volumes.0.path: expected an absolute path"),
+    ({"job": {"entrypoint": " "}}, "job.entrypoint: String should match"),
+    ({"name": "a" * 38, "job": {"entrypoint": "x", "schedule": "0 3 * * *"}}, "name: expected 37 characters at most"),
+    # Numbers that a resource's fields of 32 bits do not hold
+    ({"groups": {"a": {"replicas": 2**31}}}, "groups.a.replicas"),
+    ({"groups": {"a": {"replicas": [0, 2**31]}}}, "groups.a.replicas"),
+    ({"groups": {"a": {"replicas": [0, 1], "idle_timeout_s": 2**31}}}, "groups.a.idle_timeout_s"),
+    ({"groups": {"a": {"gpus": 2**31}}}, "groups.a.gpus"),
+    ({"groups": {"a": {"cpus": 1e30}}}, "groups.a.cpus"),
+    ({"job": {"entrypoint": "x", "retries": 2**31}}, "job.retries"),
+    ({"job": {"entrypoint": "x", "deadline_s": 2**31}}, "job.deadline_s"),
+    ({"job": {"entrypoint": "x", "keep_failed_s": 2**31}}, "job.keep_failed_s"),
+    ({"drain_s": 2**31}, "drain_s"),
+    ({"user": 2**31}, "user"),
 ]
 
 
@@ -189,6 +221,22 @@ def test_a_wrong_config_is_one_line_that_names_the_key(change, words):
     with pytest.raises(MarlRayError) as caught:
         rendered(change)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_somebody_else_has_made_may_have_any_name_that_kubernetes_takes():
+    names = {"claim": "1." + "c" * 90, "path": "/runs"}
+    [resource, *_] = rendered({"volumes": [names], "secrets": ["my.secret"], "pull_secrets": ["9"]})
+    spec = resource["spec"]["headGroupSpec"]["template"]["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "9"}]
+    assert {"persistentVolumeClaim": {"claimName": names["claim"]}}.items() <= {
+        key: value for volume in spec["volumes"] for key, value in volume.items()
+    }.items()
+
+
+def test_a_large_number_of_cpus_is_written_out():
+    [resource, *_] = rendered({"groups": {"a": {"cpus": 2_000_001}}})
+    [group] = resource["spec"]["workerGroupSpecs"]
+    assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] == "2000001"
 
 
 @settings(max_examples=15)

@@ -6,8 +6,8 @@ from typing import Any
 
 from marl_ray.cluster.lint import job_rules
 from marl_ray.cluster.lint.parts import ManifestFault, containers, environment, groups, head_is_idle, number
+from marl_ray.config.cluster import DRAIN_VARIABLE
 
-DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 DRAIN_S = 30.0
 """Ray's default of the drain timeout, in seconds."""
 GRACE_S = 30

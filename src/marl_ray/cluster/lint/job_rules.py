@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from marl_ray.cluster.lint.parts import ManifestFault, groups
-from marl_ray.config.cluster import CRON
+from marl_ray.config.kubernetes import is_schedule
 
 SELECTOR = "ray.io/cluster"
 """Key of `clusterSelector` that names the cluster."""
@@ -44,7 +44,7 @@ def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
 def of_cron_job(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     """Rules for a RayCronJob's own part."""
     schedule = spec["schedule"]
-    if not (schedule.startswith("@") or CRON.fullmatch(" ".join(schedule.split()))):
+    if not (schedule.startswith("@") or is_schedule(schedule)):
         yield "spec.schedule", f"expected five fields of cron, got {schedule!r}"
     yield from of_job(spec["jobTemplate"], "spec.jobTemplate.")
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from marl_ray.cluster.kuberay.manifests.models import Container, Metadata, PodSpec, PodTemplate
-from marl_ray.config.cluster import FILES, SPOOL, ClusterConfig, GroupConfig, NodeConfig
+from marl_ray.config.cluster import DRAIN_VARIABLE, FILES, SPOOL, ClusterConfig, GroupConfig, NodeConfig
 
 LABEL = "marl-ray/cluster"
 """Label of all that belongs to a cluster; KubeRay's own labels are for its Services."""
@@ -70,7 +70,7 @@ def any_scales(config: ClusterConfig) -> bool:
 
 def resources_of(node: NodeConfig) -> dict[str, dict[str, str]]:
     """Requests equal limits, so nothing else is promised the same memory."""
-    cpus = f"{node.cpus:g}" if node.cpus == int(node.cpus) else f"{round(1000 * node.cpus)}m"
+    cpus = str(int(node.cpus)) if node.cpus == int(node.cpus) else f"{round(1000 * node.cpus)}m"
     amounts = {"cpu": cpus, "memory": node.memory}
     if isinstance(node, GroupConfig) and node.gpus:
         amounts[_GPU] = str(node.gpus)
@@ -134,7 +134,7 @@ def _mounted(name: str, path: str, source: dict[str, Any], read_only: bool = Fal
 def _environment(config: ClusterConfig) -> list[dict[str, Any]]:
     own = {
         "HOME": "/tmp",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(config.drain_s),
+        DRAIN_VARIABLE: str(config.drain_s),
         # How often a training run asks whether one of its nodes drains.
         "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "2",
     }

@@ -1,0 +1,76 @@
+"""Values of Kubernetes that a config holds: names, amounts, numbers, paths and schedules, as KubeRay takes them."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+MOST = 10**9
+"""The greatest number: the fields of KubeRay's resources have 32 bits, which hold twice as much."""
+NAME = r"^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$"
+Name = Annotated[str, StringConstraints(pattern=NAME)]
+"""A name of our own, short enough for what KubeRay appends."""
+Reference = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+"""Name of what somebody else has made, such as a Secret."""
+Queue = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")]
+"""Such a name that is the value of a label, too."""
+Image = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][-._:/@A-Za-z0-9]*$")]
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[.a-z0-9]*$")]
+"""A version of Ray, such as 2.60.0."""
+Quantity = Annotated[
+    str,
+    StringConstraints(pattern=r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)(Ki|Mi|Gi|Ti|K|M|G|T)?$"),
+]
+"""An amount of memory, such as 8Gi. Kubernetes takes 0 for no bound at all."""
+Variable = Annotated[str, StringConstraints(pattern=r"^[-._A-Za-z][-._A-Za-z0-9]*$")]
+"""Name of an environment variable."""
+RayResource = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][-_.:/A-Za-z0-9]*$")]
+"""Name of a custom resource; it stands between quotes in the command that starts Ray."""
+Command = Annotated[str, StringConstraints(pattern=r"\S")]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+Seconds = Positive
+
+
+def _folder(path: str) -> str:
+    if not re.fullmatch(r"(/[^/:\x00-\x1f]+)+/?", path) or {".", ".."} & set(path.split("/")):
+        raise ValueError("expected an absolute path without . and .., such as /runs")
+    return path
+
+
+Folder = Annotated[str, AfterValidator(_folder)]
+"""An absolute path below the root."""
+
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_DAYS = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
+_FIELDS: tuple[tuple[int, int, list[str]], ...] = (
+    (0, 59, []),
+    (0, 23, []),
+    (1, 31, []),
+    (1, 12, _MONTHS),
+    (0, 6, _DAYS),
+)
+"""Least and greatest number of each field of cron, and the names that stand for numbers from the least on."""
+_PART = re.compile(r"(\*|\?|[a-z0-9]+)(?:-([a-z0-9]+))?(?:/([0-9]+))?")
+
+
+def is_schedule(text: str) -> bool:
+    """True for five fields of cron as KubeRay's parser (robfig/cron, ParseStandard) takes them, without its `@` words."""
+    fields = text.lower().split()
+    return len(fields) == len(_FIELDS) and all(
+        _is_part(part, *bounds) for field, bounds in zip(fields, _FIELDS, strict=True) for part in field.split(",")
+    )
+
+
+def _is_part(part: str, least: int, most: int, names: list[str]) -> bool:
+    """True for `*`, a number or a range, each with a step that is not 0."""
+    match = _PART.fullmatch(part)
+    if match is None or (match[3] is not None and int(match[3]) == 0):
+        return False
+    if match[1] in "*?":
+        return match[2] is None
+    ends = [
+        least + names.index(one) if one in names else int(one) if one.isdigit() else -1
+        for one in (match[1], match[2] or match[1])
+    ]
+    return least <= ends[0] <= ends[1] <= most
