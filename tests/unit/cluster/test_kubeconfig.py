@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import json
 import threading
 from collections.abc import Iterator
 
@@ -34,6 +35,39 @@ def test_a_wrong_kubeconfig_is_one_line(tmp_path, text, words):
     with pytest.raises(MarlRayError, match=words) as caught:
         connect(str(path))
     assert str(caught.value).startswith("kubeconfig") and "\n" not in str(caught.value)
+
+
+def test_a_context_that_is_named_needs_no_current_one(tmp_path):
+    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:9/"}}
+    contexts = [CONTEXT, {"name": "y", "context": {"cluster": "c", "user": "u", "namespace": "lab"}}]
+    (tmp_path / "one").write_text(yaml.safe_dump({"contexts": contexts, "clusters": [cluster], "users": []}))
+    for name, namespace in (("x", "default"), ("y", "lab")):
+        connection = connect(str(tmp_path / "one"), context=name)
+        assert (connection.server, connection.namespace) == ("http://127.0.0.1:9", namespace)
+    with pytest.raises(MarlRayError, match=r"^--context z: the kubeconfig has x, y$"):
+        connect(str(tmp_path / "one"), context="z")
+    with pytest.raises(MarlRayError, match=r"expected a kubeconfig .*current-context"):
+        connect(str(tmp_path / "one"))
+    (tmp_path / "two").write_text(yaml.safe_dump({"current-context": "y"}))
+    assert connect(f"{tmp_path / 'one'}:{tmp_path / 'two'}").namespace == "lab"
+
+
+def test_a_token_of_a_command_is_asked_for_again_when_it_has_expired(tmp_path):
+    """Clouds give tokens for minutes, and a submission is followed for days."""
+    script, calls = tmp_path / "token.sh", tmp_path / "calls"
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    status = {"token": "t", "expirationTimestamp": "2020-01-01T00:00:00Z"}
+    script.write_text(f"#!/bin/sh\necho x >> {calls}\necho '{json.dumps(credential | {'status': status})}'\n")
+    script.chmod(0o755)
+    user = {"exec": {"apiVersion": credential["apiVersion"], "command": str(script), "interactiveMode": "Never"}}
+    with server(200, "{}", tmp_path) as connection:
+        config = yaml.safe_load((tmp_path / "kubeconfig").read_text()) | {"users": [{"name": "u", "user": user}]}
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+        connection = connect(str(tmp_path / "kubeconfig"))
+        asked = len(calls.read_text().split())
+        for _ in range(2):
+            connection.request("GET", "/api/v1")
+        assert len(calls.read_text().split()) == asked + 2
 
 
 def test_a_folder_and_bytes_are_no_kubeconfig(tmp_path):

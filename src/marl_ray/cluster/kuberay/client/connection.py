@@ -16,6 +16,7 @@ import urllib3
 import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
 from marl_ray.errors import MarlRayError, one_line
 
@@ -153,27 +154,24 @@ def connect(kubeconfig: str | None = None, context: str | None = None, namespace
 
     The namespace is the context's, or the pod's, where not given. Raises MarlRayError if there is neither.
     """
-    kubeconfig = kubeconfig or os.environ.get("KUBECONFIG") or None  # the package reads it only once, at import
-    try:
-        contexts, current = config.list_kube_config_contexts(kubeconfig)
-    except config.ConfigException as error:
-        if kubeconfig is not None or context is not None:
-            raise MarlRayError(f"kubeconfig {kubeconfig or '~/.kube/config'}: {one_line(error)}") from None
+    named = kubeconfig or os.environ.get("KUBECONFIG")  # the package reads it only once, at import
+    path = named or "~/.kube/config"
+    if not (named or context or Path(path).expanduser().exists()):
         return _of_the_pod(namespace)
-    except _NO_KUBECONFIG as error:
-        raise MarlRayError(
-            f"kubeconfig {kubeconfig or '~/.kube/config'}: expected a kubeconfig ({one_line(error)})"
-        ) from None
-    chosen = current if context is None else next((one for one in contexts if one["name"] == context), None)
-    if chosen is None:
-        names = ", ".join(one["name"] for one in contexts)
-        raise MarlRayError(f"--context {context}: the kubeconfig has {names}")
     configuration = client.Configuration()
     try:
-        config.load_kube_config(kubeconfig, chosen["name"], configuration, persist_config=False)
+        contents = KubeConfigMerger(path).config
+        if contents is None:
+            raise config.ConfigException("there is no such file, or it is empty")
+        names = [one["name"] for one in contents["contexts"]]
+        if context is not None and context not in names:
+            raise MarlRayError(f"--context {context}: the kubeconfig has {', '.join(names)}")
+        loader = KubeConfigLoader(contents, context, config_base_path=None)  # paths are relative to their file
+        loader.load_and_set(configuration)
+        chosen = loader.current_context["context"]
     except (config.ConfigException, *_NO_KUBECONFIG) as error:
-        raise MarlRayError(f"kubeconfig, context {chosen['name']}: {one_line(error)}") from None
-    return _connection(configuration, namespace or chosen["context"].get("namespace") or "default")
+        raise MarlRayError(f"kubeconfig {path}: expected a kubeconfig ({one_line(error)})") from None
+    return _connection(configuration, namespace or chosen.get("namespace") or "default")
 
 
 def _of_the_pod(namespace: str | None) -> Connection:
