@@ -92,6 +92,22 @@ def test_a_job_that_somebody_stopped_has_not_succeeded():
     state = resource_state(View("RayJob", "x", job), 0.0)
     assert state == ResourceState(Phase.FAILED, "Stopped", "Job was intentionally stopped.")
 
+    rules = {"deletionStrategy": {"deletionRules": [{"policy": "DeleteCluster", "condition": {"jobStatus": "FAILED"}}]}}
+    message = resource_state(View("RayJob", "x", job | {"spec": rules}), 0.0).message
+    assert message == "Job was intentionally stopped.; its cluster stays until it is deleted"
+
+
+@pytest.mark.parametrize("kind", ["RayCluster", "RayJob", "RayService"])
+def test_a_pod_that_may_not_be_made_is_named(kind):
+    """As the operator's source has it: an error of two lines, of which the first is the reason."""
+    reason, quota = "FailedCreateHeadPod", 'pods "x-head" is forbidden: exceeded quota: memory'
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": reason, "message": f"{reason}\n{quota}"}
+    metadata = {"name": "x", "generation": 1}
+    cluster = {"metadata": metadata, "spec": {}, "status": {"conditions": [failure]}}
+    job = {"metadata": metadata, "spec": {}, "status": {"jobDeploymentStatus": "Initializing"}}
+    view = View(kind, "x", cluster) if kind == "RayCluster" else View(kind, "x", job, clusters=(cluster,))
+    assert resource_state(view, 0.0) == ResourceState(Phase.WAITING, reason, quota)
+
 
 def test_events_of_both_apis_are_read():
     about = {"namespace": "n", "name": "x"}

@@ -23,15 +23,25 @@ def cluster_state(view: View, now: float) -> ResourceState:
     if status.get("state") == "ready" and head.get("status", "True") == "True" and not view.unseen:
         workers = f"{status.get('readyWorkerReplicas') or 0} of {status.get('desiredWorkerReplicas') or 0} workers"
         return ResourceState(Phase.READY, "Ready", f"head and {workers} are ready")
-    return held_up(view.pods, now) or ResourceState(
+    return held_up(view, now) or ResourceState(
         Phase.WAITING, head.get("reason") or "New", " ".join((head.get("message") or "").split()).rstrip(": ")
     )
 
 
-def held_up(pods: tuple[Object, ...], now: float) -> ResourceState | None:
-    """A state that names the pod that does not come up."""
-    trouble = trouble_of(pods, now)
+def held_up(view: View, now: float) -> ResourceState | None:
+    """A state that names the pod that does not come up, or why there is none of it: a quota, or a value that is refused."""
+    trouble = trouble_of(view.pods, now) or next(filter(None, map(_without_pod, view.ray_clusters)), None)
     return None if trouble is None else ResourceState(Phase.WAITING, *trouble)
+
+
+def _without_pod(cluster: Object) -> tuple[str, str] | None:
+    """Reason and message of a condition that the operator sets while it fails to make or delete a cluster's pods."""
+    conditions = (cluster.get("status") or {}).get("conditions") or ()
+    failure = next((one for one in conditions if (one["type"], one["status"]) == ("ReplicaFailure", "True")), None)
+    if failure is None:
+        return None
+    # The operator writes the reason as the message's first line.
+    return failure["reason"], " ".join(failure["message"].removeprefix(failure["reason"]).split())
 
 
 def refusal(view: View, reasons: tuple[str, ...]) -> ResourceState | None:

@@ -19,7 +19,10 @@ def job_state(view: View, now: float) -> ResourceState:
     message = first_line(status.get("message"))
     match deployment:
         case "Complete" if status.get("jobStatus") == "STOPPED":  # the operator takes any end but FAILED for a success
-            return ResourceState(Phase.FAILED, "Stopped", message or "somebody stopped its entrypoint")
+            message = message or "somebody stopped its entrypoint"
+            # No rule of deletion may name this end.
+            stays = "; its cluster stays until it is deleted" if _has_rules(view) else ""
+            return ResourceState(Phase.FAILED, "Stopped", message + stays)
         case "Complete":
             return ResourceState(Phase.SUCCEEDED, "Complete", message, 0)
         case "Failed" | "ValidationFailed":
@@ -32,14 +35,14 @@ def job_state(view: View, now: float) -> ResourceState:
         case "Running":
             job = status.get("jobStatus") or "PENDING"
             if job == "RUNNING":
-                return held_up(view.pods, now) or ResourceState(Phase.RUNNING, "Running", message)
+                return held_up(view, now) or ResourceState(Phase.RUNNING, "Running", message)
             return ResourceState(Phase.RUNNING, "Running", message or f"the entrypoint is {job}")
         case "Retrying":
             return ResourceState(Phase.WAITING, "Retrying", f"{message}; it is tried again on a new cluster")
         case "Suspending":
             return ResourceState(Phase.WAITING, "Suspending", "its cluster ends")
         case "Initializing":
-            return _ended_early(view, now) or held_up(view.pods, now) or _provisioning(view)
+            return _ended_early(view, now) or held_up(view, now) or _provisioning(view)
     refused = refusal(view, REFUSED) if deployment == "New" else None
     return refused or ResourceState(Phase.WAITING, deployment, message)
 
@@ -63,11 +66,16 @@ def _ended_early(view: View, now: float) -> ResourceState | None:
                 if now - seconds_of(ended["finishedAt"]) < SETTLED_S:
                     return None
                 text = "its submitter has ended before all workers were ready, and the operator waits for ever"
-                trouble = held_up(view.pods, now)
+                trouble = held_up(view, now)
                 return ResourceState(
                     Phase.FAILED, "SubmitterEnded", text if trouble is None else f"{text}; {trouble.message}"
                 )
     return None
+
+
+def _has_rules(view: View) -> bool:
+    assert view.resource is not None
+    return bool((view.resource["spec"].get("deletionStrategy") or {}).get("deletionRules"))
 
 
 def first_line(message: object) -> str:

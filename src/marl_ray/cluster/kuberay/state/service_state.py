@@ -26,11 +26,11 @@ def service_state(view: View, now: float) -> ResourceState:
     if refused is not None and not active:
         return refused
     if conditions.get("UpgradeInProgress", {}).get("status") == "True":
-        return held_up(view.pods, now) or ResourceState(Phase.WAITING, "UpgradeInProgress", "the new cluster comes up")
+        return held_up(view, now) or ResourceState(Phase.WAITING, "UpgradeInProgress", "the new cluster comes up")
     for name, application in (active or pending).items():
         if application.get("status") != "RUNNING":
             text = last_line(application.get("message"))
-            return held_up(view.pods, now) or ResourceState(
+            return held_up(view, now) or ResourceState(
                 Phase.WAITING,
                 application.get("status") or "DEPLOYING",
                 f"application {name}" + (f": {text}" if text else ""),
@@ -40,7 +40,7 @@ def service_state(view: View, now: float) -> ResourceState:
         return ResourceState(Phase.WAITING, "New", "the operator has not looked at its newest specification")
     if ready.get("status") == "True" and active:
         return ResourceState(Phase.READY, "Running", f"{', '.join(active)}: {ready.get('message') or 'serving'}")
-    return held_up(view.pods, now) or ResourceState(
+    return held_up(view, now) or ResourceState(
         Phase.WAITING, ready.get("reason") or "New", str(ready.get("message") or "the operator has not looked at it")
     )
 

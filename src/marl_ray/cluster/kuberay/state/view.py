@@ -32,6 +32,11 @@ class View:
         return self.resource.get("status") or {} if self.resource is not None else {}
 
     @property
+    def ray_clusters(self) -> tuple[Object, ...]:
+        """The clusters that it owns, or itself."""
+        return (self.resource,) if self.kind == "RayCluster" and self.resource is not None else self.clusters
+
+    @property
     def unseen(self) -> bool:
         """The operator has not looked at the newest specification, as far as it tells which one it looked at."""
         observed = self.status.get("observedGeneration")
