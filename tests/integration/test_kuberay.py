@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefuse
 from marl_ray.cluster.kuberay.deletion import POLICIES
 from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
 from marl_ray.cluster.kuberay.state import pod_troubles
-from marl_ray.config import parse_config, read_yaml
+from marl_ray.config import RunConfig, parse_config, read_yaml
 from marl_ray.config.cluster import ClusterConfig, JobConfig
 from marl_ray.errors import MarlRayError
 
@@ -132,6 +133,26 @@ def test_a_field_of_another_owner_is_not_taken_unasked(cluster):
     with pytest.raises(RequestRefused, match=r"RayJob shared: .*somebody.*--force takes"):
         resources.apply(cluster, changed)
     assert resources.apply(cluster, changed, force=True)["spec"]["entrypoint"] == "echo"
+    stale = {**changed, "metadata": {"name": "shared", "resourceVersion": "1"}}
+    with pytest.raises(RequestRefused, match=r"RayJob shared: .*has been modified") as refused:
+        resources.apply(cluster, stale, force=True)
+    assert "--force" not in str(refused.value)
+
+
+def test_of_several_submissions_of_a_name_one_makes_the_job(cluster):
+    config = parse_config(ClusterConfig, GATEWAY | {"name": "once", "service": None, "files": "once-files"})
+    config = config.model_copy(update={"job": JobConfig(entrypoint="x")})
+    runs = [
+        parse_config(RunConfig, read_yaml("jobs/configs/multigrid_mappo.yaml") | {"name": f"r{k}"}) for k in range(4)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda run: submission._create(cluster, config, run), runs))
+    assert sorted(made) == [False, False, False, True]
+    files = resources.read(cluster, "ConfigMap", "once-files", "v1")
+    assert files is not None and json.loads(files["data"]["config.yaml"])["name"] == f"r{made.index(True)}"
+    assert not submission._create(cluster, config, runs[0])
+    assert resources.read(cluster, "ConfigMap", "once-files", "v1") == files
+    resources.delete(cluster, "RayJob", "once")
 
 
 def test_the_log_of_a_submitter_is_followed_to_its_end(cluster):
@@ -222,7 +243,12 @@ def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
     )  # fmt: skip
     player.join()
     assert submitted.returncode == status, submitted
-    assert f"rayjob/{story}: waiting (" in submitted.stderr
+    assert f"rayjob/{story}: waiting (" in submitted.stderr and "there already" not in submitted.stderr
+    again = marl_ray(
+        "submit", "train", "jobs/configs/multigrid_mappo.yaml", "storage=/runs", "name=other",
+        "--kuberay", CLUSTER, "--submission-id", story,
+    )  # fmt: skip
+    assert again.returncode == status and "it is there already, and runs what it was submitted with" in again.stderr
     files = resources.read(cluster, "ConfigMap", f"{story}-files", "v1")
     assert files is not None and json.loads(files["data"]["config.yaml"])["name"] == "mine"
     assert (

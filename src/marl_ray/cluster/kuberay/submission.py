@@ -14,12 +14,13 @@ from typing import Any, Literal
 from marl_ray.cluster.jobs import read_config, refuse_relative_paths
 from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
-from marl_ray.cluster.kuberay.client.resources import apply, delete, read
+from marl_ray.cluster.kuberay.client.resources import apply, create, delete, read
 from marl_ray.cluster.kuberay.client.waiting import wait
 from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.config import RunConfig
-from marl_ray.config.cluster import FILES, NAME, ClusterConfig, JobConfig
+from marl_ray.config.cluster import FILES, ClusterConfig, JobConfig
+from marl_ray.config.kubernetes import NAME
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 
@@ -31,6 +32,8 @@ OPERATOR_S = 120.0
 PAUSE_S = 1.0
 LONGEST = 40
 """Characters of a cluster's name in the name of a job, which has seven more and must not be longer than 47."""
+SUBMISSION = "marl-ray/submission"
+"""Annotation that tells one submission of a name from another."""
 INTERRUPTED = 130
 
 
@@ -58,13 +61,17 @@ def submit(
     own = (cluster.job or JobConfig(entrypoint="-")).model_copy(
         update={"entrypoint": shlex.join(["marl-ray", kind, f"{FILES}/config.yaml"])}
     )
-    if read(connection, "RayJob", name) is None:
-        _create(connection, cluster.model_copy(update={"name": name, "job": own, "files": f"{name}-files"}), config)
+    settings = cluster.model_copy(update={"name": name, "job": own, "files": f"{name}-files"})
+    if read(connection, "RayJob", name) is not None or not _create(connection, settings, config):
+        _tell(name, "it is there already, and runs what it was submitted with")
     return _follow(connection, name, timeout_s, own.start_deadline_s + OPERATOR_S)
 
 
-def _create(connection: Connection, cluster: ClusterConfig, config: RunConfig | SweepConfig) -> None:
-    """Apply the job, then what it needs, owned by it: so everything goes when the job is deleted."""
+def _create(connection: Connection, cluster: ClusterConfig, config: RunConfig | SweepConfig) -> bool:
+    """Make the job, then what it needs, owned by it: so everything goes when the job is deleted.
+
+    False if somebody else has made a job of this name meanwhile: a run's files must not change under it.
+    """
     job, *others = render(cluster)
     text = json.dumps(config.model_dump(mode="json", exclude_unset=True), indent=1)
     files = {
@@ -74,12 +81,20 @@ def _create(connection: Connection, cluster: ClusterConfig, config: RunConfig | 
         "data": {"config.yaml": text},
     }
     # A job whose files are refused would wait for them, and a second submission would join it.
-    for manifest in (job, files, *others):
+    if create(connection, job, dry_run=True) is None:
+        return False
+    for manifest in (files, *others):
         apply(connection, manifest, dry_run=True)
-    made = apply(connection, job)
+    token = secrets.token_hex(8)
+    job["metadata"].setdefault("annotations", {})[SUBMISSION] = token
+    made = create(connection, job) or read(connection, "RayJob", job["metadata"]["name"])
+    # The answer to a request that made the job may have been lost, so the token tells whose it is.
+    if made is None or (made["metadata"].get("annotations") or {}).get(SUBMISSION) != token:
+        return False
     owner = {key: made["metadata"][key] for key in ("name", "uid")} | {"apiVersion": "ray.io/v1", "kind": "RayJob"}
     for manifest in (files, *others):
         apply(connection, owned(manifest, owner))
+    return True
 
 
 def owned(manifest: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from marl_ray.errors import MarlRayError
 
 MANAGER = "marl-ray"
 RAY = "ray.io/v1"
+_STRICT = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
 
 
 @lru_cache(maxsize=64)
@@ -81,14 +82,30 @@ def apply(
             f"{kind} {metadata['name']}: metadata.namespace is {metadata['namespace']}, "
             f"expected {connection.namespace} (--namespace)"
         )
-    query: dict[str, str | bool] = {"fieldManager": MANAGER, "fieldValidation": "Strict", "force": force}
+    query: dict[str, str | bool] = {**_STRICT, "force": force}
     query |= {"dryRun": "All"} if dry_run else {}
     path = path_of(connection, manifest["apiVersion"], kind, name)
     try:
         return connection.request("PATCH", path, query, dict(manifest), "application/apply-patch+yaml")
     except RequestRefused as error:
-        hint = "; --force takes these fields over" if error.status == 409 else ""
+        # The other conflict is a manifest with the `resourceVersion` of an older object.
+        hint = "; --force takes these fields over" if error.status == 409 and "resourceVersion" not in metadata else ""
         raise RequestRefused(error.status, f"{kind} {metadata['name']}: {error}{hint}") from None
+
+
+def create(connection: Connection, manifest: Mapping[str, Any], dry_run: bool = False) -> dict[str, Any] | None:
+    """Make an object, with strict validation; None if there is one of its name, which stays as it is.
+
+    Of several who ask at once, one makes it. Raises RequestRefused.
+    """
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    path, query = path_of(connection, manifest["apiVersion"], kind), _STRICT | ({"dryRun": "All"} if dry_run else {})
+    try:
+        return connection.request("POST", path, query, dict(manifest))
+    except RequestRefused as error:
+        if error.status != 409:
+            raise RequestRefused(error.status, f"{kind} {name}: {error}") from None
+        return None
 
 
 def delete(connection: Connection, kind: str, name: str, api_version: str = RAY) -> bool:
