@@ -172,6 +172,22 @@ def test_rendering_twice_gives_the_same(name: str):
             {"kueue": {"queue": "q"}, "services": {"g": {"autoscaling": {"enabled": True}}}},
             "services.g.autoscaling.enabled: expected false, as Kueue takes no service that scales",
         ),
+        # What a template would write into a manifest as it is
+        ({"fullnameOverride": "A_B"}, "at '/fullnameOverride': 'A_B' does not match pattern"),
+        ({"nameOverride": "a\nb"}, "at '/nameOverride'"),
+        ({"image": {"repository": "x: y"}}, "at '/image/repository'"),
+        ({"image": {"tag": "{{ .x }}"}}, "at '/image/tag'"),
+        ({"image": {"pullSecrets": ["a\n"]}}, "at '/image/pullSecrets/0'"),
+        ({"postgresql": {"image": ""}}, "at '/postgresql/image'"),
+        ({"redis": {"externalAddress": "redis://h: 1"}}, "at '/redis/externalAddress'"),
+        ({"mlflow": {"ingress": {"host": "a b"}}}, "at '/mlflow/ingress/host'"),
+        ({"storage": {"claim": {"mountPath": "/runs/../tmp"}}}, "at '/storage/claim/mountPath'"),
+        ({"ray": {"env": {"A B": "1"}}}, "'A B' does not match pattern"),
+        # What makes no pod, or one without bounds
+        ({"groups": {"learner": {"resources": {"memory": "0"}}}}, "at '/groups/learner/resources/memory'"),
+        ({"groups": {"learner": {"resources": {"cpu": 0}}}}, "at '/groups/learner/resources/cpu'"),
+        ({"groups": {"learner": {"replicas": 2**31}}}, "at '/groups/learner/replicas': maximum"),
+        ({"jobs": {"a": {"entrypoint": "x", "keepFailedSeconds": 2**31}}}, "at '/jobs/a/keepFailedSeconds': maximum"),
         ({"services": {"g": {"ingress": {"enabled": True}}}}, "services.g.ingress: expected host and tlsSecret"),
         ({"postgresql": {"enabled": False}}, "mlflow.existingDatabaseSecret: expected the database of MLflow"),
         (
@@ -181,10 +197,18 @@ def test_rendering_twice_gives_the_same(name: str):
     ],
 )
 def test_wrong_values_are_refused_with_a_line_that_names_them(values: dict[str, Any], line: str):
-    given = {key: {**MINIMAL.get(key, {}), **value} for key, value in values.items()}
+    given = {
+        key: {**MINIMAL.get(key, {}), **value} if isinstance(value, dict) else value for key, value in values.items()
+    }
     with pytest.raises(helm_python.HelmError) as refused:
         texts({**MINIMAL, **given})
     assert line in str(refused.value).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["1lab", "my.lab"])
+def test_a_release_of_a_name_that_services_cannot_have_is_refused(name: str):
+    with pytest.raises(helm_python.HelmError, match=f"expected a name of a-z, 0-9 and -, a letter first.*{name}"):
+        texts(IMAGE, name)
 
 
 def test_what_values_hold_reaches_the_shell_and_the_pods_as_it_is():
