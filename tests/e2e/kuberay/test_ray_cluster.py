@@ -67,3 +67,4 @@ def test_a_group_scales_out_for_work_and_in_after_it(site: Site) -> None:
     assert site.wait("RayJob", name, Phase.SUCCEEDED, timeout_s=RUN_S).phase is Phase.SUCCEEDED
     until(lambda: not site.pods(name, group="rollouts"), RUN_S, "the end of idle workers")
     assert site.pods(name, node_type="head"), "the cluster has ended, not its idle workers"
+    site.delete("RayJob", name)
