@@ -51,12 +51,12 @@ def test_weights_are_refused_twice_in_part_and_while_responses_are_written(sampl
     wanted = sampled.engine.generate(PROMPTS, 1)
     held, version = sampled.engine.process, sampled.engine._version
     with pytest.raises(EngineRefused, match=f"weights of version {version} arrived twice"):
-        held.ask("load", version)
+        held.ask("load", version, sampled.engine._weights.layout)
     with pytest.raises(EngineRefused, match=f"expected version {version + 1}, got {version} and a part of {version}"):
-        held.ask("load", version + 1)
+        held.ask("load", version + 1, sampled.engine._weights.layout)
     held.ask("add", [request(0)])
     with pytest.raises(EngineRefused, match="arrived while responses are being written"):
-        held.ask("load", version + 1)
+        held.ask("load", version + 1, sampled.engine._weights.layout)
     held.ask("remove", [0])
     assert sampled.engine.generate(PROMPTS, 1) == wanted
 

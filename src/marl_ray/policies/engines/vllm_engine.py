@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
+from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts, tokens_of
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm_process.messages import VllmSettings
@@ -23,11 +23,13 @@ from marl_ray.policies.language.padding import padded
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
+BESIDE = 0.5
+"""Share of the memory of a GPU that vLLM has beside a worker's model."""
 SCORED = 16
 """Responses that are scored together."""
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """vLLM on the policy's weights: before it samples, weights that have changed are handed over.
 
     Each response has a random generator of its own, seeded from (seed, stream): it does not depend on the batch, but it is
@@ -37,10 +39,16 @@ class VllmEngine:
     A process that dies or falls silent is replaced once in a call, and all its responses are written again.
     """
 
-    def __init__(self, policy: "TokenPolicy", processed: bool | None = None) -> None:
+    def __init__(
+        self,
+        policy: "TokenPolicy",
+        processed: bool | None = None,
+        tensor_parallel: int = 1,
+        memory_share: float = BESIDE,
+    ) -> None:
         """`processed`: vLLM reports log-probabilities after temperature, top-k and top-p, and not the model's own; when
-        not given, where the policy's temperature is not 1. Raises MarlRayError without the package, or for an
-        architecture that it is not trusted with."""
+        not given, where the policy's temperature is not 1. `memory_share`: share of a GPU's memory that vLLM takes. Raises
+        MarlRayError without the package, or for an architecture that it is not trusted with."""
         if find_spec("vllm") is None:
             raise MarlRayError("generation.engine=vllm: expected the package vllm (marl-ray[vllm])")
         config = policy.config
@@ -51,6 +59,7 @@ class VllmEngine:
         self._folder = tempfile.TemporaryDirectory(prefix="marl-ray-vllm-")
         policy.lm.config.save_pretrained(self._folder.name)
         self._process: VllmProcess | None = None
+        self._tensor_parallel, self._memory_share = tensor_parallel, memory_share
         self._version = 0
         """The version of the weights that the process has; counts every hand-over."""
         self._held: Any = None
@@ -84,6 +93,17 @@ class VllmEngine:
             ids, log_probs, ended = self._generate(prompts, seed, generation)
         except EngineLost:
             ids, log_probs, ended = self._generate(prompts, seed, generation)
+        return self.completions(prompts, generation, ids, log_probs, ended)
+
+    def completions(
+        self,
+        prompts: Sequence[Prompt],
+        generation: GenerationConfig,
+        ids: Sequence[list[int]],
+        log_probs: Sequence[list[float]],
+        ended: Sequence[bool],
+    ) -> list[Completion]:
+        """Responses that the decoder has written, with the log-probabilities that are trained on."""
         if not self._exact(generation):
             log_probs = [
                 score
@@ -96,9 +116,7 @@ class VllmEngine:
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         """All tokens at once, when the last one is there."""
         [completion] = self.generate([prompt], seed, generation)
-        last = len(completion.ids) - 1
-        for place, (token, log_prob) in enumerate(zip(completion.ids, completion.log_probs, strict=True)):
-            yield Token(0, token, log_prob, ("stop" if completion.ended else "length") if place == last else None)
+        yield from tokens_of(completion)
 
     def _generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
@@ -136,7 +154,7 @@ class VllmEngine:
         version, adapted = self._version + 1, self._policy.config.lora is not None
         if self._held is None or not adapted:
             self._weights.write(version, bare_weights(self._policy.lm))
-            self._process.ask("load", version)
+            self._process.ask("load", version, self._weights.layout)
         if adapted:
             if self._held is not None:
                 self._process.ask("drop_adapter", self._version)
@@ -154,8 +172,9 @@ class VllmEngine:
             str(policy.lm.dtype).removeprefix("torch."),
             policy.config.context,
             self._processed,
-            self._weights.layout,
             policy.config.lora.rank if policy.config.lora is not None else 0,
+            self._tensor_parallel,
+            self._memory_share,
         )
 
     @torch.no_grad()

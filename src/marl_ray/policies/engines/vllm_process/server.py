@@ -11,13 +11,14 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-from marl_ray.policies.engines.vllm_process.messages import Sampled, VllmRequest, VllmSettings
+from marl_ray.policies.engines.vllm_process.messages import SHARED, Sampled, VllmRequest, VllmSettings
+from marl_ray.policies.engines.vllm_process.shared_weights import WeightLayout
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The greatest ranks that vLLM has kernels for."""
 LINE = 400
 """Most characters of an error, which vLLM's settings report over several lines."""
-DOOR = "marl_ray.policies.engines.vllm_process.weight_door.WeightDoor"
+DOOR = "marl_ray.policies.engines.vllm_process.shared_transfer.WeightDoor"
 
 
 class Server:
@@ -31,7 +32,6 @@ class Server:
 
     def start(self, settings: VllmSettings) -> None:
         """Load vLLM with random weights; `load` replaces them."""
-        self._settings = settings
         rank = settings.adapter_rank
         adapters: dict[str, Any] = {
             "enable_lora": True,
@@ -49,12 +49,15 @@ class Server:
             disable_log_stats=True,
             logprobs_mode="processed_logprobs" if settings.processed else "raw_logprobs",
             worker_extension_cls=DOOR,
+            weight_transfer_config={"backend": SHARED},
+            tensor_parallel_size=settings.tensor_parallel,
             **(adapters if rank else {}),
         )
+        self._llm.collective_rpc("init_weight_transfer_engine", args=({},))
         self._engine: Any = self._llm.llm_engine
 
-    def load(self, version: int) -> None:
-        """Take the weights of `version` from the shared memory.
+    def load(self, version: int, layout: WeightLayout) -> None:
+        """Take the weights of `version` from shared memory.
 
         Raises RuntimeError for a version that is not newer, and where responses are being written, which would be of
         two versions.
@@ -63,7 +66,12 @@ class Server:
             raise RuntimeError(f"weights of version {version} arrived twice: version {self._version} is loaded")
         if self._engine.has_unfinished_requests():
             raise RuntimeError(f"weights of version {version} arrived while responses are being written")
-        self._llm.collective_rpc("load_shared", args=(self._settings.weights, version))
+        for method, arguments in (
+            ("start_weight_update", ()),
+            ("update_weights", ({"layout": layout, "version": version},)),
+            ("finish_weight_update", ()),
+        ):
+            self._llm.collective_rpc(method, args=arguments)
         # Keys and values of the old weights would be read for prompts that begin alike.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("the cache of prompts could not be emptied")
