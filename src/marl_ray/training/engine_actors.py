@@ -1,7 +1,8 @@
 """vLLM in actors of Ray, which sample for all workers of a run on resources of their own.
 
-Worker 0 makes the actors and hands each version of the weights to them through Ray's object store, once for all. The actors
-end with worker 0, so a group of workers that starts anew never meets the weights of the one before.
+Worker 0 makes the actors and hands each version of the weights to them: from its GPU by NCCL, else and for adapters through
+Ray's object store, where all actors of a machine read one copy. The actors end with worker 0, so a group of workers that
+starts anew never meets the weights of the one before.
 """
 
 import contextlib
@@ -18,8 +19,12 @@ from marl_ray.config import RunConfig
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts, tokens_of
+from marl_ray.policies.engines.vllm_engine import BESIDE, reports_processed, with_trained_log_probs
 from marl_ray.policies.engines.vllm_host import Packed, VllmHost, packed
+from marl_ray.policies.engines.vllm_process.gpu_transfer import NcclGroup, broadcast, nccl_update
+from marl_ray.policies.engines.vllm_process.messages import NCCL, SHARED
 from marl_ray.policies.engines.vllm_process.process import ANSWER_S, START_S, EngineLost, EngineRefused
+from marl_ray.policies.language.lora import bare_weights
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.collectives import from_first, world
 
@@ -45,6 +50,9 @@ class EngineActors(Engine):
         self._made: list[Any] = []
         """Worker 0: the actors, which it has to end."""
         self._actors = self._made
+        # Adapters are small, and reach vLLM as files.
+        self._transfer = NCCL if policy.device.type == "cuda" and policy.config.lora is None else SHARED
+        self._communicator: Any = None
         self._sent = _state(policy)
         labels, error = from_first(lambda: self._make(name))
         if error is not None:
@@ -55,13 +63,29 @@ class EngineActors(Engine):
         import ray
 
         state = _state(self._policy)
-        if self._rank == 0 and state != self._sent:
+        if self._rank == 0 and self._transfer == NCCL and (state != self._sent or self._communicator is None):
+            self._broadcast()
+        elif self._rank == 0 and state != self._sent:
             own = dict(self._policy.lm.named_parameters())
-            changed = {key: packed(own[key]) for key, value in state.items() if value != self._sent[key]}
-            weights = ray.put(changed)
-            loads = [actor.load.remote(self._policy.version, weights) for actor in self._actors]
-            self._results(loads, "load")
+            weights = ray.put({key: packed(own[key]) for key, value in state.items() if value != self._sent[key]})
+            self._results([actor.load.remote(self._policy.version, weights) for actor in self._actors], "load")
         self._sent = state
+
+    def _broadcast(self) -> None:
+        """Send all weights from this GPU to those of the engines."""
+        import ray
+
+        if self._communicator is None:
+            need = self._config.resources
+            group = NcclGroup(ray.util.get_node_ip_address(), _free_port(), need.engines, need.tensor_parallel)
+            joining = [actor.join.remote(group.member(number)) for number, actor in enumerate(self._actors)]
+            self._communicator = group.join()
+            self._results(joining, "join")
+        weights = bare_weights(self._policy.lm)
+        taking = [actor.take.remote(self._policy.version, nccl_update(weights)) for actor in self._actors]
+        broadcast(self._communicator, weights)
+        self._results(taking, "take")
+        torch.cuda.synchronize()
 
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
@@ -76,7 +100,9 @@ class EngineActors(Engine):
                 # Another first engine for each worker, so that small batches do not all meet at one.
                 actor = self._actors[(number + self._rank) % count]
                 calls.append(actor.generate.remote(self._policy.version, part, seed, generation))
-        return [completion for part in self._results(calls, "generate") for completion in part]
+        written = [completion for part in self._results(calls, "generate") for completion in part]
+        processed = reports_processed(self._policy.generation)
+        return with_trained_log_probs(self._policy, processed, prompts, generation, written)
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         """All tokens at once, when the last one is there."""
@@ -114,7 +140,7 @@ class EngineActors(Engine):
         host, held = ray.remote(EngineActor), ray.put(policy)
         for label in labels:
             made = host.options(name=label, **options)
-            self._made.append(made.remote(held, need.tensor_parallel, need.threads_per_worker))
+            self._made.append(made.remote(held, need.tensor_parallel, need.threads_per_worker, self._transfer))
         try:
             try:
                 ray.get([actor.placed.remote() for actor in self._made], timeout=PLACE_S)
@@ -162,9 +188,9 @@ class EngineActors(Engine):
 class EngineActor:
     """The class of the actors: a host, and the place where it runs."""
 
-    def __init__(self, policy: TokenPolicy, tensor_parallel: int, threads: int) -> None:
+    def __init__(self, policy: TokenPolicy, tensor_parallel: int, threads: int, transfer: str) -> None:
         torch.set_num_threads(threads)
-        self._host = VllmHost(policy, tensor_parallel, OWN if torch.cuda.is_available() else 0.5)
+        self._host = VllmHost(policy, tensor_parallel, OWN if torch.cuda.is_available() else BESIDE, transfer)
 
     def placed(self) -> str:
         """The name of the machine."""
@@ -176,6 +202,12 @@ class EngineActor:
     def load(self, version: int, weights: dict[str, Packed]) -> None:
         self._host.load(version, weights)
 
+    def join(self, connection: dict[str, Any]) -> None:
+        self._host.join(connection)
+
+    def take(self, version: int, update: dict[str, Any]) -> None:
+        self._host.take(version, update)
+
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
     ) -> list[Completion]:
@@ -186,6 +218,12 @@ class EngineActor:
 
     def close(self) -> None:
         self._host.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
 
 
 def _state(policy: TokenPolicy) -> dict[str, tuple[int, int]]:

@@ -157,6 +157,7 @@ class Run:
         groups = _group_metrics(self.config, self.collector, list(self.team.learners))
         self.steps += played
         self.costs = cost_stats(self.recent.add(ended, running), self.costs)
+        self.team.rest()
         with self.clock.phase("update"):
             losses = update_team(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
         self.iteration += 1

@@ -76,6 +76,10 @@ class Engine(Protocol):
         """Take the policy's weights as they are now; every worker calls this before a batch of responses is asked for."""
         return
 
+    def rest(self) -> None:
+        """Leave memory that only sampling needs to the learner, until the next response is asked for."""
+        return
+
     def close(self) -> None:
         """Give back all that the engine holds besides the policy."""
         return

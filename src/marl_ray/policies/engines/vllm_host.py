@@ -2,8 +2,9 @@
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.policies.engines.vllm_engine import VllmEngine
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
+from marl_ray.policies.engines.vllm_process.messages import SHARED
 from marl_ray.policies.engines.vllm_process.process import EngineLost
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def packed(tensor: Tensor) -> Packed:
 
 def unpacked(own: Packed) -> Tensor:
     """The tensor on CPU; it must not be written to, because other processes may read its memory."""
-    return torch.frombuffer(own.data, dtype=own.dtype).view(own.shape) if own.data.size else torch.empty(own.shape)
+    return torch.frombuffer(own.data, dtype=own.dtype).view(own.shape) if own.data.size else torch.empty(own.shape, dtype=own.dtype)
 
 
 @dataclass
@@ -69,10 +71,13 @@ class VllmHost:
     The methods may be called from several threads at once. vLLM's process is replaced once in a call, as in `VllmEngine`.
     """
 
-    def __init__(self, policy: "TokenPolicy", tensor_parallel: int = 1, memory_share: float = 0.9) -> None:
-        """`policy` is the host's own from now on; its weights count as those of `policy.version`."""
+    def __init__(
+        self, policy: "TokenPolicy", tensor_parallel: int = 1, memory_share: float = 0.5, transfer: str = SHARED
+    ) -> None:
+        """`policy` is the host's own from now on; its weights count as those of `policy.version`. With the transfer `nccl`
+        its weights are not read, and all versions come through `take`."""
         self._policy = policy
-        self._engine = VllmEngine(policy, tensor_parallel=tensor_parallel, memory_share=memory_share)
+        self._engine = VllmEngine(policy, tensor_parallel=tensor_parallel, memory_share=memory_share, transfer=transfer)
         self._loaded = threading.Condition()
         self._jobs: queue.SimpleQueue[_Call | Future[Any] | None] = queue.SimpleQueue()
         self._open = 0
@@ -89,12 +94,7 @@ class VllmHost:
         Raises MarlRayError for a version that is not newer, for a tensor that the model lacks or has in another type or
         shape, and where responses are being written, which would be of two versions.
         """
-        with self._loaded:
-            held = self._policy.version
-            if version <= held:
-                raise MarlRayError(f"weights of version {version} arrived twice: version {held} is loaded")
-            if self._open:
-                raise MarlRayError(f"weights of version {version} arrived while responses are being written")
+        with self._newer(version):
             own = dict(self._policy.lm.named_parameters())
             for name, value in weights.items():
                 if name not in own or (own[name].dtype, tuple(own[name].shape)) != (value.dtype, value.shape):
@@ -103,6 +103,26 @@ class VllmHost:
             with torch.no_grad():
                 for name, value in weights.items():
                     own[name].copy_(unpacked(value))
+
+    def join(self, connection: dict[str, Any]) -> None:
+        """Let vLLM join the group through which weights come; before any response is asked for."""
+        self._engine.join(connection)
+
+    def take(self, version: int, update: dict[str, Any]) -> None:
+        """Take the weights of `version` from the group; raises as `load` does."""
+        with self._newer(version):
+            self._engine.take(update)
+
+    @contextmanager
+    def _newer(self, version: int) -> Iterator[None]:
+        """The weights are of `version` after this block."""
+        with self._loaded:
+            held = self._policy.version
+            if version <= held:
+                raise MarlRayError(f"weights of version {version} arrived twice: version {held} is loaded")
+            if self._open:
+                raise MarlRayError(f"weights of version {version} arrived while responses are being written")
+            yield
             self._policy.version = version
             self._loaded.notify_all()
 
@@ -110,6 +130,8 @@ class VllmHost:
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
     ) -> list[Completion]:
         """The responses of `VllmEngine.generate` by the weights of `version`, once these are there.
+
+        Log-probabilities are those that vLLM reports.
 
         Raises MarlRayError where newer weights are loaded, or the version does not come for WEIGHTS_S.
         """
@@ -194,17 +216,14 @@ class VllmHost:
             return self._failed(error)
         for call in [call for call in self._calls if len(call.finish) == len(call.prompts)]:
             self._calls.remove(call)
-            try:
-                call.answer.set_result(self._completions(call))
-            except BaseException as error:
-                call.answer.set_exception(error)
+            call.answer.set_result(self._completions(call))
         return decoder
 
     def _completions(self, call: _Call) -> list[Completion]:
-        ids = [call.ids[handle] for handle in call.handles]
-        log_probs = [call.log_probs[handle] for handle in call.handles]
-        ended = [call.finish[handle] == "stop" for handle in call.handles]
-        return self._engine.completions(call.prompts, call.generation, ids, log_probs, ended)
+        return [
+            Completion(call.ids[handle], call.log_probs[handle], call.finish[handle] == "stop", call.version)
+            for handle in call.handles
+        ]
 
     def _failed(self, error: BaseException) -> VllmDecoder | None:
         """Write the responses again after a process was lost for the first time; fail the calls otherwise."""

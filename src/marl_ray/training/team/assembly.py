@@ -62,6 +62,11 @@ class Team:
         small = cast(Mapping[str, ActorCritic], self.models)
         return {name: Player(model, self.agents[name], *norms[name]) for name, model in small.items()}
 
+    def rest(self) -> None:
+        """Leave the engines' memory to the learners, which shall update now."""
+        for engine in self.engines.values():
+            engine.rest()
+
     def close(self) -> None:
         """End the engines."""
         for engine in self.engines.values():

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+IPC = "ipc"
+"""Name of vLLM's transfer of weights on one GPU."""
+NCCL = "nccl"
+"""Name of vLLM's transfer of weights from one GPU to others."""
 SHARED = "marl_ray_shared"
 """Name of the transfer of weights through shared memory, among the backends of vLLM's weight transfer."""
 
@@ -20,6 +24,8 @@ class VllmSettings:
     """Log-probabilities are of the distribution after temperature, top-k and top-p, and not of the model's own."""
     adapter_rank: int = 0
     """Greatest rank of the adapters; 0 for a model without adapters."""
+    transfer: str = SHARED
+    """Backend of vLLM's weight transfer."""
     tensor_parallel: int = 1
     """Number of processes (on a GPU machine: of GPUs) that each hold a part of every layer."""
     memory_share: float = 0.5

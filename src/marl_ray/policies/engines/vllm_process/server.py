@@ -11,8 +11,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-from marl_ray.policies.engines.vllm_process.messages import SHARED, Sampled, VllmRequest, VllmSettings
-from marl_ray.policies.engines.vllm_process.shared_weights import WeightLayout
+from marl_ray.policies.engines.vllm_process.messages import IPC, Sampled, VllmRequest, VllmSettings
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The greatest ranks that vLLM has kernels for."""
@@ -26,6 +25,7 @@ class Server:
 
     def __init__(self) -> None:
         self._version = 0
+        self._asleep = False
         self._adapters: dict[int, Any] = {}
         self._written_by: dict[int, int] = {}
         """Response -> the version of what writes it: the adapter's where it has one, else that of the weights."""
@@ -49,15 +49,24 @@ class Server:
             disable_log_stats=True,
             logprobs_mode="processed_logprobs" if settings.processed else "raw_logprobs",
             worker_extension_cls=DOOR,
-            weight_transfer_config={"backend": SHARED},
+            weight_transfer_config={"backend": settings.transfer},
+            enable_sleep_mode=settings.transfer == IPC,  # on the trainer's own GPU
             tensor_parallel_size=settings.tensor_parallel,
             **(adapters if rank else {}),
         )
-        self._llm.collective_rpc("init_weight_transfer_engine", args=({},))
         self._engine: Any = self._llm.llm_engine
 
-    def load(self, version: int, layout: WeightLayout) -> None:
-        """Take the weights of `version` from shared memory.
+    def join(self, connection: dict[str, Any]) -> None:
+        """Prepare the transfer of weights, as its backend wants it."""
+        self._llm.collective_rpc("init_weight_transfer_engine", args=(connection,))
+
+    def sleep(self) -> None:
+        """Give the GPU's memory back, weights and cache; `load` takes it again. On a CPU nothing is given back."""
+        self._llm.sleep(level=2)
+        self._asleep = True
+
+    def load(self, version: int, update: dict[str, Any]) -> None:
+        """Take the weights of `version`, as the backend of the transfer does from what `update` says.
 
         Raises RuntimeError for a version that is not newer, and where responses are being written, which would be of
         two versions.
@@ -66,12 +75,14 @@ class Server:
             raise RuntimeError(f"weights of version {version} arrived twice: version {self._version} is loaded")
         if self._engine.has_unfinished_requests():
             raise RuntimeError(f"weights of version {version} arrived while responses are being written")
-        for method, arguments in (
-            ("start_weight_update", ()),
-            ("update_weights", ({"layout": layout, "version": version},)),
-            ("finish_weight_update", ()),
-        ):
-            self._llm.collective_rpc(method, args=arguments)
+        if self._asleep:
+            self._llm.wake_up(tags=["weights"])
+        self._llm.collective_rpc("start_weight_update")
+        self._llm.collective_rpc("update_weights", args=(update,))
+        self._llm.collective_rpc("finish_weight_update")
+        if self._asleep:  # the cache comes last, when whatever the transfer needed is free again
+            self._llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
         # Keys and values of the old weights would be read for prompts that begin alike.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("the cache of prompts could not be emptied")
