@@ -4,9 +4,12 @@ import os
 import signal
 import tempfile
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from toy_vllm import Sampled
 
+from marl_ray.config.run.model import LoraConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.vllm_process import process
@@ -18,6 +21,11 @@ PROMPTS = [Prompt(tuple(range(40, 60)), stream=i) for i in range(4)]
 
 def request(handle: int) -> VllmRequest:
     return VllmRequest(handle, (5, 6, 7), 1.0, 0, 1.0, 8, (257,), 1)
+
+
+def update(one: Sampled, version: int) -> dict[str, Any]:
+    """The message about weights of this version in the engine's memory."""
+    return {"layout": one.engine._shared.layout, "version": version}
 
 
 def test_a_process_that_dies_is_replaced_and_its_responses_are_written_again(sampled):
@@ -51,12 +59,12 @@ def test_weights_are_refused_twice_in_part_and_while_responses_are_written(sampl
     wanted = sampled.engine.generate(PROMPTS, 1)
     held, version = sampled.engine.process, sampled.engine._version
     with pytest.raises(EngineRefused, match=f"weights of version {version} arrived twice"):
-        held.ask("load", version)
+        held.ask("load", version, update(sampled, version))
     with pytest.raises(EngineRefused, match=f"expected version {version + 1}, got {version} and a part of {version}"):
-        held.ask("load", version + 1)
+        held.ask("load", version + 1, update(sampled, version + 1))
     held.ask("add", [request(0)])
     with pytest.raises(EngineRefused, match="arrived while responses are being written"):
-        held.ask("load", version + 1)
+        held.ask("load", version + 1, update(sampled, version + 1))
     held.ask("remove", [0])
     assert sampled.engine.generate(PROMPTS, 1) == wanted
 
@@ -67,6 +75,23 @@ def test_an_engine_that_serves_an_old_version_trains_nobody(sampled):
     with pytest.raises(EngineLost, match="it samples with version"):
         sampled.engine._generate(PROMPTS, 1, sampled.plain.generation)
     assert sampled.engine.generate(PROMPTS, 1) == wanted
+
+
+def test_an_engine_that_has_slept_takes_the_weights_again(monkeypatch):
+    """On a CPU vLLM keeps its memory, so what is seen here is the order of calls."""
+    for lora in (None, LoraConfig(rank=4)):
+        one = Sampled(lora)
+        monkeypatch.setattr(one.engine, "_sleeps", True)
+        try:
+            wanted = one.engine.generate(PROMPTS, 1)
+            one.engine.rest()
+            one.engine.rest()
+            assert one.engine.generate(PROMPTS, 1) == wanted
+            one.update()
+            one.engine.rest()
+            assert [answer.ids for answer in one.engine.generate(PROMPTS, 1)] != [answer.ids for answer in wanted]
+        finally:
+            one.engine.close()
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,28 @@ from marl_ray.ray_seams import autoscaled_nodes, autoscaled_resources
 def check_capacity(config: RunConfig) -> bool:
     """Return True if the run uses GPUs; raises MarlRayError if the cluster can never hold the workers, however it scales."""
     most, need = most_resources(), config.resources
-    use_gpu = need.device == "cuda" or (need.device == "auto" and most.get("GPU", 0) >= need.workers)
+    spread = config.engine_actors * need.tensor_parallel
+    gpus = need.workers + spread
+    use_gpu = need.device == "cuda" or (need.device == "auto" and most.get("GPU", 0) >= gpus)
     check_cpus(config, most.get("CPU", 0.0))
-    if use_gpu and need.workers > most.get("GPU", 0):
+    if use_gpu and gpus > most.get("GPU", 0):
+        engines = f" with {spread} for engines" if spread else ""
         raise MarlRayError(
-            f"resources.workers={need.workers} on cuda needs {need.workers} GPUs, "
+            f"resources.workers={need.workers}{engines} on cuda needs {gpus} GPUs, "
             f"but this cluster can never have more than {most.get('GPU', 0):g}"
         )
     return use_gpu
 
 
 def check_cpus(config: RunConfig, most: float) -> None:
-    """Raise MarlRayError if the workers need more than `most` logical CPUs."""
+    """Raise MarlRayError if the workers, and engines of their own, need more than `most` logical CPUs."""
     need = config.resources
-    cpus = need.workers * need.cpus_per_worker
+    spread = config.engine_actors * need.tensor_parallel
+    cpus = (need.workers + spread) * need.cpus_per_worker
     if cpus > most:
+        engines = f" and {spread} for engines" if spread else ""
         raise MarlRayError(
-            f"resources.workers={need.workers} with cpus_per_worker={need.cpus_per_worker:g} needs {cpus:g} CPUs, "
+            f"resources.workers={need.workers}{engines} with cpus_per_worker={need.cpus_per_worker:g} needs {cpus:g} CPUs, "
             f"but this cluster can never have more than {most:g}"
         )
 

@@ -40,6 +40,8 @@ from marl_ray.training.tracking.summary import best_score_of, run_summary
 
 FINISHED = "finished"
 """Key of the run's record under which its result lies once it has played all its steps."""
+REFUSED = "refused"
+"""Key under which a worker returns the error message of an engine that would refuse again after every restart."""
 STOPPED = "stopped"
 """Key under which a worker returns the error message when numbers stopped being finite."""
 
@@ -141,6 +143,8 @@ def train(config: RunConfig) -> RunResult:
         log = MetricsLog(config, queue, tracker, {"mlflow": tracker, **sinks})
         result: Any = trainer.fit()
         log.close()
+        if refused := (result.return_value or {}).get(REFUSED):
+            raise MarlRayError(f"run {config.name!r} failed: {refused}")
         stopped = (result.return_value or {}).get(STOPPED)
         if stopped:
             raise MarlRayError(f"run {config.name!r} stopped at {stopped}; its last checkpoint is kept in {folder}")
@@ -178,6 +182,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     import ray.train
     import ray.train.torch
 
+    from marl_ray.policies.engines.vllm_process.process import EngineRefused
     from marl_ray.training.learner.prepared_batch import Diverged
     from marl_ray.training.loop import run_worker
     from marl_ray.training.tracking.machine_readings import MachineReadings
@@ -194,26 +199,41 @@ def worker(payload: dict[Any, Any]) -> Any:
         rows.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
+    config = RunConfig.model_validate(payload["config"])
     latest = ray.train.get_checkpoint()
     with latest.as_directory() if latest else contextlib.nullcontext() as resume_from:
         try:
             return run_worker(
-                RunConfig.model_validate(payload["config"]),
+                config,
                 ray.train.torch.get_device(),
                 Path(resume_from) if resume_from else None,
                 emit=emit,
                 report=report,
                 run_id=payload["run_id"],
                 show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
+                engine_of=_engine_actors(config) if config.engine_actors else None,
             )
         except Diverged as error:  # all workers meet it together, and would again after every restart
             return {STOPPED: str(error)}
+        except EngineRefused as error:
+            return {REFUSED: str(error)}
         except Exception:
             rank = ray.train.get_context().get_world_rank()
-            write_traceback(RunConfig.model_validate(payload["config"]), f"worker-{rank}", traceback.format_exc())
+            write_traceback(config, f"worker-{rank}", traceback.format_exc())
             raise
         finally:
             rows.flush()
+
+
+def _engine_actors(config: RunConfig) -> Any:
+    """The function that makes a policy's engine: actors where vLLM samples, and else one in the worker's process."""
+    from marl_ray.policies.engines.sampler import make_engine
+    from marl_ray.training.engine_actors import EngineActors
+
+    def engine_of(name: str, policy: Any) -> Any:
+        return EngineActors(config, name, policy) if policy.generation.engine == "vllm" else make_engine(policy)
+
+    return engine_of
 
 
 def say_kept(config: RunConfig) -> None:

@@ -29,6 +29,7 @@ from marl_ray.training.team.joint_update import update_team
 
 if TYPE_CHECKING:  # importing it takes seconds, and actor-critics do not need it
     from marl_ray.rollout.served.collector import Block
+    from marl_ray.training.team.assembly import EngineOf
 
 BUNDLE = "bundle"
 """Folder of a checkpoint that holds the bundle, where the checkpoint was the best so far."""
@@ -77,16 +78,19 @@ class Run:
         emit: Callable[[Metrics], None],
         run_id: str | None = None,
         own_hyper: bool = False,
+        engine_of: "EngineOf | None" = None,
     ):
         """`emit` gets each epoch's metrics of a warm start. `own_hyper`: the checkpoint is of a run with other
-        hyper-parameters; its weights and optimiser state are taken, and this config's hyper-parameters count."""
+        hyper-parameters; its weights and optimiser state are taken, and this config's hyper-parameters count. `engine_of`
+        makes the language models' engines (see `build_team`)."""
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config = config
         self.rank, workers = world()
         mesh = init_device_mesh(device.type, (workers,))
         mixed = config.resources.mixed_precision
         self.env = make_env(config.env, config.constraints)
-        self.team = build_team(config, self.env, mesh, mixed == "bf16" or (mixed == "auto" and device.type == "cuda"))
+        mixed_precision = mixed == "bf16" or (mixed == "auto" and device.type == "cuda")
+        self.team = build_team(config, self.env, mesh, mixed_precision, engine_of)
         self.state, envs = _fresh_state(run_id, list(self.team.models)), None
         if resume_from is not None:
             self.state, envs = checkpoint.load(resume_from, self.team.learners, own_hyper)
@@ -153,6 +157,7 @@ class Run:
         groups = _group_metrics(self.config, self.collector, list(self.team.learners))
         self.steps += played
         self.costs = cost_stats(self.recent.add(ended, running), self.costs)
+        self.team.rest()
         with self.clock.phase("update"):
             losses = update_team(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
         self.iteration += 1
@@ -232,6 +237,7 @@ class Run:
         self.collector.close()
         self.evaluator.close()
         self.env.close()
+        self.team.close()
 
 
 def run_worker(
@@ -242,6 +248,7 @@ def run_worker(
     report: Callable[[Path, Metrics], None] | None,
     run_id: str | None = None,
     show: Callable[[int, list[dict[str, Any]]], None] = lambda iteration, transcripts: None,
+    engine_of: "EngineOf | None" = None,
 ) -> Metrics:
     """Train to the end on this worker; the process group is up.
 
@@ -250,7 +257,7 @@ def run_worker(
     where it is None. `show` gets transcripts of
     the iterations that have a checkpoint, on rank 0 alone. Returns the last iteration's metrics.
     """
-    run = Run(config, device, resume_from, emit, run_id)
+    run = Run(config, device, resume_from, emit, run_id, engine_of=engine_of)
 
     def save(metrics: Metrics) -> None:
         if report is None:

@@ -82,6 +82,7 @@ class RunConfig(Config):
             if not self.team[name].frozen:  # which has no algorithm
                 self._check_policy(name, hyper)
         self._check_models()
+        self._check_engines()
         self._check_data()
         if train.group_size > 1 and self.env_copies_per_worker % train.group_size:
             raise ValueError(
@@ -89,6 +90,17 @@ class RunConfig(Config):
                 f"(train.env_copies / resources.workers = {self.env_copies_per_worker})"
             )
         return self
+
+    def _check_engines(self) -> None:
+        """Refuse engines that no policy samples with."""
+        need = self.resources
+        if need.engines and not self.engine_actors:
+            raise ValueError(f"resources.engines={need.engines}: expected a policy with generation.engine: vllm")
+        if need.tensor_parallel > 1 and not need.engines:
+            raise ValueError(
+                f"resources.tensor_parallel={need.tensor_parallel}: expected resources.engines of 1 or more; an engine "
+                "beside a worker has that worker's GPU"
+            )
 
     def _check_keys(self) -> None:
         """Refuse hyper-parameters that no algorithm reads."""
@@ -242,6 +254,11 @@ class RunConfig(Config):
         if self.data is not None:
             return 0
         return asked_turns if asked_turns is not None else possible if self.language and self._compares_groups else 0
+
+    @property
+    def engine_actors(self) -> int:
+        """Number of actors of vLLM that the run has, of all its policies."""
+        return self.resources.engines * sum(own.generation.engine == "vllm" for own in self.team.values())
 
     @property
     def env_copies_per_worker(self) -> int:

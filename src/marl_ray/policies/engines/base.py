@@ -72,6 +72,25 @@ class Engine(Protocol):
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         """The tokens of `generate([prompt], seed, generation)`, each as soon as it is there."""
 
+    def ready(self) -> None:
+        """Take the policy's weights as they are now; every worker calls this before a batch of responses is asked for."""
+        return
+
+    def rest(self) -> None:
+        """Leave memory that only sampling needs to the learner, until the next response is asked for."""
+        return
+
+    def close(self) -> None:
+        """Give back all that the engine holds besides the policy."""
+        return
+
+
+def tokens_of(completion: Completion) -> Iterator[Token]:
+    """The tokens of a response that is there already."""
+    last = len(completion.ids) - 1
+    for place, (token, log_prob) in enumerate(zip(completion.ids, completion.log_probs, strict=True)):
+        yield Token(0, token, log_prob, ("stop" if completion.ended else "length") if place == last else None)
+
 
 def check_prompts(prompts: Sequence[Prompt], generation: GenerationConfig, context: int) -> None:
     """Raise MarlRayError for a prompt that cannot be answered."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from marl_ray.config.run.model import GenerationConfig
-from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
+from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.models.cached_model import CachedModel, ForwardModel
@@ -19,7 +19,7 @@ CACHE_BYTES = 1 << 30
 """Memory for keys and values on a CPU, in bytes; on a GPU it is half of the free memory."""
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """Decodes as many responses at once as the cache's memory allows; the next ones join as others end."""
 
     def __init__(self, policy: "TokenPolicy") -> None:

@@ -18,7 +18,7 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
+from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts
 from marl_ray.policies.engines.decoding.sampling import draw
 from marl_ray.policies.engines.decoding.stop_strings import first_stop
 from marl_ray.policies.engines.models.architectures import check_architecture
@@ -80,7 +80,7 @@ class _Draw(ContinuousBatchingLogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
 
 
-class PagedEngine:
+class PagedEngine(Engine):
     """Equal to the torch engine token by token. A response is cut at its stop string when it is done, not before."""
 
     def __init__(self, policy: "TokenPolicy") -> None:

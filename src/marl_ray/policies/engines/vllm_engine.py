@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.base import Completion, Prompt, Token, check_prompts
+from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts, tokens_of
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
-from marl_ray.policies.engines.vllm_process.messages import VllmSettings
+from marl_ray.policies.engines.vllm_process.gpu_transfer import ipc_update
+from marl_ray.policies.engines.vllm_process.messages import IPC, NCCL, SHARED, VllmSettings
 from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
 from marl_ray.policies.engines.vllm_process.shared_weights import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
@@ -23,11 +25,13 @@ from marl_ray.policies.language.padding import padded
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
+BESIDE = 0.5
+"""Share of the memory of a GPU that vLLM has beside a worker's model."""
 SCORED = 16
 """Responses that are scored together."""
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """vLLM on the policy's weights: before it samples, weights that have changed are handed over.
 
     Each response has a random generator of its own, seeded from (seed, stream): it does not depend on the batch, but it is
@@ -37,20 +41,36 @@ class VllmEngine:
     A process that dies or falls silent is replaced once in a call, and all its responses are written again.
     """
 
-    def __init__(self, policy: "TokenPolicy", processed: bool | None = None) -> None:
-        """`processed`: vLLM reports log-probabilities after temperature, top-k and top-p, and not the model's own; when
-        not given, where the policy's temperature is not 1. Raises MarlRayError without the package, or for an
-        architecture that it is not trusted with."""
+    def __init__(
+        self,
+        policy: "TokenPolicy",
+        processed: bool | None = None,
+        tensor_parallel: int = 1,
+        memory_share: float = BESIDE,
+        transfer: str | None = None,
+    ) -> None:
+        """Raises MarlRayError without the package, or for an architecture that vLLM is not trusted with.
+
+        `processed`: vLLM reports log-probabilities after temperature, top-k and top-p, and not the model's own.
+        `memory_share`: share of a GPU's memory that vLLM takes. `transfer`: `ipc`, for a policy on a GPU, which vLLM shares
+        with the trainer and leaves to it while the policy learns; `nccl`, where weights come through `take`; or SHARED.
+        When not given, `ipc` on a GPU and else SHARED.
+        """
         if find_spec("vllm") is None:
             raise MarlRayError("generation.engine=vllm: expected the package vllm (marl-ray[vllm])")
         config = policy.config
         check_architecture(policy.lm.config, "vllm", config.context, f"model.path {config.path!r}")
         self._policy = policy
-        self._processed = policy.generation.temperature != 1 if processed is None else processed
-        self._weights = SharedWeights(bare_weights(policy.lm))
+        self._processed = reports_processed(policy.generation) if processed is None else processed
+        self._shared = SharedWeights(bare_weights(policy.lm))
         self._folder = tempfile.TemporaryDirectory(prefix="marl-ray-vllm-")
         policy.lm.config.save_pretrained(self._folder.name)
         self._process: VllmProcess | None = None
+        self._tensor_parallel, self._memory_share = tensor_parallel, memory_share
+        self._transfer = transfer or (IPC if policy.device.type == "cuda" else SHARED)
+        self._sleeps = self._transfer == IPC
+        self._adapter = 0
+        """The version of the adapters that the process has; 0 for none."""
         self._version = 0
         """The version of the weights that the process has; counts every hand-over."""
         self._held: Any = None
@@ -70,8 +90,22 @@ class VllmEngine:
     def decoder(self) -> VllmDecoder:
         """An empty decoder on the policy's weights as they are now; while one writes, they must stay so."""
         process, policy = self._follow(), self._policy
-        adapter = self._version if policy.config.lora is not None else 0
-        return VllmDecoder(process, policy.tokenizer, policy.end_tokens, self._version, adapter)
+        return VllmDecoder(process, policy.tokenizer, policy.end_tokens, self._version, self._adapter)
+
+    def rest(self) -> None:
+        if self._sleeps and self._held is not None and self._process is not None and not self._process.lost:
+            self._process.ask("sleep")
+            self._held = None
+
+    def join(self, connection: dict[str, Any]) -> None:
+        """Let the process join a group through which weights come."""
+        self._follow().ask("join", connection)
+
+    def take(self, update: dict[str, Any]) -> None:
+        """Let the process take weights that its group sends now; they count as the policy's."""
+        process = self._follow()
+        self._version += 1
+        process.ask("load", self._version, update)
 
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
@@ -84,21 +118,14 @@ class VllmEngine:
             ids, log_probs, ended = self._generate(prompts, seed, generation)
         except EngineLost:
             ids, log_probs, ended = self._generate(prompts, seed, generation)
-        if not self._exact(generation):
-            log_probs = [
-                score
-                for start in range(0, len(prompts), SCORED)
-                for score in self._score(prompts[start : start + SCORED], ids[start : start + SCORED])
-            ]
         version = self._policy.version
-        return [Completion(*parts, version) for parts in zip(ids, log_probs, ended, strict=True)]
+        written = [Completion(*parts, version) for parts in zip(ids, log_probs, ended, strict=True)]
+        return with_trained_log_probs(self._policy, self._processed, prompts, generation, written)
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         """All tokens at once, when the last one is there."""
         [completion] = self.generate([prompt], seed, generation)
-        last = len(completion.ids) - 1
-        for place, (token, log_prob) in enumerate(zip(completion.ids, completion.log_probs, strict=True)):
-            yield Token(0, token, log_prob, ("stop" if completion.ended else "length") if place == last else None)
+        yield from tokens_of(completion)
 
     def _generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
@@ -120,32 +147,42 @@ class VllmEngine:
             raise
         return ids, log_probs, ended
 
-    def _exact(self, generation: GenerationConfig) -> bool:
-        """True if vLLM's log-probabilities are those of the whole distribution at the generation's temperature."""
-        if not self._processed:
-            return generation.temperature == 1
-        return generation.top_k == 0 and generation.top_p == 1
-
     def _follow(self) -> VllmProcess:
         """The process, with the policy's weights as they are now."""
-        if self._process is None or self._process.lost:
-            self._process, self._held = VllmProcess(self._settings(), torch.get_num_threads()), None
+        process = self._process
+        if process is None or process.lost:
+            if self._transfer == NCCL and self._version:
+                raise EngineLost("generation.engine=vllm: its weights were lost with its process")
+            process = self._process = VllmProcess(self._settings(), torch.get_num_threads())
+            self._held, self._adapter = None, 0
+            if self._transfer != NCCL:
+                process.ask("join", {"packed": False} if self._transfer == IPC else {})
         state = _state(self._policy)
-        if self._held == state:
-            return self._process
+        if self._held == state or self._transfer == NCCL:
+            return process
         version, adapted = self._version + 1, self._policy.config.lora is not None
         if self._held is None or not adapted:
-            self._weights.write(version, bare_weights(self._policy.lm))
-            self._process.ask("load", version)
+            self._load(process, version)
         if adapted:
-            if self._held is not None:
-                self._process.ask("drop_adapter", self._version)
+            if self._adapter:
+                process.ask("drop_adapter", self._adapter)
             with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
                 assert self._policy.config.lora is not None
                 save_adapters(self._policy.lm, self._policy.config.lora, None, Path(folder))
-                self._process.ask("load_adapter", version, folder)
+                process.ask("load_adapter", version, folder)
+            self._adapter = version
         self._version, self._held = version, state
-        return self._process
+        return process
+
+    def _load(self, process: VllmProcess, version: int) -> None:
+        """Hand over the policy's weights without its adapters."""
+        weights = bare_weights(self._policy.lm)
+        if self._transfer == IPC:
+            torch.cuda.synchronize()  # what writes them may still be under way
+            process.ask("load", version, ipc_update(weights))
+        else:
+            self._shared.write(version, weights)
+            process.ask("load", version, {"layout": self._shared.layout, "version": version})
 
     def _settings(self) -> VllmSettings:
         policy = self._policy
@@ -154,16 +191,45 @@ class VllmEngine:
             str(policy.lm.dtype).removeprefix("torch."),
             policy.config.context,
             self._processed,
-            self._weights.layout,
             policy.config.lora.rank if policy.config.lora is not None else 0,
+            self._transfer,
+            self._tensor_parallel,
+            self._memory_share,
         )
 
-    @torch.no_grad()
-    def _score(self, prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> list[list[float]]:
-        rows = padded([prompt.ids for prompt in prompts], responses)
-        ids, answers, mask = (x.to(self._policy.device) for x in rows)
-        scores: Tensor = self._policy.evaluate(ids, answers, mask, need_entropy=False).log_probs
-        return [row[: len(response)] for row, response in zip(scores.tolist(), responses, strict=True)]
+
+def reports_processed(generation: GenerationConfig) -> bool:
+    """True if a policy's vLLM reports log-probabilities after temperature, top-k and top-p, unless it is told otherwise."""
+    return generation.temperature != 1
+
+
+def with_trained_log_probs(
+    policy: "TokenPolicy",
+    processed: bool,
+    prompts: Sequence[Prompt],
+    generation: GenerationConfig,
+    completions: Sequence[Completion],
+) -> list[Completion]:
+    """Responses of vLLM with the log-probabilities that are trained on: at the temperature, of the whole distribution.
+
+    Where vLLM reports others, `policy` computes them, whose weights must be those that wrote the responses.
+    """
+    if (generation.top_k == 0 and generation.top_p == 1) if processed else generation.temperature == 1:
+        return list(completions)
+    exact: list[Completion] = []
+    for start in range(0, len(prompts), SCORED):
+        own = completions[start : start + SCORED]
+        scores = _scores(policy, prompts[start : start + SCORED], [completion.ids for completion in own])
+        exact += [replace(one, log_probs=score) for one, score in zip(own, scores, strict=True)]
+    return exact
+
+
+@torch.no_grad()
+def _scores(policy: "TokenPolicy", prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> list[list[float]]:
+    rows = padded([prompt.ids for prompt in prompts], responses)
+    ids, answers, mask = (x.to(policy.device) for x in rows)
+    scores: Tensor = policy.evaluate(ids, answers, mask, need_entropy=False).log_probs
+    return [row[: len(response)] for row, response in zip(scores.tolist(), responses, strict=True)]
 
 
 def _state(policy: "TokenPolicy") -> list[tuple[int, int]]:

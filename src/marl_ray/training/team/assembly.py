@@ -1,7 +1,7 @@
 """The team of a run: models and learners from the config and the environment's spaces."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # importing them takes seconds, and actor-critics do not need
     from marl_ray.rollout.text.responses import TokenPlayer
 
     PolicyModel = ActorCritic | TokenPolicy
+    EngineOf = Callable[[str, TokenPolicy], Engine]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Team:
     """Policy -> the engine that samples from it; empty for actor-critics."""
 
     def players(self) -> "dict[str, Player] | dict[str, TokenPlayer]":
-        """The current models, engines and normalisers, as a collector takes them."""
+        """The current models, engines and normalisers, as a collector takes them; every worker calls it at the same time."""
+        for engine in self.engines.values():
+            engine.ready()
         norms = {
             name: (self.learners[name].state.value_norm, self.learners[name].state.cost_norms)
             if name in self.learners
@@ -58,6 +61,16 @@ class Team:
             }
         small = cast(Mapping[str, ActorCritic], self.models)
         return {name: Player(model, self.agents[name], *norms[name]) for name, model in small.items()}
+
+    def rest(self) -> None:
+        """Leave the engines' memory to the learners, which shall update now."""
+        for engine in self.engines.values():
+            engine.rest()
+
+    def close(self) -> None:
+        """End the engines."""
+        for engine in self.engines.values():
+            engine.close()
 
 
 def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
@@ -125,8 +138,15 @@ def _load_weights(config: RunConfig, name: str, members: list[str], model: Actor
         raise MarlRayError(f"team.{name}.bundle: {reference!r} holds a network of another shape") from error
 
 
-def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_precision: bool) -> Team:
-    """Models and learners on this worker; every worker takes part."""
+def build_team(
+    config: RunConfig,
+    env: ParallelEnv,
+    mesh: DeviceMesh,
+    mixed_precision: bool,
+    engine_of: "EngineOf | None" = None,
+) -> Team:
+    """Models and learners on this worker; every worker takes part. `engine_of` makes the engine of a language model from
+    its name and the copy that samples; when not given, the engine is in this process or beside it."""
     agents = team_agents(config, env)
     models = build_models(config, env, agents)
     learners = {
@@ -159,7 +179,8 @@ def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_prec
         for name, model in models.items()
     }
     limit_passes(learners.values())
-    return Team(agents, sampling, learners, {name: make_engine(model) for name, model in sampling.items()})
+    make = engine_of or (lambda name, model: make_engine(model))
+    return Team(agents, sampling, learners, {name: make(name, model) for name, model in sampling.items()})
 
 
 def export_bundle(

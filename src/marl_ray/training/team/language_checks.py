@@ -42,6 +42,8 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
         models[name] = _model(policy.model, uri_of(config))
         where, engine = f"team.{name}.model.path {policy.model.path!r}", policy.generation.engine
         check_architecture(models[name][0].config, engine, policy.model.context, where)
+        if engine == "vllm":
+            _check_parts(config.resources.tensor_parallel, models[name][0].config, name)
         try:
             encode_prompt(models[name][1], "a", policy.model.chat)
         except MarlRayError as error:
@@ -63,6 +65,15 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
     if config.warm_start is not None:
         for name, demonstrations in read_demonstrations(config, env, agents, SAMPLE).items():
             encode(demonstrations, *models[name], config, name)
+
+
+def _check_parts(parts: int, settings: Any, name: str) -> None:
+    """Raise MarlRayError where vLLM cannot cut a model's layers into this many parts."""
+    heads = getattr(settings.get_text_config(), "num_attention_heads", parts)
+    if heads % parts:
+        raise MarlRayError(
+            f"resources.tensor_parallel={parts}: expected a divisor of the {heads} attention heads of team.{name}.model"
+        )
 
 
 def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:

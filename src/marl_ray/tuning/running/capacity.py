@@ -33,8 +33,12 @@ class TrialResources:
 def need_of(config: RunConfig) -> TrialResources:
     """The resources of a trial; raises MarlRayError naming the key if no node, or the cluster however it scales, can
     hold it."""
-    use_gpu = check_capacity(config)
     need = config.resources
+    if need.engines:
+        raise MarlRayError(
+            f"resources.engines={need.engines}: expected 0 in a sweep, whose trials sample beside their workers"
+        )
+    use_gpu = check_capacity(config)
     per_worker = {"CPU": need.cpus_per_worker} | ({"GPU": 1.0} if use_gpu else {})
     nodes = node_resources()
     if not any(all(node.get(kind, 0) >= amount for kind, amount in per_worker.items()) for node in nodes):

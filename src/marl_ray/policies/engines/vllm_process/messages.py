@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 
-from marl_ray.policies.engines.vllm_process.shared_weights import WeightLayout
+IPC = "ipc"
+"""Name of vLLM's transfer of weights on one GPU."""
+NCCL = "nccl"
+"""Name of vLLM's transfer of weights from one GPU to others."""
+SHARED = "marl_ray_shared"
+"""Name of the transfer of weights through shared memory, among the backends of vLLM's weight transfer."""
 
 
 @dataclass(frozen=True)
@@ -10,16 +15,19 @@ class VllmSettings:
     """The settings of a process of vLLM."""
 
     folder: str
-    """A folder with the model's `config.json`; weights come through the shared memory."""
+    """A folder with the model's `config.json`; weights come later."""
     dtype: str
     """`float32` or `bfloat16`."""
     context: int
     """Most tokens of a prompt and its response together."""
     processed: bool
     """Log-probabilities are of the distribution after temperature, top-k and top-p, and not of the model's own."""
-    weights: WeightLayout
     adapter_rank: int = 0
     """Greatest rank of the adapters; 0 for a model without adapters."""
+    transfer: str = SHARED
+    """Backend of vLLM's weight transfer."""
+    tensor_parallel: int = 1
+    """Number of processes (on a GPU machine: of GPUs) that each hold a part of every layer."""
     memory_share: float = 0.5
     """Share of a GPU's memory that vLLM may take."""
     cache_gib: int = 1

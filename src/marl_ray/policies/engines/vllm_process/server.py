@@ -11,13 +11,13 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-from marl_ray.policies.engines.vllm_process.messages import Sampled, VllmRequest, VllmSettings
+from marl_ray.policies.engines.vllm_process.messages import IPC, Sampled, VllmRequest, VllmSettings
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The greatest ranks that vLLM has kernels for."""
 LINE = 400
 """Most characters of an error, which vLLM's settings report over several lines."""
-DOOR = "marl_ray.policies.engines.vllm_process.weight_door.WeightDoor"
+DOOR = "marl_ray.policies.engines.vllm_process.shared_transfer.WeightDoor"
 
 
 class Server:
@@ -25,13 +25,13 @@ class Server:
 
     def __init__(self) -> None:
         self._version = 0
+        self._asleep = False
         self._adapters: dict[int, Any] = {}
         self._written_by: dict[int, int] = {}
         """Response -> the version of what writes it: the adapter's where it has one, else that of the weights."""
 
     def start(self, settings: VllmSettings) -> None:
         """Load vLLM with random weights; `load` replaces them."""
-        self._settings = settings
         rank = settings.adapter_rank
         adapters: dict[str, Any] = {
             "enable_lora": True,
@@ -49,12 +49,24 @@ class Server:
             disable_log_stats=True,
             logprobs_mode="processed_logprobs" if settings.processed else "raw_logprobs",
             worker_extension_cls=DOOR,
+            weight_transfer_config={"backend": settings.transfer},
+            enable_sleep_mode=settings.transfer == IPC,  # on the trainer's own GPU
+            tensor_parallel_size=settings.tensor_parallel,
             **(adapters if rank else {}),
         )
         self._engine: Any = self._llm.llm_engine
 
-    def load(self, version: int) -> None:
-        """Take the weights of `version` from the shared memory.
+    def join(self, connection: dict[str, Any]) -> None:
+        """Prepare the transfer of weights, as its backend wants it."""
+        self._llm.collective_rpc("init_weight_transfer_engine", args=(connection,))
+
+    def sleep(self) -> None:
+        """Give the GPU's memory back, weights and cache; `load` takes it again. On a CPU nothing is given back."""
+        self._llm.sleep(level=2)
+        self._asleep = True
+
+    def load(self, version: int, update: dict[str, Any]) -> None:
+        """Take the weights of `version`, as the backend of the transfer does from what `update` says.
 
         Raises RuntimeError for a version that is not newer, and where responses are being written, which would be of
         two versions.
@@ -63,7 +75,14 @@ class Server:
             raise RuntimeError(f"weights of version {version} arrived twice: version {self._version} is loaded")
         if self._engine.has_unfinished_requests():
             raise RuntimeError(f"weights of version {version} arrived while responses are being written")
-        self._llm.collective_rpc("load_shared", args=(self._settings.weights, version))
+        if self._asleep:
+            self._llm.wake_up(tags=["weights"])
+        self._llm.collective_rpc("start_weight_update")
+        self._llm.collective_rpc("update_weights", args=(update,))
+        self._llm.collective_rpc("finish_weight_update")
+        if self._asleep:  # the cache comes last, when whatever the transfer needed is free again
+            self._llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
         # Keys and values of the old weights would be read for prompts that begin alike.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("the cache of prompts could not be emptied")

@@ -1,0 +1,237 @@
+"""One engine of vLLM for several callers, whose responses it writes together."""
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import Completion, Prompt
+from marl_ray.policies.engines.vllm_engine import VllmEngine
+from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
+from marl_ray.policies.engines.vllm_process.messages import SHARED
+from marl_ray.policies.engines.vllm_process.process import EngineLost
+
+if TYPE_CHECKING:
+    from marl_ray.policies.language.token_policy import TokenPolicy
+
+WEIGHTS_S = 300.0
+"""Seconds that a call waits for the weights that it asks for."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A tensor as bytes that Ray hands to another process without pickling them."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: np.ndarray
+    """(bytes,) uint8"""
+
+
+def packed(tensor: Tensor) -> Packed:
+    """The tensor's values, on any device, as they are now."""
+    plain = tensor.detach().cpu().contiguous()
+    return Packed(plain.dtype, tuple(plain.shape), plain.flatten().view(torch.uint8).numpy())
+
+
+def unpacked(own: Packed) -> Tensor:
+    """The tensor on CPU; it must not be written to, because other processes may read its memory."""
+    return torch.frombuffer(own.data, dtype=own.dtype).view(own.shape) if own.data.size else torch.empty(own.shape, dtype=own.dtype)
+
+
+@dataclass
+class _Call:
+    """Responses that one caller waits for."""
+
+    version: int
+    prompts: Sequence[Prompt]
+    seed: int
+    generation: GenerationConfig
+    answer: "Future[list[Completion]]" = field(default_factory=Future)
+    again: bool = False
+    """True once they are written a second time."""
+    handles: list[int] = field(default_factory=list)
+    ids: dict[int, list[int]] = field(default_factory=dict)
+    log_probs: dict[int, list[float]] = field(default_factory=dict)
+    finish: dict[int, str] = field(default_factory=dict)
+
+
+class VllmHost:
+    """A policy's copy, vLLM on it, and a thread that writes the responses of all calls in one batch.
+
+    The methods may be called from several threads at once. vLLM's process is replaced once in a call, as in `VllmEngine`.
+    """
+
+    def __init__(
+        self, policy: "TokenPolicy", tensor_parallel: int = 1, memory_share: float = 0.5, transfer: str = SHARED
+    ) -> None:
+        """`policy` is the host's own from now on; its weights count as those of `policy.version`. With the transfer `nccl`
+        its weights are not read, and all versions come through `take`."""
+        self._policy = policy
+        self._engine = VllmEngine(policy, tensor_parallel=tensor_parallel, memory_share=memory_share, transfer=transfer)
+        self._loaded = threading.Condition()
+        self._jobs: queue.SimpleQueue[_Call | Future[Any] | None] = queue.SimpleQueue()
+        self._open = 0
+        """Calls that have not returned."""
+        self._calls: list[_Call] = []
+        """Calls whose responses are being written; the thread's own."""
+        self._tokens = 0
+        self._thread = threading.Thread(target=self._work, name="vllm-host", daemon=True)
+        self._thread.start()
+
+    def load(self, version: int, weights: Mapping[str, Packed]) -> None:
+        """Take weights that have changed, by the names of `policy.lm`'s parameters; they make up `version`.
+
+        Raises MarlRayError for a version that is not newer, for a tensor that the model lacks or has in another type or
+        shape, and where responses are being written, which would be of two versions.
+        """
+        with self._newer(version):
+            own = dict(self._policy.lm.named_parameters())
+            for name, value in weights.items():
+                if name not in own or (own[name].dtype, tuple(own[name].shape)) != (value.dtype, value.shape):
+                    expected = f"{own[name].dtype} {list(own[name].shape)}" if name in own else "no such tensor"
+                    raise MarlRayError(f"weights: {name}: expected {expected}, got {value.dtype} {list(value.shape)}")
+            with torch.no_grad():
+                for name, value in weights.items():
+                    own[name].copy_(unpacked(value))
+
+    def join(self, connection: dict[str, Any]) -> None:
+        """Let vLLM join the group through which weights come; before any response is asked for."""
+        self._engine.join(connection)
+
+    def take(self, version: int, update: dict[str, Any]) -> None:
+        """Take the weights of `version` from the group; raises as `load` does."""
+        with self._newer(version):
+            self._engine.take(update)
+
+    @contextmanager
+    def _newer(self, version: int) -> Iterator[None]:
+        """The weights are of `version` after this block."""
+        with self._loaded:
+            held = self._policy.version
+            if version <= held:
+                raise MarlRayError(f"weights of version {version} arrived twice: version {held} is loaded")
+            if self._open:
+                raise MarlRayError(f"weights of version {version} arrived while responses are being written")
+            yield
+            self._policy.version = version
+            self._loaded.notify_all()
+
+    def generate(
+        self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
+    ) -> list[Completion]:
+        """The responses of `VllmEngine.generate` by the weights of `version`, once these are there.
+
+        Log-probabilities are those that vLLM reports.
+
+        Raises MarlRayError where newer weights are loaded, or the version does not come for WEIGHTS_S.
+        """
+        call = _Call(version, prompts, seed, generation)
+        with self._loaded:
+            if not self._loaded.wait_for(lambda: self._policy.version >= version, WEIGHTS_S):
+                raise EngineLost(f"weights of version {version} have not come for {WEIGHTS_S:g} s")
+            if self._policy.version != version:
+                raise MarlRayError(f"expected weights of version {version}, but {self._policy.version} are loaded")
+            self._open += 1
+            self._jobs.put(call)
+        try:
+            return call.answer.result()
+        finally:
+            with self._loaded:
+                self._open -= 1
+
+    def progress(self) -> int:
+        """Number of tokens that were written so far."""
+        return self._tokens
+
+    def start(self) -> None:
+        """Start vLLM's process, which the first call else waits for."""
+        done: Future[Any] = Future()
+        self._jobs.put(done)
+        done.result()
+
+    def close(self) -> None:
+        """End the thread and vLLM's process."""
+        self._jobs.put(None)
+        self._thread.join()
+        self._engine.close()
+
+    def _work(self) -> None:
+        decoder: VllmDecoder | None = None
+        while True:
+            try:
+                job = self._jobs.get(block=not self._calls)
+            except queue.Empty:
+                decoder = self._step(decoder)
+                continue
+            if job is None:
+                for call in self._calls:
+                    call.answer.set_exception(EngineLost("the engine was closed"))
+                return
+            if isinstance(job, _Call):
+                self._calls.append(job)
+                decoder = self._begin(decoder, [job])
+            else:
+                try:
+                    self._engine.decoder()
+                    job.set_result(None)
+                except BaseException as error:
+                    job.set_exception(error)
+
+    def _begin(self, decoder: VllmDecoder | None, calls: Sequence[_Call]) -> VllmDecoder | None:
+        """Let the responses of `calls` begin; the decoder that writes them, or None where they cannot be written."""
+        try:
+            if decoder is None or not len(decoder):
+                decoder = self._engine.decoder()
+            for call in calls:
+                call.handles = decoder.add(call.prompts, call.seed, call.generation)
+                call.ids = {handle: [] for handle in call.handles}
+                call.log_probs = {handle: [] for handle in call.handles}
+                call.finish = {}
+            return decoder
+        except BaseException as error:
+            return self._failed(error)
+
+    def _step(self, decoder: VllmDecoder | None) -> VllmDecoder | None:
+        assert decoder is not None
+        by_handle = {handle: call for call in self._calls for handle in call.handles}
+        try:
+            for token in decoder.step():
+                call = by_handle[token.handle]
+                call.ids[token.handle].append(token.id)
+                call.log_probs[token.handle].append(token.log_prob)
+                self._tokens += 1
+                if token.finish is not None:
+                    call.finish[token.handle] = token.finish
+        except BaseException as error:
+            return self._failed(error)
+        for call in [call for call in self._calls if len(call.finish) == len(call.prompts)]:
+            self._calls.remove(call)
+            call.answer.set_result(self._completions(call))
+        return decoder
+
+    def _completions(self, call: _Call) -> list[Completion]:
+        return [
+            Completion(call.ids[handle], call.log_probs[handle], call.finish[handle] == "stop", call.version)
+            for handle in call.handles
+        ]
+
+    def _failed(self, error: BaseException) -> VllmDecoder | None:
+        """Write the responses again after a process was lost for the first time; fail the calls otherwise."""
+        self._engine.close()  # responses that nobody waits for would be written on
+        once_more = [call for call in self._calls if isinstance(error, EngineLost) and not call.again]
+        for call in self._calls:
+            if call not in once_more:
+                call.answer.set_exception(error)
+            call.again = True
+        self._calls = once_more
+        return self._begin(None, once_more) if once_more else None

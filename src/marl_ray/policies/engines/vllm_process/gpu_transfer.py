@@ -1,0 +1,67 @@
+"""The trainer's side of vLLM's own transfers of weights between GPUs.
+
+`ipc`: the engine has the trainer's GPU and reads its memory. `nccl`: engines have GPUs of their own, and the trainer
+broadcasts to all of them at once. Weights go one by one and not packed, so both sides agree without further settings.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
+
+
+def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What an engine on the same GPU needs to read these tensors, which must live until it has."""
+    handles = []
+    for tensor in tensors.values():
+        gpu = str(torch.cuda.get_device_properties(tensor.device).uuid)
+        handles.append({gpu: reduce_tensor(tensor)[1]})
+    return nccl_update(tensors) | {"ipc_handles": handles}
+
+
+def nccl_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What an engine needs to receive these tensors."""
+    return {
+        "names": [*tensors],
+        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+        "shapes": [[*tensor.shape] for tensor in tensors.values()],
+    }
+
+
+@dataclass(frozen=True)
+class NcclGroup:
+    """The group of the trainer, its rank 0, and all processes of all engines."""
+
+    address: str
+    port: int
+    engines: int
+    tensor_parallel: int
+
+    def member(self, engine: int) -> dict[str, Any]:
+        """What an engine needs to join the group."""
+        return {
+            "master_address": self.address,
+            "master_port": self.port,
+            "rank_offset": 1 + engine * self.tensor_parallel,
+            "world_size": self.size,
+            "packed": False,
+        }
+
+    @property
+    def size(self) -> int:
+        return 1 + self.engines * self.tensor_parallel
+
+    def join(self) -> Any:
+        """Join as the trainer, as soon as all engines do; returns vLLM's communicator."""
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+        return trainer_init({"master_address": self.address, "master_port": self.port, "world_size": self.size})
+
+
+def broadcast(communicator: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Send tensors to the engines, which are receiving them; returns before they have arrived."""
+    for tensor in tensors.values():
+        communicator.broadcast(tensor, src=0, stream=torch.cuda.current_stream())

@@ -1,0 +1,66 @@
+"""Weights come into vLLM's workers through memory that they share with the trainer: a backend of vLLM's weight transfer.
+
+vLLM's workers import this module, because it holds their extension class, and so it registers the backend in each of them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from marl_ray.policies.engines.vllm_process.messages import SHARED
+from marl_ray.policies.engines.vllm_process.shared_weights import WeightLayout, read
+
+
+@dataclass
+class SharedInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM's types are not there where mypy runs
+    """Nothing to agree on beforehand."""
+
+
+@dataclass
+class SharedUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """One version of all weights."""
+
+    layout: WeightLayout
+    version: int
+
+
+class SharedTransfer(WeightTransferEngine):  # type: ignore[misc]
+    """Takes all weights at once, so that weights which are refused leave the old ones as they were."""
+
+    init_info_cls, update_info_cls = SharedInit, SharedUpdate
+
+    def init_transfer_engine(self, init_info: SharedInit) -> None:
+        """Memory needs no connection."""
+
+    def start_weight_update(self) -> None:
+        """vLLM takes a model apart before it loads weights, which waits here until all weights are known to be there."""
+
+    def finish_weight_update(self) -> None:
+        """`update_weights` has finished all."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Replace the weights of this worker's part of the model."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: SharedUpdate) -> None:
+        weights = list(read(update_info.layout, update_info.version))
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(weights)
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """There is no connection to end."""
+
+
+class WeightDoor:
+    """An extension of vLLM's workers without methods: its module is what they need."""
+
+
+WeightTransferEngineFactory.register_engine(SHARED, SharedTransfer)

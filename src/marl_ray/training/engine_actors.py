@@ -1,0 +1,231 @@
+"""vLLM in actors of Ray, which sample for all workers of a run on resources of their own.
+
+Worker 0 makes the actors and hands each version of the weights to them: from its GPU by NCCL, else and for adapters through
+Ray's object store, where all actors of a machine read one copy. The actors end with worker 0, so a group of workers that
+starts anew never meets the weights of the one before.
+"""
+
+import contextlib
+import copy
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+
+from marl_ray.config import RunConfig
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts, tokens_of
+from marl_ray.policies.engines.vllm_engine import BESIDE, reports_processed, with_trained_log_probs
+from marl_ray.policies.engines.vllm_host import Packed, VllmHost, packed
+from marl_ray.policies.engines.vllm_process.gpu_transfer import NcclGroup, broadcast, nccl_update
+from marl_ray.policies.engines.vllm_process.messages import NCCL, SHARED
+from marl_ray.policies.engines.vllm_process.process import ANSWER_S, START_S, EngineLost, EngineRefused
+from marl_ray.policies.language.lora import bare_weights
+from marl_ray.policies.language.token_policy import TokenPolicy
+from marl_ray.training.collectives import from_first, world
+
+PLACE_S = 300.0
+"""Seconds that an actor waits for its place on the cluster."""
+CLOSE_S = 15.0
+"""Seconds that an actor has for its end."""
+OWN = 0.9
+"""Share of the memory of a GPU of its own that vLLM takes."""
+
+
+class EngineActors(Engine):
+    """The actors of one policy. Every worker makes one, and calls `ready` and `close` together with the others."""
+
+    def __init__(self, config: RunConfig, name: str, policy: TokenPolicy) -> None:
+        """`name`: the policy's in the team. Raises EngineLost where the actors find no place, and EngineRefused where
+        vLLM does not start."""
+        import ray
+
+        self._config, self._policy = config, policy
+        self._where = f"resources.engines: engine of policy {name}"
+        self._rank, _ = world()
+        self._made: list[Any] = []
+        """Worker 0: the actors, which it has to end."""
+        self._actors = self._made
+        # Adapters are small, and reach vLLM as files.
+        self._transfer = NCCL if policy.device.type == "cuda" and policy.config.lora is None else SHARED
+        self._communicator: Any = None
+        self._sent = _state(policy)
+        labels, error = from_first(lambda: self._make(name))
+        if error is not None:
+            raise error
+        self._actors = self._made or [ray.get_actor(label) for label in labels]
+
+    def ready(self) -> None:
+        import ray
+
+        state = _state(self._policy)
+        if self._rank == 0 and self._transfer == NCCL and (state != self._sent or self._communicator is None):
+            self._broadcast()
+        elif self._rank == 0 and state != self._sent:
+            own = dict(self._policy.lm.named_parameters())
+            weights = ray.put({key: packed(own[key]) for key, value in state.items() if value != self._sent[key]})
+            self._results([actor.load.remote(self._policy.version, weights) for actor in self._actors], "load")
+        self._sent = state
+
+    def _broadcast(self) -> None:
+        """Send all weights from this GPU to those of the engines."""
+        import ray
+
+        if self._communicator is None:
+            need = self._config.resources
+            group = NcclGroup(ray.util.get_node_ip_address(), _free_port(), need.engines, need.tensor_parallel)
+            joining = [actor.join.remote(group.member(number)) for number, actor in enumerate(self._actors)]
+            self._communicator = group.join()
+            self._results(joining, "join")
+        weights = bare_weights(self._policy.lm)
+        taking = [actor.take.remote(self._policy.version, nccl_update(weights)) for actor in self._actors]
+        broadcast(self._communicator, weights)
+        self._results(taking, "take")
+        torch.cuda.synchronize()
+
+    def generate(
+        self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
+    ) -> list[Completion]:
+        generation = generation or self._policy.generation
+        check_prompts(prompts, generation, self._policy.config.context)
+        count = len(self._actors)
+        calls = []
+        for number in range(count):  # neighbours are of one group, whose prompt an engine reads once
+            part = list(prompts[number * len(prompts) // count : (number + 1) * len(prompts) // count])
+            if part:
+                # Another first engine for each worker, so that small batches do not all meet at one.
+                actor = self._actors[(number + self._rank) % count]
+                calls.append(actor.generate.remote(self._policy.version, part, seed, generation))
+        written = [completion for part in self._results(calls, "generate") for completion in part]
+        processed = reports_processed(self._policy.generation)
+        return with_trained_log_probs(self._policy, processed, prompts, generation, written)
+
+    def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
+        """All tokens at once, when the last one is there."""
+        yield from tokens_of(self.generate([prompt], seed, generation)[0])
+
+    def close(self) -> None:
+        import ray
+
+        ending = [actor.close.remote() for actor in self._made]
+        with contextlib.suppress(Exception):  # whatever is left of them ends here
+            ray.get(ending, timeout=CLOSE_S)
+        for actor in self._made:
+            ray.kill(actor)
+        self._made.clear()
+
+    def _make(self, name: str) -> tuple[list[str], MarlRayError | None]:
+        """Make the actors, on worker 0; returns their names, and the error for all workers where they cannot be made."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        need, policy = self._config.resources, copy.deepcopy(self._policy).to("cpu")
+        gpus = need.tensor_parallel if self._policy.device.type == "cuda" else 0
+        labels = [
+            f"{self._config.name} {name} engine {number} {secrets.token_hex(4)}" for number in range(need.engines)
+        ]
+        options: Any = {
+            "num_cpus": need.cpus_per_worker * need.tensor_parallel,
+            "num_gpus": gpus,
+            "max_restarts": 0,
+            # Each worker has one call at a time, and `progress` and `close` come besides.
+            "max_concurrency": need.workers + 2,
+            # Ray Train's own group has places for its workers alone; None, against its type, means no group.
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(cast(Any, None)),
+        }
+        host, held = ray.remote(EngineActor), ray.put(policy)
+        for label in labels:
+            made = host.options(name=label, **options)
+            self._made.append(made.remote(held, need.tensor_parallel, need.threads_per_worker, self._transfer))
+        try:
+            try:
+                ray.get([actor.placed.remote() for actor in self._made], timeout=PLACE_S)
+            except ray.exceptions.GetTimeoutError:
+                what = f"{options['num_cpus']:g} CPUs" + (f" and {gpus} GPUs" if gpus else "")
+                late = f"no place with {what} on one node was free within {PLACE_S:g} s"
+                return labels, EngineLost(f"{self._where}: {late}")
+            self._results([actor.start.remote() for actor in self._made], "start", START_S)
+        except MarlRayError as error:
+            return labels, error
+        except Exception as error:
+            return labels, EngineLost(f"{self._where}: {named(error)}")
+        return labels, None
+
+    def _results(self, calls: list[Any], method: str, quiet_s: float = ANSWER_S) -> list[Any]:
+        """The results of calls, of each actor in turn, as long as tokens are written.
+
+        Raises EngineLost where an actor has died, does not answer for `quiet_s`, or writes nothing for so long, and
+        EngineRefused where vLLM has.
+        """
+        import ray
+
+        written, since = -1, time.monotonic()
+        while True:
+            try:
+                return list(ray.get(calls, timeout=quiet_s / 4))
+            except ray.exceptions.GetTimeoutError:
+                try:
+                    now = sum(ray.get([actor.progress.remote() for actor in self._actors], timeout=quiet_s / 4))
+                except Exception:
+                    now = written  # the next `get` knows whether it is dead
+                if now != written:
+                    written, since = now, time.monotonic()
+                elif time.monotonic() - since > quiet_s:
+                    raise EngineLost(f"{self._where}: no answer to `{method}` in {quiet_s:g} s") from None
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause if isinstance(error.cause, BaseException) else error
+                kind = EngineRefused if isinstance(cause, EngineRefused) else EngineLost
+                text = str(cause) if isinstance(cause, MarlRayError) else named(cause)
+                raise kind(f"{self._where}: {text}") from error
+            except ray.exceptions.RayError as error:
+                raise EngineLost(f"{self._where}: it died in `{method}`: {one_line(error)}") from error
+
+
+class EngineActor:
+    """The class of the actors: a host, and the place where it runs."""
+
+    def __init__(self, policy: TokenPolicy, tensor_parallel: int, threads: int, transfer: str) -> None:
+        torch.set_num_threads(threads)
+        self._host = VllmHost(policy, tensor_parallel, OWN if torch.cuda.is_available() else BESIDE, transfer)
+
+    def placed(self) -> str:
+        """The name of the machine."""
+        return socket.gethostname()
+
+    def start(self) -> None:
+        self._host.start()
+
+    def load(self, version: int, weights: dict[str, Packed]) -> None:
+        self._host.load(version, weights)
+
+    def join(self, connection: dict[str, Any]) -> None:
+        self._host.join(connection)
+
+    def take(self, version: int, update: dict[str, Any]) -> None:
+        self._host.take(version, update)
+
+    def generate(
+        self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
+    ) -> list[Completion]:
+        return self._host.generate(version, prompts, seed, generation)
+
+    def progress(self) -> int:
+        return self._host.progress()
+
+    def close(self) -> None:
+        self._host.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
+
+
+def _state(policy: TokenPolicy) -> dict[str, tuple[int, int]]:
+    """Parameter -> what changes with every write to it."""
+    return {name: (own.data_ptr(), own._version) for name, own in policy.lm.named_parameters()}
