@@ -139,7 +139,8 @@ class Writer:
         agent, table, keys = self.request.agent, self.authors.agents, self.request.keys
         if agent is not None and agent not in table:
             raise MarlRayError(f"{keys}agent {agent!r}: expected one of {', '.join(table)}")
-        if _is_code_team(self.authors) and agent in (None, GENERATOR) and self.request.prompt is None:
+        programs = self.benchmark.writes != "output"
+        if programs and _is_code_team(self.authors) and agent in (None, GENERATOR) and self.request.prompt is None:
             return GENERATOR, _team(self.authors.env["kwargs"], alone=agent is not None)
         if agent is None and len(set(table.values())) > 1:
             raise MarlRayError(
