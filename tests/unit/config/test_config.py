@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -443,3 +444,50 @@ def test_every_kind_of_config_has_a_schema(kind: str, capsys: pytest.CaptureFixt
     assert caught.value.code == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema["type"] == "object"
+
+
+def language(*overrides: str) -> RunConfig:
+    solver = {"model": {"preset": "tiny-0.2m"}}
+    return run(*overrides, algorithm="reinforce_pp", env={"id": "math"}, team={"solver": solver})
+
+
+def test_a_benchmark_is_a_name_or_a_group_of_keys() -> None:
+    given = (
+        "evaluation.benchmarks=[humaneval, {name: math, data: s3://b/m.jsonl, samples: 4, temperature: 0.6, every: 5}]"
+    )
+    first, second = language(given, "resources.hourly_price=2.5").evaluation.benchmarks
+    assert (first.name, first.data, first.samples, first.every) == ("humaneval", None, 1, None)
+    assert (second.data, second.samples, second.temperature, second.every) == ("s3://b/m.jsonl", 4, 0.6, 5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("evaluation.benchmarks=[evalplus]",), "benchmarks.0.name: Input should be 'humaneval', 'humaneval_plus',"),
+        (("evaluation.benchmarks=[math]",), "evaluation.benchmarks.0: data: math needs its file, or a URI"),
+        (
+            ("evaluation.benchmarks=[{name: mbpp, data: hub}]",),
+            "data: 'hub', expected a file or a URI; nothing is downloaded",
+        ),
+        (("evaluation.benchmarks=[humaneval, humaneval]",), "evaluation: benchmarks: humaneval is given twice"),
+        (
+            ("evaluation.benchmarks=[{name: humaneval, every: 0}]",),
+            "benchmarks.0.every: Input should be greater than 0",
+        ),
+        (("evaluation.benchmarks=[{name: humaneval, k: 1}]",), "unknown key 'evaluation.benchmarks.0.k'"),
+        (
+            ("resources.hourly_price=2",),
+            "resources.hourly_price: expected evaluation.benchmarks, without which nothing",
+        ),
+    ],
+)
+def test_benchmarks_that_cannot_be_measured_are_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(MarlRayError, match=re.escape(message)) as caught:
+        language(*overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_actor_critics_are_measured_on_no_benchmark() -> None:
+    assert "evaluation.benchmarks: expected a text environment and language models" in refusal(
+        "evaluation.benchmarks=[humaneval]"
+    )
