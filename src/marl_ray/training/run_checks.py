@@ -40,11 +40,13 @@ def _check_environment(config: RunConfig) -> None:
     try:
         agents = team_agents(config, env)
         if config.language:
-            from marl_ray.training.evaluation.benchmarks import read_benchmarks
             from marl_ray.training.team.language_checks import check_language
 
             policies = check_language(config, env, agents)
-            read_benchmarks(config, agents, policies)
+            if config.evaluation.benchmarks:
+                from marl_ray.training.evaluation.benchmarks import read_benchmarks
+
+                read_benchmarks(config, agents, policies)
         else:
             build_models(config, env, agents)
         if any(config.spec_of(name).costs for name in config.team):
