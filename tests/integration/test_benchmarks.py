@@ -32,6 +32,7 @@ FILES = {
     "bigcodebench-instruct": "bigcodebench.jsonl",
     "codecontests": "codecontests.jsonl",
     "jsonl": "own.jsonl",
+    "math": "math.jsonl",
 }
 
 

@@ -92,6 +92,6 @@ def test_on_ray_the_samples_are_those_of_one_process(ray_cluster: LocalRay, team
     assert sorted(rows, key=lambda row: (row["task_id"], row["sample"])) == here.rows(jobs)
     with (
         ray_writers(WritingRequest(team, agent="x"), "jsonl") as source,
-        pytest.raises(MarlRayError, match="--agent 'x': the bundle has generator, reviewer"),
+        pytest.raises(MarlRayError, match="--agent 'x': expected one of generator, reviewer"),
     ):
         source.manifest(problems)

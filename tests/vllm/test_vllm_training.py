@@ -31,3 +31,13 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_weights_of_the_checkpoint(tm
 def test_bfloat16_is_weighed_by_truncated_importance():
     rows = train_alone(config(ENGINE, "team.speaker.model.dtype=bf16"))
     assert all(0 < row["engine/log_prob_gap"] < 0.1 for row in rows)
+
+
+def test_benchmarks_are_measured_by_vllm_and_leave_training_as_it_is(tmp_path):
+    (tmp_path / "m.jsonl").write_text('{"prompt": "a", "answer": "a"}\n{"prompt": "b", "answer": "b"}\n')
+    entry = f"{{name: math, data: '{tmp_path / 'm.jsonl'}', samples: 2, temperature: 0.7, every: 1}}"
+    measured = train_alone(config(ENGINE, f"evaluation.benchmarks=[{entry}]"))
+    assert [row["iteration"] for row in measured if "benchmark/math/pass_at_2" in row] == [0, 1, 2, 3]
+    plain = train_alone(config(ENGINE))
+    for name in ("return", "policy_loss", "entropy", "tokens"):
+        assert abs(measured[-1][name] - plain[-1][name]) < 1e-4, name

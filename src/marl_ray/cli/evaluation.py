@@ -1,4 +1,4 @@
-"""The commands of evaluation: code benchmarks, with ready samples or with samples that a bundle writes."""
+"""The commands of evaluation: benchmarks, with ready samples or with samples that a bundle writes."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def evaluate(
         str,
         typer.Option(
             help="humaneval, humaneval_plus, mbpp, mbpp-sanitized, mbpp_plus, bigcodebench-complete, "
-            "bigcodebench-instruct, codecontests or jsonl:FILE."
+            "bigcodebench-instruct, codecontests, math or jsonl:FILE."
         ),
     ],
     samples: Annotated[

@@ -7,6 +7,7 @@ from marl_ray.config.run.hyper import AlgorithmConfig
 from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
 from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.run.sections import (
+    BenchmarkConfig,
     CheckpointConfig,
     ConstraintConfig,
     CostConfig,
@@ -33,6 +34,7 @@ __all__ = [
     "SPECS",
     "AlgorithmConfig",
     "ArmConfig",
+    "BenchmarkConfig",
     "BreakerConfig",
     "CacheConfig",
     "CheckpointConfig",

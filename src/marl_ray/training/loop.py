@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pettingzoo import ParallelEnv
@@ -28,7 +28,9 @@ from marl_ray.training.team.assembly import build_team, export_bundle
 from marl_ray.training.team.joint_update import update_team
 
 if TYPE_CHECKING:  # importing it takes seconds, and actor-critics do not need it
+    from marl_ray.policies.language.token_policy import TokenPolicy
     from marl_ray.rollout.served.collector import Block
+    from marl_ray.training.evaluation.benchmarks import RunBenchmark
     from marl_ray.training.team.assembly import EngineOf
 
 BUNDLE = "bundle"
@@ -108,7 +110,9 @@ class Run:
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, envs, data)
         self.evaluator = Evaluator(config, self.env, self.team.agents, self.collector)
         self.recent = RecentEpisodes(config, self.state["recent"])
-        self.clock = Clock("rollout", "update", *(("evaluation",) if config.evaluates else ()))
+        self.benchmarks = self._read_benchmarks()
+        measures = {"evaluation": config.evaluates, "benchmarks": bool(self.benchmarks)}
+        self.clock = Clock("rollout", "update", *(name for name, happens in measures.items() if happens))
         self.iteration, self.steps = self.state["iteration"], self.state["steps"]
         self.costs = {name: CostStats(**stats) for name, stats in self.state["costs"].items()}
         self.metrics: Metrics = self.state["metrics"]
@@ -117,6 +121,8 @@ class Run:
         """True until the run has played its first step."""
         self.evaluated: float | None = None
         """Score of the current weights, if they were evaluated and are not saved yet."""
+        self.measured = False
+        """True if a benchmark of the current weights was measured that is in no checkpoint yet."""
         self.transcripts: list[dict[str, Any]] = []
         """A few episodes of the last iteration as text, of all workers, where language models play."""
 
@@ -131,24 +137,28 @@ class Run:
 
     @property
     def save_due(self) -> bool:
-        """True if the current weights must be saved."""
-        return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best
+        """True if the current weights must be saved. A run that goes on from a checkpoint measures no benchmark again."""
+        return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best or self.measured
 
     def begin(self) -> Metrics:
-        """Evaluate the weights that training starts from, if there are evaluations; returns the metrics of step 0."""
+        """Evaluate the weights that training starts from, and measure the benchmarks, if there are any; returns the metrics
+        of step 0."""
         self.fresh = False
+        metrics: Metrics = {}
         if self.config.evaluates:
             metrics, cost = self.evaluate()
-            self.metrics = {"iteration": 0, "steps": 0} | metrics
             total = self.config.train.total_steps
             # A team that learns may end its episodes sooner than at first, so the middle of the run is not left out.
             self.state["evaluate_at"] = max(total / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, total / 2))
+        metrics |= self.measure(False)
+        if metrics:
+            self.metrics = {"iteration": 0, "steps": 0} | metrics
             self.clock.read(0)
         return self.metrics
 
     def step(self, until: int | None = None) -> Metrics:
-        """One iteration: collect and update; its metrics. The weights are evaluated where it is time, at the run's end, and
-        at `until` environment steps."""
+        """One iteration: collect and update; its metrics. The weights are evaluated, and benchmarks measured, where it is
+        time, at the run's end, and at `until` environment steps."""
         before, self.evaluated = self.steps, None
         with self.clock.phase("rollout"):
             batch = self.collector.collect(self.team.players(), self.iteration)
@@ -162,12 +172,16 @@ class Run:
             losses = update_team(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
         self.iteration += 1
         evaluated: Metrics = {}
+        ends = self.done or (until is not None and self.steps >= until)
         due = self.config.evaluates and self._evaluation_due()
-        if due or (self.config.evaluates and (self.done or (until is not None and self.steps >= until))):
+        if due or (self.config.evaluates and ends):
             evaluated, cost = self.evaluate()
             if due:  # where else a run is evaluated does not move when it is next
                 wait = max(TRAINED_PER_EVALUATED * cost, self.config.train.total_steps / EVALUATIONS)
                 self.state["evaluate_at"] = self.steps + wait
+        self.state["tokens"] += responses.get("tokens", 0.0)
+        self.state["seconds"] += self.clock.phases["rollout"] + self.clock.phases["update"]
+        evaluated |= self.measure(ends)
         progress = {"iteration": self.iteration, "steps": self.steps}
         speed = self.clock.read(played)
         if responses:
@@ -200,6 +214,29 @@ class Run:
                 steps += confirmed.steps
         return metrics, steps
 
+    def measure(self, ends: bool) -> Metrics:
+        """Measure the benchmarks that are due, or all where the run `ends`; their metrics, and what training has taken so
+        far. Every worker takes part; nothing that training reads changes."""
+        due = [benchmark for benchmark in self.benchmarks if ends or benchmark.due(self.iteration)]
+        if not due:
+            return {}
+        from marl_ray.training.evaluation.benchmarks import measure, spent
+
+        with self.clock.phase("benchmarks"):
+            metrics = measure(due, self.config.name, self.iteration)
+        self.measured = True
+        return metrics | spent(self.config, self.state["tokens"], self.state["seconds"])
+
+    def _read_benchmarks(self) -> "list[RunBenchmark]":
+        if not self.config.evaluation.benchmarks:
+            return []
+        from marl_ray.training.evaluation.benchmarks import check_unchanged, read_benchmarks
+
+        models = cast("Mapping[str, TokenPolicy]", self.team.models)
+        benchmarks = read_benchmarks(self.config, self.team.agents, models, self.team.engines)
+        check_unchanged(benchmarks, self.state["benchmarks"])
+        return benchmarks
+
     def _response_metrics(self, batch: CollectedBatch) -> Metrics:
         """Metrics of the responses of all workers; keeps the transcripts."""
         from marl_ray.rollout.text.collector import TextBatch
@@ -230,7 +267,7 @@ class Run:
             checkpoint.save(folder, self.team.learners, self.state, self.collector.state())
             if best and self.rank == 0:
                 export_bundle(folder / BUNDLE, self.config, self.env, self.team, self.steps, self.metrics)
-        self.evaluated = None
+        self.evaluated, self.measured = None, False
         return score
 
     def close(self) -> None:
@@ -325,6 +362,9 @@ def _fresh_state(run_id: str | None, policies: Sequence[str]) -> dict[str, Any]:
         "recent": {},
         "best_score": float("-inf"),
         "evaluate_at": 0,
+        "tokens": 0.0,
+        "seconds": 0.0,
+        "benchmarks": {},
         "metrics": {},
         "mlflow_run_id": run_id,
     }

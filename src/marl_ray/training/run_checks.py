@@ -42,7 +42,11 @@ def _check_environment(config: RunConfig) -> None:
         if config.language:
             from marl_ray.training.team.language_checks import check_language
 
-            check_language(config, env, agents)
+            policies = check_language(config, env, agents)
+            if config.evaluation.benchmarks:
+                from marl_ray.training.evaluation.benchmarks import read_benchmarks
+
+                read_benchmarks(config, agents, policies)
         else:
             build_models(config, env, agents)
         if any(config.spec_of(name).costs for name in config.team):

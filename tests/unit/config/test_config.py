@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from marl_ray.config import (
     load_config,
     parse_config,
 )
+from marl_ray.config.run.algorithms import READ_WITH
 from marl_ray.errors import MarlRayError
 
 GOOD = {"name": "run", "env": {"id": "MultiGrid-Empty-5x5-v0"}}
@@ -271,15 +273,18 @@ def _leaves() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("language", [False, True])
 def test_no_run_reads_more_than_a_hundred_keys(language: bool) -> None:
     """Whatever its algorithm: those of the other family of policies and of other algorithms are not for it, and a run with
-    `data` reads that key and three fewer of `train`."""
+    `data` reads that key and three fewer of `train`. A model comes from `path` or from `preset`, and a
+    warm start, which has more keys, is refused beside `kl_coef`."""
     leaves = _leaves()
     assert "team.agents" in leaves and "hyper.lr" in leaves and "team.model.lora.rank" in leaves  # it does go down
     words = ("data", "team.model.", "team.generation.", "train.curriculum", "evaluation.tasks")
-    words = (*words, "evaluation.samples", "warm_start.count")
+    words = (*words, "evaluation.samples", "evaluation.benchmarks", "resources.hourly_price", "warm_start.count")
     numbers = ("evaluation.episodes", "evaluation.max_steps")
-    others = ("team.network.", "env.cost.", "train.rollout", "warm_start.top", "data", *numbers) if language else words
+    unread = ("team.network.", "env.cost.", "train.rollout", "warm_start.top", "data", "team.model.preset", *numbers)
+    others = unread if language else words
     family = [key for key in leaves if not key.startswith("hyper.") and not key.startswith(others)]
-    most = max(len(spec.reads) for spec in SPECS.values() if spec.token_policies or not language)
+    held = {"kl_coef", *(key for key, part in READ_WITH.items() if part == "kl_coef")} if language else set()
+    most = max(len(set(spec.reads) - held) for spec in SPECS.values() if spec.token_policies or not language)
     assert len(family) + most < 100
 
 
@@ -443,3 +448,50 @@ def test_every_kind_of_config_has_a_schema(kind: str, capsys: pytest.CaptureFixt
     assert caught.value.code == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema["type"] == "object"
+
+
+def language(*overrides: str) -> RunConfig:
+    solver = {"model": {"preset": "tiny-0.2m"}}
+    return run(*overrides, algorithm="reinforce_pp", env={"id": "math"}, team={"solver": solver})
+
+
+def test_a_benchmark_is_a_name_or_a_group_of_keys() -> None:
+    given = (
+        "evaluation.benchmarks=[humaneval, {name: math, data: s3://b/m.jsonl, samples: 4, temperature: 0.6, every: 5}]"
+    )
+    first, second = language(given, "resources.hourly_price=2.5").evaluation.benchmarks
+    assert (first.name, first.data, first.samples, first.every) == ("humaneval", None, 1, None)
+    assert (second.data, second.samples, second.temperature, second.every) == ("s3://b/m.jsonl", 4, 0.6, 5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("evaluation.benchmarks=[evalplus]",), "benchmarks.0.name: Input should be 'humaneval', "),
+        (("evaluation.benchmarks=[math]",), "evaluation.benchmarks.0: data: math needs its file, or a URI"),
+        (
+            ("evaluation.benchmarks=[{name: mbpp, data: hub}]",),
+            "data: 'hub', expected a file or a URI; nothing is downloaded",
+        ),
+        (("evaluation.benchmarks=[humaneval, humaneval]",), "evaluation: benchmarks: humaneval is given twice"),
+        (
+            ("evaluation.benchmarks=[{name: humaneval, every: 0}]",),
+            "benchmarks.0.every: Input should be greater than 0",
+        ),
+        (("evaluation.benchmarks=[{name: humaneval, k: 1}]",), "unknown key 'evaluation.benchmarks.0.k'"),
+        (
+            ("resources.hourly_price=2",),
+            "resources.hourly_price: expected evaluation.benchmarks, without which nothing",
+        ),
+    ],
+)
+def test_benchmarks_that_cannot_be_measured_are_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(MarlRayError, match=re.escape(message)) as caught:
+        language(*overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_actor_critics_are_measured_on_no_benchmark() -> None:
+    assert "evaluation.benchmarks: expected a text environment and language models" in refusal(
+        "evaluation.benchmarks=[humaneval]"
+    )

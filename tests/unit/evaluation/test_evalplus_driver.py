@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, FileRow, bigcodebench, evalplus
-from marl_ray.evaluation.benchmarks.mbpp_inputs import mbpp_inputs
+from marl_ray.evaluation.benchmarks.evalplus import mbpp_inputs
 from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import (
     Late,
     check,

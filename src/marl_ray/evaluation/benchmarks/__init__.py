@@ -1,4 +1,4 @@
-"""Code benchmarks behind one interface; an explicit dictionary registers them."""
+"""Benchmarks of code and mathematics behind one interface; an explicit dictionary registers them."""
 
 from marl_ray.envs.text.record_files import FileRow
 from marl_ray.errors import MarlRayError
@@ -18,6 +18,7 @@ from marl_ray.evaluation.benchmarks.codecontests import CODECONTESTS
 from marl_ray.evaluation.benchmarks.evalplus import HUMANEVAL_PLUS, MBPP_PLUS
 from marl_ray.evaluation.benchmarks.humaneval import HUMANEVAL
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
+from marl_ray.evaluation.benchmarks.math import MATH
 from marl_ray.evaluation.benchmarks.mbpp import MBPP, MBPP_SANITIZED
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         INSTRUCT,
         CODECONTESTS,
         JSONL,
+        MATH,
     )
 }
 

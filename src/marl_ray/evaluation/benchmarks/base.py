@@ -85,6 +85,10 @@ class Problem(ABC):
         """
         return CodeTask(NO_TESTS if self.entry_point else (), entry_point=self.entry_point)
 
+    def scored_part(self, text: str) -> str | None:
+        """The part of a model's `output` that is scored: its code. None if it has no complete block."""
+        return extract(text, self.entry_point)
+
     @abstractmethod
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """Run the tests on a sample, once for each of these modes. `source` is a completion or a solution."""
@@ -116,7 +120,8 @@ class Benchmark:
     hub: tuple[str, str | None, tuple[str, ...]] | None = None
     """Data set on the Hugging Face hub, its configuration and its splits."""
     writes: Kind = "solution"
-    """Answer of a policy without a chat template: the `completion` of a prompt, or a complete `solution`."""
+    """Answer of a policy without a chat template: the `completion` of a prompt, or a complete `solution`; `output` where
+    every answer is a text and no program."""
     stop: tuple[str, ...] = ()
     """Strings after which a policy that continues the prompt is done."""
     notes: str = ""
@@ -124,11 +129,11 @@ class Benchmark:
 
 
 def program_of(problem: Problem, source: ModelAnswer) -> ModelAnswer | None:
-    """The source to score: code is extracted from an answer. None if the answer has no complete block."""
+    """The source to score: of an `output` the part that counts. None if it has none."""
     if source.kind != "output":
         return source
-    code = extract(source.text, problem.entry_point)
-    return None if code is None else ModelAnswer("solution", code)
+    part = problem.scored_part(source.text)
+    return None if part is None else ModelAnswer("solution", part)
 
 
 class BenchmarkRecord(BaseModel):

@@ -7,7 +7,7 @@ inputs may each take 60 s in all. CPU time decides.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from importlib import resources
@@ -27,7 +27,6 @@ from marl_ray.evaluation.benchmarks.base import (
     syntax,
     unique,
 )
-from marl_ray.evaluation.benchmarks.mbpp_inputs import mbpp_inputs
 from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import NOT_NONE, dumps
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Limits, Pool, Status
@@ -156,6 +155,49 @@ def _driver() -> str:
         .joinpath("evalplus_driver.py")
         .read_text(encoding="utf-8")
     )
+
+
+Inputs = list[Any]
+
+
+def _tuples(items: Sequence[Any]) -> list[Any]:
+    return [tuple(item) for item in items]
+
+
+def _deep(value: Any) -> Any:
+    return tuple(map(_deep, value)) if isinstance(value, list) else value
+
+
+_EACH: tuple[tuple[Callable[[Inputs], Sequence[Any]], tuple[int, ...]], ...] = (
+    (  # every argument is a tuple
+        _tuples,
+        (2, 116, 132, 143, 222, 261, 273, 394, 399, 421, 424, 429, 470, 560, 579, 596, 616, 630, 726, 740, 744, 809),
+    ),
+    (  # every argument is a list of tuples
+        lambda given: [_tuples(argument) for argument in given],
+        (63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780),
+    ),
+    (lambda given: [_tuples(given[0]), given[1]], (75, 413, 444, 753)),
+    (lambda given: [given[0], tuple(given[1])], (106, 750)),
+    (lambda given: [[set(item) if isinstance(item, list) and item else {} for item in given[0]]], (115,)),
+    (lambda given: (float(given[0]), complex(given[1])), (124,)),
+    (lambda given: [tuple(given[0]), given[1]], (250, 405, 446, 617, 720, 763, 808)),
+    (lambda given: [complex(given[0])], (252,)),
+    (lambda given: [tuple(_tuples(argument)) for argument in given], (259, 401, 445)),  # every one a tuple of tuples
+    (lambda given: [tuple(tuple(item) if isinstance(item, list) else item for item in given[0])], (278,)),
+    (lambda given: [tuple(given[0]), given[1], given[2]], (307,)),
+    (_deep, (580, 615, 791)),
+    (lambda given: [{key: tuple(value) for key, value in given[0].items()}, *given[1:]], (722,)),
+)
+_CONVERSIONS = {number: change for change, numbers in _EACH for number in numbers}
+
+
+def mbpp_inputs(number: int, inputs: Inputs) -> Inputs:
+    """The inputs of an MBPP+ task, converted as `mbpp_deserialize_inputs` of evalplus 0.3.1 (data/mbpp.py) does: JSON lacks
+    tuples, sets and complex numbers. Raises TypeError, ValueError, IndexError or AttributeError for inputs of another
+    form."""
+    change = _CONVERSIONS.get(number)
+    return inputs if change is None else [change(given) for given in inputs]
 
 
 def parse(prefix: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:

@@ -20,8 +20,8 @@ Row = dict[str, Any]
 class WritingRequest:
     """A request for samples: the bundle that writes them, and its sampling options."""
 
-    bundle: str
-    """A folder, or `models:/name/version`."""
+    bundle: str = ""
+    """A folder, or `models:/name/version`; empty where the writers are given otherwise."""
     tracking_uri: str | None = None
     agent: str | None = None
     """Agent whose policy answers alone; None: the team, or the only policy."""
@@ -36,6 +36,8 @@ class WritingRequest:
     """Kind of the answer; None: the kind that the policy was trained to write, see `Writer`."""
     prompt: str | None = None
     """Template of the prompt, with {prompt} in it; None takes the default."""
+    keys: str = "--"
+    """Words before the name of an option in errors: those of the command line, or of a config."""
 
 
 class SampleWriter(Protocol):

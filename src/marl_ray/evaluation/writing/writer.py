@@ -1,6 +1,6 @@
-"""Sample writing by the language models of a bundle.
+"""Sample writing by language models: those of a bundle, or of a run that trains them.
 
-One policy reads a problem's prompt and answers once. A code team (a bundle trained on the environment `code_team`) plays
+One policy reads a problem's prompt and answers once. A code team (trained on the environment `code_team`) plays
 that environment on the problem: its public tests are those that the prompt shows, and its last program is the sample.
 A sample is a function of (weights, seed, task id, number of the sample), in whatever process and batch it is written.
 """
@@ -19,12 +19,10 @@ from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
 from marl_ray.envs.text.tasks import GivenProgram
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
+from marl_ray.evaluation.writing.authors import Author, Authors, authors_of_bundle
 from marl_ray.evaluation.writing.requests import PROMPT, Job, Row, WritingRequest
-from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.engines.sampler import Engine, make_engine
-from marl_ray.policies.language.token_policy import TokenPolicy
+from marl_ray.policies.engines.sampler import Engine
 from marl_ray.policies.prompting.prompts import PromptTooLong, check_fits, encode_prompt, fit_prompt
 from marl_ray.rollout.response_streams import EVALUATION, response_stream
 from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
@@ -72,28 +70,26 @@ class Conversation:
 
 
 class Writer:
-    """The policies of a bundle, answering the problems of a benchmark in this process."""
+    """Language models that answer the problems of a benchmark in this process."""
 
-    def __init__(self, request: WritingRequest, benchmark: Benchmark):
-        """Read the bundle and choose the kind of answer, if the request does not.
+    def __init__(self, request: WritingRequest, benchmark: Benchmark, authors: Authors | None = None):
+        """Choose the kind of answer, if the request does not. Without `authors` they are those of the request's bundle.
 
         A code team writes a `solution`, or an `output` if it was trained to write fenced blocks; a policy with a chat
         template writes an `output`; any other writes what the benchmark's definition says (`Benchmark.writes`).
 
-        Raises MarlRayError for a bundle that cannot answer, and for an option that does not fit it.
+        Raises MarlRayError for authors that cannot answer, and for an option that does not fit them.
         """
         self.request, self.benchmark = request, benchmark
         if request.samples < 1 or (request.greedy and request.samples > 1):
             expected = "1, since greedy samples are all the same" if request.greedy else "1 or more"
-            raise MarlRayError(f"--num-samples {request.samples}: expected {expected}")
+            raise MarlRayError(f"{request.keys}num-samples {request.samples}: expected {expected}")
         if request.prompt is not None and PROMPT not in request.prompt:
-            raise MarlRayError(f"--prompt {request.prompt!r}: expected {PROMPT} in it")
-        bundle = load_bundle(request.bundle, request.tracking_uri)
-        if not isinstance(bundle, TokenBundle):
-            raise MarlRayError(f"--policy {request.bundle}: holds actor-critics, expected language models")
-        self.bundle, self.agents = bundle, list(bundle.agents)
+            raise MarlRayError(f"{request.keys}prompt {request.prompt!r}: expected {PROMPT} in it")
+        self.authors = authors or authors_of_bundle(request.bundle, request.tracking_uri)
+        self.agents = list(self.authors.agents)
         self.author, self.team = self._cast()
-        alone = bundle.policies[bundle.agents[self.author]]
+        alone = self.authors.policies[self.authors.agents[self.author]]
         if self.team is not None:
             self.kind: Kind = request.answer or ("output" if self.team.answer == "block" else "solution")
         elif _chats(alone):
@@ -101,20 +97,20 @@ class Writer:
         else:
             self.kind = request.answer or benchmark.writes
         playing = self.agents if self.team is not None and self.team.turns > 1 else [self.author]
-        self.playing = list(dict.fromkeys(bundle.agents[agent] for agent in playing))
-        self.generations = {name: self._generation(bundle.policies[name]) for name in self.playing}
+        self.playing = list(dict.fromkeys(self.authors.agents[agent] for agent in playing))
+        self.generations = {name: self._generation(self.authors.policies[name]) for name in self.playing}
         self._engines: dict[str, Engine] = {}
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
         """The manifest of `SampleWriter.manifest`."""
         for problem in problems:
             agent, text = self._turns(problem).send(None)
-            self._check_fits(self.bundle.agents[agent], text, problem.task_id)
+            self._check_fits(self.authors.agents[agent], text, problem.task_id)
         request, team = self.request, self.team
         return {
-            "bundle": self.bundle.digest,
+            "bundle": self.authors.digest,
             "writer": self.author if team is None or team.turns == 1 else "team",
-            "team": None if team is None else self.bundle.manifest.lineage.env["kwargs"],
+            "team": None if team is None else self.authors.env["kwargs"],
             "answer": self.kind,
             "prompt": PROMPT if request.prompt is None and team is None else request.prompt,
             "num_samples": request.samples,
@@ -134,24 +130,25 @@ class Writer:
         _go_on(talks)
         while waiting := [talk for talk in talks if talk.agent is not None]:
             for name in self.playing:
-                self._answer(name, [talk for talk in waiting if self.bundle.agents[talk.agent or ""] == name])
+                self._answer(name, [talk for talk in waiting if self.authors.agents[talk.agent or ""] == name])
             _go_on(waiting)
         return [self._row(talk) for talk in talks]
 
     def _cast(self) -> tuple[str, CodeTeam | None]:
         """The agent whose response is the sample, and the environment that a code team plays."""
-        agent, table = self.request.agent, self.bundle.agents
+        agent, table, keys = self.request.agent, self.authors.agents, self.request.keys
         if agent is not None and agent not in table:
-            raise MarlRayError(f"--agent {agent!r}: the bundle has {', '.join(table)}")
-        if _is_code_team(self.bundle) and agent in (None, GENERATOR) and self.request.prompt is None:
-            return GENERATOR, _team(self.bundle.manifest.lineage.env["kwargs"], alone=agent is not None)
+            raise MarlRayError(f"{keys}agent {agent!r}: expected one of {', '.join(table)}")
+        programs = self.benchmark.writes != "output"
+        if programs and _is_code_team(self.authors) and agent in (None, GENERATOR) and self.request.prompt is None:
+            return GENERATOR, _team(self.authors.env["kwargs"], alone=agent is not None)
         if agent is None and len(set(table.values())) > 1:
             raise MarlRayError(
-                f"--agent: expected one of {', '.join(table)}; only a code team without --prompt plays together"
+                f"{keys}agent: expected one of {', '.join(table)}; only a code team without {keys}prompt plays together"
             )
         return agent or self.agents[0], None
 
-    def _generation(self, policy: TokenPolicy) -> GenerationConfig:
+    def _generation(self, policy: Author) -> GenerationConfig:
         """Sampling options of the policy; a completion also ends at the benchmark's stop strings."""
         overrides = {"temperature": self.request.temperature, "max_tokens": self.request.max_tokens}
         settings = {key: value for key, value in overrides.items() if value is not None}
@@ -161,7 +158,7 @@ class Writer:
         except ValidationError as error:
             first = error.errors()[0]
             key = str(first["loc"][0]).replace("_", "-")
-            raise MarlRayError(f"--{key} {first['input']}: {first['msg']}") from error
+            raise MarlRayError(f"{self.request.keys}{key} {first['input']}: {first['msg']}") from error
 
     def _turns(self, problem: Problem) -> Turns:
         if self.team is None:
@@ -170,13 +167,13 @@ class Writer:
 
     def _check_fits(self, name: str, text: str, where: str) -> None:
         """Raise MarlRayError for a first prompt that must be shortened: it would be another problem's."""
-        policy = self.bundle.policies[name]
+        policy = self.authors.policies[name]
         ids = encode_prompt(policy.tokenizer, text, policy.config.chat)
         check_fits(ids, self.generations[name].max_tokens, policy.config.context, f"{where}: prompt")
 
     def _fitted(self, name: str, text: str) -> tuple[tuple[int, ...], bool] | None:
         """Token ids of a prompt and whether it was shortened, as in training; None if shortening is not enough."""
-        policy = self.bundle.policies[name]
+        policy = self.authors.policies[name]
         room = policy.config.context - self.generations[name].max_tokens
         try:
             ids, shortened = fit_prompt(policy.tokenizer, text, policy.config.chat, room)
@@ -186,7 +183,7 @@ class Writer:
 
     def _answer(self, name: str, talks: Sequence[Conversation]) -> None:
         """Take one turn of each conversation by one policy, in one call of its engine."""
-        policy, encoded, prompts, answered = self.bundle.policies[name], {}, [], []
+        policy, encoded, prompts, answered = self.authors.policies[name], {}, [], []
         for talk in talks:
             if talk.prompt not in encoded:
                 encoded[talk.prompt] = self._fitted(name, talk.prompt)
@@ -202,7 +199,7 @@ class Writer:
         if not prompts:
             return
         if name not in self._engines:
-            self._engines[name] = make_engine(policy)
+            self._engines[name] = self.authors.engine(name)
         completions = self._engines[name].generate(prompts, self.request.seed, self.generations[name])
         for talk, completion in zip(answered, completions, strict=True):
             text = policy.tokenizer.decode(completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -245,11 +242,11 @@ def _team(kwargs: dict[str, Any], alone: bool) -> CodeTeam:
     return env
 
 
-def _is_code_team(bundle: TokenBundle) -> bool:
-    return bundle.manifest.lineage.env.get("id") == "code_team" and GENERATOR in bundle.agents
+def _is_code_team(authors: Authors) -> bool:
+    return authors.env.get("id") == "code_team" and GENERATOR in authors.agents
 
 
-def _chats(policy: TokenPolicy) -> bool:
+def _chats(policy: Author) -> bool:
     return policy.tokenizer.chat_template is not None if policy.config.chat is None else policy.config.chat
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import GenerationConfig as ModelGenerationConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from marl_ray.config import ModelConfig, RunConfig
+from marl_ray.config import GenerationConfig, ModelConfig, RunConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.language.lora import add_adapters
@@ -28,8 +29,17 @@ SAMPLE = 16
 """Episodes that an environment is asked to demonstrate beforehand."""
 
 
-def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> None:
-    """Raise MarlRayError where a team of language models (policy -> its agents) cannot play or learn here.
+class CheckedPolicy(NamedTuple):
+    """The parts of a `TokenPolicy` that need no weights."""
+
+    tokenizer: Any
+    config: ModelConfig
+    generation: GenerationConfig
+
+
+def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> dict[str, CheckedPolicy]:
+    """Raise MarlRayError where a team of language models (policy -> its agents) cannot play or learn here; return its
+    policies.
 
     Models are built without memory for their weights.
     """
@@ -65,6 +75,10 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
     if config.warm_start is not None:
         for name, demonstrations in read_demonstrations(config, env, agents, SAMPLE).items():
             encode(demonstrations, *models[name], config, name)
+    return {
+        name: CheckedPolicy(tokenizer, config.team[name].model, config.team[name].generation)  # type: ignore[arg-type]
+        for name, (_, tokenizer) in models.items()
+    }
 
 
 def _check_parts(parts: int, settings: Any, name: str) -> None:
@@ -109,6 +123,6 @@ def _check_weights(folder: str, path: str) -> None:
 
 def _generation_config(folder: str, otherwise: Any) -> Any:
     try:
-        return GenerationConfig.from_pretrained(folder)
+        return ModelGenerationConfig.from_pretrained(folder)
     except OSError:  # what the model's own config says holds where there is no such file
         return otherwise

@@ -69,6 +69,36 @@ def plot_run(panels: Sequence[Panel], path: Path, title: str) -> Path:
     return path
 
 
+def plot_benchmarks(config: RunConfig, history: Callable[[str], Points], path: Path) -> Path | None:
+    """Draw pass@1 of the run's benchmarks, with intervals, against each axis that was logged, into a PNG; its path, or None
+    where nothing was measured."""
+    axes_of = {"tokens": "tokens trained on", "hours": "hours of training", "price": "price of training"}
+    logged = {what: dict(history(f"benchmark/{axis}")) for axis, what in axes_of.items()}
+    logged = {what: values for what, values in logged.items() if values}
+    curves = {}
+    for benchmark in config.evaluation.benchmarks:
+        parts = [dict(history(f"benchmark/{benchmark.name}/pass_at_1{part}")) for part in ("", "_low", "_high")]
+        curves[benchmark.name] = [(step, value, parts[1][step], parts[2][step]) for step, value in parts[0].items()]
+    if not logged or not any(curves.values()):
+        return None
+    figure = _figure(len(logged))
+    for axes, (what, place) in zip(figure.subplots(len(logged), 1, squeeze=False).flat, logged.items(), strict=True):
+        for name, points in curves.items():
+            # A price may be given when a run goes on: what was measured before has none.
+            known = [(place[step], *numbers) for step, *numbers in points if step in place]
+            if known:
+                places, values, low, high = zip(*known, strict=True)
+                axes.plot(places, values, label=name, linewidth=1.8, marker="o", markersize=3.5)
+                axes.fill_between(places, low, high, alpha=0.15)
+        axes.set(ylabel="pass@1")
+        _finish(axes, True)
+        axes.set_xlabel(what)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    figure.suptitle(config.name)
+    figure.savefig(path, dpi=130)
+    return path
+
+
 def _figure(panels: int) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
 """Summarise a run in lines for people."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from marl_ray.algorithms.constraints.budgets import SLACK, score, violation
 from marl_ray.config import RunConfig
@@ -32,6 +32,25 @@ def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str,
     chosen_by = _costs(config, best, "eval/" if "eval/return" in best else "")
     if chosen_by and violation(config.budgets, chosen_by) > 0:
         lines.append("no evaluated policy was within the budgets; the best is the one nearest to them")
+    return lines
+
+
+def benchmark_lines(config: RunConfig, history: Callable[[str], Sequence[tuple[int, float]]]) -> list[str]:
+    """A line for each benchmark, from the logged `history` of a metric: the first pass@1 and the last, and its failures."""
+    lines = []
+    for benchmark in config.evaluation.benchmarks:
+        key = f"benchmark/{benchmark.name}/"
+        values, low, high = (history(f"{key}pass_at_1{part}") for part in ("", "_low", "_high"))
+        failures = [step for step, _ in history(f"{key}failed")]
+        parts = []
+        if values:
+            interval = f"{low[-1][1]:.3f} to {high[-1][1]:.3f}"
+            parts.append(
+                f"pass@1 {values[-1][1]:.3f} ({interval}) at step {values[-1][0]:,}, {values[0][1]:.3f} at first"
+            )
+        if failures:
+            parts.append(f"not measured at step {', '.join(f'{step:,}' for step in failures)}")
+        lines.append(f"{benchmark.name}    {'; '.join(parts)}")
     return lines
 
 

@@ -22,9 +22,9 @@ from marl_ray.evaluation.statistics import iqm
 from marl_ray.training.learner.prepared_batch import Diverged
 from marl_ray.training.loop import UNKNOWN, Metrics, Run
 
-LATER = ("return", "episode_", "within_budget", "score", "eval/", "best/")
+LATER = ("return", "episode_", "within_budget", "score", "eval/", "best/", "benchmark/")
 """Prefixes of metrics that are missing until training episodes are released, or until the next evaluation."""
-EVALUATED = ("eval/", "best/")
+EVALUATED = ("eval/", "best/", "benchmark/")
 """Prefixes of metrics that rows hold for every seed, beside the metrics that judge the sweep."""
 
 
@@ -85,7 +85,9 @@ class SeedsAsOne:
     @property
     def save_due(self) -> bool:
         """True if a checkpoint of the seeds is due."""
-        return self.done or self.iteration % self.every == 0 or any(run.best for run in self.runs.values())
+        return (
+            self.done or self.iteration % self.every == 0 or any(run.best or run.measured for run in self.runs.values())
+        )
 
     def begin(self) -> Metrics:
         """Evaluate the seeds' first policies; returns the row of step 0, empty without evaluations."""

@@ -45,6 +45,10 @@ def check_space(config: SweepConfig) -> None:
                     f"metric: {metric.name} needs evaluations, and the run has none; set run.evaluation.every, "
                     "or give another metric, such as return"
                 )
+            kind, _, benchmark = metric.name.partition("/")
+            names = [settings.name for settings in run.evaluation.benchmarks]
+            if kind == "benchmark" and benchmark.partition("/")[0] not in names:
+                raise MarlRayError(f"metric: {metric.name} needs an entry of run.evaluation.benchmarks of that name")
     unread = [config.unread(values) for values in samples]
     for key in unread[0]:
         if all(key in keys for keys in unread):

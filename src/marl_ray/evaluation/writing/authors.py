@@ -1,0 +1,48 @@
+"""The language models that write samples: of a bundle, or of a run that trains them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.language import TokenBundle
+from marl_ray.policies.engines.sampler import Engine, make_engine
+
+
+class Author(Protocol):
+    """The parts of a `TokenPolicy` that a writer reads itself; its weights are the engine's matter."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def generation(self) -> GenerationConfig: ...
+
+
+@dataclass(frozen=True)
+class Authors:
+    """A team of language models, and what it was trained on."""
+
+    agents: Mapping[str, str]
+    """Agent -> the policy that plays it."""
+    policies: Mapping[str, Author]
+    env: Mapping[str, Any]
+    """`id` and `kwargs` of the environment that the team learned in."""
+    engine: Callable[[str], Engine]
+    """Policy -> the engine that samples from it; asked once for each policy that writes."""
+    digest: str = ""
+    """Digest of the bundle; empty where there is none."""
+
+
+def authors_of_bundle(reference: str, tracking_uri: str | None) -> Authors:
+    """The language models of a bundle, each read when it is first used. Raises MarlRayError for any other bundle."""
+    bundle = load_bundle(reference, tracking_uri)
+    if not isinstance(bundle, TokenBundle):
+        raise MarlRayError(f"--policy {reference}: holds actor-critics, expected language models")
+    policies = bundle.policies
+    return Authors(
+        bundle.agents, policies, bundle.manifest.lineage.env, lambda name: make_engine(policies[name]), bundle.digest
+    )

@@ -1,0 +1,183 @@
+"""Benchmarks that a run of language models is measured on while it trains.
+
+Every worker takes its share of the problems: the policies write answers with the engines that sample in training, and a
+sandbox of the worker's own judges them. Random streams are functions of (seed, task id, sample), never those of training, so
+that measurements of one run differ by the weights alone and change nothing of it.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from marl_ray.config import BenchmarkConfig, RunConfig
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.evaluation.benchmarks import BENCHMARKS, Benchmark, ModelAnswer, Problem
+from marl_ray.evaluation.data_files import load
+from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_here
+from marl_ray.evaluation.scoring.report import make_report
+from marl_ray.evaluation.writing.authors import Author, Authors
+from marl_ray.evaluation.writing.requests import Row, WritingRequest
+from marl_ray.evaluation.writing.samples import Sample
+from marl_ray.evaluation.writing.writer import Writer
+from marl_ray.policies.engines.base import Engine
+from marl_ray.sandbox import Level
+from marl_ray.training.collectives import gather, world
+
+MOST_RUNS = 16
+"""Programs that a worker tests at once, at most; fewer where it has fewer cores."""
+
+
+@dataclass(frozen=True)
+class RunBenchmark:
+    """A benchmark of a run, with its problems and the writer of the answers."""
+
+    settings: BenchmarkConfig
+    benchmark: Benchmark
+    problems: tuple[Problem, ...]
+    sha256: str
+    """Digest of the file."""
+    writer: Writer
+
+    @property
+    def ks(self) -> list[int]:
+        """Values of k for pass@k."""
+        return sorted({1, self.settings.samples})
+
+    def due(self, iteration: int) -> bool:
+        """True if it is measured after this iteration, wherever a run ends."""
+        every = self.settings.every
+        return iteration == 0 or (every is not None and iteration % every == 0)
+
+
+def read_benchmarks(
+    config: RunConfig,
+    agents: Mapping[str, Sequence[str]],
+    policies: Mapping[str, Author],
+    engines: Mapping[str, Engine] | None = None,
+) -> list[RunBenchmark]:
+    """The run's benchmarks, read and checked; `agents` are policy -> its agents. Without `engines` they can be checked only.
+
+    Raises MarlRayError naming the key, or the file and its line, or the first problem whose prompt is too long.
+    """
+    table = {agent: name for name, members in agents.items() for agent in members}
+    authors = Authors(table, policies, config.env.model_dump(mode="json"), lambda name: (engines or {})[name])
+    return [_read(config, settings, authors) for settings in config.evaluation.benchmarks]
+
+
+def _read(config: RunConfig, settings: BenchmarkConfig, authors: Authors) -> RunBenchmark:
+    benchmark, keys = BENCHMARKS[settings.name], f"evaluation.benchmarks.{settings.name}."
+    data = load(benchmark, settings.data, settings.split, settings.sha256, keys)
+    if settings.problems is not None and settings.problems > len(data.problems):
+        raise MarlRayError(f"{keys}problems={settings.problems}: {data.source} has {len(data.problems)}")
+    problems = data.problems[: settings.problems]
+    request = WritingRequest(
+        agent=settings.agent,
+        samples=settings.samples,
+        seed=config.seed,
+        temperature=settings.temperature,
+        prompt=settings.prompt,
+        keys=keys,
+    )
+    writer = Writer(request, benchmark, authors)
+    try:
+        writer.manifest(problems)
+    except MarlRayError as error:
+        raise MarlRayError(f"evaluation.benchmarks.{settings.name}: {error}") from error
+    return RunBenchmark(settings, benchmark, problems, data.sha256, writer)
+
+
+def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str]) -> None:
+    """Compare the files with the `digests` of when the run began, by benchmark; add those that are missing there.
+
+    Raises MarlRayError for a file that has changed: the curve would be of different problems.
+    """
+    for benchmark in benchmarks:
+        name, digest = benchmark.settings.name, benchmark.sha256
+        if digests.setdefault(name, digest) != digest:
+            raise MarlRayError(
+                f"evaluation.benchmarks.{name}.data: sha256 is {digest}, expected {digests[name]}, as when the run began"
+            )
+
+
+def spent(config: RunConfig, tokens: float, seconds: float) -> dict[str, float]:
+    """The axes of a benchmark's curve: `tokens` that were trained on, hours of sampling and updates, and their price."""
+    hours, price = seconds / 3600, config.resources.hourly_price
+    axes = {"benchmark/tokens": tokens, "benchmark/hours": hours}
+    return axes if price is None else axes | {"benchmark/price": hours * price * config.resources.workers}
+
+
+def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dict[str, float]:
+    """Measure the current weights; every worker takes part.
+
+    A benchmark that cannot be measured is a line on stderr and the metric `benchmark/NAME/failed`, and training goes on.
+    Before the first iteration, when nothing is lost, it is a MarlRayError.
+    """
+    metrics: dict[str, float] = {}
+    for benchmark in benchmarks:
+        try:
+            metrics |= pass_rates(benchmark)
+        except MarlRayError as error:
+            if iteration == 0:
+                raise
+            metrics[f"benchmark/{benchmark.settings.name}/failed"] = 1.0
+            if world()[0] == 0:
+                print(f"{run}, iteration {iteration}: {error}; training goes on", file=sys.stderr, flush=True)
+    return metrics
+
+
+def pass_rates(measured: RunBenchmark) -> dict[str, float]:
+    """`benchmark/NAME/pass_at_K` with its 95 % interval over problems, `_low` and `_high`; every worker takes part.
+
+    Raises MarlRayError on all workers together if one of them could not write or judge its share.
+    """
+    name, (rank, workers) = measured.settings.name, world()
+    verdicts: list[ResultRow] = []
+    failure = ""
+    try:
+        verdicts = _judged(measured, _written(measured, measured.problems[rank::workers]))
+    except (MarlRayError, OSError) as error:
+        failure = f"worker {rank}: {one_line(error)}"
+    parts = gather((verdicts, failure))
+    failures = [failure for _, failure in parts if failure]
+    if failures:
+        raise MarlRayError(f"evaluation.benchmarks.{name} was not measured: {failures[0]}")
+    rows = [row for own, _ in parts for row in own]
+    report = make_report({}, [problem.task_id for problem in measured.problems], rows, ("hardened",), measured.ks)
+    metrics: dict[str, float] = {}
+    for scored, scores in report[
+        "scores"
+    ].items():  # `hardened`, and what else the benchmark scores, as `hardened base`
+        prefix = f"benchmark/{name}/{'_'.join([*scored.split()[1:], ''])}"
+        for number, score in scores.items():
+            key = f"{prefix}{number.replace('@', '_at_')}"
+            metrics |= {key: score["value"], f"{key}_low": score["low"], f"{key}_high": score["high"]}
+    return metrics
+
+
+def _written(measured: RunBenchmark, problems: Sequence[Problem]) -> list[Row]:
+    jobs = [(problem, sample) for problem in problems for sample in range(measured.settings.samples)]
+    return [row for rows in measured.writer.write(jobs) for row in rows]
+
+
+def _judged(measured: RunBenchmark, rows: Sequence[Row]) -> list[ResultRow]:
+    """The verdicts on written samples, without their texts, in their order."""
+    problems = {problem.task_id: problem for problem in measured.problems}
+    kind = measured.writer.kind
+    jobs = [
+        ScoringJob(
+            "sample",
+            Sample(problems[row["task_id"]], row["sample"], ModelAnswer(kind, row[kind])),
+            ("hardened",),
+            measured.benchmark.timeout_s,
+        )
+        for row in rows
+    ]
+    if not jobs:
+        return []
+    workers = min(MOST_RUNS, len(os.sched_getaffinity(0)), len(jobs))
+    packages = frozenset[str]().union(*(problem.packages for problem in problems.values()))
+    with make_pool(workers, packages, Level.PATHS) as pool:
+        results = [row for batch in score_here(pool, jobs, workers) for row in batch]
+    texts = ("raw", "extracted")
+    return [{key: value for key, value in row.items() if key not in texts} for row in results]

@@ -1,0 +1,33 @@
+"""Every config in jobs/ is one that can be read, and says what was never run."""
+
+from pathlib import Path
+
+import pytest
+
+from marl_ray.config import RunConfig, load_config
+from marl_ray.config.sweep import combinations, load_sweep
+from marl_ray.tuning.search.spaces import check_space
+
+CONFIGS = sorted((Path(__file__).parents[3] / "jobs" / "configs").glob("*.yaml"))
+RECIPES = ["qwen_coder_team.yaml", "qwen_react.yaml", "sweep_qwen.yaml"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_config_of_jobs_can_be_read(path: Path):
+    if path.name.startswith("sweep_"):
+        check_space(load_sweep(path))
+    else:
+        load_config(RunConfig, path)
+
+
+def test_recipes_for_large_models_say_that_they_were_never_run():
+    named = {path.name: path.read_text() for path in CONFIGS if "qwen" in path.name}
+    assert sorted(named) == RECIPES
+    assert all("Never run on these weights here" in text for text in named.values())
+    runs = [load_config(RunConfig, path) for path in CONFIGS if path.name in RECIPES[:2]]
+    for run in runs:
+        assert {policy.generation.engine for policy in run.team.values()} == {"vllm"} and run.evaluation.benchmarks
+    sweep = load_sweep(next(path for path in CONFIGS if path.name == "sweep_qwen.yaml"))
+    variants = [sweep.run_config(values, "trial", 0) for values in combinations(sweep)]
+    assert [variant.algorithm for variant in variants] == ["grpo", "rloo", "dapo"]
+    assert [variant.hyper_of("solver").overlong_buffer for variant in variants] == [0, 0, 128]
