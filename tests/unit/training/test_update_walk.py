@@ -37,7 +37,7 @@ def begun(algorithm: str) -> tuple[Learner, Trajectories]:
 def prepared_by(learner: Learner, batch: Trajectories) -> Any:
     policy = learner.policy
     shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.bounds(batch, batch.agents))
-    plan = [minibatches(0, 0, 0, 2, shape, policy.by_episode)]
+    plan = [minibatches(0, 0, 0, 2, shape, policy.settings.by_episode)]
     return prepare(policy, learner.state, batch, shape, plan, COSTS, None, "here")
 
 

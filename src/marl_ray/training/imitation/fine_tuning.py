@@ -78,7 +78,7 @@ class _Fit:
         policy, (rank, workers) = self.policy, world()
         own = sorted(chosen, key=lambda example: -example.length)[rank::workers]
         most = -(-len(chosen) // workers)  # of a worker: all make as many passes as that one
-        size = policy.micro_batch or most
+        size = policy.settings.micro_batch or most
         tokens = sum(len(example.response) for example in chosen)
         likelihood = torch.zeros((), dtype=torch.float64, device=policy.device)
         self.optimizer.zero_grad(set_to_none=True)

@@ -73,7 +73,7 @@ def pass_loss(
     """
     algorithm, hyper, part, agents = policy.algorithm, policy.hyper, one.cut.take, prepared.shape.agents
     tokens, sequences = size
-    weights = loss_weights(one.mask, hyper.aggregation, tokens, sequences, policy.horizon)
+    weights = loss_weights(one.mask, hyper.aggregation, tokens, sequences, policy.settings.horizon)
     mean = one.mask / max(size[0], 1)
     advantages = one.advantages
     if state.multipliers:

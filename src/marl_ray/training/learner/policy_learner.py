@@ -9,13 +9,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.algorithms.advantages.of_batch import cost_advantages
-from marl_ray.config import AlgorithmConfig, ConstraintConfig
 from marl_ray.training.collectives import total, world
 from marl_ray.training.learner import gradient_epochs, trust_region_step
 from marl_ray.training.learner.families import family_actor_critic
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.prepared_batch import CostStats, prepare, trained_decisions
-from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
+from marl_ray.training.learner.trained_policy import LearnerSettings, TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 
 
@@ -31,39 +30,11 @@ class Learner:
     trust_region: float
     """The bound of a trust region's step (nats) at this point of the run."""
 
-    def __init__(
-        self,
-        model: Any,
-        algorithm: str,
-        hyper: AlgorithmConfig,
-        mesh: DeviceMesh,
-        mixed_precision: bool,
-        constraints: tuple[ConstraintConfig, ...] = (),
-        horizon: int = 1,
-        by_episode: bool = False,
-        micro_batch: int | None = None,
-        served: bool = False,
-        other_engine: bool = False,
-    ):
-        """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker.
-
-        TrainedPolicy says what the other arguments mean.
-        """
-        self.policy = TrainedPolicy.set_up(
-            model,
-            algorithm,
-            hyper,
-            mesh,
-            mixed_precision,
-            constraints,
-            horizon,
-            by_episode,
-            micro_batch,
-            served,
-            other_engine,
-        )
+    def __init__(self, model: Any, mesh: DeviceMesh, settings: LearnerSettings):
+        """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker of `mesh`."""
+        self.policy = TrainedPolicy.set_up(model, mesh, settings)
         self.state = UpdateState.fresh(self.policy)
-        self.trust_region = hyper.trust_region
+        self.trust_region = settings.hyper.trust_region
         self.own_groups = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self.policy.optimizer.param_groups
@@ -99,7 +70,7 @@ class Learner:
         shape = Shape(agents, batch.mask.shape[1], world()[0], policy.family.bounds(batch, agents))
         batch = policy.family.padded(batch, agents)
         plan = [
-            minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.by_episode)
+            minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.settings.by_episode)
             for epoch in range(hyper.epochs)
         ]
         prepared, self.state, metrics = prepare(policy, self.state, batch, shape, plan, costs, factor, where)

@@ -117,7 +117,7 @@ def prepare(
     reference = _reference_log_probs(policy, batch, shape, plan[0])
     divergence = _divergence(policy, inputs, batch, old.log_probs, reference, shape, plan[0])
     taxed = state.kl_coef * divergence if hyper.kl_coef and hyper.kl_place == "reward" else None
-    batch = replace(batch, rewards=algorithm.shape_rewards(batch, hyper, policy.horizon, taxed))
+    batch = replace(batch, rewards=algorithm.shape_rewards(batch, hyper, policy.settings.horizon, taxed))
     if spec.critic_first:
         batch = replace(batch, values=fit_critic(policy, inputs, batch, mask, shape))
     raw, targets = _checked_advantages(policy, batch)
@@ -137,13 +137,17 @@ def prepare(
             "all": counts(mask),
             "left_out": left_out.sum().double(),
         }
-        | ({"engine_gap": moments((old.log_probs - batch.log_probs).abs(), mask)} if policy.other_engine else {})
+        | (
+            {"engine_gap": moments((old.log_probs - batch.log_probs).abs(), mask)}
+            if policy.settings.other_engine
+            else {}
+        )
     )
     check_finite(where, sums["bad"])
     metrics: dict[str, float] = {}
     if hyper.kl_coef:
         metrics["reference_kl"] = _mean(sums["divergence"])
-    if policy.other_engine:
+    if policy.settings.other_engine:
         metrics["engine/log_prob_gap"] = _mean(sums["engine_gap"])
     if spec.groups and batch.prompts is not None:
         rows = float(sums["left_out"]) + float(sums["all"][1])
@@ -218,7 +222,7 @@ def _old_outputs(
     values = state.value_norm.normalize(batch.values)
     cost_values = normalised(state.cost_norms, batch.cost_values) if policy.budgets else batch.cost_values
     # A single gradient step starts at the old weights and computes their outputs itself; only these need them before it.
-    needed = policy.importance_cap is not None or policy.other_engine or hyper.kl_coef
+    needed = policy.importance_cap is not None or policy.settings.other_engine or hyper.kl_coef
     if not policy.recomputes or not (sum(map(len, plan)) > 1 or needed):
         return OldOutputs(batch.log_probs, values, cost_values)
     now = evaluate_all(policy, inputs, batch, batch.mask if hyper.kl_coef else mask, shape, plan[0])
@@ -255,7 +259,9 @@ def _divergence(
     if not hyper.kl_coef or reference is None:
         return torch.zeros_like(old_log_probs)
     own = old_log_probs
-    if policy.served:  # the old log-probabilities are those of the policy that wrote, and not of the one that learns
+    if (
+        policy.settings.served
+    ):  # the old log-probabilities are those of the policy that wrote, and not of the one that learns
         own = evaluate_all(policy, inputs, batch, batch.mask, shape, cuts).log_probs
     return kl_estimate(own, reference, hyper.kl_estimator)
 

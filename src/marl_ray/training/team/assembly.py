@@ -20,6 +20,7 @@ from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_actor_critics, save_bundle
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.trained_policy import LearnerSettings
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 if TYPE_CHECKING:  # importing them takes seconds, and actor-critics do not need them
@@ -130,19 +131,7 @@ def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_prec
     agents = team_agents(config, env)
     models = build_models(config, env, agents)
     learners = {
-        name: Learner(
-            model,
-            config.algorithm_of(name),
-            config.hyper_of(name),
-            mesh,
-            mixed_precision,
-            config.constraints,
-            config.team[name].generation.max_tokens if config.language else config.train.horizon,
-            config.whole_episodes,
-            config.train.micro_batch,
-            config.data is not None,
-            config.language and config.data is None and config.team[name].generation.engine == "vllm",
-        )
+        name: Learner(model, mesh, _learner_settings(config, name, mixed_precision))
         for name, model in models.items()
         if not config.team[name].frozen
     }
@@ -160,6 +149,22 @@ def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_prec
     }
     limit_passes(learners.values())
     return Team(agents, sampling, learners, {name: make_engine(model) for name, model in sampling.items()})
+
+
+def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> LearnerSettings:
+    """The part of the run's config that the learner of the policy `name` reads."""
+    generation = config.team[name].generation
+    return LearnerSettings(
+        algorithm=config.algorithm_of(name),
+        hyper=config.hyper_of(name),
+        mixed_precision=mixed_precision,
+        constraints=config.constraints,
+        horizon=generation.max_tokens if config.language else config.train.horizon,
+        by_episode=config.whole_episodes,
+        micro_batch=config.train.micro_batch,
+        served=config.data is not None,
+        other_engine=config.language and config.data is None and generation.engine == "vllm",
+    )
 
 
 def export_bundle(

@@ -37,7 +37,8 @@ def limit_passes(learners: Iterable[Learner]) -> None:
         free, _ = torch.cuda.mem_get_info(policy.device)
         free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
         rows = min(gather(rows_that_fit(peaks[0], peaks[1], SHARE * free - coming)))
-        learner.policy = replace(policy, micro_batch=min(rows, policy.micro_batch or rows))
+        limited = replace(policy.settings, micro_batch=min(rows, policy.settings.micro_batch or rows))
+        learner.policy = replace(policy, settings=limited)
 
 
 def rows_that_fit(one: float, two: float, free: float) -> int:
