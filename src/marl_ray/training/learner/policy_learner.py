@@ -13,7 +13,9 @@ from marl_ray.training.collectives import total, world
 from marl_ray.training.learner import gradient_epochs, trust_region_step
 from marl_ray.training.learner.families import family_actor_critic
 from marl_ray.training.learner.minibatches import Shape, minibatches
-from marl_ray.training.learner.prepared_batch import CostStats, prepare, trained_decisions
+from marl_ray.training.learner.preparation.estimates import trained_decisions
+from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.learner.trained_policy import LearnerSettings, TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 
